@@ -419,7 +419,11 @@ def reap() -> None:
     for folder in Path(tempfile.gettempdir()).iterdir():
         owner = _FOLDER.fullmatch(folder.name)
         with suppress(OSError):
-            if owner and folder.stat().st_uid == os.geteuid() and not is_alive(int(owner[1]), int(owner[2])):
+            if (
+                owner
+                and folder.stat(follow_symlinks=False).st_uid == os.geteuid()
+                and not is_alive(int(owner[1]), int(owner[2]))
+            ):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from thalweg.machine.private import open_private
+
 if TYPE_CHECKING:
     from thalweg.job.parties import ClientParty, Metrics, PartyMaker
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 CHOSEN: Final = "OMP_NUM_THREADS"
 _PART: Final = ".part-"
 _SEAT: Final = "seat-"
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder() -> Path:
@@ -43,13 +47,16 @@ class Seat:
         Where none can be taken the client has all of its cores, as nobody else is known; ``why_alone`` then says why.
         """
         self._place = folder() if place is None else place
-        self._file: Path | None = None
+        # Its descriptor: all is done in the folder that was looked at, whatever is put in its place.
+        self._folder = -1
+        self._name = ""
         self._lock = -1
         self.why_alone: str | None = None
         try:
             self._take()
         except OSError as error:
             self.why_alone = f"cannot see other clients on this machine: {self._place}: {error.strerror}"
+            self.close()
 
     def threads(self) -> int:
         """Return this client's share of the cores, at least 1, as many clients being here as now are."""
@@ -61,9 +68,11 @@ class Seat:
         """Give it back. Idempotent."""
         if self._lock >= 0:
             with suppress(OSError):
-                (self._file or self._place).unlink()
+                os.unlink(self._name, dir_fd=self._folder)
             os.close(self._lock)
-            self._lock = -1
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._lock = self._folder = -1
 
     def __enter__(self) -> Seat:
         return self
@@ -74,26 +83,23 @@ class Seat:
         self.close()
 
     def _take(self) -> None:
-        self._place.mkdir(parents=True, mode=0o700, exist_ok=True)
-        if self._place.stat(follow_symlinks=False).st_uid != os.geteuid():
-            raise PermissionError(1, "it is another user's")
+        self._folder = open_private(self._place)
         # Locked before it has its name: one without a lock is taken away.
-        lock, name = tempfile.mkstemp(prefix=_PART, dir=self._place)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(lock, " ".join(map(str, sorted(_cores()))).encode())
-            part = Path(name)
-            self._file = part.rename(part.with_name(_SEAT + part.name.removeprefix(_PART)))
-        except OSError:
-            os.close(lock)
-            raise
-        self._lock = lock
+        mark = secrets.token_hex(8)
+        self._name = _PART + mark
+        self._lock = os.open(self._name, _NEW, 0o600, dir_fd=self._folder)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(self._lock, " ".join(map(str, sorted(_cores()))).encode())
+        os.rename(self._name, _SEAT + mark, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._name = _SEAT + mark
 
     def _others(self) -> list[set[int]]:
         """Return the cores of each other seat that is taken; seats whose client has ended are removed."""
-        if self._file is None:
+        if self._folder < 0:
             return []
-        found = (_held(path) for path in self._place.glob(f"{_SEAT}*") if path != self._file)
+        with os.scandir(self._folder) as there:
+            names = [one.name for one in there if one.name.startswith(_SEAT) and one.name != self._name]
+        found = (_held(self._folder, name) for name in names)
         return [cores for cores in found if cores is not None]
 
 
@@ -137,10 +143,11 @@ def sharing(maker: PartyMaker, seat: Seat, threads: int | None, note: Callable[[
     return lambda config, arena: Sharing(maker(config, arena), share)
 
 
-def _held(path: Path) -> set[int] | None:
+def _held(folder: int, name: str) -> set[int] | None:
     """Return the cores that a seat names; None if nobody holds it, and then it is removed."""
     try:
-        seat = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Without O_NONBLOCK a pipe of that name would wait for a writer.
+        seat = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return None
     try:
@@ -152,7 +159,7 @@ def _held(path: Path) -> set[int] | None:
         return None
     else:
         with suppress(OSError):
-            path.unlink()
+            os.unlink(name, dir_fd=folder)
         return None
     finally:
         os.close(seat)

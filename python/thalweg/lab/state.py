@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from thalweg import machine
 from thalweg.errors import LabError
+from thalweg.machine.private import open_private
 
 FILE: Final = "lab.json"
 SOCKET: Final = "socket"
@@ -88,9 +89,7 @@ def claim(wanted: str, *, unique: bool) -> State:
     state = State(wanted, pid, start_time(pid) or 0)
     root = labs_folder()
     try:
-        root.mkdir(parents=True, mode=0o700, exist_ok=True)
-        if not _is_own(root):
-            raise PermissionError(errno.EPERM, "it is another user's")
+        os.close(open_private(root))
         part = root / f".{state.pid}-{state.started}"
         part.mkdir(mode=0o700, exist_ok=True)
         _write(part, state)
@@ -224,8 +223,8 @@ def _folders() -> list[Path]:
     root = labs_folder()
     with suppress(OSError):
         # What another user wrote is not believed: processes are ended by it.
-        if _is_own(root):
-            return sorted(path for path in root.iterdir() if path.is_dir() and _is_own(path))
+        os.close(open_private(root, make=False))
+        return sorted(path for path in root.iterdir() if path.is_dir() and _is_own(path))
     return []
 
 

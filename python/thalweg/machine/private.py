@@ -1,0 +1,59 @@
+"""Folders of this user's own at places that others know, as below /tmp: opened so that nobody else can lead elsewhere.
+
+Whoever may write to a folder on the way can put a link there, and have root remove files of another folder. So each
+part of a path is opened in its parent and never by a link, and its owner and mode are looked at when it is open. What
+is then done in the folder is done by its descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_private(path: Path, *, make: bool = True) -> int:
+    """Return a descriptor of a folder that this user alone can write; with ``make`` it is made if it is not there.
+
+    The folders above it must be this user's or root's, and no other user may replace their content: they are not
+    writable for others, or sticky as /tmp is. Raises PermissionError for one that is not so, OSError.
+    """
+    whole = path.absolute()
+    # Links above are the system's, as /var/run is; what they lead to is looked at like anything else.
+    known = next(part for part in (whole, *whole.parents) if part.exists() or part.is_symlink())
+    if known == whole:
+        known = whole.parent
+    real = Path(os.path.realpath(known))
+    steps = [*real.parts[1:], *whole.relative_to(known).parts]
+    here = os.open("/", _OPEN)
+    try:
+        for number, name in enumerate(steps, 1):
+            there = _step(here, name, make=make and number > len(real.parts) - 1)
+            os.close(here)
+            here = there
+            _check(here, Path("/", *steps[:number]), is_last=number == len(steps))
+    except OSError:
+        os.close(here)
+        raise
+    return here
+
+
+def _step(parent: int, name: str, *, make: bool) -> int:
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+    return os.open(name, _OPEN, dir_fd=parent)
+
+
+def _check(folder: int, path: Path, *, is_last: bool) -> None:
+    found = os.fstat(folder)
+    if found.st_uid not in ((os.geteuid(),) if is_last else (0, os.geteuid())):
+        raise PermissionError(errno.EPERM, f"{path} is another user's")
+    if found.st_mode & _OTHERS and (is_last or not found.st_mode & stat.S_ISVTX):
+        raise PermissionError(errno.EPERM, f"others can write to {path}")

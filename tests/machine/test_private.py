@@ -1,0 +1,84 @@
+"""Folders at places that others know: nobody else can lead this user to another folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from thalweg.job.seats import Seat
+from thalweg.machine.private import open_private
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of other users")
+STRANGER = 65_534
+
+
+def opened(path: Path, *, make: bool = True) -> str:
+    folder = open_private(path, make=make)
+    try:
+        return str(Path(f"/proc/self/fd/{folder}").readlink())
+    finally:
+        os.close(folder)
+
+
+def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "thalweg" / "seats"
+    assert opened(path) == opened(path) == str(path)
+    assert [part.stat().st_mode & 0o777 for part in (path, path.parent)] == [0o700, 0o700]
+
+
+def test_it_may_lie_behind_a_link_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert opened(tmp_path / "link" / "own") == str(tmp_path / "real" / "own")
+
+
+def test_what_is_not_there_is_not_made_unless_asked(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "none" / "seats", make=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "seats").symlink_to("target")
+    with pytest.raises(OSError, match=r"Not a directory|symbolic link"):
+        opened(tmp_path / "seats")
+
+
+@pytest.mark.parametrize("part", ["thalweg", "thalweg/seats"])
+def test_where_others_can_write_it_is_refused(tmp_path: Path, part: str) -> None:
+    (tmp_path / "thalweg" / "seats").mkdir(parents=True)
+    (tmp_path / part).chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write"):
+        opened(tmp_path / "thalweg" / "seats")
+
+
+def test_below_a_sticky_folder_it_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    assert opened(tmp_path / "shared" / "own") == str(tmp_path / "shared" / "own")
+
+
+@ROOT
+@pytest.mark.parametrize("part", ["thalweg", "thalweg/seats"])
+def test_a_part_of_another_user_is_refused(tmp_path: Path, part: str) -> None:
+    (tmp_path / "thalweg" / "seats").mkdir(parents=True)
+    os.chown(tmp_path / part, STRANGER, STRANGER)
+    with pytest.raises(PermissionError, match="another user's"):
+        opened(tmp_path / "thalweg" / "seats")
+
+
+@ROOT
+def test_a_stranger_cannot_have_files_removed(tmp_path: Path) -> None:
+    """A folder of the stranger's at the known place, whose `seats` is a link to a folder of root's."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "seat-1").write_text("kept")
+    (tmp_path / "thalweg-0").mkdir()
+    (tmp_path / "thalweg-0" / "seats").symlink_to(tmp_path / "precious")
+    os.chown(tmp_path / "thalweg-0", STRANGER, STRANGER)
+    with Seat(tmp_path / "thalweg-0" / "seats") as seat:
+        assert seat.threads() >= 1
+        assert "another user's" in (seat.why_alone or "")
+    assert (tmp_path / "precious" / "seat-1").read_text() == "kept"
