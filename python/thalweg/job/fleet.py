@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from thalweg.job.farewell import farewell, reason
 from thalweg.job.leftovers import end_group
 from thalweg.job.participant import take_part
 from thalweg.job.parties import maker_of
+from thalweg.lab import guest
 from thalweg.machine.grace import within
 
 END_SECONDS: Final = 10.0
@@ -297,4 +299,5 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _how(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    how = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"{how}: {guest.MAPPINGS}" if code == -signal.SIGSEGV and guest.is_inside() else how

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,12 @@ AT_ONCE: Final = 16_384
 #: Seconds of the host after which a job is ended: a program that polls without sleeping stops virtual time for ever.
 LIMIT: Final = 1800.0
 LOOK: Final = 0.05
+#: Where the guest has file systems of its own, so that it sees nothing of the host's (`init`).
+COVERED: Final = (Path("/tmp"), Path("/run"), Path("/dev/shm"))  # noqa: S108
+#: Why a process inside is mostly killed by signal 11: the guest's kernel cannot say that the host gave it no memory.
+MAPPINGS: Final = (
+    "probably the host's limit of a process's mappings (vm.max_map_count), of which large updates need many in a guest"
+)
 TAIL: Final = 2000
 
 
@@ -96,7 +103,10 @@ def _code(folder: Path) -> int:
     if not code.is_file() or not code.read_text().strip():
         tail = (folder / "console").read_text(errors="replace")[-TAIL:].strip()
         raise LabError(f"the guest ended before its job: {tail or 'it says nothing'}", "Try again, or use --clock real")
-    return int(code.read_text())
+    ended = int(code.read_text())
+    if ended == 128 + signal.SIGSEGV:
+        raise LabError(f"the job was killed by signal 11: {MAPPINGS}", "Take a smaller model, or raise it on the host")
+    return ended
 
 
 def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
@@ -109,10 +119,21 @@ def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
     return [*tied(), str(program), f"mem={MEMORY}", *root, *consoles, *rxe, *travel, f"guest={folder}"]
 
 
+def _installed() -> list[Path]:
+    """Return folders of this program and its Python that the guest's own file systems would cover."""
+    needed = {HERE.parents[1], Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in sys.path if path)}
+    needed |= {path.resolve() for path in needed}
+    covered = {path for path in needed if path.is_dir() and any(own in path.parents for own in COVERED)}
+    return sorted(path for path in covered if not covered & set(path.parents))
+
+
 def script(arguments: Sequence[str], folders: Sequence[Path]) -> str:
     """Return the job that runs a command in this folder, which it can write to, as to ``folders``."""
     exported = {**os.environ, "XDG_CACHE_HOME": "/tmp/cache"}  # noqa: S108 - the guest's own
     lines = [f"export {key}={shlex.quote(value)}" for key, value in exported.items() if key.isidentifier()]
+    for needed in _installed():
+        path = shlex.quote(str(needed))
+        lines += [f"mkdir -p {path}", f"mount -r -t hostfs -o {path} hostfs {path}"]
     here = Path.cwd()
     for folder in (here, *folders):
         folder.mkdir(parents=True, exist_ok=True)
