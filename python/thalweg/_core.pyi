@@ -136,6 +136,7 @@ class TaskServer:
         deadline: float | None,
         fold: Layout | None,
         missing: Sequence[float] | None,
+        judge: Callable[[str, bytes, float], str | None] | None = None,
     ) -> int: ...
     def next_reply(
         self, task: int, timeout: float | None

@@ -27,6 +27,10 @@ from thalweg.tensors.named import NOTHING, Named, Received, Tensors
 _log = logging.getLogger("thalweg")
 # The key of a head under which thalweg says something itself; the user's head is then beside it.
 OWN: Final = "thalweg"
+# Begins the reason of a result whose head is no JSON within bounds.
+UNREADABLE: Final = "its head cannot be read"
+# Says why a result is refused, or None: of its member's name, its head and its weight.
+Judge = Callable[[str, Any, float], str | None]
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,7 @@ class TaskServer:
         reduce: Literal["mean"] | None = None,
         returns: Sequence[str] | Mapping[str, tuple[str, Sequence[int]]] | None = None,
         missing: float | Mapping[str, float] = 0.0,
+        judge: Judge | None = None,
     ) -> Task:
         """Send a task and return at once.
 
@@ -228,6 +233,11 @@ class TaskServer:
         sent again. The mean of an element is over those who sent it; if nobody did, it is the task's own value. So of a
         tensor that the task does not have with this element type and shape nothing may be missing.
 
+        ``judge`` is called with a member's name, the head and the weight of each result, before any byte of the
+        result's tensors is received; the server calls it from threads of its own. The text that it returns is the
+        reason why the result is refused. The reply is ``failed`` then, and nothing of it is in the mean. The same
+        happens if ``judge`` raises, and if the head is no JSON within the bounds of ``thalweg.bounded_json``.
+
         Raises ModelError for tensors that do not travel, PlanError for ``returns`` or ``missing`` that cannot be,
         CoreError of kind ``task`` if too many tasks are open.
         """
@@ -236,7 +246,8 @@ class TaskServer:
         fold = None if reduce is None else _folded(packed, returns)
         shares = _shares(fold, missing)
         arena, number = (None, 0) if packed is None else (packed.arena.core, packed.id)
-        task = self._core.open(_encode(head, packed), arena, number, names, deadline, fold, shares)
+        asked = _judging(judge, fold)
+        task = self._core.open(_encode(head, packed), arena, number, names, deadline, fold, shares, asked)
         self._tell()
         torch = () if packed is None or isinstance(returns, Mapping) else packed.torch
         return Task(self._core, task, self._keep, torch)
@@ -422,7 +433,32 @@ def _encode(head: Any, tensors: Tensors | None) -> bytes:
         head = {OWN: {"torch": True if len(torch) == len(tensors) else sorted(torch)}, "head": head}
     elif isinstance(head, Mapping) and OWN in head:
         head = {OWN: {}, "head": head}
-    return encoded("the head", head).encode()
+    text = encoded("the head", head).encode()
+    if len(text) <= bounded_json.MOST_BYTES:  # the core refuses a longer one
+        try:
+            bounded_json.read(text)
+        except JsonError as error:
+            raise PlanError(f"the head cannot be read back: {error}", "Nest it less deeply") from None
+    return text
+
+
+def _judging(judge: Judge | None, fold: _core.Layout | None) -> Callable[[str, bytes, float], str | None] | None:
+    """Return how the core asks about a result. One that is to be folded has to have a head that can be read."""
+    if judge is None and fold is None:
+        return None
+
+    def ask(member: str, text: bytes, weight: float) -> str | None:
+        try:
+            head, _ = _received(text, None, shared=False)
+        except JsonError as error:
+            return f"{UNREADABLE}: {error}"
+        try:
+            return None if judge is None else judge(member, head, weight)
+        except Exception as error:  # noqa: BLE001 - it is the caller's; what it cannot judge does not count
+            _log.warning("%s: the judge of its result failed", member, exc_info=True)
+            return f"its result cannot be judged: {type(error).__name__}: {error}"
+
+    return ask
 
 
 def _received(text: bytes, core: _core.Arena | None, *, shared: bool) -> tuple[Any, Named]:
@@ -478,7 +514,7 @@ def _reply(told: tuple[str, str, str | None, bytes, float, float, _core.Arena | 
     try:
         said, tensors = _received(head, arena, shared=False)
     except JsonError as error:
-        return Reply(member, "failed", f"its head cannot be read: {error}", None, NOTHING, weight, 0.0, ways)
+        return Reply(member, "failed", f"{UNREADABLE}: {error}", None, NOTHING, weight, 0.0, ways)
     return Reply(member, state, reason, said, tensors, weight, coverage, ways)  # type: ignore[arg-type]
 
 

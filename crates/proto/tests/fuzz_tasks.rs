@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use common::senseless::{chunk, from_client, from_server, hello};
@@ -17,7 +17,7 @@ use thalweg_wire::control::{Control, Purpose};
 const SEEDS: u64 = 60;
 const STEPS: u64 = 2000;
 
-/// Every member has one reply, and nothing is folded twice or after its task.
+/// Every member has one reply, and nothing is folded twice, after its task, or with a weight that was not judged.
 #[test]
 fn a_server_told_anything_keeps_in_step() {
     for seed in 0..SEEDS {
@@ -27,6 +27,7 @@ fn a_server_told_anything_keeps_in_step() {
         let mut links: BTreeSet<LinkId> = BTreeSet::new();
         let (mut now, mut next_link) = (Time::ZERO, 0);
         let (mut open, mut replies, mut folding) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        let (mut judged, mut judging, mut accepted) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
         for _ in 0..STEPS {
             let link = rng.below(next_link + 1);
             match rng.below(12) {
@@ -44,8 +45,11 @@ fn a_server_told_anything_keeps_in_step() {
                     let to = [["c0", "c1"], ["c2", "c3"]][rng.below(2) as usize];
                     let elements = [0, 300][rng.below(2) as usize];
                     let missing = fold.is_some().then(Arc::default).filter(|_| rng.chance(0.5));
-                    let plan = thalweg_proto::TaskPlan { fold, missing, ..plan(elements, 7, &to, deadline) };
+                    let judges = rng.chance(0.5);
+                    let plan = plan(elements, 7, &to, deadline);
+                    let plan = thalweg_proto::TaskPlan { fold, missing, judged: judges, ..plan };
                     if let Ok(number) = server.open(now, plan) {
+                        judged.extend(judges.then_some(number));
                         to.iter().for_each(|name| _ = open.insert((number, (*name).to_string())));
                     }
                 }
@@ -72,6 +76,15 @@ fn a_server_told_anything_keeps_in_step() {
                     let (task, sender) = folding.swap_remove(rng.below(folding.len() as u64) as usize);
                     server.folded(now, task, sender, Ok(()));
                 }
+                11 if !judging.is_empty() => {
+                    let (task, sender, weight) =
+                        judging.swap_remove(rng.below(judging.len() as u64) as usize);
+                    let takes = rng.chance(0.8);
+                    if takes {
+                        accepted.insert((task, sender), weight);
+                    }
+                    server.judged(now, task, sender, takes.then_some(()).ok_or_else(|| "no".into()));
+                }
                 _ => {
                     now += rng.time(100 * MS);
                     if server.poll_timeout().is_some_and(|at| at <= now) {
@@ -89,7 +102,14 @@ fn a_server_told_anything_keeps_in_step() {
                     Action::SendParcel { links: to, .. } => assert!(to.iter().all(|l| links.contains(l))),
                     Action::Cancel { link, .. } => assert!(links.contains(&link)),
                     Action::Close { link } => _ = links.remove(&link),
-                    Action::Policy(TaskAction::Fold { task, sender, .. }) => folding.push((task, sender)),
+                    Action::Policy(TaskAction::Judge { task, sender, weight, .. }) => {
+                        assert!(judging.iter().all(|&(t, s, _)| (t, s) != (task, sender)), "asked twice");
+                        judging.push((task, sender, weight));
+                    }
+                    Action::Policy(TaskAction::Fold { task, sender, weight, .. }) => {
+                        assert!(!judged.contains(&task) || accepted.get(&(task, sender)) == Some(&weight));
+                        folding.push((task, sender));
+                    }
                     Action::Policy(TaskAction::Settled(reply)) => {
                         let part = (reply.task, reply.member.clone());
                         assert!(open.remove(&part), "{part:?} has two replies");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::network::Path;
 use common::tasks::{config, plan, tensors, Does, TaskWorld, CHUNK};
 use common::{MS, SECOND};
-use thalweg_proto::{Answer, ReplyState, TaskConfig, TaskPlan, TaskVerdict, Time};
+use thalweg_proto::{Answer, Direction, ReplyState, TaskAction, TaskConfig, TaskPlan, TaskVerdict, Time};
 use thalweg_wire::control::{Content, Control, Parcel};
 use thalweg_wire::{Allowance, Dtype, Layout, LayoutHash, Tolerance, WHOLE};
 
@@ -100,6 +100,86 @@ fn what_cannot_be_folded_is_refused_with_the_mend() {
     assert!(
         matches!(&heard[..], [(_, TaskVerdict::Rejected(why))] if why.contains("return the same")),
         "{heard:?}"
+    );
+}
+
+#[test]
+fn the_application_judges_head_and_weight_before_a_byte_of_a_result_moves() {
+    for folds in [false, true] {
+        let mut world = TaskWorld::joined(20, config(), &[("a", Does::Echoes), ("b", Does::Echoes)]);
+        (world.members[1].weight, world.heaviest) = (3.0, Some(2.0));
+        let fold = folds.then(|| tensors("w", 1000));
+        let plan = TaskPlan { fold, judged: true, ..plan(1000, 7, &["a", "b"], None) };
+        let task = world.open_plan(plan).unwrap();
+        world.run("it is closed", 60 * SECOND, |w| closed(w, task));
+        world.asked.sort();
+        assert_eq!(world.asked, [(task, "a".into()), (task, "b".into())], "once each");
+        let replies = world.replies_to(task);
+        assert_eq!(replies["a"].state, ReplyState::Done);
+        assert_eq!(replies["b"].state, ReplyState::Failed);
+        assert_eq!(replies["b"].reason.as_deref(), Some("2 is the most"));
+        let came: Vec<_> = replies["b"].transfers.iter().map(|way| way.direction).collect();
+        assert_eq!(came, [Direction::Down], "nothing of the result was received");
+        assert_eq!(world.folded.len(), usize::from(folds), "the other one");
+        world.pass(SECOND);
+        let heard = [(task, TaskVerdict::Rejected("2 is the most".into()))];
+        assert_eq!(world.members[1].verdicts, heard);
+    }
+}
+
+/// The messages that the server sends, and the results that its application is asked about.
+fn answers(world: &mut TaskWorld) -> (Vec<Control>, usize) {
+    let (mut said, mut asked) = (Vec::new(), 0);
+    while let Some(action) = world.server.poll_action() {
+        match action {
+            thalweg_proto::Action::Send { message, .. } => said.push(message),
+            thalweg_proto::Action::Policy(TaskAction::Judge { .. }) => asked += 1,
+            _ => {}
+        }
+    }
+    (said, asked)
+}
+
+/// A verdict is of the offer that it was asked about, whatever the member does meanwhile.
+#[test]
+fn a_verdict_counts_for_what_was_judged_alone() {
+    let content = || Content::Tensors((*tensors("w", 100)).clone());
+    let start = || {
+        let mut world = TaskWorld::joined(21, config(), &[("a", Does::Nothing)]);
+        let fold = Some(tensors("w", 100));
+        let plan = TaskPlan { fold, judged: true, ..plan(100, 7, &["a"], None) };
+        let task = world.open_plan(plan).unwrap();
+        world.run("it is at work", 10 * SECOND, |w| !w.members[0].given.is_empty());
+        let link = world.members[0].link.unwrap();
+        world.server.control(world.now, link, result(task, content(), 1.0));
+        assert_eq!(answers(&mut world), (vec![], 1), "asked, and nothing granted");
+        let sender = 1;
+        (world, task, link, sender)
+    };
+    // The same offer again is no second question, and another one is refused at once.
+    let (mut world, task, link, sender) = start();
+    world.server.control(world.now, link, result(task, content(), 1.0));
+    assert_eq!(answers(&mut world), (vec![], 0));
+    world.server.judged(world.now, task, sender, Ok(()));
+    assert!(matches!(answers(&mut world).0[..], [Control::Grant { .. }]));
+    let (mut world, task, link, sender) = start();
+    world.server.control(world.now, link, result(task, content(), 9.0));
+    assert!(matches!(answers(&mut world).0[..], [Control::Rejected { .. }]));
+    world.server.judged(world.now, task, sender, Ok(()));
+    assert_eq!(answers(&mut world), (vec![], 0), "its part is over");
+    // Another process of the member offers something else: that is judged when the first verdict is there.
+    let (mut world, task, _, sender) = start();
+    world.kill(0);
+    world.restart(0);
+    world.run("it has the task again", 10 * SECOND, |w| w.members[0].given.len() == 2);
+    let link = world.members[0].link.unwrap();
+    world.server.control(world.now, link, result(task, content(), 9.0));
+    assert_eq!(answers(&mut world), (vec![], 0), "one question at a time");
+    world.server.judged(world.now, task, sender, Ok(()));
+    assert_eq!(answers(&mut world), (vec![], 1), "that verdict was of what it offered before");
+    world.server.judged(world.now, task, sender, Err("too heavy".into()));
+    assert!(
+        matches!(&answers(&mut world).0[..], [Control::Rejected { reason, .. }] if reason == "too heavy")
     );
 }
 
@@ -254,8 +334,10 @@ fn death_at_every_point_leaves_no_task_open_and_folds_nothing_twice() {
         let start = |seed| {
             let mut world = TaskWorld::joined(seed, config(), &[("a", Does::Echoes), ("b", Does::Echoes)]);
             let fold = folds.then(|| tensors("w", 1500));
-            let first = TaskPlan { fold: fold.clone(), ..plan(1500, 7, &["a", "b"], Some(30 * SECOND)) };
-            let second = TaskPlan { fold, ..plan(1500, 8, &["a", "b"], Some(30 * SECOND)) };
+            let both = &["a", "b"];
+            let first =
+                TaskPlan { fold: fold.clone(), judged: folds, ..plan(1500, 7, both, Some(30 * SECOND)) };
+            let second = TaskPlan { fold, ..plan(1500, 8, both, Some(30 * SECOND)) };
             let tasks = [world.open_plan(first).unwrap(), world.open_plan(second).unwrap()];
             (world, tasks)
         };

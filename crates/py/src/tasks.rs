@@ -29,6 +29,23 @@ fn unwrap(arena: Option<&Arena>) -> Option<(thalweg_arena::Arena, Arc<thalweg_wi
     arena.map(|arena| (arena.arena.clone(), Arc::new(arena.layout.clone())))
 }
 
+/// A judge of results in Python: it is called with a member's name, the head as bytes and the weight, and returns None, or
+/// why the result is not taken.
+fn judge_of(judge: Py<PyAny>) -> runtime::Judge {
+    Arc::new(move |member, head, weight| {
+        let ask = |py: Python<'_>| {
+            let said = judge.call1(py, (member, PyBytes::new(py, head), weight));
+            said.and_then(|said| said.extract::<Option<String>>(py)).map_err(|error| error.to_string())
+        };
+        match Python::try_attach(ask) {
+            Some(Ok(None)) => Ok(()),
+            Some(Ok(Some(reason))) => Err(reason),
+            Some(Err(error)) => Err(format!("cannot be judged: {error}")),
+            None => Err("the server's process is ending".into()),
+        }
+    })
+}
+
 fn word(state: ReplyState) -> &'static str {
     match state {
         ReplyState::Done => "done",
@@ -71,7 +88,9 @@ impl TaskServer {
 
     /// Sends a task; returns its number. Tasks with the same `bytes_id` have the same bytes. Results of the layout
     /// `fold` are folded; without it they are handed over. `missing` has for each tensor of `fold` the share of its bytes
-    /// that may be missing.
+    /// that may be missing. `judge` is called with member, head and weight of each result before a byte of it is asked for,
+    /// and returns None, or why the result is refused.
+    #[pyo3(signature = (head, arena, bytes_id, members, deadline, fold, missing, judge=None))]
     #[allow(clippy::too_many_arguments)] // of Python's
     fn open(
         &self,
@@ -82,10 +101,12 @@ impl TaskServer {
         deadline: Option<f64>,
         fold: Option<&Layout>,
         missing: Option<Vec<f64>>,
+        judge: Option<Py<PyAny>>,
     ) -> PyResult<u32> {
         let fold = fold.map(|layout| Arc::new(layout.0.clone()));
         let (head, tensors) = (head.to_vec(), unwrap(arena));
-        let task = runtime::NewTask { head, tensors, bytes_id, members, deadline, fold, missing };
+        let judge = judge.map(judge_of);
+        let task = runtime::NewTask { head, tensors, bytes_id, members, deadline, fold, missing, judge };
         self.inner.open(task).map_err(raise)
     }
 

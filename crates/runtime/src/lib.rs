@@ -38,7 +38,7 @@ pub use star::{
     asked, forked, hop, kernel_routes, parts_of, work, Client, ClientEvent, RepairRule, Server, SumsOfRound,
     Top,
 };
-pub use tasks::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
+pub use tasks::{Judge, NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
 pub use thalweg_layers::Format;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -65,7 +65,7 @@ fn plus_one(arena: &Arena) -> Arena {
 fn task(tensors: Option<(Arena, Arc<Layout>)>, fold: Option<Arc<Layout>>, members: &[&str]) -> NewTask {
     let members = members.iter().map(|name| (*name).to_string()).collect();
     let deadline = Some(LIMIT.as_secs_f64());
-    NewTask { head: b"7".to_vec(), tensors, bytes_id: 1, members, deadline, fold, missing: None }
+    NewTask { head: b"7".to_vec(), tensors, bytes_id: 1, members, deadline, fold, missing: None, judge: None }
 }
 
 fn replies(server: &TaskServer, task: u32) -> Vec<TaskReply> {

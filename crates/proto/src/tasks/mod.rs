@@ -10,7 +10,7 @@
 //!   <------------------------------  Received (or Grant: holes)
 //!                                            works
 //!   <------------------------------  Offer (head, layout, weight), or Rejected (reason)
-//!   Grant (ranges)  ------------------------->   when there is room
+//!   Grant (ranges)  ------------------------->   when the application takes head and weight, and there is room
 //!   <------------------------------  chunks, End
 //!   Accepted  ------------------------------->   (or Rejected, or Closed: nobody wants it any more)
 //! ```

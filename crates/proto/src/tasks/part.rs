@@ -86,6 +86,29 @@ impl Stage {
     }
 }
 
+/// What the application says of an offered result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// It was not asked.
+    Unasked,
+    /// It was asked.
+    Pending,
+    /// It was asked about what an earlier process of the member offered.
+    Outdated,
+    /// It takes the result.
+    Accepted,
+}
+
+impl Judgement {
+    /// What it is for what another process of the member offers. The application is asked once at a time.
+    pub fn outdated(self) -> Self {
+        match self {
+            Self::Pending | Self::Outdated => Self::Outdated,
+            Self::Unasked | Self::Accepted => Self::Unasked,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Part {
     pub stage: Stage,
@@ -100,6 +123,7 @@ pub(super) struct Part {
     /// The member offered a result, and waits to hear what became of it.
     pub offered: bool,
     pub answer: Option<Answer>,
+    pub judgement: Judgement,
     pub incoming: Incoming,
     /// Bytes of staging that it has.
     pub room: u64,
@@ -118,6 +142,7 @@ impl Part {
             sent_at: Time::ZERO,
             offered: false,
             answer: None,
+            judgement: Judgement::Unasked,
             incoming: Incoming::new(0),
             room: 0,
             down: Transfer::new(task, member, Direction::Down),

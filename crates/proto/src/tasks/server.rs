@@ -9,7 +9,7 @@ use std::sync::Arc;
 use thalweg_wire::control::{Content, Control, Parcel, Purpose, MAX_HEAD};
 use thalweg_wire::{Layout, Ranges, Tolerance};
 
-use super::part::{Part, Stage};
+use super::part::{Judgement, Part, Stage};
 use super::{Reply, ReplyState};
 use crate::session::{roster_methods, Action, Admission, LinkId, Roster, SessionConfig};
 use crate::transfer::{Outgoing, Rule};
@@ -58,6 +58,8 @@ pub struct TaskPlan {
     /// What may be missing of a result that is folded: each element's mean is then over those who sent it. `None`: all of a
     /// result has to come.
     pub missing: Option<Arc<Tolerance>>,
+    /// The application judges head and weight of each result before any byte of it is asked for: [`TaskAction::Judge`].
+    pub judged: bool,
 }
 
 impl TaskPlan {
@@ -89,6 +91,19 @@ impl TaskPlan {
 /// What tasks ask of the server's driver.
 #[derive(Debug)]
 pub enum TaskAction {
+    /// Ask the application whether it takes a result with this head and weight, then tell [`TaskServer::judged`].
+    Judge {
+        /// The task.
+        task: u32,
+        /// Whose.
+        sender: u32,
+        /// The member's name.
+        member: String,
+        /// The result's head.
+        head: Vec<u8>,
+        /// The result's weight.
+        weight: f64,
+    },
     /// Fold what came of the result of `sender` with this weight and free it, then tell [`TaskServer::folded`].
     Fold {
         /// The task.

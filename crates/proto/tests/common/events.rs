@@ -22,6 +22,7 @@ impl World {
                 self.server.machine.folded(self.now, sender, outcome);
                 self.server_actions();
             }
+            Event::Judged { .. } => {}
         }
     }
 

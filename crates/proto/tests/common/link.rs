@@ -179,4 +179,10 @@ pub enum Event {
         sender: u32,
         outcome: Result<(), String>,
     },
+    /// The application of a server of tasks has judged an offered result.
+    Judged {
+        task: u32,
+        sender: u32,
+        outcome: Result<(), String>,
+    },
 }

@@ -73,6 +73,9 @@ pub struct TaskWorld {
     /// What did not come of it.
     pub holes: BTreeMap<(u32, u32), Ranges>,
     pub closed: Vec<u32>,
+    /// Whose results the application was asked about, by task, and the most that one may weigh.
+    pub asked: Vec<(u32, String)>,
+    pub heaviest: Option<f64>,
     names: BTreeMap<LinkId, u32>,
     /// Everything that happened so far, counted.
     pub steps: u64,
@@ -106,6 +109,8 @@ impl TaskWorld {
             folded: BTreeMap::new(),
             holes: BTreeMap::new(),
             closed: Vec::new(),
+            asked: Vec::new(),
+            heaviest: None,
             names: BTreeMap::new(),
             steps: 0,
         }
@@ -269,6 +274,10 @@ impl TaskWorld {
                 self.server.folded(now, task, sender, outcome);
                 self.server_actions();
             }
+            Event::Judged { task, sender, outcome } => {
+                self.server.judged(now, task, sender, outcome);
+                self.server_actions();
+            }
         }
     }
 
@@ -377,8 +386,18 @@ impl TaskWorld {
             Action::Cancel { link, .. } => self.net.cancel(now, link, End::Server),
             Action::Close { link } => self.net.close(now, link, End::Server),
             Action::Joined { .. } | Action::Note { .. } | Action::Left { .. } => {}
+            Action::Policy(TaskAction::Judge { task, sender, member, weight, .. }) => {
+                assert!(!self.coming.contains_key(&(task, sender)), "judged when some of it is here");
+                self.asked.push((task, member));
+                let outcome = match self.heaviest.filter(|&most| weight > most) {
+                    Some(most) => Err(format!("{most} is the most")),
+                    None => Ok(()),
+                };
+                self.net.at(now + MS, Event::Judged { task, sender, outcome });
+            }
             Action::Policy(TaskAction::Fold { task, sender, weight, holes }) => {
                 assert!(weight > 0.0);
+                assert!(self.heaviest.is_none_or(|most| weight <= most), "folds what was refused");
                 let sent = self.expected(task, sender);
                 let came = self.coming.remove(&(task, sender)).unwrap_or_default();
                 for part in holes.holes(sent.len() as u64).iter() {
@@ -556,6 +575,7 @@ pub fn plan(elements: u64, bytes_id: u64, to: &[&str], deadline: Option<Time>) -
         deadline,
         fold: None,
         missing: None,
+        judged: false,
     }
 }
 

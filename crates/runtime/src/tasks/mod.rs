@@ -9,4 +9,4 @@ mod store;
 
 pub use self::client::{TaskClient, TaskEvent};
 pub use self::options::TaskServerOptions;
-pub use self::server::{NewTask, TaskReply, TaskServer};
+pub use self::server::{Judge, NewTask, TaskReply, TaskServer};

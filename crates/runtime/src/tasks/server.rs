@@ -1,6 +1,7 @@
 //! A server of tasks: sends them, folds results or hands them over.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,10 @@ use crate::{lock, registry, Error};
 /// Most members a job may ever have.
 const MAX_MEMBERS: u32 = 1 << 16;
 
+/// Says whether a result is taken, by its member's name, its head and its weight, or why not. It is called on a thread of
+/// its own before any byte of the result is asked for.
+pub type Judge = Arc<dyn Fn(&str, &[u8], f64) -> Result<(), String> + Send + Sync>;
+
 /// A task to be sent.
 pub struct NewTask {
     /// For the members' application.
@@ -42,6 +47,8 @@ pub struct NewTask {
     /// Of each of these tensors in order, the share of its bytes that may be missing of a result. Of a tensor that the task
     /// does not have in the same form, nothing may. `None`: nothing.
     pub missing: Option<Vec<f64>>,
+    /// Judges each result before it is received; `None`: all are taken.
+    pub judge: Option<Judge>,
 }
 
 impl NewTask {
@@ -80,6 +87,7 @@ pub struct TaskReply {
 struct Open {
     tensors: Option<(Arena, Arc<Layout>)>,
     fold: Option<Arc<Accumulator>>,
+    judge: Option<Judge>,
     /// Parts of results may be missing: until the mean is taken, the task's tensors are needed in their place.
     holed: bool,
     replies: VecDeque<(Reply, Option<Kept>)>,
@@ -196,6 +204,7 @@ impl TaskServer {
             deadline: task.deadline.map(seconds),
             fold: task.fold,
             missing,
+            judged: task.judge.is_some(),
         };
         let holed = plan.missing.is_some();
         // The driver looks for the task as soon as the machine knows of it.
@@ -203,7 +212,8 @@ impl TaskServer {
         let number = lock(&hub.machine).open(hub.now(), plan);
         let number = number.map_err(|reason| Error::new("task", "open task", reason))?;
         let (replies, closed, released) = (VecDeque::new(), false, false);
-        open.insert(number, Open { tensors: task.tensors, fold: sums, holed, replies, closed, released });
+        let (tensors, judge) = (task.tensors, task.judge);
+        open.insert(number, Open { tensors, fold: sums, judge, holed, replies, closed, released });
         drop(open);
         hub.wake();
         Ok(number)
@@ -340,6 +350,20 @@ impl HubPolicy for Tasks {
     fn perform(hub: &Arc<TaskHub>, wanted: TaskAction) {
         let policy = &hub.policy;
         match wanted {
+            TaskAction::Judge { task, sender, member, head, weight } => {
+                let judge = lock(&policy.open).get(&task).and_then(|open| open.judge.clone());
+                let work = hub.clone();
+                hub.spawn_blocking(move || {
+                    // Whatever happens, the task hears a verdict.
+                    let judging = AssertUnwindSafe(|| match &judge {
+                        Some(judge) => judge(&member, &head, weight),
+                        None => Err("nobody wants the result any more".into()),
+                    });
+                    let verdict = catch_unwind(judging).unwrap_or_else(|_| Err("its judge panicked".into()));
+                    lock(&work.machine).judged(work.now(), task, sender, verdict);
+                    work.wake();
+                });
+            }
             TaskAction::Fold { task, sender, weight, holes } => {
                 folding::fold(hub, task, sender, weight, holes);
             }
@@ -353,8 +377,10 @@ impl HubPolicy for Tasks {
             }
             TaskAction::Closed { task } => {
                 let mut open = lock(&policy.open);
+                let mut judge = None; // dropped without the lock, as nobody knows what it holds
                 if let Some(task) = open.get_mut(&task) {
                     task.closed = true;
+                    judge = task.judge.take();
                     task.tensors = task.tensors.take().filter(|_| task.holed);
                     if task.fold.is_some() {
                         policy.store.free_spare();
@@ -362,6 +388,7 @@ impl HubPolicy for Tasks {
                 }
                 open.retain(|_, task| !(task.closed && task.released));
                 drop(open);
+                drop(judge);
                 hub.announce();
             }
         }

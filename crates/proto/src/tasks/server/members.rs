@@ -80,6 +80,7 @@ impl TaskServer {
             if !same && part.stage != Stage::Staged {
                 let (begun, room) = (part.is_begun(), std::mem::take(&mut part.room));
                 (part.known, part.answer, part.incoming) = (false, None, Incoming::new(0));
+                part.judgement = part.judgement.outdated();
                 if begun {
                     self.roster.want(TaskAction::Discard { task: number, sender });
                 }

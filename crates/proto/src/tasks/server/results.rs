@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use thalweg_wire::control::{Control, Interval, Parcel, MAX_HOLES};
+use thalweg_wire::text::{plain, MAX_REASON};
 use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
 
-use super::{LinkId, Part, ReplyState, Stage, TaskAction, TaskPlace, TaskServer};
+use super::{Judgement, LinkId, Part, ReplyState, Stage, TaskAction, TaskPlace, TaskServer};
 use crate::session::on_our_clock;
 use crate::tasks::Answer;
 use crate::transfer::{Incoming, Rule, Step};
@@ -42,8 +43,55 @@ impl TaskServer {
         (part.answer, part.offered, part.known) = (Some(answer), true, true);
         part.stage = Stage::Offered;
         self.unqueue(sender, number);
-        self.room.push_back((number, sender));
         self.watch(now, link, sender);
+        self.judge_or_take(now, number, sender);
+    }
+
+    /// Takes an offered result; where the application judges results, it is asked first.
+    fn judge_or_take(&mut self, now: Time, number: u32, sender: u32) {
+        let Some(task) = self.tasks.get_mut(&number) else { return };
+        let Some(part) = task.parts.get_mut(&sender) else { return };
+        if !task.plan.judged || part.judgement == Judgement::Accepted {
+            return self.take(now, number, sender);
+        }
+        let Some(answer) = part.answer.as_ref().filter(|_| part.judgement == Judgement::Unasked) else {
+            return;
+        };
+        let (head, weight) = (answer.head.clone(), answer.weight);
+        part.judgement = Judgement::Pending;
+        let member = self.roster.member(sender).map(|member| member.name.clone()).unwrap_or_default();
+        self.roster.want(TaskAction::Judge { task: number, sender, member, head, weight });
+    }
+
+    /// The application takes an offered result, or `Err` says why not.
+    pub fn judged(&mut self, now: Time, number: u32, sender: u32, verdict: Result<(), String>) {
+        let Some(part) = self.part(number, sender) else { return };
+        let offered = part.stage == Stage::Offered;
+        match (part.judgement, verdict) {
+            (Judgement::Pending, Err(reason)) => {
+                let reason = plain(&reason, MAX_REASON);
+                self.settle(now, number, sender, ReplyState::Failed, Some(reason));
+            }
+            (Judgement::Pending, Ok(())) => {
+                part.judgement = Judgement::Accepted;
+                // Without a link it waits until the member offers the result again.
+                if offered {
+                    self.take(now, number, sender);
+                }
+            }
+            (Judgement::Outdated, _) => {
+                part.judgement = Judgement::Unasked;
+                if offered {
+                    self.judge_or_take(now, number, sender);
+                }
+            }
+            (Judgement::Unasked | Judgement::Accepted, _) => {}
+        }
+    }
+
+    /// An offered result is to be received, when there is room for it.
+    fn take(&mut self, now: Time, number: u32, sender: u32) {
+        self.room.push_back((number, sender));
         self.make_room(now);
     }
 

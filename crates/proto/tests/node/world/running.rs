@@ -84,7 +84,7 @@ impl World {
         match event {
             Event::Pump { link, from } => self.net.pump(now, link, from),
             Event::Cut { link } => self.net.cut(now, link, "the link broke"),
-            Event::Progress { .. } | Event::Folded { .. } => {}
+            Event::Progress { .. } | Event::Folded { .. } | Event::Judged { .. } => {}
             Event::Accept { link } => {
                 let nonce = self.net.rng.nonce();
                 if !self.net.delivers(link, End::Server) {
