@@ -7,9 +7,12 @@ import json
 import sys
 from typing import Final
 
+from tests.hostile import admitted
 from tests.hostile.storm import MEMORY, Account, missing, place, running, storm, transports
 
 HOUR: Final = 3600.0
+# Share of the time for members that were let in and lie.
+LIES: Final = 0.2
 # Rounds of a soak, and the one whose memory the last is held against.
 SOAK: Final = 3000
 SETTLED: Final = 100
@@ -30,8 +33,15 @@ def _attack(names: list[str], seconds: float, seed: int) -> bool:
         if why := missing(name):
             _say(f"skipped: {why}")
             continue
-        account = storm(name, seed, lambda _, passed: passed < seconds / len(names))
+        share = seconds / len(names)
+        account = storm(name, seed, lambda _, passed, share=share: passed < (1 - LIES) * share)  # type: ignore[misc]
         _say(account.line())
+        try:
+            counts = admitted.run(name, seed, lambda _, passed, share=share: passed < LIES * share)  # type: ignore[misc]
+            _say(f"{name}: {counts['tasks']} tasks beside {admitted.LIARS} admitted liars, all means exact")
+        except AssertionError as error:
+            _say(f"FAILED: {name}: admitted liars: {error}")
+            good = False
         for complaint in _complaints(account):
             _say(f"FAILED: {name}: {complaint}")
             good = False

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.hostile import wire
+from tests.hostile import admitted, wire
 from tests.hostile.storm import MEMORY, missing, running, storm, transports
 
 ROUNDS = 40
@@ -28,6 +28,17 @@ def test_an_honest_job_goes_on(transport: str) -> None:
     assert account.growth < MEMORY
     assert account.attacked[-1]["notes"] < 100, "peers that were turned away are counted, not listed"
     assert sum(account.peers.values()) > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("transport", transports())
+def test_admitted_liars_change_no_mean(transport: str) -> None:
+    if why := missing(transport):
+        pytest.skip(why)
+    counts = admitted.run(transport, SEED, lambda tasks, seconds: tasks < ROUNDS)
+    assert counts["tasks"] == ROUNDS
+    assert counts["done"] == ROUNDS * admitted.HONEST
+    assert counts["failed"] == ROUNDS * admitted.LIARS
 
 
 def refusal(address: str, message: bytes) -> int:
