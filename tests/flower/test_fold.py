@@ -274,12 +274,21 @@ def test_if_no_reply_can_be_folded_the_bits_are_flowers() -> None:
         np.testing.assert_array_equal(value, theirs[key])
 
 
-def test_other_arrays_in_one_reply_are_flowers_error() -> None:
+def test_other_arrays_in_one_reply_end_no_run() -> None:
+    """Flower's own loop would end: one client could stop all others."""
+
     def more(content: RecordDict) -> None:
         content["arrays"]["more"] = Array(np.ones(2))
 
+    for folds in (True, False):
+        found, _, _ = trained(FedAvg, (train, train, other(more)), folds=folds)
+        alone, _, _ = trained(FedAvg, (train, train), folds=folds)
+        np.testing.assert_allclose(found["w"], alone["w"], rtol=1e-5)
+
+
+def test_replies_without_the_weight_that_a_strategy_wants_are_flowers_error() -> None:
     with pytest.raises(InconsistentMessageReplies):
-        trained(FedAvg, (train, other(more)))
+        trained(lambda: FedAvg(weighted_by_key="samples"))
 
 
 def test_who_raises_is_not_in_the_mean() -> None:

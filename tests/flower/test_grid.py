@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,13 +209,30 @@ def test_a_message_that_has_expired_is_not_worked_on(opened: Open) -> None:
     assert worked == ["new"]
 
 
-def test_a_reply_that_has_expired_is_an_error(opened: Open) -> None:
+def test_a_reply_without_time_to_live_is_an_error(opened: Open) -> None:
     def brief(message: Message, context: Context) -> Message:
-        return Message(message.content, reply_to=message, ttl=1e-9)
+        reply = Message(message.content, reply_to=message)
+        reply.metadata.ttl = 0.0
+        return reply
 
     grid = opened((brief,)).grid()
     (error,) = grid.send_and_receive(messages(grid))
     assert error.error.code == REPLY_UNAVAILABLE
+    assert "time to live" in (error.error.reason or "")
+
+
+def test_a_reply_that_came_in_time_can_be_pulled_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    grid = opened().grid()
+    monkeypatch.setattr("thalweg.flower.grid.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    ids = grid.push_messages(messages(grid, ttl=3600.0))
+    found: list[Message] = []
+    while not found:
+        found = grid.pull_messages(ids[1:])
+    now[0] += 1e9
+    while len(found) < 2:
+        found += grid.pull_messages(ids[:1])
+    assert all(reply.has_content() for reply in found)
 
 
 @pytest.mark.parametrize("spoil", ["ttl", "reply", "error"])
@@ -407,7 +426,7 @@ def test_a_node_refuses_what_is_no_message(head: object) -> None:
         {"records": []},
         {"created": 1.0, "ttl": 1.0},
         {"created": "x", "ttl": 1.0, "records": []},
-        {"created": 1.0, "ttl": float("nan"), "records": []},
+        {"created": 1.0, "ttl": -1.0, "records": []},
         {"created": 1.0, "ttl": 1.0, "records": [["a", "arrays", [["w", "along", 3]]]]},
         {"created": 1.0, "ttl": 1.0, "error": [2]},
         {"created": 1.0, "ttl": 1.0, "error": ["2", "text"]},

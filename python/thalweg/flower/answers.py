@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, Metadata
+from flwr.serverapp.strategy import Strategy
 
-from thalweg.flower import compat, records
-from thalweg.flower.client import seconds_of
-from thalweg.flower.messages import Waiting
+from thalweg.flower import agreeing, compat
+from thalweg.flower.judging import UNREADABLE, Judge, read
+from thalweg.flower.messages import Came, Waiting
 from thalweg.flower.records import HeadError
 from thalweg.tasks import Reply
 
@@ -28,21 +29,35 @@ class Answers:
     def __init__(self, run_id: int) -> None:
         self._run_id = run_id
 
-    def of(self, waiting: Waiting, reply: Reply, died: str | None) -> tuple[Message, float]:
-        """Return a reply as a message, and for how many seconds it is of use.
+    def of(self, waiting: Waiting, reply: Reply, died: str | None, judge: Judge | None) -> Message:
+        """Return a reply as a message, or an error in its place.
 
-        ``died`` says how the node's process ended, if it has.
+        ``died`` says how the node's process ended, if it has. ``judge`` has accepted the reply, if its arrays were
+        folded.
         """
         if reply.done:
-            head = reply.head if isinstance(reply.head, dict) else {}
             try:
-                created, ttl = seconds_of(head["created"]), seconds_of(head["ttl"])
-                return compat.assemble(self._metadata(waiting, created, ttl), _content(head, reply)), ttl
-            except (HeadError, LookupError, TypeError, ValueError, OverflowError) as error:
-                return self.error(waiting, REPLY_UNAVAILABLE, f"it sent no reply that can be read: {error}"), math.inf
+                said = read(reply.head, reply.tensors) if judge is None else judge.read(reply.head, reply.weight)
+            except HeadError as error:
+                return self.error(waiting, REPLY_UNAVAILABLE, f"{UNREADABLE}: {error}")
+            return compat.assemble(self._metadata(waiting, said.created, said.ttl), said.content)
         reason = died or reply.reason or reply.state
         codes = {"lost": NODE_UNAVAILABLE if died is None else CRASHED, "late": MESSAGE_UNAVAILABLE}
-        return self.error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason), math.inf
+        return self.error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason)
+
+    def set_apart(self, waiting: Sequence[Waiting], strategy: Strategy) -> Iterator[Came]:
+        """Put errors in the place of replies that Flower's mean could not take with the others, and yield each."""
+        there = [(one, message) for one in waiting if (message := one.message) is not None and message.has_content()]
+        if not there:
+            return
+        group, key = there[0][0].group, getattr(strategy, "weighted_by_key", None)
+        # What was folded stays in the mean, whatever metrics came with it.
+        contents, folded = [message.content for _, message in there], group.weight > 0
+        for at, why in agreeing.odd(contents, group.sent.message.content, key, metrics=not folded).items():
+            one = there[at][0]
+            one.message = self.error(one, REPLY_UNAVAILABLE, why)
+            if one.came is not None:
+                yield replace(one.came, message=one.message, transfers=[])
 
     def error(self, waiting: Waiting, code: int, reason: str) -> Message:
         """Return an error in the place of a reply."""
@@ -79,12 +94,3 @@ class Answers:
             ttl=ttl,
             message_type=asked.message_type,
         )
-
-
-def _content(head: Mapping[str, Any], reply: Reply) -> RecordDict | Error:
-    if "error" in head:
-        code, reason = head["error"]
-        if type(code) is not int or not (reason is None or isinstance(reason, str)):
-            raise HeadError("its error is none")
-        return Error(code, reason)
-    return records.unpack(head["records"], reply.tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -197,6 +198,26 @@ def travels(dtype: np.dtype[Any]) -> bool:
     return dtype.isnative and dtype.name in ARRAY_TYPES
 
 
+def why_unreadable(data: bytes) -> str | None:
+    """Return why ``Array.numpy`` could not read ``.npy`` bytes, or None. Nothing is allocated by what they say."""
+    if not data.startswith(_MAGIC):
+        return "it is no .npy file"
+    stream = BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            return f"its header is of version {version}"
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    except (ValueError, SyntaxError, TypeError, EOFError, RecursionError, MemoryError) as error:
+        return f"its header cannot be read: {type(error).__name__}"
+    if dtype.hasobject:
+        return "it holds objects"
+    if math.prod(shape) * dtype.itemsize > len(data) - stream.tell():
+        return "it has fewer bytes than its header says"
+    return None
+
+
 def _parsed(data: bytes) -> tuple[Values, bytes]:
     """Return the values of ``.npy`` bytes, and the header that NumPy writes for them. Raises ValueError and others."""
     stream = BytesIO(data[:_HEADER])
@@ -205,7 +226,7 @@ def _parsed(data: bytes) -> tuple[Values, bytes]:
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
     if dtype.hasobject:
         raise ValueError("it holds objects")
-    start, count = stream.tell(), int(np.prod(shape, dtype=np.int64))
+    start, count = stream.tell(), math.prod(shape)
     if len(data) != start + count * dtype.itemsize:
         raise ValueError("its bytes are not as many as its header says")
     flat: Values = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)

@@ -22,6 +22,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg, Strategy
 
+from thalweg.flower.agreeing import odd
 from thalweg.flower.arrays import Folded, Values, View, averaging, size_of, values_of
 from thalweg.flower.records import Packed, housed
 
@@ -46,7 +47,7 @@ class Slots:
     @classmethod
     def of(cls, content: RecordDict) -> Slots | None:
         """Return the tensors that the mean of replies to a message has; None if they cannot be folded."""
-        record = _only(content, ArrayRecord)
+        record = only(content, ArrayRecord)
         shapes, integers = {}, 0
         for name, array in ({} if record is None else record).items():
             values = values_of(array)
@@ -54,7 +55,7 @@ class Slots:
                 return None
             if values.dtype.name not in _FLOATS:
                 integers += values.nbytes
-            shapes[name] = (_averaged(values.dtype), values.shape)
+            shapes[name] = (averaged(values.dtype), values.shape)
         some = any(0 not in shape for _, shape in shapes.values())
         return cls(shapes) if some and integers <= MOST_INTEGERS else None
 
@@ -71,7 +72,7 @@ class Slots:
 
     def fit(self, content: RecordDict, key: str) -> Fit | None:
         """Return what of a reply goes into the mean, if it can; ``key`` is the metric that is its weight."""
-        record, metrics = _only(content, ArrayRecord), _only(content, MetricRecord)
+        record, metrics = only(content, ArrayRecord), only(content, MetricRecord)
         weight = None if metrics is None else metrics.get(key)
         if record is None or record.keys() != self.shapes.keys() or not isinstance(weight, (int, float)):
             return None
@@ -86,7 +87,7 @@ class Slots:
 
     def _takes(self, name: str, values: Values) -> bool:
         dtype, shape = self.shapes[name]
-        return values.shape == shape and _averaged(values.dtype) == dtype
+        return values.shape == shape and averaged(values.dtype) == dtype
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,12 @@ class Fit:
     weight: float
 
 
-def _averaged(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def averaged(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the element type that Flower's mean of arrays has: an integer by a float is a float64."""
     return dtype if dtype.name in _FLOATS else np.dtype(np.float64)
 
 
-def _only(content: RecordDict, kind: type[Any]) -> Any:
+def only(content: RecordDict, kind: type[Any]) -> Any:
     """Return the only record of a kind; None if there is none, or another."""
     found = [record for record in content.values() if isinstance(record, kind)]
     return found[0] if len(found) == 1 else None
@@ -182,12 +183,12 @@ class Loop:
         The loop's variables name them to its end, but it reads them no more (tests/flower/test_compat.py). Nothing is
         freed if any other object has them, such as a strategy that compares models with them.
         """
-        initial, arrays = self._initial, _only(content, ArrayRecord)
+        initial, arrays = self._initial, only(content, ArrayRecord)
         if initial is None or arrays is None or arrays is initial:
             return
         self._initial = None
         gc.collect(1)  # messages that are gone already
-        if all(one is self._arguments or _names_only(one) for one in gc.get_referrers(initial)):
+        if all(one is self._arguments or _namesonly(one) for one in gc.get_referrers(initial)):
             initial.clear()
 
     def tapped(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,7 +203,7 @@ class Loop:
         return tap
 
 
-def _names_only(holder: object) -> bool:
+def _namesonly(holder: object) -> bool:
     """Whether an object is a call of the loop, or of what runs it here."""
     codes = (_START.__code__, Loop.run.__code__, Loop.trains.__code__)
     return isinstance(holder, FrameType) and holder.f_code in codes
@@ -223,10 +224,10 @@ def sends_rounds(code: CodeType) -> bool:
 def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
     """Return the mean of replies of which some, with ``mean`` as theirs, were folded, and the others came whole."""
     contents = [reply.content for reply in replies]
-    records = [_only(content, ArrayRecord) for content in contents]
+    records = [only(content, ArrayRecord) for content in contents]
     record = mean.record(list(records[0]))
     whole = [
-        (one, float(_only(content, MetricRecord)[key]))
+        (one, float(only(content, MetricRecord)[key]))
         for one, content in zip(records, contents, strict=True)
         if not any(isinstance(array, Folded) for array in one.values())
     ]
@@ -277,13 +278,17 @@ def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[Arr
     if not isinstance(mean, Mean):
         with averaging():
             return _ORIGINAL(self, server_round, replies)
-    valid, _ = self._check_and_log_replies(replies, is_train=True)
-    arrays = merged(valid, mean, self.weighted_by_key)
-    return arrays, self.train_metrics_aggr_fn([reply.content for reply in valid], self.weighted_by_key)
+    # The mean is there already: a reply whose metrics are not as those of the others ends nothing.
+    valid, _ = self._check_and_log_replies(replies, is_train=True, **_UNCHECKED)
+    arrays, contents = merged(valid, mean, self.weighted_by_key), [reply.content for reply in valid]
+    other = odd(contents, RecordDict(), self.weighted_by_key)
+    agree = [content for at, content in enumerate(contents) if at not in other]
+    return arrays, self.train_metrics_aggr_fn(agree, self.weighted_by_key)
 
 
 _ORIGINAL: Final = FedAvg.aggregate_train
 _CHECK: Final = inspect.getattr_static(FedAvg, "_check_and_log_replies", None)
+_UNCHECKED: Final[Mapping[str, Any]] = {"validate": False} if "validate" in inspect.signature(_CHECK).parameters else {}
 #: Flower's own mean of metrics, which FedAvg has if it is told no other.
 _METRICS: Final = FedAvg().train_metrics_aggr_fn
 _START: Final = Strategy.start

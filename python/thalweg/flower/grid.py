@@ -18,10 +18,11 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from thalweg import _core
-from thalweg.flower import compat, fold, records
-from thalweg.flower.answers import REPLY_UNAVAILABLE, Answers
-from thalweg.flower.client import message_id, node_id
+from thalweg.flower import agreeing, compat, fold, records
+from thalweg.flower.answers import Answers
+from thalweg.flower.client import ASK, message_id, node_id
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
+from thalweg.flower.judging import Judge
 from thalweg.flower.messages import Came, Group, Sent, Waiting, Watcher
 from thalweg.flower.shelf import Shelf
 from thalweg.flower.used import UsedReplies
@@ -105,7 +106,7 @@ class ThalwegGrid(Grid):
 
         Raises ValueError for a message without a time to live, or that is a reply.
         """
-        ids, _ = self._push(list(messages), None, None)
+        ids, _ = self._push(list(messages), None, None, awaited=False)
         return cast("list[str]", ids)  # with None among them, as Flower's own grids do
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -141,22 +142,44 @@ class ThalwegGrid(Grid):
         if loop is not None and trains and sending and sending[0].has_content():
             loop.trains(sending[0].content)
         key = fold.weighted_key(loop.strategy) if self._folds and loop is not None and trains else None
-        ids, groups = self._push(sending, key, loop)
-        for group in groups:
-            self._await(group, deadline)
-        if self._watcher is not None:
-            for group in groups:
-                self._watcher.waited(group.sent, time.monotonic())
+        ids, groups = self._push(sending, key, loop, awaited=timeout is None or timeout > 0)
+        self._await_all(groups, deadline)
+        open_ids = [one for one in ids if one is not None]
+        if loop is not None and agreeing.flower_takes(loop.strategy, trains=trains):
+            self._set_apart(open_ids, loop)
+        self._tell_waited(groups)
         if timeout is not None and timeout <= 0:
             return Replies()
-        taken = ((one, self._waiting(one)) for one in ids if one is not None)
-        found = [self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
-        replies = Replies([reply for reply in found if reply is not None], self._mean(groups))
+        replies = Replies(self._take_all(open_ids), self._mean(groups))
+        for group in groups:
+            group.awaited = False
         if loop is not None:
             self._used.add(replies)
             if trains:
                 self._shelf.clear()  # what was trained from is not sent again
         return replies
+
+    def _await_all(self, groups: Sequence[Group], deadline: float | None) -> None:
+        for group in groups:
+            self._await(group, deadline)
+
+    def _tell_waited(self, groups: Sequence[Group]) -> None:
+        if self._watcher is not None:
+            for group in groups:
+                self._watcher.waited(group.sent, time.monotonic())
+
+    def _set_apart(self, ids: Sequence[str], loop: Loop) -> None:
+        """Make errors of replies that would end Flower's loop."""
+        waiting = [found for one in ids if (found := self._waiting(one)) is not None]
+        for came in self._answers.set_apart(waiting, loop.strategy):
+            if self._watcher is not None:
+                self._watcher.came(came)
+
+    def _take_all(self, ids: Sequence[str]) -> list[Message]:
+        """Return the replies that are there, in order; an error for a message that is not known any more."""
+        taken = ((one, self._waiting(one)) for one in ids)
+        found = [self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
+        return [reply for reply in found if reply is not None]
 
     @contextmanager
     def looping(self, loop: Loop) -> Iterator[None]:
@@ -188,7 +211,7 @@ class ThalwegGrid(Grid):
         return node
 
     def _push(
-        self, messages: Sequence[Message], key: str | None, loop: Loop | None
+        self, messages: Sequence[Message], key: str | None, loop: Loop | None, *, awaited: bool
     ) -> tuple[list[str | None], list[Group]]:
         """Send messages; return their ids, and the groups that they are sent in. With ``key`` replies may be folded."""
         ids: list[str | None] = [None] * len(messages)
@@ -216,14 +239,20 @@ class ThalwegGrid(Grid):
         groups = []
         for batch in batches.values():
             _, sending, to = zip(*batch, strict=True)
-            group, given = self._send(sending, to, key if len(batches) == 1 else None, loop)
+            group, given = self._send(sending, to, key if len(batches) == 1 else None, loop, awaited=awaited)
             groups.append(group)
             for (at, _, _), one in zip(batch, given, strict=True):
                 ids[at] = one
         return ids, groups
 
     def _send(
-        self, batch: Sequence[Message], names: Sequence[str], key: str | None, loop: Loop | None
+        self,
+        batch: Sequence[Message],
+        names: Sequence[str],
+        key: str | None,
+        loop: Loop | None,
+        *,
+        awaited: bool,
     ) -> tuple[Group, list[str]]:
         """Send messages of the same content; return them as a group, and their ids."""
         first, metadata = batch[0], batch[0].metadata
@@ -249,18 +278,20 @@ class ThalwegGrid(Grid):
         tensors = self._shelf.tensors(packed)
         returns = None if slots is None else slots.layout()
         reduce: Literal["mean"] | None = None if slots is None else "mean"
+        judge = None if slots is None or key is None else Judge(slots, key)
         missing = slots.missing(packed) if slots is not None and self._holes else 0.0
         task = self._server.send(
-            head, tensors, to=names, deadline=left, reduce=reduce, returns=returns, missing=missing
+            head, tensors, to=names, deadline=left, reduce=reduce, returns=returns, missing=missing, judge=judge
         )
         if self._watcher is not None:
             self._watcher.sent(sent)  # the nodes work while the record of the last round is written
-        group = Group(sent, label, task, sent.at + left, slots, tasks=[task], left=len(batch))
+        group = Group(sent, label, task, sent.at + left, judge, awaited, tasks=[task], left=len(batch))
         ids = [message_id(label, message.metadata.dst_node_id) for message in batch]
         with self._lock:
             for one, message in zip(ids, batch, strict=True):
                 self._open[one] = Waiting(group, compat.name(message, one).metadata)
-            over = [one for one, waiting in self._open.items() if waiting.group.expires < sent.at]
+            groups = ((one, waiting.group) for one, waiting in self._open.items())
+            over = [one for one, of in groups if of.expires < sent.at and not of.awaited]
         for one in over:
             self._drop(one)
         return group, ids
@@ -274,7 +305,7 @@ class ThalwegGrid(Grid):
         while not group.over and (deadline is None or time.monotonic() < deadline):
             self._drain(group, SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic())))
             self._look()
-        if group.slots is not None and not group.over:
+        if group.judge is not None and not group.over:
             self._end(group)
 
     def _drain(self, group: Group, seconds: float) -> None:
@@ -308,34 +339,31 @@ class ThalwegGrid(Grid):
         waiting = self._waiting(one)
         if waiting is None or reply.state == "cancelled":
             return
-        folds = group.slots is not None and task is group.task
+        judge = group.judge if task is group.task else None
         waiting.transfers += reply.transfers
-        if folds and reply.state == "failed":
-            # It has a reply that cannot be folded, or an error: that comes by a task of its own.
+        if judge and reply.state == "failed" and (reply.reason == ASK or reply.member in judge.accepted):
+            # It has an error, or a reply that cannot be folded, as with values that are not finite: ask for that whole,
+            # by a task of its own.
             left = max(0.0, group.expires - time.monotonic())
             group.tasks.append(self._server.send({"fetch": group.label}, to=reply.member, deadline=left))
             return
         head = reply.head if isinstance(reply.head, dict) else {}
         now = time.monotonic()
-        message, ttl = self._answers.of(waiting, reply, self._dead.get(reply.member))
-        if folds and reply.done:
+        message = self._answers.of(waiting, reply, self._dead.get(reply.member), judge)
+        if judge and reply.done:
             group.weight += reply.weight
+        usage = used if isinstance(used := head.get("usage"), dict) else {}
+        came = Came(group.sent, reply.member, now, message, reply, usage, waiting.transfers)
         with self._lock:
-            waiting.message, waiting.expires = message, min(group.expires, now + ttl)
+            waiting.message, waiting.came = message, came
         if self._watcher is not None:
-            usage = used if isinstance(used := head.get("usage"), dict) else {}
-            self._watcher.came(Came(group.sent, reply.member, now, message, reply, usage, waiting.transfers))
+            self._watcher.came(came)
 
     def _take(self, one: str, waiting: Waiting) -> Message | None:
         """Return a reply and forget the message; None if there is none yet, or another thread has taken it."""
         with self._lock:
             message = waiting.message
-            late = time.monotonic() > waiting.expires
-        if message is None or not self._drop(one):
-            return None
-        if late and message.has_content():
-            return self._answers.error(waiting, REPLY_UNAVAILABLE, "its reply has expired")
-        return message
+        return message if message is not None and self._drop(one) else None
 
     def _drop(self, one: str) -> bool:
         """Forget a message; return whether it was known. With the last one of a task, that goes too."""
@@ -344,7 +372,7 @@ class ThalwegGrid(Grid):
             if waiting is None:
                 return False
             waiting.group.left -= 1
-            last = waiting.group.left == 0 and waiting.group.slots is None
+            last = waiting.group.left == 0 and waiting.group.judge is None
         if last:
             waiting.group.task.close()
         return True
@@ -359,8 +387,8 @@ class ThalwegGrid(Grid):
     def _mean(self, groups: Sequence[Group]) -> Mean | None:
         """Return the mean of what was folded, and free its sums."""
         for group in groups:
-            if group.slots is not None:
-                mean = Mean(group.slots, group.task.mean_tensors(), group.weight) if group.weight else None
+            if group.judge is not None:
+                mean = Mean(group.judge.slots, group.task.mean_tensors(), group.weight) if group.weight else None
                 group.task.close()
                 return mean
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,8 @@ from typing import Any, Protocol
 
 from flwr.app import Message, Metadata
 
-from thalweg.flower.fold import Loop, Slots
+from thalweg.flower.fold import Loop
+from thalweg.flower.judging import Judge
 from thalweg.tasks import Reply, Task
 
 
@@ -60,8 +60,10 @@ class Group:
     task: Task
     #: When its messages are of no use any more (``time.monotonic``).
     expires: float
-    #: The tensors of their mean; None if their replies are not folded.
-    slots: Slots | None
+    #: Judges the replies that are folded; None if they are not.
+    judge: Judge | None
+    #: Somebody waits for all of its replies.
+    awaited: bool
     #: Weight of what was folded.
     weight: float = 0.0
     #: The task, and those that fetch what could not be folded, until all their replies are in.
@@ -83,7 +85,7 @@ class Waiting:
     group: Group
     metadata: Metadata
     message: Message | None = None
+    #: What a watcher was told of the reply.
+    came: Came | None = None
     #: The ways of its parts that have come.
     transfers: list[dict[str, Any]] = field(default_factory=list)
-    #: When the reply is of no use any more (``time.monotonic``).
-    expires: float = math.inf

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from thalweg import bounded_json
 from thalweg.flower.arrays import MOST_DIMENSIONS, NUMPY, Folded, Values, View, values_of
 from thalweg.tensors.arena import ARRAY_TYPES
 
@@ -24,6 +26,10 @@ from thalweg.tensors.arena import ARRAY_TYPES
 INLINE: Final = 1024
 #: Bytes of JSON up to which records stand in the head; longer ones are a tensor.
 LONGEST_HEAD: Final = 256 << 10
+#: Bytes of JSON that describe records, at most.
+LONGEST_RECORDS: Final = 16 << 20
+#: Numbers that are no JSON, as Python writes them.
+NOT_FINITE: Final = ("nan", "inf", "-inf")
 
 
 class HeadError(ValueError):
@@ -60,9 +66,9 @@ def pack(content: RecordDict, folded: Mapping[str, Values] | None = None) -> Pac
         if isinstance(record, ArrayRecord):
             packed.records.append([key, "arrays", _arrays(record, packed, folded)])
         elif isinstance(record, MetricRecord):
-            packed.records.append([key, "metrics", list(map(list, record.items()))])
+            packed.records.append([key, "metrics", _coded_items(record, packed)])
         else:
-            packed.records.append([key, "config", [[name, _coded(value, packed)] for name, value in record.items()]])
+            packed.records.append([key, "config", _coded_items(record, packed)])
     text = json.dumps(packed.records).encode()
     if len(text) > LONGEST_HEAD:
         packed.records = packed.add(np.frombuffer(text, np.uint8), None)
@@ -95,7 +101,13 @@ def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | 
     return items
 
 
+def _coded_items(record: MetricRecord | ConfigRecord, packed: Packed) -> list[Any]:
+    return [[name, _coded(value, packed)] for name, value in record.items()]
+
+
 def _coded(value: Any, packed: Packed) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):  # which is no JSON
+        return {"float": str(value)}
     if isinstance(value, bytes):
         if len(value) > INLINE:
             return {"tensor": packed.add(np.frombuffer(value, np.uint8), value)}
@@ -121,18 +133,23 @@ def housed(record: ArrayRecord) -> ArrayRecord:
     return made
 
 
-def unpack(records: Any, tensors: Mapping[str, Values]) -> RecordDict:
+def unpack(records: Any, tensors: Mapping[str, Values], *, folded: bool = False) -> RecordDict:
     """Return the records that a peer sent; ``tensors`` are what came with them.
 
+    With ``folded`` the values of their arrays went into a mean, and ``tensors`` are none; else no array may be folded.
     Raises HeadError for anything that is not as ``pack`` makes it.
     """
     try:
         if isinstance(records, int):
-            records = json.loads(_bytes(tensors, records))
+            records = bounded_json.read(_bytes(tensors, records), most=LONGEST_RECORDS)
         found = RecordDict()
         for key, kind, items in records:
             make = _MAKERS[kind]
             found[key] = make(items, tensors)
+            if isinstance(found[key], ArrayRecord) and any(
+                isinstance(array, Folded) != folded for array in found[key].values()
+            ):
+                raise ValueError("its arrays are folded" if not folded else "an array is not folded")
     except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise HeadError(f"the head does not describe records: {error}") from error
     return found
@@ -154,6 +171,8 @@ def _array_record(items: Any, tensors: Mapping[str, Values]) -> ArrayRecord:
         else:
             number, *fields = rest
             values = tensors[str(_number(number))]
+            if not isinstance(values, np.ndarray):  # a head may say that they are PyTorch's
+                raise TypeError(f"tensor {number} is no array")
             kept = (_text(fields[0]), _shape(fields[1])) if fields else None
             record[name] = View({"along": values, "across": values.T}[kind], kept)
     return record
@@ -168,7 +187,7 @@ def _empty(element: Any, shape: Any) -> Values:
 
 
 def _metric_record(items: Any, tensors: Mapping[str, Values]) -> MetricRecord:
-    return MetricRecord(dict(items))
+    return MetricRecord({name: _decoded(value, tensors) for name, value in items})
 
 
 def _config_record(items: Any, tensors: Mapping[str, Values]) -> ConfigRecord:
@@ -188,6 +207,8 @@ def _decoded(value: Any, tensors: Mapping[str, Values]) -> Any:
     ((kind, given),) = value.items()
     if kind == "tensor":
         return _bytes(tensors, given)
+    if kind == "float" and given in NOT_FINITE:
+        return float(given)
     if kind != "bytes":
         raise ValueError(f"{kind!r} is no kind of value")
     try:
@@ -216,4 +237,7 @@ def _text(value: Any) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(_number(one) for one in value)
+    lengths = tuple(_number(one) for one in value)
+    if not all(0 <= one < 2**63 for one in lengths):
+        raise ValueError("a length of a shape is out of range")
+    return lengths

@@ -1,0 +1,98 @@
+"""Replies of one form: where Flower's own code takes their mean, a single one of another form would end the run."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+from thalweg.flower.arrays import Folded, values_of
+
+_Arrays: TypeAlias = frozenset[tuple[str, str, tuple[int, ...] | None]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What has to be the same of all replies: names and shapes of arrays, names of metrics, and a weight."""
+
+    arrays: _Arrays
+    metrics: frozenset[tuple[str, str, int | None]]
+    weighs: bool
+
+    @classmethod
+    def of(cls, content: RecordDict, key: str | None) -> Form:
+        """Return the form of records; the metric ``key`` is their weight, if there are weights."""
+        records = [(name, record) for name, record in content.items() if isinstance(record, MetricRecord)]
+        metrics = frozenset(
+            (name, metric, len(value) if isinstance(value, list) else None)
+            for name, record in records
+            for metric, value in record.items()
+        )
+        weighs = key is None or (len(records) == 1 and _is_weight(records[0][1].get(key)))
+        return cls(_arrays(content), metrics, weighs)
+
+
+def odd(contents: Sequence[RecordDict], asked: RecordDict, key: str | None, *, metrics: bool = True) -> dict[int, str]:
+    """Return which replies have another form than the others, by index, each with why.
+
+    The form that counts has arrays as those of the message that was sent, if any reply has; and a weight; and most
+    replies have it. Shapes count only then: the arrays of trees, for one, are of any length. Without ``metrics`` these
+    may differ.
+    """
+    forms = [Form.of(content, key) for content in contents]
+    if not metrics:
+        forms = [replace(form, metrics=frozenset()) for form in forms]
+    sent = _arrays(asked)
+    if not any(form.arrays == sent for form in forms):
+        forms = [replace(form, arrays=_named(form.arrays)) for form in forms]
+    if len(set(forms)) < 2:
+        return {}
+    best = max(forms, key=lambda form: (form.arrays == sent, form.weighs, forms.count(form)))
+    return {at: _difference(form, best, key) for at, form in enumerate(forms) if form != best}
+
+
+def flower_takes(strategy: Strategy, *, trains: bool) -> bool:
+    """Whether Flower's own code takes the replies that a strategy gets, or what this package has in its place."""
+    name = "aggregate_train" if trains else "aggregate_evaluate"
+    method = inspect.getattr_static(type(strategy), name, None)
+    place = str(getattr(method, "__module__", "")).partition(".")[0]
+    return place in ("flwr", "thalweg") and name not in vars(strategy)
+
+
+def _arrays(content: RecordDict) -> _Arrays:
+    return frozenset(
+        (key, name, _shape(array))
+        for key, record in content.items()
+        if isinstance(record, ArrayRecord)
+        for name, array in record.items()
+    )
+
+
+def _shape(array: Array) -> tuple[int, ...] | None:
+    if isinstance(array, Folded):
+        return tuple(array.shape)
+    values = values_of(array)
+    return None if values is None else values.shape
+
+
+def _named(arrays: _Arrays) -> _Arrays:
+    return frozenset((key, name, None) for key, name, _ in arrays)
+
+
+def _is_weight(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+
+
+def _difference(form: Form, best: Form, key: str | None) -> str:
+    if form.arrays != best.arrays:
+        some = sorted(name for _, name, _ in form.arrays ^ best.arrays)
+        return f"its arrays are not as those of other replies: {some[0]!r}"
+    if form.weighs != best.weighs:
+        return f"it has no {key} that can be a weight"
+    some = sorted(name for _, name, _ in form.metrics ^ best.metrics)
+    return f"its metrics are not as those of other replies: {some[0]!r}"
