@@ -13,12 +13,12 @@ SHAPE: dict[str, Any] = {
 
 def test_units_and_which_way() -> None:
     line = words.changed({"link": "client-1", "direction": "ab", "shape": SHAPE})
-    assert line == "client-1 up: rate 5.0 Mbit/s, delay 20.0 ms, loss 5.00 %, queue bytes 64.0 KiB"
+    assert line == "client-1 up: rate 5 Mbit/s, delay 20 ms, loss 5 %, queue bytes 64 KiB"
     assert words.changed({"link": "a", "direction": "ba", "shape": {"down": False}}) == "a down: no limits"
 
 
 def test_a_link_that_is_down_says_so() -> None:
-    assert words.state({**SHAPE, "down": True}).startswith("not connected; else rate 5.0 Mbit/s")
+    assert words.state({**SHAPE, "down": True}).startswith("not connected; else rate 5 Mbit/s")
 
 
 def test_a_row_of_the_table() -> None:

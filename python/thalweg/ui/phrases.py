@@ -35,18 +35,25 @@ SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
     "loss": percent,
     "reorder": percent,
     "duplicate": percent,
+    "queue": format_bytes,
     "queue_bytes": format_bytes,
 }
 
 
+def exactly(text: str) -> str:
+    """Return a number that was set, with its unit, without zeros that say nothing: ``40.0 ms`` as ``40 ms``."""
+    number, space, unit = text.partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{space}{unit}"
+
+
 def phrase(of: Mapping[str, Any]) -> str:
-    """Return an object as words, as ``rate 60.0 Mbit/s, delay 20.0 ms``."""
+    """Return an object as words, as ``rate 60 Mbit/s, delay 20 ms``."""
     return ", ".join(f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in of.items())
 
 
 def _value(name: str, value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return SHOWN.get(name, shortly)(value)
+        return exactly(SHOWN.get(name, shortly)(value))
     if isinstance(value, dict):
         return f"({phrase(value)})"
     if isinstance(value, list):
