@@ -65,6 +65,8 @@ def test_apps_of_all_kinds_run_and_leave_a_record(tmp_path: Path, name: str) -> 
     assert all("loss" in row["evaluate"] for row in said["metrics"])
     record = Record(Path(said["record"]))
     assert record.manifest["status"] == "complete"
+    # Only of Flower's own loop of rounds it is known; the other apps have the legacy one, or their own.
+    assert record.manifest.get("strategy") == ("FedAvg" if folded else None)
     assert record.plan.job.rounds == 3
     entries = record.entries
     assert all(entry["complete"] and entry["participants"] == 4 for entry in entries)

@@ -202,6 +202,8 @@ class Hosting:
         grace.end_if_interrupted()
 
     def _begin(self, number: int) -> None:
+        if self.rounds.loop is not None and not self.rounds.rows:
+            self.record.note(strategy=type(self.rounds.loop.strategy).__name__)
         self.progress.begin(number, self.rounds.expected or number)
 
     def _keep(self, entry: Mapping[str, Any], row: Mapping[str, Any]) -> None:
