@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments.measured import Cell
-from thalweg.report.charts import colour
+from thalweg.report.colours import colour
 from thalweg.report.graphs import positions
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from experiments import graph_plots
 from experiments.measured import Cell
 from experiments.plan import Plot
-from thalweg.report.charts import colour
+from thalweg.report.colours import colour
 from thalweg.report.figures import DOTS, SETTINGS
 
 if TYPE_CHECKING:

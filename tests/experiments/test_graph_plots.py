@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments import graph_plots
 from experiments.measured import Cell
-from thalweg.report.charts import colour
+from thalweg.report.colours import colour
 
 
 def learned(case: str) -> Cell:

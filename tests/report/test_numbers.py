@@ -66,10 +66,10 @@ def test_parties_count_where_transfers_do_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layers", "network"),
     [
-        ({"throttle": 60_000_000}, "60.0 Mbit/s a link"),
+        ({"throttle": 60_000_000}, "60 Mbit/s a link"),
         (
             {"throttle": 60_000_000, "fault": {"loss": 0.01, "delay_ms": 2.0}},
-            "60.0 Mbit/s a link, loss 0.01, delay_ms 2",
+            "60 Mbit/s a link, loss 1 %, delay 2 ms",
         ),
     ],
 )
@@ -84,7 +84,7 @@ def test_an_emulated_network_is_called_by_what_it_was_set_to(tmp_path: Path) -> 
     keys = {"rate": "200mbit", "rtt": ["20ms", "40ms"], "up": {"loss": "1%"}, "changes": [{"at": 5, "rate": "5mbit"}]}
     path = make(tmp_path / "r", plan={"network": keys}, manifest={"network": {"profile": None, "topology": "star"}})
     found = numbers(read_run(path))
-    assert found["network"] == "rate 200.0 Mbit/s, rtt 20.0 ms to 40.0 ms, up (loss 1.00 %), changes"
+    assert found["network"] == "rate 200 Mbit/s, rtt 20 ms to 40 ms, up (loss 1 %), changes"
 
 
 def test_the_bound_of_an_emulated_network_is_of_whole_updates(tmp_path: Path) -> None:
@@ -107,6 +107,10 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
     paths = [make(tmp_path / "x-1"), make(tmp_path / "x-2"), make(tmp_path / "x-3", plan=cubic)]
     assert [run.label for run in read_runs(paths)] == ["tcp 1", "tcp 2", "tcp cubic"]
     assert [run.label for run in read_runs(paths[:1])] == ["x-1"]
+    keys = {"rate": "20mbit", "rtt": "40ms", "loss": "1%", "jitter": "5ms", "queue": "256KiB"}
+    slow = make(tmp_path / "x-4", plan={"network": keys}, manifest={"network": {"profile": None, "topology": "star"}})
+    long = read_runs([paths[0], slow])[1].label
+    assert long == "rate 20 Mbit/s, jitter 5 ms, loss 1 %, queue 256 KiB, rtt 40 ms"
     same = [make(tmp_path / "a" / "same"), make(tmp_path / "b" / "same")]
     assert [run.label for run in read_runs(same)] == ["same 1", "same 2"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from html.parser import HTMLParser
@@ -54,8 +56,13 @@ def read(path: Path) -> Reader:
     return reader
 
 
+def unpacked(script: str) -> str:
+    """Return what the page's script unpacks."""
+    return gzip.decompress(base64.b64decode(script)).decode()
+
+
 def charts(reader: Reader) -> dict[str, dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(reader.scripts["charts"])
+    found: list[dict[str, Any]] = json.loads(unpacked(reader.scripts["charts"]))
     return {chart["name"]: chart for chart in found}
 
 
@@ -67,27 +74,42 @@ def test_the_numbers_on_the_page_are_the_record_s(wifi: Path, tmp_path: Path) ->
     entries = [json.loads(line) for line in (wifi / "journal.jsonl").read_text().splitlines()]
     accuracy = drawn["accuracy-rounds"]["traces"][0]
     assert (accuracy["x"], accuracy["y"]) == ([1, 2, 3, 4], [100 * entry["accuracy"] for entry in entries])
-    (bar,) = (trace for trace in drawn["communication-time"]["traces"] if trace["type"] == "bar")
-    assert bar["y"] == [pytest.approx(0.5)]
-    assert bar["error_y"]["array"] == [pytest.approx(0.3)]
-    (box,) = (trace for trace in drawn["round-time"]["traces"] if trace["type"] == "box")
-    assert box["y"] == sorted(entry["seconds"] for entry in entries)
+    parts = {trace["name"]: trace["y"] for trace in drawn["split"]["traces"]}
+    assert parts["training"] == pytest.approx([1.0] * 4)
+    assert parts["communication"] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    for number, entry in enumerate(entries):
+        assert sum(part[number] for part in parts.values()) == pytest.approx(entry["seconds"])
     assert [trace["name"] for trace in drawn["timeline"]["traces"]] == ["down", "training", "up"]
     assert len(drawn["links"]["traces"]) == 2 * 4 + 1
-    for text in ("87.50 %", "500.0 ms (200.0 ms to 800.0 ms)", "60.0 Mbit/s", "A processor, 2 cores", "100 (1.00 %)"):
+    for text in ("87.50 %", "500.0 ms (200.0 ms to 800.0 ms)", "60.0 Mbit/s", "A processor", "100 (1.00 %)"):
         assert any(text in cell for cell in reader.cells), text
 
 
+def test_a_comparison_draws_medians_with_their_spread(wifi: Path, tmp_path: Path) -> None:
+    other = make(tmp_path / "other", plan={"transport": {"congestion": "cubic"}})
+    report([wifi, other], tmp_path / "r.html")
+    drawn = charts(read(tmp_path / "r.html"))
+    bars = [trace for trace in drawn["communication-time"]["traces"] if trace["type"] == "bar"]
+    assert [bar["y"] for bar in bars] == [[pytest.approx(0.5)]] * 2
+    assert [bar["error_y"]["array"] for bar in bars] == [[pytest.approx(0.3)]] * 2
+    parts = {trace["name"]: trace["x"] for trace in drawn["round-time"]["traces"]}
+    assert parts["training"] == pytest.approx([1.0, 1.0])
+    assert parts["communication"] == pytest.approx([0.5, 0.5])
+    assert parts["training and lower bound"] == pytest.approx([1.2, 1.2])
+
+
 def test_the_lower_bound_is_a_line_in_the_plots_of_time(wifi: Path, tmp_path: Path) -> None:
-    report([wifi], tmp_path / "r.html")
+    other = make(tmp_path / "other", plan={"transport": {"congestion": "cubic"}})
+    report([wifi, other], tmp_path / "r.html")
     drawn = charts(read(tmp_path / "r.html"))
     for name in ("accuracy-time", "communication-rounds"):
-        line = drawn[name]["traces"][1]
-        assert line["line"]["dash"] == "dash"
-    assert drawn["communication-rounds"]["traces"][1]["y"] == pytest.approx([0.2] * 4)
-    for name, least in (("communication-time", 0.2), ("round-time", 1.2)):
-        (mark,) = (trace for trace in drawn[name]["traces"] if trace["type"] == "scatter")
-        assert mark["y"] == [pytest.approx(least)]
+        dotted = [trace for trace in drawn[name]["traces"] if trace["line"].get("dash") == "dot"]
+        assert len(dotted) == 1, "that of both runs is the same, and drawn once"
+        assert dotted[0]["name"] == "lower bound"
+    assert dotted[0]["y"] == pytest.approx([0.2] * 4)
+    marks = [trace for trace in drawn["communication-time"]["traces"] if trace["type"] == "scatter"]
+    assert [mark["y"] for mark in marks] == [[pytest.approx(0.2)]] * 2
+    assert [mark["showlegend"] for mark in marks] == [True, False]
 
 
 def test_plotly_knows_all_that_the_plots_say(wifi: Path, bare: Path, tmp_path: Path) -> None:
@@ -126,7 +148,7 @@ def test_what_others_wrote_is_text(tmp_path: Path) -> None:
 def test_what_is_missing_is_explained(bare: Path, tmp_path: Path) -> None:
     report([bare], tmp_path / "r.html")
     reader = read(tmp_path / "r.html")
-    assert set(charts(reader)) == {"communication-time", "communication-rounds", "round-time", "timeline"}
+    assert set(charts(reader)) == {"split", "communication-rounds", "timeline"}
     said = "\n".join(reader.cells)
     for text in ("payload:1MB is moved and not trained", "emulation is none", "no lower bound: not known", "failed"):
         assert text in said, text
@@ -145,21 +167,23 @@ def test_many_records_are_compared(tmp_path: Path) -> None:
     paths = [make(tmp_path / f"run-{number}", rounds=2) for number in range(MOST_RUNS + 2)]
     made = report(paths, tmp_path / "r.html")
     reader = read(tmp_path / "r.html")
-    labels = [run["label"] for run in made["runs"]]
-    assert len(set(labels)) == MOST_RUNS + 2
+    assert len({run["label"] for run in made["runs"]}) == MOST_RUNS + 2
     drawn = charts(reader)
-    assert [trace["name"] for trace in drawn["accuracy-rounds"]["traces"]] == labels
-    assert all(trace["legendgroup"] for trace in drawn["accuracy-rounds"]["traces"])
-    assert len(json.loads(reader.scripts["charts"])) == 5 + 2 * MOST_RUNS
+    named = [trace for trace in drawn["accuracy-rounds"]["traces"] if "name" in trace]
+    assert [trace["name"] for trace in named] == ["tcp"], "repetitions are one line"
+    assert named[0]["customdata"] == [[1, MOST_RUNS + 2], [2, MOST_RUNS + 2]]
+    assert len([trace for trace in drawn["accuracy-rounds"]["traces"] if "fillcolor" in trace]) == 2
+    assert len(json.loads(unpacked(reader.scripts["charts"]))) == 5 + 2 * MOST_RUNS
     assert any("2 more runs are not drawn" in cell for cell in reader.cells)
 
 
 def test_a_long_run_is_thinned_and_says_so() -> None:
     rounds = [{"round": number, "accuracy": number / 10_000} for number in range(1, 10_001)]
-    chart = accuracy_rounds([{"label": "long", "each_round": rounds}])
+    run = {"transport": "tcp", "network": "wifi", "repair": "", "setting": "", "model": "lenet", "clients": 2}
+    chart = accuracy_rounds([{**run, "each_round": rounds}])
     assert len(chart.traces[0]["x"]) == 2000
     assert (chart.traces[0]["x"][0], chart.traces[0]["x"][-1]) == (1, 10_000)
-    assert chart.notes == ["long: 2000 of 10000 rounds are drawn"]
+    assert chart.notes == ["tcp: 2000 of 10000 rounds are drawn"]
 
 
 def test_the_page_of_the_same_records_is_the_same(wifi: Path, tmp_path: Path) -> None:

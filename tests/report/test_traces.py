@@ -132,7 +132,7 @@ def test_a_page_of_a_trace_alone_and_with_a_record(tmp_path: Path) -> None:
     assert any("pace 100 %" in cell for cell in page.cells)
     both = report([make(tmp_path / "run"), trace], tmp_path / "both.html")
     assert (len(both["runs"]), len(both["traces"])) == (1, 1)
-    assert {"trace", "communication-time"} <= set(charts(read(tmp_path / "both.html")))
+    assert {"trace", "communication-rounds"} <= set(charts(read(tmp_path / "both.html")))
 
 
 def test_the_command_takes_a_trace(tmp_path: Path) -> None:

@@ -92,9 +92,8 @@ def test_the_report_has_a_section_of_workers_for_trees_alone(tmp_path: Path, wif
     out = tmp_path / "both.html"
     report([tree, wifi], out, figures=tmp_path / "figures")
     page = out.read_text()
-    assert '<h2 id="workers">Workers</h2>' in page
-    assert "wifi: its server folds updates itself" in page
-    assert (tmp_path / "figures" / "workers-1-tree.svg").exists()
+    assert '<h2 id="workers">Tree</h2>' in page
+    assert (tmp_path / "figures" / "workers-1-aggregation-tree.svg").exists()
     report([wifi], out)
     assert '<h2 id="workers">' not in out.read_text()
 

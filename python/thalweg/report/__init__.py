@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import RecordError
 from thalweg.report.numbers import labels, numbers
+from thalweg.report.settings import settings
 from thalweg.report.source import Run, read_run
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def report(
 
     links = [link for path in dict.fromkeys(records) if path.is_file() for link in read_traces(path)]
     runs = read_runs([path for path in records if not path.is_file()])
-    found = [numbers(run) for run in runs]
+    words = settings([run.plan for run in runs] + [one.plan for one in lost])
+    found = [numbers(run, setting) for run, setting in zip(runs, words[: len(runs)], strict=True)]
+    lost = [replace(one, setting=setting) for one, setting in zip(lost, words[len(runs) :], strict=True)]
     by_cell = cells(found, lost)
     _write(out, page(runs, found, lost, links))
     written: list[Path] = []

@@ -29,6 +29,7 @@ class Lost:
     plan: Plan
     path: Path
     reason: str
+    setting: str = ""
 
     def numbers(self) -> dict[str, Any]:
         """Return what a cell needs of it, under the names of a run's numbers."""
@@ -36,8 +37,8 @@ class Lost:
         return {
             "record": str(self.path), "status": FAILED, "reason": self.reason, "transport": transport_of(plan),
             "congestion_control": None, "unasked_congestion_control": None,
-            "network": network_of(plan), "repair": repair_of(plan), "model": plan.label, "clients": plan.job.clients,
-            "each_round": [],
+            "network": network_of(plan), "repair": repair_of(plan), "setting": self.setting, "model": plan.label,
+            "clients": plan.job.clients, "each_round": [],
         }  # fmt: skip
 
 
@@ -81,6 +82,7 @@ class Cell:
             "runs": len(self.done),
             "failed": len(self.failed),
             "reasons": self.reasons,
+            "seconds": spread(row["seconds"] for row in rounds),
             "communication_seconds": spread(row["communication_seconds"] for row in rounds),
             "bound_seconds": median(bounds) if bounds else None,
             "share_of_bound": _median(divided(row["bound_seconds"], row["communication_seconds"]) for row in rounds),

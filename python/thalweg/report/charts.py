@@ -1,4 +1,4 @@
-"""The page's plots, as Plotly takes them: traces and a layout in plain JSON values."""
+"""The page's plots, as Plotly's basic bundle takes them: traces and a layout in plain JSON values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any, Final
 
-from thalweg.report.series import Group, RoundTimes, groups, round_times, thinned
+from thalweg.report.colours import DASHES, of_transports
+from thalweg.report.series import Cell, Group, by_cell, groups, round_times, thinned
+from thalweg.report.split import COMMUNICATION, PARTS, TRAINING, WAITING
 from thalweg.report.text import escaped
 
 Numbers = Mapping[str, Any]
 Trace = dict[str, Any]
 
-# Told apart by colour-blind readers as far as ten can be, on light and dark paper alike; the first are Okabe and Ito's.
-COLOURS: Final = (
-    "#0a84c6", "#e0782f", "#009e73", "#cc79a7", "#b8860b", "#7b61d1", "#d02060", "#56b4e9", "#8c564b", "#6b8e23",
-)  # fmt: skip
 SYMBOLS: Final = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star")
 GREY: Final = "#8a94a0"
-# Characters that have room below the page's plots, side by side.
-SIDE_BY_SIDE: Final = 110
+SPLIT_COLOURS: Final = {TRAINING: GREY, COMMUNICATION: "#3f7fbf", WAITING: "#d9b44a"}
+BOUND: Final = "lower bound"
+BAR: Final = 30
+# Characters of a name that have room in a legend beside a plot, and points of a line that have a symbol each.
+BESIDE: Final = 24
+MOST_MARKERS: Final = 100
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,6 @@ class Chart:
         return {"name": self.name, "traces": self.traces, "layout": {**self.layout, "height": self.height}}
 
 
-def colour(index: int) -> str:
-    """Return the colour of the run or link with this place."""
-    return COLOURS[index % len(COLOURS)]
-
-
 def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     """Return a layout with two titles."""
     return {
@@ -54,24 +51,58 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Style:
+    """How a cell's lines look: its transport's colour, its network's dash and symbol; ``group`` names its lines."""
+
+    group: str
+    colour: str
+    dash: str
+    symbol: str
+
+
+def styles(cells: Sequence[Cell]) -> list[Style]:
+    """Return the style of each cell."""
+    colours = of_transports(cell.transport for cell in cells)
+    places = list(dict.fromkeys(cell.place for cell in cells))
+    found = []
+    for number, cell in enumerate(cells):
+        at = places.index(cell.place)
+        found.append(Style(str(number), colours[cell.transport], DASHES[at % len(DASHES)], SYMBOLS[at % len(SYMBOLS)]))
+    return found
+
+
 def lines(
     name: str, runs: Sequence[Numbers], columns: tuple[str, str], bound: tuple[str, str] | None, factor: float = 1
 ) -> Chart:
-    """Return a line for each run over its rounds, of ``columns`` x and y; ``bound`` are those of the dashed line."""
+    """Return a line for each cell over its rounds, of ``columns`` x and y, with the spread over its runs.
+
+    ``bound`` are the columns of a dotted line; those of several cells that are the same are drawn once.
+    """
     traces: list[Trace] = []
+    bounds: dict[str, Trace] = {}
     notes = []
-    for index, run in enumerate(runs):
-        known = [row for row in run["each_round"] if all(row[column] is not None for column in columns)]
+    cells = by_cell(runs)
+    for cell, style in zip(cells, styles(cells), strict=True):
+        known = cell.over_rounds(*columns)
         each = thinned(known)
-        if not each:
-            continue
         if len(each) < len(known):
-            notes.append(f"{run['label']}: {len(each)} of {len(known)} rounds are drawn")
-        traces.append(_line(run, index, each, columns, factor))
-        limited = [row for row in each if bound and all(row[column] is not None for column in bound)]
-        if bound and limited:
-            traces.append(_bound_line(run, index, limited, bound, factor))
-    return Chart(name, traces, {}, notes)
+            notes.append(f"{cell.name}: {len(each)} of {len(known)} rounds are drawn")
+        if any(row["runs"] > 1 for row in each):
+            traces += _band(each, columns[0], style, factor)
+        traces += [_line(cell, each, columns, style, factor)] if each else []
+        limit = _bound_line(cell, bound, style, factor) if bound else None
+        if limit is not None:
+            bounds.setdefault(repr((limit["x"], limit["y"])), limit)
+    drawn = [{**one, "showlegend": not at} for at, one in enumerate(bounds.values())]
+    return Chart(name, traces + drawn, {"showlegend": len(traces + drawn) > 1, **_legend(cells)}, notes)
+
+
+def _legend(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return a legend above the plot where names are so long that they would squeeze it, else none of its own."""
+    if max((len(cell.name) for cell in cells), default=0) <= BESIDE:
+        return {}
+    return {"legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}}
 
 
 def by_round(runs: Sequence[Numbers], y: str) -> dict[str, Any]:
@@ -80,33 +111,50 @@ def by_round(runs: Sequence[Numbers], y: str) -> dict[str, Any]:
     return axes("round", y, xaxis={"dtick": 1} if few else {})
 
 
-def _line(run: Numbers, index: int, each: Sequence[Numbers], columns: tuple[str, str], factor: float) -> Trace:
+def _line(cell: Cell, each: Sequence[Numbers], columns: tuple[str, str], style: Style, factor: float) -> Trace:
     x, y = columns
+    several = ", median of %{customdata[1]} runs" if len(cell.runs) > 1 else ""
     return {
         "type": "scatter",
-        "mode": "lines+markers",
-        "name": escaped(run["label"]),
-        "legendgroup": str(index),
+        "mode": "lines+markers" if len(each) <= MOST_MARKERS else "lines",
+        "name": escaped(cell.name),
+        "legendgroup": style.group,
         "x": [row[x] for row in each],
         "y": [factor * row[y] for row in each],
-        "customdata": [row["round"] for row in each],
-        "line": {"color": colour(index)},
-        "marker": {"color": colour(index), "symbol": SYMBOLS[index % len(SYMBOLS)], "size": 6},
-        "hovertemplate": "%{y:.4g} at %{x:.4g}, round %{customdata}<extra>%{fullData.name}</extra>",
+        "customdata": [[row["round"], row["runs"]] for row in each],
+        "line": {"color": style.colour, "dash": style.dash},
+        "marker": {"color": style.colour, "symbol": style.symbol, "size": 6},
+        "hovertemplate": "%{y:.4g} at %{x:.4g}, round %{customdata[0]}" + several + "<extra>%{fullData.name}</extra>",
     }
 
 
-def _bound_line(run: Numbers, index: int, each: Sequence[Numbers], columns: tuple[str, str], factor: float) -> Trace:
-    x, y = columns
+def _band(each: Sequence[Numbers], x: str, style: Style, factor: float) -> list[Trace]:
+    """Return the least and the most over runs, and the colour between them."""
+    channels = ", ".join(str(int(style.colour[at : at + 2], 16)) for at in (1, 3, 5))
+    return [
+        {
+            "type": "scatter", "mode": "lines", "legendgroup": style.group, "showlegend": False, "hoverinfo": "skip",
+            "x": [row[x] for row in each], "y": [factor * row[end] for row in each], "line": {"width": 0},
+            "fillcolor": f"rgba({channels}, 0.18)", **({"fill": "tonexty"} if end == "most" else {}),
+        }
+        for end in ("least", "most")
+    ]  # fmt: skip
+
+
+def _bound_line(cell: Cell, columns: tuple[str, str], style: Style, factor: float) -> Trace | None:
+    """Return a cell's dotted line, if it has one."""
+    each = thinned(cell.over_rounds(*columns))
+    if not each:
+        return None
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": f"{escaped(run['label'])}: lower bound",
-        "legendgroup": str(index),
-        "x": [row[x] for row in each],
-        "y": [factor * row[y] for row in each],
-        "line": {"color": colour(index), "dash": "dash", "width": 1.5},
-        "hovertemplate": "%{y:.4g} at %{x:.4g}<extra>%{fullData.name}</extra>",
+        "name": BOUND,
+        "legendgroup": BOUND,
+        "x": [row[columns[0]] for row in each],
+        "y": [factor * row[columns[1]] for row in each],
+        "line": {"color": style.colour, "dash": "dot", "width": 1.5},
+        "hovertemplate": f"%{{y:.4g}} at %{{x:.4g}}<extra>{BOUND}</extra>",
     }
 
 
@@ -136,11 +184,12 @@ def communication_rounds(runs: Sequence[Numbers]) -> Chart:
 def communication_time(runs: Sequence[Numbers]) -> Chart:
     """Return bars of the median communication time by transport and network, with the spread over rounds."""
     found = groups(runs)
+    colours = of_transports(group.transport for group in found)
     traces: list[Trace] = []
     marks: list[Trace] = []
     for index, transport in enumerate(dict.fromkeys(group.transport for group in found)):
         members = [group for group in found if group.transport == transport]
-        traces.append(_bars(members, transport, index))
+        traces.append(_bars(members, transport, index, colours[transport]))
         marks += _bound_marks(members, index, named=not marks)
     # Side by side only where a network has several transports.
     places = len({group.place for group in found})
@@ -158,7 +207,7 @@ def category(place: str) -> str:
     return escaped(place).replace(", ", ",<br>")
 
 
-def _bars(members: Sequence[Group], transport: str, index: int) -> Trace:
+def _bars(members: Sequence[Group], transport: str, index: int, colour: str) -> Trace:
     middles = [group.median for group in members]
     return {
         "type": "bar",
@@ -166,7 +215,7 @@ def _bars(members: Sequence[Group], transport: str, index: int) -> Trace:
         "offsetgroup": str(index),
         "x": [category(group.place) for group in members],
         "y": middles,
-        "marker": {"color": colour(index)},
+        "marker": {"color": colour},
         "error_y": {
             "type": "data",
             "symmetric": False,
@@ -191,19 +240,17 @@ def _bound_marks(members: Sequence[Group], index: int, *, named: bool) -> list[T
     bounded = [group for group in members if group.bound is not None]
     if not bounded:
         return []
-    places = [category(group.place) for group in bounded]
-    marks = _marks(places, [group.bound for group in bounded], 34, "lower bound", named=named)
-    return [{**marks, "offsetgroup": str(index)}]
+    marks = _marks([category(group.place) for group in bounded], [group.bound for group in bounded], 34, BOUND)
+    return [{**marks, "offsetgroup": str(index), "showlegend": named}]
 
 
-def _marks(x: Sequence[str], y: Sequence[float | None], width: int, name: str, *, named: bool = True) -> Trace:
+def _marks(x: Sequence[Any], y: Sequence[Any], width: int, name: str) -> Trace:
     """Return short horizontal lines; the page gives them the colour of its text."""
     return {
         "type": "scatter",
         "mode": "markers",
         "name": name,
         "legendgroup": name,
-        "showlegend": named,
         "x": list(x),
         "y": list(y),
         "marker": {"symbol": "line-ew-open", "size": width, "line": {"width": 3}},
@@ -211,45 +258,47 @@ def _marks(x: Sequence[str], y: Sequence[float | None], width: int, name: str, *
     }
 
 
+def split_rounds(run: Numbers) -> Chart:
+    """Return what the time of each round of one run went into, one bar above the other."""
+    known = thinned([row for row in run["each_round"] if row["split"] is not None])
+    rounds = [row["round"] for row in known]
+    traces: list[Trace] = [
+        {"type": "bar", "name": part, "x": rounds, "y": [row["split"][part] for row in known],
+         "marker": {"color": SPLIT_COLOURS[part]}, "hovertemplate": "%{y:.4g} s<extra>%{fullData.name}</extra>"}
+        for part in _parts_of([row["split"] for row in known])
+    ]  # fmt: skip
+    layout = axes(
+        "round", "time of a round (s)", barmode="stack", hovermode="x unified", legend={"traceorder": "normal"}
+    )
+    layout["xaxis"] |= {"dtick": 1} if len(rounds) <= 20 else {}
+    return Chart("split", traces, layout, [], 320)
+
+
+def _parts_of(splits: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the parts that anything went into: a payload trains nothing."""
+    return [part for part in PARTS if any(one[part] > 0 for one in splits)]
+
+
 def round_time(runs: Sequence[Numbers]) -> Chart:
-    """Return a box of rounds' times for each run, or cell, with the median of training + lower bound.
-
-    Names that are too long to stand side by side have the boxes lie.
-    """
+    """Return what the time of a round went into, by cell, in bars that lie, with training + lower bound."""
     found = round_times(runs)
-    lie = sum(len(one.name) for one in found) > SIDE_BY_SIDE
-    boxes = [_box(one, index, lie=lie) for index, one in enumerate(found)]
-    floors = [(escaped(one.name), one.floor) for one in found if one.floor is not None]
-    layout = axes("", "time of a round (s)", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0})
-    layout["xaxis"] = {"type": "category", "automargin": True}
-    name = "training and the lower bound of communication"
-    width = 60 if not lie else 20
-    marks = [_marks([label for label, _ in floors], [floor for _, floor in floors], width, name)] if floors else []
-    if not lie:
-        return Chart("round-time", boxes + marks, layout)
-    layout["xaxis"], layout["yaxis"] = layout["yaxis"], {**layout["xaxis"], "autorange": "reversed"}
-    return Chart("round-time", boxes + [_lying(one) for one in marks], layout, [], 140 + 30 * len(found), "xaxis")
-
-
-def _lying(marks: Trace) -> Trace:
-    """Return marks across bars that lie."""
-    marker = {**marks["marker"], "symbol": "line-ns-open"}
-    hover = marks["hovertemplate"].replace("%{y", "%{x")
-    return {**marks, "x": marks["y"], "y": marks["x"], "marker": marker, "hovertemplate": hover}
-
-
-def _box(one: RoundTimes, index: int, *, lie: bool) -> Trace:
-    value = "x" if lie else "y"
-    return {
-        "type": "box",
-        "name": escaped(one.name),
-        "orientation": "h" if lie else "v",
-        value: thinned(sorted(one.seconds)),
-        "boxpoints": "all" if len(one.seconds) <= 50 else "outliers",
-        "jitter": 0.3,
-        "pointpos": 0,
-        "marker": {"color": colour(index), "size": 4},
-        "line": {"width": 1.5},
-        "showlegend": False,
-        "hoverinfo": value,
-    }
+    names = [escaped(one.name) for one in found]
+    known = [one for one in found if one.split is not None]
+    traces: list[Trace] = [
+        {"type": "bar", "orientation": "h", "name": part, "y": [escaped(one.name) for one in known],
+         "x": [one.split[part] for one in known if one.split is not None], "marker": {"color": SPLIT_COLOURS[part]},
+         "hovertemplate": "%{x:.4g} s<extra>%{fullData.name}</extra>"}
+        for part in _parts_of([one.split for one in known if one.split is not None])
+    ]  # fmt: skip
+    floors = [(one.floor, escaped(one.name)) for one in found if one.floor is not None]
+    if floors:
+        marks = _marks([floor for floor, _ in floors], [name for _, name in floors], 22, f"training and {BOUND}")
+        marks["marker"]["symbol"], marks["hovertemplate"] = "line-ns-open", "%{x:.4g} s<extra>%{fullData.name}</extra>"
+        traces.append(marks)
+    layout = axes("time of a round (s)", "", barmode="stack", xaxis={"rangemode": "tozero"})
+    layout["legend"] = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
+    layout["yaxis"] = {
+        "type": "category", "automargin": True, "ticklabelstandoff": 6, "autorange": "reversed",
+        "categoryorder": "array", "categoryarray": names,
+    }  # fmt: skip
+    return Chart("round-time", traces, layout, [], 150 + BAR * max(2, len(found)), "xaxis")

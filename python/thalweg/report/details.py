@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from thalweg.report import workers
-from thalweg.report.charts import GREY, Chart, Trace, axes, colour
+from thalweg.report.charts import GREY, SPLIT_COLOURS, Chart, Trace, axes
+from thalweg.report.colours import colour
 from thalweg.report.series import (
     KINDS,
     MOST_BARS,
@@ -21,9 +22,10 @@ from thalweg.report.series import (
     timeline,
 )
 from thalweg.report.source import Run
+from thalweg.report.split import COMMUNICATION
 from thalweg.report.text import escaped
 
-COLOUR_OF: Final = {"down": "#0a84c6", "training": "#8a94a0", "up": "#e0782f", "broken off": "#d02060"}
+COLOUR_OF: Final = {"down": "#7fb0dd", "training": GREY, "up": SPLIT_COLOURS[COMMUNICATION], "broken off": "#d02060"}
 # Of all runs on a page together; with many runs each gets less.
 BARS_OF_ALL: Final = 20_000
 BINS_OF_ALL: Final = 100_000
@@ -57,6 +59,7 @@ def _lanes(name: str, shown: Timeline, colours: Mapping[str, str]) -> Chart:
         "categoryarray": names,
         "autorange": "reversed",
         "automargin": True,
+        "ticklabelstandoff": 6,
         "ticklabelstep": 1 if len(names) <= 32 else 2,
     }
     layout["shapes"] = [_round_line(start) for start in list(shown.starts.values())[:MOST_LINES]]

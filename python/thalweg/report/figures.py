@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.errors import RecordError
 from thalweg.report import graphs, workers
-from thalweg.report.charts import GREY, colour
+from thalweg.report.charts import GREY
+from thalweg.report.colours import colour, of_transports
 from thalweg.report.details import COLOUR_OF
 from thalweg.report.series import (
     KINDS,
     Timeline,
+    by_cell,
     distinct_rates,
     groups,
     links_over_time,
@@ -154,16 +156,19 @@ def _name(text: object, longest: int = LEGEND) -> str:
 
 def _accuracy(figure: Figure, runs: Sequence[Run], numbers: Sequence[Numbers], x: str, bound: str | None) -> None:
     axes = figure.add_subplot()
-    for index, run in enumerate(numbers):
-        each = thinned([row for row in run["each_round"] if row["accuracy"] is not None and row[x] is not None])
+    cells = by_cell(numbers)
+    colours = of_transports(cell.transport for cell in cells)
+    for index, cell in enumerate(cells):
+        each = thinned(cell.over_rounds(x, "accuracy"))
         if not each:
             continue
+        shade = colours[cell.transport]
         accuracy = [100 * row["accuracy"] for row in each]
         marker = MARKERS[index % len(MARKERS)] if len(each) <= 40 else None
-        axes.plot([row[x] for row in each], accuracy, marker=marker, label=_name(run["label"]), color=colour(index))
+        axes.plot([row[x] for row in each], accuracy, marker=marker, label=_name(cell.name), color=shade)
         if bound is not None:
-            least = [(row[bound], 100 * row["accuracy"]) for row in each if row[bound] is not None]
-            axes.plot(*zip(*least, strict=True), linestyle="--", linewidth=0.8, color=colour(index)) if least else None
+            least = [(row[bound], 100 * row["accuracy"]) for row in thinned(cell.over_rounds(bound, "accuracy"))]
+            axes.plot(*zip(*least, strict=True), linestyle="--", linewidth=0.8, color=shade) if least else None
     if not axes.lines:
         raise NothingToDrawError("; ".join(dict.fromkeys(run.why_no_accuracy() for run in runs)))
     axes.set_xlabel("round" if x == "round" else "time of all rounds so far (s)")
@@ -206,12 +211,13 @@ def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
     # Side by side only where a network has several transports.
     columns = len(transports) if len(places) < len(found) else 1
     width = 0.8 / columns if columns > 1 else 0.5
+    colours = of_transports(transports)
     for index, transport in enumerate(transports):
         for group in (group for group in found if group.transport == transport):
             at = places.index(group.place) + (index - (columns - 1) / 2) * width * (columns > 1)
             middle = group.median
             spread = [[middle - min(group.seconds)], [max(group.seconds) - middle]]
-            axes.bar(at, middle, 0.85 * width, color=colour(index), label=_name(transport))
+            axes.bar(at, middle, 0.85 * width, color=colours[transport], label=_name(transport))
             axes.errorbar(at, middle, yerr=spread, color="#333333", capsize=2, linewidth=0.8)
             if group.bound is not None:
                 axes.hlines(group.bound, at - width / 2, at + width / 2, colors="black", label=BOUND)
@@ -246,8 +252,9 @@ def _round_time(figure: Figure, numbers: Sequence[Numbers]) -> None:
         raise NothingToDrawError("no round was finished")
     axes = figure.add_subplot()
     boxes = axes.boxplot([one.seconds for one in chosen], widths=0.55, patch_artist=True, flierprops={"ms": 2.5})
-    for index, box in enumerate(boxes["boxes"]):
-        box.set(facecolor=colour(index), alpha=0.6)
+    colours = of_transports(one.transport for one in chosen)
+    for one, box in zip(chosen, boxes["boxes"], strict=True):
+        box.set(facecolor=colours[one.transport], alpha=0.6)
     for middle in boxes["medians"]:
         middle.set_color("black")
     for place, one in enumerate(chosen, 1):

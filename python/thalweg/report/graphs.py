@@ -77,7 +77,7 @@ def chart(found: Mapping[str, Any]) -> Chart:
         if chosen:
             traces.append(_dots(name, colour, [nodes[at] for at in chosen], [places[at] for at in chosen]))
     hidden = {"visible": False, "rangemode": "normal"}
-    layout = axes("", "", xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"})
+    layout = axes("", "", showlegend=bool(slow), xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"})
     return Chart("graph", traces, layout, [], 460)
 
 

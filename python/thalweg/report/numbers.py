@@ -12,10 +12,12 @@ from thalweg.apps.metrics import checked_usage
 from thalweg.plan.bound import Bound
 from thalweg.report.graphs import graph
 from thalweg.report.senders import asked, congestion, unasked
+from thalweg.report.settings import settings
 from thalweg.report.source import Row, Run, json_object
+from thalweg.report.split import splits
 from thalweg.sections.network import LinkSection
 from thalweg.transports import links
-from thalweg.ui.phrases import phrase
+from thalweg.ui.phrases import exactly, phrase
 from thalweg.ui.units import format_rate
 
 if TYPE_CHECKING:
@@ -27,8 +29,11 @@ KEPT_LOST: Final = "losses not resent"
 PARTS: Final = ("clients", "bottleneck", "links", "changes", "trace")
 
 
-def numbers(run: Run) -> dict[str, Any]:
-    """Return a run's numbers. Sizes are bytes, times seconds, rates bits a second; null is not known."""
+def numbers(run: Run, setting: str = "") -> dict[str, Any]:
+    """Return a run's numbers; ``setting`` is what else of its plan tells it from the other runs.
+
+    Sizes are bytes, times seconds, rates bits a second; null is not known.
+    """
     each = rounds(run)
     machine, build = _object(run.manifest.get("machine")), _object(run.manifest.get("thalweg"))
     return {
@@ -37,7 +42,8 @@ def numbers(run: Run) -> dict[str, Any]:
         "status": run.status,
         "reason": run.reason if run.status == "failed" else None,
         "started": run.manifest.get("started"),
-        "algorithm": run.plan.algorithm.name,
+        "shape": run.shape,
+        "algorithm": run.algorithm,
         "model": run.plan.label,
         "clients": run.plan.job.clients,
         "seed": run.plan.job.seed,
@@ -46,6 +52,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "unasked_congestion_control": unasked(run),
         "network": network(run),
         "repair": repair(run),
+        "setting": setting,
         "emulation": run.emulation,
         "emulation_reason": _object(run.manifest.get("network")).get("reason"),
         "rounds": len(each),
@@ -82,7 +89,7 @@ def rounds(run: Run) -> list[dict[str, Any]]:
     transfers: dict[int, list[Row]] = defaultdict(list)
     for transfer in run.transfers:
         transfers[transfer["round"]].append(transfer)
-    bound = bound_of(run)
+    bound, parts = bound_of(run), splits(run)
     elapsed: float | None = 0.0
     least_elapsed: float | None = 0.0
     found = []
@@ -102,6 +109,7 @@ def rounds(run: Run) -> list[dict[str, Any]]:
                 "elapsed_seconds": elapsed,
                 "communication_seconds": communication,
                 "compute_seconds": row["compute_seconds"],
+                "split": parts.get(row["round"]),
                 "fedcomm_seconds": row["fedcomm_seconds"],
                 "fedcomm_communication_seconds": row["fedcomm_communication_seconds"],
                 "bound_seconds": least,
@@ -191,11 +199,15 @@ def _links(plan: Plan, said: Mapping[str, Any], *, local: bool) -> str:
         words += [str(said["topology"])] if said.get("topology") not in (None, "star") else []
         return ", ".join(words)
     layers = plan.layers
-    words = [] if layers.throttle is None else [f"{format_rate(layers.throttle)} a link"]
+    words = [] if layers.throttle is None else [f"{exactly(format_rate(layers.throttle))} a link"]
     if layers.fault is not None:
         faults = layers.fault.model_dump(exclude_defaults=True)
-        words += [f"{name} {value:g}" for name, value in faults.items()] or ["faults"]
+        words += [_fault(name, value) for name, value in faults.items()] or ["faults"]
     return ", ".join(words) or ("loopback" if local else "real network")
+
+
+def _fault(name: str, value: float) -> str:
+    return f"{name.removesuffix('_ms')} {value:g} ms" if name.endswith("_ms") else phrase({name: value})
 
 
 def _set(plan: Plan) -> list[str]:
@@ -260,14 +272,15 @@ def divided(one: float | None, other: float | None) -> float | None:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Return a short name for each run: what they differ in, and part of the record's name where that is no help."""
+    """Return a name for each run: what they differ in, and part of the record's name where that is no help."""
     if len(runs) <= 1:
         return [run.label for run in runs]
     facts = [
-        (run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run), repair(run)) for run in runs
+        (run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run), repair(run), setting)
+        for run, setting in zip(runs, settings([run.plan for run in runs]), strict=True)
     ]
-    differing = [column for column in range(len(facts[0])) if len({fact[column] for fact in facts}) > 1]
-    names = [", ".join(fact[column][:40] for column in differing if fact[column]) for fact in facts]
+    columns = [column for column in range(len(facts[0])) if len({fact[column] for fact in facts}) > 1]
+    names = [", ".join(fact[column] for column in columns if fact[column]) for fact in facts]
     names = _told_apart(names, [run.label.rpartition("-")[2] for run in runs])
     return _told_apart(names, [str(number) for number in range(1, len(runs) + 1)])
 

@@ -1,8 +1,22 @@
 "use strict";
-(() => {
-  const charts = JSON.parse(document.getElementById("charts").textContent);
+(async () => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // Narrower than this, a page has no room beside a plot.
+  const narrow = (width) => width < 800;
+
+  async function unpacked(id) {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (one) => one.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  // The page's policy names the digest of the library, so that it runs only unchanged.
+  async function load() {
+    const script = document.createElement("script");
+    script.textContent = await unpacked("library");
+    document.head.append(script);
+    return JSON.parse(await unpacked("charts"));
+  }
 
   // What follows from light or dark is a template, so that a change of it redraws and loses nothing.
   function template() {
@@ -18,11 +32,18 @@
     } };
   }
 
-  // On a narrow page a legend at the side would leave nothing for the plot.
   function layout(chart, width) {
     const below = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" };
-    return { margin: { l: 60, r: 20, t: 40, b: 50 }, legend: width < 800 ? below : {},
+    return { margin: { l: 60, r: 20, t: 40, b: 50 }, legend: narrow(width) ? below : {},
       ...structuredClone(chart.layout), template: template() };
+  }
+
+  let charts;
+  try {
+    charts = await load();
+  } catch (error) {
+    document.getElementById("no-plots").hidden = false;
+    throw error;
   }
 
   function draw(place) {

@@ -6,18 +6,17 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from thalweg.report.source import Row, Run, Samples
+from thalweg.report.split import PARTS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 MOST_POINTS: Final = 2000
-# More runs than these are drawn by transport and network where each would need a name below an axis.
-MOST_RUNS_APART: Final = 8
 MOST_BARS: Final = 3000
 MOST_LANES: Final = 64
 MOST_SERIES: Final = 16
@@ -55,51 +54,93 @@ class Group:
 
 def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
     """Return the groups of runs (their numbers) that have rounds, in the order in which they come."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for run, place in zip(runs, places(runs), strict=True):
-        found[run["transport"], place].append(run)
     made = []
-    for (transport, place), members in found.items():
-        each = [row for run in members for row in run["each_round"] if row["communication_seconds"] is not None]
+    for cell in by_cell(runs):
+        each = [row for row in cell.rounds if row["communication_seconds"] is not None]
         bounds = [row["bound_seconds"] for row in each if row["bound_seconds"] is not None]
         seconds = [row["communication_seconds"] for row in each]
         if seconds:
-            made.append(Group(transport, place, len(members), seconds, median(bounds) if bounds else None))
+            made.append(Group(cell.transport, cell.place, len(cell.runs), seconds, median(bounds) if bounds else None))
     return made
 
 
 @dataclass(frozen=True)
+class Cell:
+    """Runs with the same transport and place. ``name`` says in what it differs from the other cells of the page."""
+
+    name: str
+    transport: str
+    place: str
+    runs: Sequence[Mapping[str, Any]]
+
+    @property
+    def rounds(self) -> list[Mapping[str, Any]]:
+        """All rounds of all runs."""
+        return [row for run in self.runs for row in run["each_round"]]
+
+    def over_rounds(self, *columns: str) -> list[dict[str, Any]]:
+        """Return a row for each round in which ``columns`` are known: medians over runs, and the ``runs`` counted.
+
+        ``least`` and ``most`` are of the last column.
+        """
+        found: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in self.rounds:
+            if all(row[column] is not None for column in columns):
+                found[row["round"]].append(row)
+        return [
+            {"round": number, **{column: median(row[column] for row in rows) for column in columns},
+             "runs": len(rows), "least": min(row[columns[-1]] for row in rows),
+             "most": max(row[columns[-1]] for row in rows)}
+            for number, rows in sorted(found.items())
+        ]  # fmt: skip
+
+
+def by_cell(runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Return the cells of runs (their numbers), network after network, in the order in which they come."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    names = places(runs)
+    for run, place in zip(runs, names, strict=True):
+        found[run["transport"], place].append(run)
+    order = list(dict.fromkeys(names))
+    transports, networks = ({key[part] for key in found} for part in (0, 1))
+
+    def name(transport: str, place: str) -> str:
+        words = [transport] * (len(transports) > 1 or len(networks) == 1) + [place] * (len(networks) > 1)
+        return ", ".join(words)
+
+    cells = [Cell(name(*key), *key, members) for key, members in found.items()]
+    return sorted(cells, key=lambda cell: order.index(cell.place))
+
+
+@dataclass(frozen=True)
 class RoundTimes:
-    """How long rounds took: those of a run, or of all runs with the same transport and network if runs are many.
+    """How long the rounds of a cell took: ``seconds`` of each, and the mean of each part of them.
 
     ``floor`` is the median of training with communication at its lower bound; all in seconds.
     """
 
     name: str
+    transport: str
     seconds: Sequence[float]
+    split: Mapping[str, float] | None
     floor: float | None
 
 
 def round_times(runs: Sequence[Mapping[str, Any]]) -> list[RoundTimes]:
-    """Return the times of rounds by run; of more than a few runs by transport and network, so that names have room."""
-    if len(runs) <= MOST_RUNS_APART:
-        named = [(run["label"], [run]) for run in runs]
-    else:
-        found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-        for run, place in zip(runs, places(runs), strict=True):
-            found[f"{run['transport']}, {place}"].append(run)
-        named = list(found.items())
-    made = [_round_times(name, members) for name, members in named]
+    """Return the times of rounds by cell."""
+    made = [_round_times(cell) for cell in by_cell(runs)]
     return [one for one in made if one.seconds]
 
 
-def _round_times(name: str, runs: Sequence[Mapping[str, Any]]) -> RoundTimes:
-    rounds = [row for run in runs for row in run["each_round"]]
+def _round_times(cell: Cell) -> RoundTimes:
+    rounds = cell.rounds
     floors = [
         (row["compute_seconds"] or 0.0) + row["bound_seconds"] for row in rounds if row["bound_seconds"] is not None
     ]
     seconds = [row["seconds"] for row in rounds if row["seconds"] is not None]
-    return RoundTimes(name, seconds, median(floors) if floors else None)
+    known = [row["split"] for row in rounds if row["split"] is not None]
+    split = {part: fmean(one[part] for one in known) for part in PARTS} if known else None
+    return RoundTimes(cell.name, cell.transport, seconds, split, median(floors) if floors else None)
 
 
 def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -108,7 +149,7 @@ def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     def name(run: Mapping[str, Any]) -> str:
         more = [run["model"]] * (len(models) > 1) + [f"{run['clients']} clients"] * (len(clients) > 1)
-        return ", ".join(word for word in (run["network"], run["repair"], *more) if word)
+        return ", ".join(word for word in (run["network"], run["repair"], run["setting"], *more) if word)
 
     return [name(run) for run in runs]
 
@@ -166,7 +207,7 @@ def _transfer(row: Row) -> Bar | None:
 
 def _training(run: Run, transfers: Sequence[Row]) -> list[Bar]:
     """Return the stretches between the two transfers of clients that say that they trained."""
-    if run.plan.is_payload and not run.plan.training.compute:
+    if run.trains_nothing:
         return []
     trained = {(part["round"], part["client"]) for part in run.participants if part["train_seconds"] is not None}
     begins = {(t["round"], t["client"]): t["receive_end"] for t in transfers if t["direction"] == "down"}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from thalweg.apps import FLOWER
 from thalweg.errors import RecordError
 from thalweg.record import Record
 from thalweg.record.tables import ends_of, rows, schema
@@ -86,6 +87,34 @@ class Run:
         """Why it failed, if it did and says so."""
         reason = self.manifest.get("reason")
         return reason if isinstance(reason, str) else None
+
+    @property
+    def is_flower(self) -> bool:
+        """Whether a Flower app ran, whose strategy decides what becomes of updates."""
+        return self.plan.app is not None and self.plan.app.object.startswith(FLOWER)
+
+    @property
+    def trains_nothing(self) -> bool:
+        """Whether its clients only send a payload: what they say of training is then the time of a call."""
+        return self.plan.is_payload and not self.plan.training.compute
+
+    @property
+    def algorithm(self) -> str:
+        """What made a model of updates: an algorithm's name, or that of a Flower app's strategy."""
+        return self.strategy or "the Flower app's own" if self.is_flower else self.plan.algorithm.name
+
+    @property
+    def strategy(self) -> str | None:
+        """The strategy of a Flower app that runs Flower's own loop of rounds, as ``Flower's FedAvg``."""
+        strategy = self.manifest.get("strategy")
+        return f"Flower's {strategy}" if isinstance(strategy, str) else None
+
+    @property
+    def shape(self) -> str:
+        """What kind of job it was: graph, Flower, tree or star."""
+        if self.plan.job.graph is not None:
+            return "graph"
+        return "Flower" if self.is_flower else self.plan.aggregation.shape
 
     @property
     def emulation(self) -> str:

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from thalweg.report.text import commit_words, escaped, table
 from thalweg.ui.phrases import percent, phrase, shape, shortly
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
+Columns: TypeAlias = Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]]
 MOST_ROWS: Final = 256
-WORDS: Final = frozenset({"node", "link", "from", "to", "nominal", "party", "congestion control", "stress", "network"})
+WORDS: Final = frozenset(
+    {
+        "why updates are missing",
+        "transport",
+        "node",
+        "link",
+        "from",
+        "to",
+        "nominal",
+        "party",
+        "congestion control",
+        "stress",
+        "network",
+    }
+)
 UNKNOWN: Final = "-"
+EMPTY: Final = frozenset({UNKNOWN, ""})
+# Columns of which a zero says that nothing happened.
+RARE: Final = frozenset(
+    {
+        "failed", "link down", "overflow", "duplicated", "reordered", "receive buffer drops", "limiter drops",
+        "ended by a deadline", "iterations skipped", "rounds as top",
+    }
+)  # fmt: skip
+NOTHING: Final = EMPTY | {"0"}
+# So many runs are shown unfolded.
+FEW: Final = 6
 
 
 def known(show: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -31,7 +57,7 @@ size = known(format_bytes)
 seconds = known(format_seconds)
 share = known(percent)
 
-FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+FACTS: Final[Columns] = (
     ("record", lambda run: word(run["record"])),
     ("status", lambda run: "; ".join(filter(None, (run["status"], run["reason"])))),
     ("started", lambda run: word(run["started"])),
@@ -53,18 +79,20 @@ FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
         lambda run: spread(format_seconds)(run["fedcomm_communication_seconds"]),
     ),
     ("lower bound", lambda run: spread(format_seconds)(run["bound_seconds"])),
-    ("how it is known", lambda run: word(run["bound_source"])),
+    ("how it is known", lambda run: word(run["bound_source"]) if run["bound_seconds"] else UNKNOWN),
     ("share of lower bound", lambda run: spread(percent)(run["share_of_bound"])),
     ("goodput", lambda run: spread(format_rate)(run["goodput_bits_per_second"])),
-    ("bytes down, up", lambda run: f"{size(run['bytes_down'])}, {size(run['bytes_up'])}"),
+    ("bytes down", lambda run: size(run["bytes_down"])),
+    ("bytes up", lambda run: size(run["bytes_up"])),
     ("segments sent again", lambda run: count(run["retransmissions"])),
-    ("processor", lambda run: f"{word(run['machine']['cpu'])}, {word(run['machine']['cores'])} cores"),
+    ("processor", lambda run: word(run["machine"]["cpu"])),
+    ("cores", lambda run: word(run["machine"]["cores"])),
     ("memory", lambda run: size(run["machine"]["memory_bytes"])),
     ("kernel", lambda run: word(run["machine"]["kernel"])),
     ("thalweg", lambda run: f"{word(run['thalweg']['version'])} ({commit_words(run['thalweg']['commit'])})"),
     ("seed", lambda run: word(run["seed"])),
 )
-LINKS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+LINKS: Final[Columns] = (
     ("link", lambda row: word(row["link"])),
     ("from", lambda row: word(row["source"])),
     ("to", lambda row: word(row["target"])),
@@ -85,7 +113,7 @@ LINKS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("late, 99 %", lambda row: seconds(row["lateness_p99"])),
     ("nominal", lambda row: shape(row["nominal"])),
 )
-NODES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+NODES: Final[Columns] = (
     ("node", lambda row: word(row["node"])),
     ("neighbours", lambda row: count(row["degree"])),
     ("iterations", lambda row: count(row["iterations"])),
@@ -96,7 +124,17 @@ NODES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("iterations skipped", lambda row: count(row["skipped"])),
     ("finished at", lambda row: seconds(row["finished"])),
 )
-PARTIES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+TREE_NODES: Final[Columns] = (
+    ("node", lambda row: word(row["node"])),
+    ("clients", lambda row: count(row["clients"])),
+    ("updates in the mean", lambda row: count(row["counted"])),
+    ("workers", lambda row: count(row["workers"])),
+    ("folds", lambda row: count(row["folds"])),
+    ("time folding", lambda row: seconds(row["fold_seconds"])),
+    ("rounds as top", lambda row: count(row["top"])),
+    ("why updates are missing", lambda row: "; ".join(row["reasons"])),
+)
+PARTIES: Final[Columns] = (
     ("party", lambda row: word(row["party"])),
     ("CPU", lambda row: seconds(row.get("cpu_seconds"))),
     ("peak memory", lambda row: size(row.get("peak_rss_bytes"))),
@@ -109,31 +147,38 @@ PARTIES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
 )
 
 
-CELLS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+CELLS: Final[Columns] = (
     ("transport", lambda cell: word(cell["transport"])),
     ("network", lambda cell: word(cell["network"])),
     ("runs", lambda cell: count(cell["runs"])),
     ("failed", lambda cell: count(cell["failed"]) if cell["failed"] else ""),
-    ("communication of a round", lambda cell: spread(format_seconds)(cell["communication_seconds"])),
+    ("time of a round", lambda cell: spread(format_seconds)(cell["seconds"])),
+    ("communication", lambda cell: spread(format_seconds)(cell["communication_seconds"])),
     ("lower bound", lambda cell: seconds(cell["bound_seconds"])),
-    ("share of it", lambda cell: share(cell["share_of_bound"])),
+    ("of the bound", lambda cell: share(cell["share_of_bound"])),
     ("goodput", lambda cell: known(format_rate)(cell["goodput_bits_per_second"])),
-    ("segments sent again", lambda cell: known(lambda value: f"{value:,.0f}")(cell["retransmissions"])),
+    ("resent", lambda cell: known(lambda value: f"{value:,.0f}")(cell["retransmissions"])),
 )
 
 
 def cells(rows: Sequence[Numbers]) -> str:
-    """Return a row for each transport in each network; the column of failures only where there are any."""
-    failed = any(row["failed"] for row in rows)
-    shown = [column for column in CELLS if failed or column[0] != "failed"]
-    return table([name for name, _ in shown], [[show(row) for _, show in shown] for row in rows], "cells", WORDS)
+    """Return a row for each transport in each network."""
+    return _table(CELLS, rows, "cells")
 
 
-def facts(runs: Sequence[Numbers]) -> str:
-    """Return the summary: a column a run."""
-    rows = [(name, *(show(run) for run in runs)) for name, show in FACTS]
-    head = ("", *(run["label"] for run in runs))
-    return table(head, rows, "facts")
+def facts(runs: Sequence[Numbers]) -> list[str]:
+    """Return what is known of runs: what all have in common, and unless it is one run a row for each with the rest."""
+    found = [(name, [show(run) for run in runs]) for name, show in FACTS]
+    known = [(name, values) for name, values in found if not set(values) <= EMPTY]
+    common = [(name, values[0]) for name, values in known if len(set(values)) == 1]
+    differing = [(name, values) for name, values in known if len(set(values)) > 1]
+    parts = [table(("", "in all runs" if len(runs) > 1 else ""), common, "facts")] if common else []
+    if differing:
+        head = ("run", *(name for name, _ in differing))
+        rows = [(run["label"], *(values[at] for _, values in differing)) for at, run in enumerate(runs)]
+        parts.append(f"<details{' open' if len(runs) <= FEW else ''}><summary>Each run</summary>")
+        parts += [table(head, rows, "cells", {*WORDS, "record", "status", "reason", "started"}), "</details>"]
+    return parts
 
 
 def links(label: str | None, rows: Sequence[Numbers]) -> list[str]:
@@ -146,22 +191,32 @@ def parties(label: str | None, rows: Sequence[Numbers]) -> list[str]:
     return _titled(label, PARTIES, rows)
 
 
+def tree_nodes(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+    """Return what each node of an aggregation tree did."""
+    return _titled(label, TREE_NODES, rows)
+
+
 def nodes(label: str | None, rows: Sequence[Numbers]) -> list[str]:
     """Return what each node of a graph did."""
     return _titled(label, NODES, rows)
 
 
-def _titled(
-    label: str | None, columns: Sequence[tuple[str, Callable[[Numbers], str]]], rows: Sequence[Numbers]
-) -> list[str]:
+def _titled(label: str | None, columns: Columns, rows: Sequence[Numbers]) -> list[str]:
     if not rows:
         return []
-    parts = [] if label is None else [f"<h3>{escaped(label)}</h3>"]
-    cells = [[show(row) for _, show in columns] for row in rows[:MOST_ROWS]]
-    parts.append(table([name for name, _ in columns], cells, words=WORDS))
+    parts = [] if label is None else [f"<details><summary>{escaped(label)}</summary>"]
+    parts.append(_table(columns, rows[:MOST_ROWS]))
     if len(rows) > MOST_ROWS:
         parts.append(f'<p class="muted">The first {MOST_ROWS} of {len(rows)} rows.</p>')
-    return parts
+    return parts if label is None else [*parts, "</details>"]
+
+
+def _table(columns: Columns, rows: Sequence[Numbers], kind: str = "") -> str:
+    """Return a table without the columns that say nothing of any row."""
+    found = [(name, [show(row) for row in rows]) for name, show in columns]
+    shown = [(name, values) for name, values in found if not set(values) <= (NOTHING if name in RARE else EMPTY)]
+    values = zip(*(values for _, values in shown), strict=True)
+    return table([name for name, _ in shown], list(values), kind, WORDS)
 
 
 def dropped(packets: int | None, of_all: float | None) -> str:

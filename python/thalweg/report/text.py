@@ -8,18 +8,20 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final
 
 LONGEST: Final = 200
+# Sentences that tell why something failed.
+LONGEST_SENTENCE: Final = 600
 
 
-def plain(value: object) -> str:
-    """Return a value as one line without control characters, cut to what can be read."""
+def plain(value: object, longest: int = LONGEST) -> str:
+    """Return a value as one line without control characters, cut to ``longest`` characters."""
     text = str(value).encode("utf-8", "replace").decode("utf-8")
     line = "".join(character if character.isprintable() else " " for character in text)
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-def escaped(value: object) -> str:
+def escaped(value: object, longest: int = LONGEST) -> str:
     """Return a value as text in HTML, in attributes too. Plotly's texts know the same entities and tags."""
-    return html.escape(plain(value), quote=True)
+    return html.escape(plain(value, longest), quote=True)
 
 
 def embedded(value: Any) -> str:
@@ -34,12 +36,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "",
     Columns whose heads are in ``words`` hold no numbers.
     """
     marks = [' class="word"' if name in words else "" for name in head]
-    top = "".join(f'<th scope="col"{mark}>{escaped(name)}</th>' for name, mark in zip(head, marks, strict=True))
+    names = "".join(f'<th scope="col"{mark}>{escaped(name)}</th>' for name, mark in zip(head, marks, strict=True))
+    top = f"<thead><tr>{names}</tr></thead>\n" if any(head) else ""
     body = "".join(f"<tr>{_cells(cells, marks)}</tr>\n" for cells in rows)
-    return (
-        f'<div class="wide {kind}" tabindex="0"><table><thead><tr>{top}</tr></thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    return f'<div class="wide {kind}" tabindex="0"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
 def _cells(cells: Sequence[object], marks: Sequence[str]) -> str:

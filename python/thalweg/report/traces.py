@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any, Final
 
 from thalweg.errors import RecordError
-from thalweg.report.charts import Chart, Trace, colour
+from thalweg.report.charts import Chart, Trace
+from thalweg.report.colours import colour
 from thalweg.report.text import plain, table
 from thalweg.ui.units import format_bytes, format_seconds
 

@@ -56,7 +56,7 @@ def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
         last = number
         if len(bars) >= most:
             continue
-        own = list(_round(number, _did(found), begins.get(number)))
+        own = list(_round(number, did(found), begins.get(number)))
         every |= dict.fromkeys(bar.lane for bar in own)
         bars += own
         starts |= {number: begins.get(number, min(bar.start for bar in own))} if own else {}
@@ -86,7 +86,7 @@ def _begins(run: Run) -> dict[int, float]:
     return begins
 
 
-def _did(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def did(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield what workers did, as far as it can be drawn: a journal may be damaged."""
     did = found.get("did")
     for one in did if isinstance(did, list) else ():

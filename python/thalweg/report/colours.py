@@ -1,0 +1,56 @@
+"""One colour for each transport, the same in every plot and on every page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from typing import Final
+
+from thalweg.transports import registry
+
+# Told apart by colour-blind readers as far as so many can be, on light and dark paper alike; the first are Okabe's and
+# Ito's. Transports have them in the registry's order.
+COLOURS: Final = (
+    "#0a84c6", "#e0782f", "#009e73", "#cc79a7", "#b8860b", "#7b61d1", "#d02060", "#56b4e9", "#8c564b", "#6b8e23",
+    "#17a2a2", "#9a5fb4",
+)  # fmt: skip
+# Dots are those of lower bounds.
+DASHES: Final = ("solid", "dash", "dashdot", "longdash", "longdashdot")
+# How far the second, third, ... way of one transport is from its colour, to white or to black.
+SHADES: Final = (0.0, -0.35, 0.4, -0.6, 0.65)
+
+
+def colour(index: int) -> str:
+    """Return the colour of a line with this place, where lines are of no transport: of links, say."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def of_transports(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each name as ``tcp cubic``: that of its transport, of which others have shades."""
+    ways: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(set(names)):
+        ways[name.partition(" ")[0]].append(name)
+    return {
+        name: _shade(_base(scheme), SHADES[place % len(SHADES)])
+        for scheme, found in ways.items()
+        for place, name in enumerate(found)
+    }
+
+
+@cache
+def _order() -> tuple[str, ...]:
+    return tuple(entry["name"] for entry in registry.transports())
+
+
+def _base(scheme: str) -> str:
+    """Return a transport's colour; one that this build does not know is named by a record of another."""
+    known = _order()
+    return colour(known.index(scheme) if scheme in known else len(known) + sum(scheme.encode()))
+
+
+def _shade(hexed: str, part: float) -> str:
+    """Return a colour moved ``part`` of the way to white, or if that is negative to black."""
+    goal = 255 if part > 0 else 0
+    channels = (int(hexed[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(one + (goal - one) * abs(part)):02x}" for one in channels)

@@ -1,0 +1,52 @@
+"""What of their plans tells runs apart, besides what their names have: runs that differ in it repeat nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.ui.phrases import phrase
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+# Sections of which a run's name has all that matters, or that change nothing of what is measured.
+NAMED_SECTIONS: Final = frozenset({"model", "network", "layers", "security", "record", "hosts", "algorithm"})
+NAMED: Final = frozenset(
+    {
+        "job.seed", "job.clients", "job.graph", "job.rounds", "transport.url", "transport.congestion",
+        "transport.client_congestion", "transport.streams", "repair.resend", "app.object",
+    }
+)  # fmt: skip
+MOST: Final = 4
+
+
+def settings(plans: Sequence[Plan]) -> list[str]:
+    """Return for each plan the settings in which they differ, as ``fanout sequential``; nothing if they are alike."""
+    found = [dict(_flat("", plan.model_dump(mode="json"))) for plan in plans]
+    keys = list(dict.fromkeys(key for one in found for key in one))
+    differing = [key for key in keys if len({repr(one.get(key)) for one in found}) > 1]
+    return [_words(one, differing) for one in found]
+
+
+def _flat(path: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        place = f"{path}.{key}" if path else key
+        if place in NAMED_SECTIONS or place in NAMED:
+            continue
+        if isinstance(value, dict):
+            yield from _flat(place, value)
+        else:
+            yield place, value
+
+
+def _words(one: Mapping[str, Any], differing: Sequence[str]) -> str:
+    known = [(key, one[key]) for key in differing if one.get(key) is not None]
+    words = [phrase({_word(key): value}) for key, value in known[:MOST]]
+    return ", ".join([*words, *([f"{len(known) - MOST} more settings"] if len(known) > MOST else [])])
+
+
+def _word(key: str) -> str:
+    """Return a key as it stands in a name: a shape alone says nothing, ``aggregation tree`` does."""
+    section, _, name = key.rpartition(".")
+    return section if name == "shape" else name

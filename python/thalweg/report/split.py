@@ -1,0 +1,94 @@
+"""What the time of a round went into: training, communication and waiting, as the mean over clients."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from thalweg.report.source import Row, Run
+
+TRAINING: Final = "training"
+COMMUNICATION: Final = "communication"
+WAITING: Final = "waiting"
+PARTS: Final = (TRAINING, COMMUNICATION, WAITING)
+
+Split = Mapping[str, float]
+
+
+def splits(run: Run) -> dict[int, Split]:
+    """Return the seconds of each part by round; rounds of which nobody wrote down the transfers are not there.
+
+    Of a client communication is from the first byte of its model or update that was sent to the last one received;
+    training, from the model to the update; waiting, the rest of the round: for other clients and for the server. Of a
+    graph's node communication is the exchange without its waiting for neighbours.
+    """
+    return _of_nodes(run) if run.iterations else _of_clients(run)
+
+
+def _of_nodes(run: Run) -> dict[int, Split]:
+    found: dict[int, list[Split]] = defaultdict(list)
+    for row in run.iterations:
+        times = [row[f"{name}_seconds"] for name in ("train", "exchange", "wait")]
+        if None not in times:
+            training, exchange, waiting = times
+            found[row["round"]].append(_parts(training, max(0.0, exchange - waiting), waiting))
+    return {number: _mean(parts) for number, parts in found.items()}
+
+
+def _of_clients(run: Run) -> dict[int, Split]:
+    ways: dict[int, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in run.transfers:
+        ways[row["round"]][row["client"]].append(row)
+    asked = () if run.trains_nothing else run.participants
+    trained = {(part["round"], part["client"]) for part in asked if part["train_seconds"] is not None}
+    found = {}
+    for row in run.rounds:
+        number, total = row["round"], row["seconds"]
+        # A Flower app's round is timed by its training; its transfers are those of its evaluation too.
+        total = total + (row["evaluation_seconds"] or 0.0) if total is not None and run.is_flower else total
+        clients = [
+            _client(own, total, has_trained=run.is_flower or (number, name) in trained)
+            for name, own in ways[number].items()
+            if total is not None and {one["direction"] for one in own} == {"down", "up"}
+        ]
+        if clients:
+            found[number] = _mean(clients)
+    return found
+
+
+def _client(ways: Sequence[Row], total: float, *, has_trained: bool) -> Split:
+    spans = sorted((*_span(way), way["direction"]) for way in ways if _is_timed(way))
+    communication = training = 0.0
+    until, last = float("-inf"), ""
+    for start, end, direction in spans:
+        if last == "down" and direction == "up" and has_trained:
+            training += max(0.0, start - until)
+        communication += max(0.0, end - max(start, until))
+        until, last = max(until, end), direction
+    return _parts(training, communication, max(0.0, total - training - communication))
+
+
+def _is_timed(way: Row) -> bool:
+    return None not in _ends(way)
+
+
+def _ends(way: Row) -> tuple[float | None, float | None]:
+    start = way["send_start"] if way["send_start"] is not None else way["receive_start"]
+    end = way["receive_end"] if way["receive_end"] is not None else way["send_end"]
+    return start, end
+
+
+def _span(way: Row) -> tuple[float, float]:
+    start, end = _ends(way)
+    return float(start or 0.0), float(end or 0.0)
+
+
+def _parts(training: float, communication: float, waiting: float) -> Split:
+    return {TRAINING: training, COMMUNICATION: communication, WAITING: waiting}
+
+
+def _mean(parts: Sequence[Split]) -> Split:
+    return {name: fmean(one[name] for one in parts) for name in PARTS}
