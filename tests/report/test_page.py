@@ -19,7 +19,7 @@ from thalweg.cli import app
 from thalweg.errors import RecordError
 from thalweg.report import report
 from thalweg.report.charts import accuracy_rounds
-from thalweg.report.page import MOST_RUNS
+from thalweg.report.document import MOST_RUNS
 
 EVIL = '</script><img src="http://127.0.0.1:9/x" onerror="alert(1)"><b>%{x} $y$'
 
