@@ -9,17 +9,18 @@ use thalweg_runtime::ClientEvent;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
+use crate::owned::Owned;
 use crate::waiting;
 
 /// A client's end of a job; it begins to connect when it is made, and comes back by itself.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Client {
-    inner: RwLock<Option<runtime::Client>>,
+    inner: Owned<RwLock<Option<runtime::Client>>>,
 }
 
 impl Client {
     fn with<T>(&self, f: impl FnOnce(&runtime::Client) -> PyResult<T>) -> PyResult<T> {
-        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.inner.get()?.read().unwrap_or_else(PoisonError::into_inner);
         f(guard.as_ref().ok_or_else(|| core_error("closed", "the client is closed"))?)
     }
 
@@ -45,7 +46,7 @@ impl Client {
             runtime::Client::start(url, name, serde_json::from_str(config)?, model)
         };
         let client = py.detach(start).map_err(raise)?;
-        Ok(Self { inner: RwLock::new(Some(client)) })
+        Ok(Self { inner: Owned::new("Client", RwLock::new(Some(client))) })
     }
 
     /// The arena, once joined.
@@ -112,12 +113,14 @@ impl Client {
     }
 
     /// Leaves for good.
-    fn close(&self, py: Python<'_>, reason: &str) {
+    fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let held = self.inner.get()?;
         py.detach(|| {
-            let client = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+            let client = held.write().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(mut client) = client {
                 client.close(reason);
             }
         });
+        Ok(())
     }
 }

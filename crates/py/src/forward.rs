@@ -6,19 +6,20 @@ use pyo3::prelude::*;
 use thalweg_runtime as runtime;
 
 use crate::errors::{core_error, raise};
+use crate::owned::Owned;
 use crate::{interruptibly, observed};
 
 /// One end of a path that carries other programs' TCP streams; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
-pub struct Forwarder(Mutex<Option<runtime::Forwarder>>);
+pub struct Forwarder(Owned<Mutex<Option<runtime::Forwarder>>>);
 
 impl Forwarder {
-    fn held(&self) -> MutexGuard<'_, Option<runtime::Forwarder>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> PyResult<MutexGuard<'_, Option<runtime::Forwarder>>> {
+        Ok(self.0.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut runtime::Forwarder) -> Result<T, runtime::Error>) -> PyResult<T> {
-        let mut held = self.held();
+        let mut held = self.held()?;
         let forwarder = held
             .as_mut()
             .ok_or_else(|| core_error("closed", "forward: it has been closed; open another one"))?;
@@ -32,7 +33,7 @@ impl Forwarder {
     #[new]
     fn new(py: Python<'_>, config: String) -> PyResult<Self> {
         let opened = interruptibly(py, move || runtime::Forwarder::open(&config))?;
-        Ok(Self(Mutex::new(Some(opened))))
+        Ok(Self(Owned::new("Forwarder", Mutex::new(Some(opened)))))
     }
 
     /// Where it listens, as JSON.
@@ -48,7 +49,7 @@ impl Forwarder {
     }
 
     /// Ends it, if it has not. May be called again.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.held().take()));
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.held().map(|mut held| drop(held.take())))
     }
 }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use thalweg_lab as lab;
 
 use crate::errors::core_error;
+use crate::owned::Owned;
 
 fn raise(error: lab::Error) -> PyErr {
     core_error(error.kind().name(), &error.to_string())
@@ -14,11 +15,11 @@ fn raise(error: lab::Error) -> PyErr {
 
 /// Hosts in network namespaces of their own, and the relay between them. It ends with the process that made it.
 #[pyclass(frozen, module = "thalweg._core")]
-pub struct Lab(Mutex<Option<lab::Lab>>);
+pub struct Lab(Owned<Mutex<Option<lab::Lab>>>);
 
 impl Lab {
-    fn held(&self) -> MutexGuard<'_, Option<lab::Lab>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> PyResult<MutexGuard<'_, Option<lab::Lab>>> {
+        Ok(self.0.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn with<T: Send>(
@@ -26,7 +27,7 @@ impl Lab {
         py: Python<'_>,
         ask: impl FnOnce(&lab::Lab) -> lab::Result<T> + Send,
     ) -> PyResult<T> {
-        py.detach(|| self.held().as_ref().map(ask))
+        py.detach(|| self.held().map(|held| held.as_ref().map(ask)))?
             .ok_or_else(|| core_error("closed", "lab: it has been closed; make a new one"))?
             .map_err(raise)
     }
@@ -38,7 +39,7 @@ impl Lab {
     #[new]
     fn new(py: Python<'_>, spec: &str) -> PyResult<Self> {
         let made = py.detach(|| lab::Spec::parse(spec).and_then(|spec| lab::Lab::new(&spec)));
-        made.map(|lab| Self(Mutex::new(Some(lab)))).map_err(raise)
+        made.map(|lab| Self(Owned::new("Lab", Mutex::new(Some(lab))))).map_err(raise)
     }
 
     /// Each host's namespace, inode, addresses and device, as JSON by name.
@@ -75,8 +76,8 @@ impl Lab {
     }
 
     /// Takes the network down. May be called again.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.held().take()));
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.held().map(|mut held| drop(held.take())))
     }
 }
 

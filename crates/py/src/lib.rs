@@ -21,6 +21,7 @@ mod functions;
 mod lab;
 mod layout;
 mod node;
+mod owned;
 mod proxy;
 mod server;
 mod tasks;

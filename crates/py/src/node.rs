@@ -7,12 +7,13 @@ use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
+use crate::owned::Owned;
 use crate::{interruptibly, limit, list, waiting};
 
 /// One node of a graph: it listens from when it is made, and dials its neighbours once it has met them.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Node {
-    inner: runtime::Node,
+    inner: Owned<runtime::Node>,
 }
 
 fn weights(json: &str) -> PyResult<BTreeMap<String, f64>> {
@@ -31,30 +32,32 @@ impl Node {
         let inner = interruptibly(py, move || {
             runtime::Node::start(memory, layout, &name, &listen, serde_json::from_str(&config)?)
         })?;
-        Ok(Self { inner })
+        Ok(Self { inner: Owned::new("Node", inner) })
     }
 
     /// Where it listens, with the port that the system chose.
     #[getter]
-    fn address(&self) -> String {
-        self.inner.address()
+    fn address(&self) -> PyResult<String> {
+        Ok(self.inner.get()?.address())
     }
 
     /// Gets to know neighbours, a JSON object of names and URLs. Those with a higher name are dialled.
     fn meet(&self, py: Python<'_>, neighbours: &str) -> PyResult<()> {
         let neighbours: BTreeMap<String, String> = serde_json::from_str(neighbours)
             .map_err(|e| core_error("options", &format!("read neighbours: {e}; give {{name: url}}")))?;
-        py.detach(|| self.inner.meet(&neighbours)).map_err(raise)
+        let node = self.inner.get()?;
+        py.detach(|| node.meet(&neighbours)).map_err(raise)
     }
 
     /// Waits until `count` neighbours are connected or `timeout` seconds are over; returns how many are.
     fn gather(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<usize> {
-        waiting(py, |go_on| self.inner.gather(count, limit(timeout), go_on))?.map_err(raise)
+        let node = self.inner.get()?;
+        waiting(py, |go_on| node.gather(count, limit(timeout), go_on))?.map_err(raise)
     }
 
     /// Names of the neighbours that are connected, as a JSON list.
-    fn connected(&self) -> String {
-        list(serde_json::to_string(&self.inner.connected()))
+    fn connected(&self) -> PyResult<String> {
+        Ok(list(serde_json::to_string(&self.inner.get()?.connected())))
     }
 
     /// An iteration begins. `weights`: JSON object of neighbours and weights; `then`: those of the next one, None if they
@@ -62,33 +65,38 @@ impl Node {
     #[pyo3(signature = (round, weights, then, to=None))]
     fn begin(&self, round: u32, weights: &str, then: Option<&str>, to: Option<Vec<String>>) -> PyResult<()> {
         let then = then.map(self::weights).transpose()?;
-        self.inner.begin(round, self::weights(weights)?, then, to.as_deref()).map_err(raise)
+        self.inner.get()?.begin(round, self::weights(weights)?, then, to.as_deref()).map_err(raise)
     }
 
     /// The model in the arena is trained: sends a copy of it. Returns the number it is sent under.
     fn ready(&self, py: Python<'_>, round: u32) -> PyResult<u32> {
-        waiting(py, |go_on| self.inner.ready(round, go_on))?.map_err(raise)
+        let node = self.inner.get()?;
+        waiting(py, |go_on| node.ready(round, go_on))?.map_err(raise)
     }
 
     /// Waits as the options say, and mixes what came into the arena. Returns the report as JSON; None if `timeout` seconds
     /// were over first.
     fn wait(&self, py: Python<'_>, round: u32, timeout: Option<f64>) -> PyResult<Option<String>> {
-        waiting(py, |go_on| self.inner.wait(round, limit(timeout), go_on))?.map_err(raise)
+        let node = self.inner.get()?;
+        waiting(py, |go_on| node.wait(round, limit(timeout), go_on))?.map_err(raise)
     }
 
     /// What happened since the last call, as a JSON list.
-    fn events(&self) -> String {
-        self.inner.events()
+    fn events(&self) -> PyResult<String> {
+        Ok(self.inner.get()?.events())
     }
 
     /// Waits until each neighbour has the last own model, where neighbours wait for all of it. Returns whether they have it;
     /// not if for as long as `liveness` no more of them got it.
     fn finish_sending(&self, py: Python<'_>) -> PyResult<bool> {
-        waiting(py, |go_on| self.inner.finish_sending(go_on))
+        let node = self.inner.get()?;
+        waiting(py, |go_on| node.finish_sending(go_on))
     }
 
     /// Leaves for good, once what is being sent is out.
-    fn close(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.inner.close(reason));
+    fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let node = self.inner.get()?;
+        py.detach(|| node.close(reason));
+        Ok(())
     }
 }

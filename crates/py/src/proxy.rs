@@ -7,18 +7,19 @@ use thalweg_runtime as runtime;
 
 use crate::errors::{core_error, raise};
 use crate::observed;
+use crate::owned::Owned;
 
 /// A proxy that masks loss in front of any TCP server; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
-pub struct Proxy(Mutex<Option<runtime::Proxy>>);
+pub struct Proxy(Owned<Mutex<Option<runtime::Proxy>>>);
 
 impl Proxy {
-    fn held(&self) -> MutexGuard<'_, Option<runtime::Proxy>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> PyResult<MutexGuard<'_, Option<runtime::Proxy>>> {
+        Ok(self.0.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut runtime::Proxy) -> Result<T, runtime::Error>) -> PyResult<T> {
-        let mut held = self.held();
+        let mut held = self.held()?;
         let proxy = held
             .as_mut()
             .ok_or_else(|| core_error("closed", "proxy: it has been closed; open another one"))?;
@@ -32,7 +33,7 @@ impl Proxy {
     #[new]
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let opened = py.detach(|| runtime::Proxy::open(config)).map_err(raise)?;
-        Ok(Self(Mutex::new(Some(opened))))
+        Ok(Self(Owned::new("Proxy", Mutex::new(Some(opened)))))
     }
 
     /// Where it listens, and whether it masks loss, as JSON.
@@ -48,7 +49,7 @@ impl Proxy {
     }
 
     /// Ends it, if it has not. May be called again.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.held().take()));
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.held().map(|mut held| drop(held.take())))
     }
 }

@@ -8,18 +8,19 @@ use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
+use crate::owned::Owned;
 use crate::tree::range;
 use crate::{interruptibly, limit, list, waiting};
 
 /// The server's end of a job; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Server {
-    inner: RwLock<Option<runtime::Server>>,
+    inner: Owned<RwLock<Option<runtime::Server>>>,
 }
 
 impl Server {
     fn with<T>(&self, f: impl FnOnce(&runtime::Server) -> PyResult<T>) -> PyResult<T> {
-        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.inner.get()?.read().unwrap_or_else(PoisonError::into_inner);
         f(guard.as_ref().ok_or_else(|| core_error("closed", "the server is closed"))?)
     }
 }
@@ -35,7 +36,7 @@ impl Server {
         let server = interruptibly(py, move || {
             runtime::Server::start(memory, layout, &listen, serde_json::from_str(&config)?)
         })?;
-        Ok(Self { inner: RwLock::new(Some(server)) })
+        Ok(Self { inner: Owned::new("Server", RwLock::new(Some(server))) })
     }
 
     /// Where it listens, with the port that the system chose.
@@ -128,12 +129,14 @@ impl Server {
     }
 
     /// Tells every client that the job is over, and stops.
-    fn close(&self, py: Python<'_>, reason: &str) {
+    fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let held = self.inner.get()?;
         py.detach(|| {
-            let server = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+            let server = held.write().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(mut server) = server {
                 server.close(reason);
             }
         });
+        Ok(())
     }
 }

@@ -11,6 +11,7 @@ use thalweg_runtime::TaskEvent;
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
 use crate::layout::Layout;
+use crate::owned::Owned;
 use crate::{interruptibly, limit, list, waiting};
 
 /// Member, state, reason, head, weight, how much of the tensors came, tensors, and transfers as JSON.
@@ -59,7 +60,7 @@ fn word(state: ReplyState) -> &'static str {
 /// A server that sends tasks to named members; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct TaskServer {
-    inner: runtime::TaskServer,
+    inner: Owned<runtime::TaskServer>,
 }
 
 #[pymethods]
@@ -71,19 +72,19 @@ impl TaskServer {
         // A broker may take its time, and so may the search for a name.
         let start = move || runtime::TaskServer::start(&listen, serde_json::from_str(&config)?);
         let server = interruptibly(py, start)?;
-        Ok(Self { inner: server })
+        Ok(Self { inner: Owned::new("TaskServer", server) })
     }
 
     /// Where it listens, with the port that the system chose.
     #[getter]
-    fn address(&self) -> String {
-        self.inner.address()
+    fn address(&self) -> PyResult<String> {
+        Ok(self.inner.get()?.address())
     }
 
     /// Waits until `members` are connected or `timeout` seconds are over; returns how many are.
     fn wait(&self, py: Python<'_>, members: usize, timeout: Option<f64>) -> PyResult<usize> {
-        let limit = limit(timeout);
-        waiting(py, |go_on| self.inner.wait(members, limit, go_on))
+        let (server, limit) = (self.inner.get()?, limit(timeout));
+        waiting(py, |go_on| server.wait(members, limit, go_on))
     }
 
     /// Sends a task; returns its number. Tasks with the same `bytes_id` have the same bytes. Results of the layout
@@ -107,7 +108,7 @@ impl TaskServer {
         let (head, tensors) = (head.to_vec(), unwrap(arena));
         let judge = judge.map(judge_of);
         let task = runtime::NewTask { head, tensors, bytes_id, members, deadline, fold, missing, judge };
-        self.inner.open(task).map_err(raise)
+        self.inner.get()?.open(task).map_err(raise)
     }
 
     /// The next reply to a task; None when there are no more.
@@ -117,8 +118,8 @@ impl TaskServer {
         task: u32,
         timeout: Option<f64>,
     ) -> PyResult<Option<Reply<'py>>> {
-        let limit = limit(timeout);
-        let reply = waiting(py, |go_on| self.inner.next_reply(task, limit, go_on))?;
+        let (server, limit) = (self.inner.get()?, limit(timeout));
+        let reply = waiting(py, |go_on| server.next_reply(task, limit, go_on))?;
         let Some(reply) = reply.map_err(raise)? else { return Ok(None) };
         let tensors = reply.tensors.map(|(arena, layout)| wrap(arena, &layout));
         let head = PyBytes::new(py, &reply.head);
@@ -129,56 +130,63 @@ impl TaskServer {
 
     /// The mean of the results of a task that folds them, when all its replies are in.
     fn mean(&self, py: Python<'_>, task: u32) -> PyResult<Arena> {
-        let (arena, layout) = py.detach(|| self.inner.mean(task)).map_err(raise)?;
+        let server = self.inner.get()?;
+        let (arena, layout) = py.detach(|| server.mean(task)).map_err(raise)?;
         Ok(wrap(arena, &layout))
     }
 
     /// Nobody wants the results of a task any more.
-    fn cancel(&self, task: u32) {
-        self.inner.cancel(task);
+    fn cancel(&self, task: u32) -> PyResult<()> {
+        self.inner.get()?.cancel(task);
+        Ok(())
     }
 
     /// Forgets a task, with the replies that were not taken.
-    fn release(&self, task: u32) {
-        self.inner.release(task);
+    fn release(&self, task: u32) -> PyResult<()> {
+        self.inner.get()?.release(task);
+        Ok(())
     }
 
     /// Members that were here and are not connected, as a JSON list of name, why, and whether it left for good.
-    fn departed(&self) -> String {
-        list(serde_json::to_string(&self.inner.departed()))
+    fn departed(&self) -> PyResult<String> {
+        Ok(list(serde_json::to_string(&self.inner.get()?.departed())))
     }
 
     /// A member's process has ended for good, for that reason.
     #[pyo3(signature = (member, why=""))]
-    fn forget(&self, member: &str, why: &str) {
-        self.inner.forget(member, why);
+    fn forget(&self, member: &str, why: &str) -> PyResult<()> {
+        self.inner.get()?.forget(member, why);
+        Ok(())
     }
 
     /// Names of the members that are connected, as a JSON list.
-    fn clients(&self) -> String {
-        list(serde_json::to_string(&self.inner.clients()))
+    fn clients(&self) -> PyResult<String> {
+        Ok(list(serde_json::to_string(&self.inner.get()?.clients())))
     }
 
     /// What happened since the last call, in words.
-    fn notes(&self) -> Vec<String> {
-        self.inner.notes()
+    fn notes(&self) -> PyResult<Vec<String>> {
+        Ok(self.inner.get()?.notes())
     }
 
     /// Tells every member that the job is over, and stops.
-    fn close(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.inner.close(reason));
+    fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let end = self.inner.get()?;
+        py.detach(|| end.close(reason));
+        Ok(())
     }
 }
 
 /// A client that is given tasks; it begins to connect when it is made, and comes back by itself.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct TaskClient {
-    inner: runtime::TaskClient,
+    inner: Owned<runtime::TaskClient>,
 }
 
 impl TaskClient {
     fn event(&self, py: Python<'_>) -> PyResult<TaskEvent> {
-        let event = waiting(py, |go_on| self.inner.next_event(go_on))?;
+        let client = self.inner.get()?;
+        let event = waiting(py, |go_on| client.next_event(go_on))?;
         event.ok_or_else(|| core_error("interrupted", "interrupted"))
     }
 }
@@ -192,7 +200,7 @@ impl TaskClient {
             runtime::TaskClient::start(url, name, serde_json::from_str(config)?)
         };
         let client = py.detach(start).map_err(raise)?;
-        Ok(Self { inner: client })
+        Ok(Self { inner: Owned::new("TaskClient", client) })
     }
 
     /// Waits until the server has let it in.
@@ -231,22 +239,24 @@ impl TaskClient {
     }
 
     /// Whether a task was handed out, and somebody still wants its result.
-    fn is_open(&self, task: u32) -> bool {
-        self.inner.is_open(task)
+    fn is_open(&self, task: u32) -> PyResult<bool> {
+        Ok(self.inner.get()?.is_open(task))
     }
 
     /// Sends a result.
     fn answer(&self, task: u32, head: &[u8], arena: Option<&Arena>, weight: f64) -> PyResult<()> {
-        self.inner.answer(task, head.to_vec(), unwrap(arena), weight).map_err(raise)
+        self.inner.get()?.answer(task, head.to_vec(), unwrap(arena), weight).map_err(raise)
     }
 
     /// Says that there will be no result.
     fn refuse(&self, task: u32, reason: &str) -> PyResult<()> {
-        self.inner.refuse(task, reason).map_err(raise)
+        self.inner.get()?.refuse(task, reason).map_err(raise)
     }
 
     /// Leaves for good.
-    fn close(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.inner.close(reason));
+    fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let end = self.inner.get()?;
+        py.detach(|| end.close(reason));
+        Ok(())
     }
 }

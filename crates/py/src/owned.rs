@@ -1,0 +1,44 @@
+//! What belongs to the process that made it.
+
+use pyo3::prelude::*;
+
+use crate::errors::core_error;
+
+/// An object of the core that has threads and sockets. After a fork the child has a copy of it without the threads: the
+/// copy would wait for them for ever, so using it is an error, and dropping it does nothing.
+pub(crate) struct Owned<T> {
+    name: &'static str,
+    inner: Option<T>,
+    process: u32,
+}
+
+impl<T> Owned<T> {
+    /// `name` is what errors call it.
+    pub(crate) fn new(name: &'static str, inner: T) -> Self {
+        Self { name, inner: Some(inner), process: std::process::id() }
+    }
+
+    /// The object, in the process that made it. Raises `forked` in any other.
+    pub(crate) fn get(&self) -> PyResult<&T> {
+        self.inner.as_ref().filter(|_| self.is_here()).ok_or_else(|| {
+            let (name, owner, here) = (self.name, self.process, std::process::id());
+            let text = format!(
+                "{name}: it was made in process {owner} and its threads are there, not in process {here}, which was forked; \
+                 make it in the process that uses it, or start processes by the method \"spawn\""
+            );
+            core_error("forked", &text)
+        })
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            std::mem::forget(self.inner.take());
+        }
+    }
+}
