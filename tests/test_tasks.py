@@ -452,6 +452,35 @@ def test_without_pytorch_its_tensors_are_arrays(monkeypatch: pytest.MonkeyPatch)
     assert came["w"].astype(float).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("empty", [np.zeros((0, 3), np.float32), torch.zeros(2, 0)], ids=["numpy", "torch"])
+def test_tensors_without_elements_arrive_with_their_names_and_shapes(
+    server: TaskServer, members: Members, empty: Any
+) -> None:
+    def work(task: Given) -> Any:
+        return {name: list(one.shape) for name, one in task.tensors.items()}, {"e": empty, "f": empty}
+
+    members.add("anna", work)
+    server.wait(1, LIMIT)
+    named = Tensors({"a": empty})
+    for tensors in (named, named, {"a": empty, "w": np.ones(1)}):  # the same again, and beside bytes
+        reply = server.send(None, tensors).replies()["anna"]
+        assert reply.head == {"a": list(empty.shape)} | ({"w": [1]} if "w" in tensors else {})
+        assert {name: one.shape for name, one in reply.tensors.items()} == {"e": empty.shape, "f": empty.shape}
+        assert {type(one) for one in reply.tensors.values()} == {type(empty)}
+    members.add("ben", lambda task: (None, task.tensors))
+    server.wait(2, LIMIT)
+    reply = server.send(None, named, to="ben").replies()["ben"]
+    assert list(reply.tensors) == ["a"]
+
+
+def test_a_mean_of_tensors_without_elements_is_one(server: TaskServer, members: Members) -> None:
+    members.add("anna", lambda task: (None, task.tensors))
+    server.wait(1, LIMIT)
+    task = server.send(None, {"a": np.zeros((0, 3), np.float32)}, reduce="mean")
+    assert task.mean()["a"].shape == (0, 3)
+    assert not task.replies()["anna"].tensors, "it was folded"
+
+
 def test_arrays_with_bytes_in_another_order_are_converted(server: TaskServer, members: Members) -> None:
     members.add(
         "anna", lambda task: (None, {name: one.astype(one.dtype.newbyteorder()) for name, one in task.tensors.items()})

@@ -10,6 +10,7 @@ use thalweg_transport::Sink;
 use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::Layout;
 
+use super::folding::without_bytes;
 use super::sinks::TaskSink;
 use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch};
 use crate::options::{seconds, ClientOptions};
@@ -31,7 +32,8 @@ pub enum TaskEvent {
         head: Vec<u8>,
         /// Of its tensors.
         layout: Arc<Layout>,
-        /// Its tensors, which other tasks may share: not to be written to. `None` if it has none.
+        /// Its tensors, which other tasks may share: not to be written to. `None` if it has none; if none has a byte, the
+        /// arena is empty.
         arena: Option<Arena>,
         /// Seconds from now until an answer is wanted.
         within: Option<f64>,
@@ -160,7 +162,7 @@ impl DialerPolicy for Worker {
         match wanted {
             TaskStep::Ready { task, head, layout, same_as, deadline } => {
                 let of = same_as.unwrap_or(task);
-                let arena = policy.arena(of, None);
+                let arena = policy.arena(of, None).or_else(|| without_bytes(&layout));
                 if let Some(arena) = arena.clone().filter(|_| of != task) {
                     lock(&policy.arenas).insert(task, arena);
                 }

@@ -131,6 +131,13 @@ fn fold_result(
     sums.fold_ranges(&result, &came, weight).map_err(|e| e.to_string())
 }
 
+/// The arena of tensors of which none has a byte: no chunk comes that would make it. `None` if there are no tensors, or
+/// there are bytes.
+pub(super) fn without_bytes(layout: &Layout) -> Option<Arena> {
+    let named = !layout.tensors().is_empty() && layout.bytes() == 0;
+    named.then(|| Arena::new(0).ok()).flatten()
+}
+
 /// The mean of what was folded. Elements that nobody sent are those of `sent`, the task's own tensors, if it has them; else 0.
 ///
 /// # Errors

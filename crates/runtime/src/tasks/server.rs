@@ -77,7 +77,7 @@ pub struct TaskReply {
     pub weight: f64,
     /// How much of the result's tensors came, 0 to 1.
     pub coverage: f64,
-    /// The result's tensors, if it has any and they were not folded.
+    /// The result's tensors, if it has any and they were not folded; the arena is empty if none has a byte.
     pub tensors: Option<(Arena, Arc<Layout>)>,
     /// Both ways, as a JSON list.
     pub transfers: String,
@@ -238,7 +238,7 @@ impl TaskServer {
             let look = || match lock(&hub.policy.open).get_mut(&task) {
                 None => Some(Err(unknown(task))),
                 Some(open) => match open.replies.pop_front() {
-                    Some((reply, kept)) => Some(Ok(Some(told(reply, kept)))),
+                    Some((reply, kept)) => Some(Ok(Some(told(reply, kept, open.fold.is_some())))),
                     None => open.closed.then_some(Ok(None)),
                 },
             };
@@ -324,11 +324,12 @@ fn unknown(task: u32) -> Error {
     Error::new("task", "find task", format!("there is no task {task}: it was never sent, or was released"))
 }
 
-fn told(reply: Reply, kept: Option<Kept>) -> TaskReply {
+fn told(reply: Reply, kept: Option<Kept>, folds: bool) -> TaskReply {
     let (head, weight, layout) = match reply.answer {
         Some(answer) => (answer.head, answer.weight, answer.layout),
         None => (Vec::new(), 0.0, Arc::default()),
     };
+    let arena = kept.map(|kept| kept.arena).or_else(|| folding::without_bytes(&layout).filter(|_| !folds));
     let transfers = reply.transfers.iter().map(|way| transfer_json(way, StandIn::default(), &layout));
     TaskReply {
         transfers: Value::Array(transfers.collect()).to_string(),
@@ -338,7 +339,7 @@ fn told(reply: Reply, kept: Option<Kept>) -> TaskReply {
         head,
         weight,
         coverage: reply.coverage,
-        tensors: kept.map(|kept| (kept.arena, layout)),
+        tensors: arena.map(|arena| (arena, layout)),
     }
 }
 
