@@ -401,6 +401,56 @@ def test_rounds_without_an_evaluation_are_kept_too(tmp_path: Path) -> None:
     assert Record(server.record).plan.job.rounds == 2
 
 
+class Headed(Constant):
+    """Keeps its bias, which is the share of answers that are right."""
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(2, 1)
+
+    def test_data(self) -> str:
+        return "test"
+
+    def evaluate(self, model: torch.nn.Module, data: Any) -> dict[str, float]:
+        assert data == "test"
+        return {"accuracy": float(model.get_parameter("bias").detach()[0])}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "evaluate", "says"),
+    [
+        (None, None, {"accuracy": 0.375}),
+        ("weight", None, {"client_accuracy": 0.375}),
+        ("weight", "server", {"accuracy": 0.0}),
+        ("weight", "both", {"accuracy": 0.0, "client_accuracy": 0.375}),
+        (None, "clients", {"client_accuracy": 0.375}),
+    ],
+)
+def test_clients_evaluate_where_their_models_are_others_than_the_servers(
+    tmp_path: Path, tensors: str | None, evaluate: Any, says: dict[str, float]
+) -> None:
+    apps = {"a": Headed(0.25), "b": Headed(0.5)}
+    with thalweg.Server(
+        apps["a"], clients=2, tensors=tensors, evaluate=evaluate, record=tmp_path, deterministic=True
+    ) as server:
+        with torch.no_grad():
+            server.model.bias.fill_(0.0)
+        for name, app in apps.items():
+            client = thalweg.Client(app, server.address, name=name, tensors=tensors)
+            threading.Thread(target=client.run, daemon=True).start()
+        [done] = thalweg.fedavg(server, 1)
+    assert done.metrics == says
+    assert server.record is not None
+    [entry] = Record(server.record).entries
+    assert {key: entry[key] for key in ("accuracy", "client_accuracy") if entry[key] is not None} == says
+    own = {part["client"]: part["evaluation"].get("accuracy") for part in entry["clients"]}
+    assert own == ({"a": 0.25, "b": 0.5} if "client_accuracy" in says else {"a": None, "b": None})
+
+
+def test_clients_cannot_evaluate_what_has_no_evaluation() -> None:
+    with pytest.raises(PlanError, match="the app has nothing to evaluate"):
+        thalweg.Server(Constant(1.0), clients=1, evaluate="clients")
+
+
 def test_personal_layers_and_frozen_weights_stay_at_home(tmp_path: Path) -> None:
     """A checkpoint holds what travels, and each client keeps its own of the rest."""
 

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from thalweg import _core, algorithms, apps
 from thalweg.apps import name_of
-from thalweg.apps.metrics import Intake
+from thalweg.apps.metrics import Intake, of_clients
 from thalweg.apps.values import config_of
 from thalweg.errors import PlanError
 from thalweg.job.attendance import Attendance
+from thalweg.job.parties import CLIENTS, SERVER, evaluators
 from thalweg.tensors.binding import bind
 from thalweg.tensors.watching import Watch
 
@@ -50,7 +51,7 @@ class App(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """One round: its number, what ``evaluate`` says, and the core's outcome (docs/reference/outcome.md)."""
+    """One round: its number, what evaluations say, and the core's outcome (docs/reference/outcome.md)."""
 
     number: int
     metrics: Metrics
@@ -89,6 +90,7 @@ class Server:
         deterministic: bool = False,
         pki: Path | str | None = None,
         tensors: str | Sequence[str] | None = None,
+        evaluate: Literal["server", "clients", "both"] | None = None,
         record: Path | str | None = None,
         resume: Path | str | None = None,
     ) -> None:
@@ -97,7 +99,9 @@ class Server:
         Each round takes all of them, or ``choose`` by lot: a number, or a share as 0.125.
         A round ends complete, or after ``deadline`` seconds with at least ``enough`` whole updates. ``pki`` is a
         folder of ``thalweg pki init``; beyond loopback there must be one. ``tensors`` says which tensors travel;
-        without it the app's ``tensors`` does, else all do. ``record`` is a folder that gets the record of this job,
+        without it the app's ``tensors`` does, else all do. ``evaluate`` says who evaluates: the server the global
+        model, clients each the model that it has trained; without it clients where tensors that are trained stay with
+        them. ``record`` is a folder that gets the record of this job,
         ``resume`` a record to go on with: ``number`` is then the last round that it has. Raises PlanError, LinkError,
         ModelError, RecordError, CoreError.
         """
@@ -107,7 +111,7 @@ class Server:
 
         if record is not None and resume is not None:
             raise PlanError("a record is resumed where it is", "Give record or resume, not both")
-        job = {"clients": clients, "choose": choose, "enough": enough, "deadline": deadline}
+        job = {"clients": clients, "choose": choose, "enough": enough, "deadline": deadline, "evaluate": evaluate}
         table = {
             "job": {key: value for key, value in job.items() if value is not None},
             "transport": {"url": listen},
@@ -122,6 +126,7 @@ class Server:
         self.app, self.clients = app, clients
         self._bound = bind(app.model(), words, shared=registry.lends(plan.url))
         self._watch = Watch(self._bound, _log.warning)
+        self._evaluators = evaluators(evaluate, personal=self._bound.personal, evaluates=apps.evaluates(app))
         self.model, self.arena = self._bound.model, self._bound.arena
         options = server_options(plan, links.server_trust(plan.security, listen))
         self._core = _core.Server(self.arena.core, listen, json.dumps(options))
@@ -168,17 +173,21 @@ class Server:
     def told(self, config: Mapping[str, Any] | None = None) -> str:
         """Return as JSON what clients get with the next round: thalweg's own keys, and ``config``.
 
-        The own keys are ``round``, ``clients``, ``names``, ``seed``. Raises PlanError if ``config`` has one of these,
-        or a value that is no JSON. Scalars of NumPy and PyTorch become numbers.
+        The own keys are ``round``, ``clients``, ``names``, ``seed``, and ``evaluate`` where clients do. Raises
+        PlanError if ``config`` has one of these, or a value that is no JSON. Scalars of NumPy and PyTorch become
+        numbers.
         """
         names = sorted(json.loads(self._core.clients()))
         own = {"round": self.number + 1, "clients": self.clients, "names": names, "seed": self._seed}
+        own |= {"evaluate": True} if CLIENTS in self._evaluators else {}
         return config_of(own, config)
 
     def advance(self, config: Mapping[str, Any] | None = None, *, data: Any = None) -> Round:
         """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and keep it in the record.
 
-        Without either nothing is evaluated. Raises what ``round`` and ``evaluate`` raise, and RecordError.
+        Without either the server evaluates nothing. What clients say of their own models is in the round's metrics too:
+        ``client_accuracy`` and ``client_loss``, means over clients. Raises what ``round`` and ``evaluate`` raise, and
+        RecordError.
         """
         self._bound.collect("the last round")
         number = self.number + 1
@@ -192,7 +201,7 @@ class Server:
         metrics = {} if data is None else self.evaluate(data)
         if self._recording is not None:
             self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None)
-        return Round(int(outcome["round"]), metrics, outcome)
+        return Round(int(outcome["round"]), metrics | of_clients(outcome), outcome)
 
     def _tell(self, notes: Sequence[str]) -> None:
         """Log what happened, and keep it in the record's log."""
@@ -207,7 +216,7 @@ class Server:
             self._recording.expect(self.number + rounds)
 
     def _test_data(self) -> Any:
-        if self._test is None and apps.evaluates(self.app):
+        if self._test is None and SERVER in self._evaluators:
             self._test = self.app.test_data()  # type: ignore[attr-defined]
         return self._test
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from thalweg import _core
-from thalweg.apps.metrics import LONGEST_TEXT, MOST, MOST_NOTES, Intake, checked_usage, offered
+from thalweg.apps.metrics import LONGEST_TEXT, MOST, MOST_NOTES, Intake, checked_usage, of_clients, offered
 from thalweg.errors import MetricsError
 from thalweg.record.tables import TABLES, entry, rows, schema
 from thalweg.ui import strict_json
@@ -182,6 +182,31 @@ def test_a_record_of_before_there_was_usage_is_read() -> None:
     assert done["compute_seconds"] == 2.0
     (row,) = rows("participants", [done])
     assert row["train_seconds"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "dropped"),
+    [
+        ({"accuracy": 0.5, "loss": 2}, {"accuracy": 0.5, "loss": 2}, []),
+        ({"accuracy": "high", "loss": "NaN"}, {"loss": math.nan}, ["accuracy"]),
+        ({"accuracy": True, "f1": 0.5}, {}, ["accuracy", "f1"]),
+        ([0.5], {}, []),
+        (None, {}, []),
+    ],
+)
+def test_what_a_client_says_of_its_own_model_is_checked(said: Any, kept: dict[str, Any], dropped: list[str]) -> None:
+    part = {"client": "c", "state": "whole", "metrics": {"metrics": {}, "usage": {}, "evaluation": said}}
+    outcome, notes = Intake().outcome(json.dumps({"participants": [part]}))
+    assert str(outcome["participants"][0]["evaluation"]) == str(kept)
+    assert len(notes) == len(dropped)
+    assert all(any(f'"{name}"' in note for note in notes) for name in dropped)
+
+
+def test_the_mean_of_clients_is_of_those_whose_update_counts() -> None:
+    said = [("whole", {"accuracy": 0.5}), ("partial", {"accuracy": 0.7}), ("late", {"accuracy": 0.0}), ("whole", {})]
+    parts = [{"state": state, "evaluation": evaluation} for state, evaluation in said]
+    assert of_clients({"participants": parts}) == {"client_accuracy": pytest.approx(0.6)}
+    assert of_clients({"participants": [{"state": "whole"}]}) == {}
 
 
 def test_what_evaluate_returns_is_a_number_in_the_record() -> None:

@@ -42,6 +42,9 @@ class Party:
     def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         return 10 * int(config["round"]), {"loss": 0.5}
 
+    def evaluation(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"accuracy": 0.25, "other": "words"} if config["round"] == 2 else {}
+
 
 def refusal(kind: str) -> _core.CoreError:
     error = _core.CoreError("the server refused the update: it has NaN")
@@ -76,6 +79,7 @@ def test_every_round_is_trained_and_sent_with_what_it_took() -> None:
     assert usage["congestion_control"] == "cubic"
     assert usage["peak_rss_bytes"] > 1 << 20
     assert usage["cpu_seconds"] > 0
+    assert [sent.get("evaluation") for _, _, sent in script.sent] == [None, {"accuracy": 0.25}], "what was asked for"
 
 
 def test_a_refused_update_is_told_and_does_not_end_the_job() -> None:

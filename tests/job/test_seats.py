@@ -100,6 +100,9 @@ class Trained:
         self.seen.append(self.torch.get_num_threads())
         return 1, {}
 
+    def evaluation(self, config: Any) -> dict[str, Any]:
+        return {}
+
 
 def test_the_share_is_looked_up_for_each_round(tmp_path: Path) -> None:
     import torch

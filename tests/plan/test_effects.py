@@ -41,6 +41,7 @@ VALUES: Final[dict[str, Any]] = {
     "job.ahead": 2,
     "job.share": 0.5,
     "job.test_every": 5,
+    "job.evaluate": "both",
     "job.choose": 2,
     "job.seed": 3,
     "job.enough": 2,
@@ -287,6 +288,7 @@ def test_a_key_that_is_accepted_has_an_effect(path: str, job: str) -> None:
             "training.compute_load",
             "does not say how long",
         ),
+        ({"model.name": "payload:1MiB", "job.evaluate": "both"}, "job.evaluate", "a payload is not trained"),
         ({"stress.cpu": 50, "stress.network_mode": "clients"}, "stress.network_mode", "stress.network does not say"),
         (
             {"record.checkpoint_to": "x", "record.checkpoint_every": 0},

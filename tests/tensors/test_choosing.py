@@ -164,6 +164,20 @@ def test_arrays_are_chosen_by_name() -> None:
     assert bound.collect("train()") == []
 
 
+def test_models_are_personal_where_what_is_trained_stays_at_home() -> None:
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+        made[0].requires_grad_(False)
+        return made
+
+    assert not bind(model()).personal
+    assert not bind(model(), "!0.*").personal, "frozen weights are the same everywhere"
+    assert bind(model(), "!2.*").personal
+    assert bind(model(), "!1.running_*").personal, "statistics change in training"
+    assert not bind({"w": np.zeros(1), "b": np.zeros(1)}).personal
+    assert bind({"w": np.zeros(1), "b": np.zeros(1)}, "w").personal
+
+
 def test_patterns_know_two_signs_alone() -> None:
     choice = Choice(["a.[b]*"])
     assert choice.takes(Named(["a.[b]c"], None))

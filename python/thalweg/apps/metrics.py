@@ -2,7 +2,8 @@
 
 Metrics are the app's own figures: a flat map of at most 64 short names to numbers, short strings, and true or false.
 Usage is what this package measures of a client's process. They travel as ``{"metrics": {...}, "usage": {...}}``, at
-most 16 KiB of strict JSON, and are never mixed: an app may report a ``train_seconds`` of its own.
+most 16 KiB of strict JSON, and are never mixed: an app may report a ``train_seconds`` of its own. A client that
+evaluates its own model adds ``{"evaluation": {"accuracy", "loss"}}``.
 
 The sender refuses what does not fit, with the mend. The server believes nobody: what does not fit is dropped, with a
 note of the client, the key and the reason, once each.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 from thalweg import _core
@@ -30,17 +32,22 @@ MOST_NOTES: Final = 8
 # What usage has, with the most that each can be: a year of processors, a petabyte.
 LIMITS: Final[Mapping[str, float]] = {"train_seconds": 1e9, "cpu_seconds": 1e9, "peak_rss_bytes": 2**50}
 CONGESTION: Final = "congestion_control"
+# What is kept of an evaluation.
+EVALUATION: Final = ("accuracy", "loss")
 FORM: Final = "Return a number, a short string, or true or false for each: float(loss.mean()), say"
 
 
-def offered(metrics: Mapping[str, object], usage: Mapping[str, object]) -> str:
-    """Return the text of an update's metrics and usage; values that are None are left out.
+def offered(
+    metrics: Mapping[str, object], usage: Mapping[str, object], evaluation: Mapping[str, object] | None = None
+) -> str:
+    """Return the text of an update's metrics, usage and evaluation; values that are None are left out.
 
     Scalars of NumPy and PyTorch become Python's numbers. Raises MetricsError for what the server would drop.
     """
     kept = returned("train", metrics)
     known = {name: value for name, value in usage.items() if value is not None}
-    text = strict_json.dumps({"metrics": kept, "usage": known}, separators=(",", ":"))
+    said = {"metrics": kept, "usage": known} | ({"evaluation": evaluated(evaluation)} if evaluation else {})
+    text = strict_json.dumps(said, separators=(",", ":"))
     if len(text.encode()) > _core.MAX_METRICS:
         raise MetricsError(
             f"the metrics are {len(text.encode())} bytes long, over {_core.MAX_METRICS}", "Report fewer or shorter ones"
@@ -51,7 +58,7 @@ def offered(metrics: Mapping[str, object], usage: Mapping[str, object]) -> str:
 def evaluated(metrics: Mapping[str, object]) -> dict[str, int | float]:
     """Return ``accuracy`` and ``loss`` of what an app returned, as far as they are there. Raises MetricsError."""
     numbers: dict[str, int | float] = {}
-    for name, value in returned("evaluate", {name: metrics.get(name) for name in ("accuracy", "loss")}).items():
+    for name, value in returned("evaluate", {name: metrics.get(name) for name in EVALUATION}).items():
         if isinstance(value, (bool, str)):
             raise MetricsError(f"evaluate returned {value!r} as {name}", "Return a number")
         numbers[name] = value
@@ -99,6 +106,24 @@ def checked_usage(usage: object) -> tuple[dict[str, Any], dict[str, str]]:
     return kept, refused
 
 
+def _checked_evaluation(said: object) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return ``accuracy`` and ``loss`` of what a client says of its own model, and why each other is not kept."""
+    given = {name: strict_json.number(value) for name, value in said.items()} if isinstance(said, dict) else {}
+    kept = {name: value for name, value in given.items() if name in EVALUATION and _is_number(value)}
+    return kept, dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
+
+
+def of_clients(outcome: Mapping[str, Any]) -> dict[str, float]:
+    """Return ``client_accuracy`` and ``client_loss`` of a round as far as clients evaluated.
+
+    They are means over clients whose update counts.
+    """
+    counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
+    said = [part.get("evaluation", {}) for part in counted]
+    known = {figure: [one[figure] for one in said if figure in one] for figure in EVALUATION}
+    return {f"client_{figure}": fmean(values) for figure, values in known.items() if values}
+
+
 class Intake:
     """Where rounds' outcomes come in from the core. Its memory is bounded by the number of clients."""
 
@@ -119,7 +144,10 @@ class Intake:
         own = whole.get("metrics", {})
         part["metrics"], refused = checked(own) if isinstance(own, dict) else ({}, {"metrics": "they are no object"})
         part["usage"], untrue = checked_usage(whole.get("usage", {}))
-        other = dict.fromkeys(whole.keys() - {"metrics", "usage"}, "it is neither metrics nor usage")
+        part["evaluation"], unfit = _checked_evaluation(whole.get("evaluation", {}))
+        untrue |= unfit
+        known = {"metrics", "usage", "evaluation"}
+        other = dict.fromkeys(whole.keys() - known, "it is neither metrics nor usage nor an evaluation")
         if not isinstance(said, dict):
             other["metrics"] = "they are no JSON object"
         return self._notes(part["client"], refused | other | untrue)

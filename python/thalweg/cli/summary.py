@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.job.attendance import sentences
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from thalweg.plan.bound import Bound
 
 
-COLUMNS: Final = (
-    "round", "accuracy", "time", "communication", "down", "up", "participants", "goodput", "of bound",
-)  # fmt: skip
+COLUMNS: Final = ("time", "communication", "down", "up", "participants", "goodput", "of bound")
+# Whose figures of quality a table has: their keys' beginning -> that of the column's title.
+WHOSE: Final = {"": "", "client_": "clients' "}
 
 
 # Rows of the table at the end; a line for each of the rounds before was shown when it ended.
@@ -33,29 +33,31 @@ SHOWN: Final = 100
 def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
     """Return a row a round, for the last rounds; goodput is the updates' bytes by the communication's seconds.
 
-    Where no round has an accuracy, as with many apps of one's own, the loss stands in its column.
+    Where no round has an accuracy, as with many apps of one's own, the loss stands in its column. What clients say of
+    their own models has a column if they evaluate.
     """
-    rows: deque[list[str]] = deque(maxlen=SHOWN)
-    count = 0
-    known = {"accuracy": False, "loss": False}
+    rows: deque[tuple[str, dict[str, str], list[str]]] = deque(maxlen=SHOWN)
+    count, known = 0, set[str]()
     for entry in entries:
-        rows.append(_cells(entry, bound))
-        known = {key: there or entry[key] is not None for key, there in known.items()}
+        rows.append((str(entry["round"]), {of: _quality(entry, of) for of in WHOSE}, _cells(entry, bound)))
+        known |= {key for key, value in entry.items() if value is not None}
         count += 1
-    by_loss = known["loss"] and not known["accuracy"]
     earlier = f"the {count - SHOWN} rounds before these are in the record\n" if count > SHOWN else ""
     caption = f"{earlier}bound: {bound.source}" + (f"\nnetwork: {network}" if network else "")
-    columns = ("loss" if by_loss and column == "accuracy" else column for column in COLUMNS)
-    table = terminal.table(*columns, right=True, caption=caption)
-    for row in rows:
-        table.add_row(*row)
+    titles = {of: title for of in WHOSE if (title := _title(of, known)) is not None} or {"": "accuracy"}
+    table = terminal.table("round", *titles.values(), *COLUMNS, right=True, caption=caption)
+    for number, qualities, cells in rows:
+        table.add_row(number, *(qualities[of] for of in titles), *cells)
     return table
+
+
+def _title(of: str, known: Container[str]) -> str | None:
+    """Return the title of a column of quality: accuracy, else loss; None if no round has either."""
+    return next((f"{WHOSE[of]}{figure}" for figure in ("accuracy", "loss") if of + figure in known), None)
 
 
 def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
     return [
-        str(entry["round"]),
-        _quality(entry),
         format_seconds(entry["seconds"]),
         format_seconds(entry["communication_seconds"]),
         format_bytes(entry["bytes_down"]),
@@ -65,11 +67,12 @@ def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
     ]
 
 
-def _quality(entry: Mapping[str, Any]) -> str:
+def _quality(entry: Mapping[str, Any], of: str) -> str:
     """Return the accuracy of a round, else its loss."""
-    if entry["accuracy"] is not None:
-        return f"{100 * entry['accuracy']:.2f} %"
-    return "-" if entry["loss"] is None else f"{entry['loss']:.4g}"
+    accuracy, loss = entry.get(f"{of}accuracy"), entry.get(f"{of}loss")
+    if accuracy is not None:
+        return f"{100 * accuracy:.2f} %"
+    return "-" if loss is None else f"{loss:.4g}"
 
 
 def _goodput(entry: Mapping[str, Any], bound: Bound) -> tuple[str, str]:

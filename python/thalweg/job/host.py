@@ -16,7 +16,7 @@ from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.ending import RUN, end_badly
 from thalweg.job.exposing import exposing
-from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
+from thalweg.job.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
 from thalweg.job.session import SERVER
 from thalweg.job.tree import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
@@ -39,6 +39,8 @@ SHOWN: Final = (
     "round",
     "accuracy",
     "loss",
+    "client_accuracy",
+    "client_loss",
     "seconds",
     "communication_seconds",
     "fedcomm_communication_seconds",
@@ -85,7 +87,7 @@ class Result:
             "clients": self.plan.job.clients,
             "parameters": self.parameters,
             "update_bytes": self.update_bytes,
-            "rounds": [{key: entry[key] for key in SHOWN} for entry in self.record.rounds()],
+            "rounds": [{key: entry.get(key) for key in SHOWN} for entry in self.record.rounds()],
             "absent": [vars(one) for one in self.absent],
             "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
             "emulation": self.emulation,
@@ -112,6 +114,11 @@ class Host:
     cpu_before: float | None = field(default_factory=machine.cpu_seconds)
     # What workers did, once the job is done, if it had some.
     tree: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def evaluators(self) -> Sequence[str]:
+        """Who evaluates: the server, clients, both or nobody. By themselves clients do where tensors stay with them."""
+        return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
 
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until all clients are here; ``look`` is called several times a second and may raise."""
@@ -158,11 +165,12 @@ class Host:
         outcome = self._round(number, names)
         self.attendance.add(outcome["participants"])
         started = time.perf_counter()
-        evaluation = self.party.evaluate()
+        evaluation = self.party.evaluate() if SERVER in self.evaluators else {}
         return entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
 
     def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
-        config = json.dumps(round_config(self.plan, number, names))
+        told = round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators)
+        config = json.dumps(told)
         try:
             outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
         finally:
@@ -229,6 +237,7 @@ def hosting(
     with_data = "" if plan.is_payload or plan.app is not None else f" and {plan.data.name}"
     progress.note(f"preparing {plan.label}{with_data}")
     party = server_party(plan, progress.note)
+    evaluators(plan.job.evaluate, personal=party.personal, evaluates=party.evaluates)
     bound = bound_of(plan, url, len(party.arena), None if session is None else session.spec)
     told = server_options(plan, trust, None if session is None else session.layers) | live.options(plan)
 

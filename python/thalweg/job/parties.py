@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from thalweg import _core, apps, models
 from thalweg.apps import computing
@@ -18,15 +18,26 @@ if TYPE_CHECKING:
     from thalweg.tensors.binding import Binding, Words
 
 Metrics = dict[str, Any]
+# Who evaluates, as job.evaluate has it.
+SERVER: Final = "server"
+CLIENTS: Final = "clients"
+BOTH: Final = "both"
 # Makes a client's party from a round's config and the arena that holds the model.
 PartyMaker = Callable[[Mapping[str, Any], _core.Arena], "ClientParty"]
 
 
-class ClientParty(Protocol):
-    """A client's work."""
+class Trainer(Protocol):
+    """What trains a model in an arena."""
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
         """Train the model in the arena in place; return (samples, metrics)."""
+
+
+class ClientParty(Trainer, Protocol):
+    """A client's work."""
+
+    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+        """Return what the app says of the model that was trained, if the server's ``config`` asks for it."""
 
 
 class ServerParty(Protocol):
@@ -34,6 +45,10 @@ class ServerParty(Protocol):
 
     arena: _core.Arena
     parameters: int
+    # Whether clients keep tensors that they train: no party but a client then has its model.
+    personal: bool
+    # Whether there is something to evaluate.
+    evaluates: bool
 
     def evaluate(self) -> Metrics:
         """Return ``accuracy`` and ``loss`` of the model in the arena, or nothing."""
@@ -48,6 +63,8 @@ def bytes_of(arena: _core.Arena) -> memoryview:
 
 class Payload:
     """Blocks of bytes that are moved and not trained. Both sides' party."""
+
+    personal = evaluates = False
 
     def __init__(self, arena: _core.Arena) -> None:
         self.arena = arena
@@ -78,6 +95,23 @@ class Payload:
     def evaluate(self) -> Metrics:
         return {}
 
+    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+        return {}
+
+
+def evaluators(asked: str | None, *, personal: bool, evaluates: bool) -> Sequence[str]:
+    """Return who evaluates: the server, clients, both or nobody, as ``job.evaluate`` asks.
+
+    Nobody has said: clients do where tensors that are trained stay with them, since their models are then others than
+    the server's. Raises PlanError if they cannot.
+    """
+    if not evaluates:
+        if asked is not None:
+            raise PlanError(f"job.evaluate is {asked!r}, and the app has nothing to evaluate", apps.EVALUATING)
+        return ()
+    asked = asked or (CLIENTS if personal else SERVER)
+    return (SERVER, CLIENTS) if asked == BOTH else (asked,)
+
 
 def parameters_of(model: Any) -> int:
     """Return the number of trainable values: of a module's parameters, or of all arrays of a dict."""
@@ -102,17 +136,17 @@ class AppServer:
         from thalweg.tensors.binding import bind
 
         self._app = app
-        self._evaluates = apps.evaluates(app)
-        self._test = apps.ask(app.test_data, "test_data()") if self._evaluates else None
+        self.evaluates = apps.evaluates(app)
+        self._test = apps.ask(app.test_data, "test_data()") if self.evaluates else None
         self._bound = bind(apps.model_of(app, seed), tensors or getattr(app, "tensors", None), shared=shared)
         self._watch = Watch(self._bound, note)
         self.parameters = parameters_of(self._bound.model)
-        self.arena = self._bound.arena.core
+        self.arena, self.personal = self._bound.arena.core, self._bound.personal
         note(self._bound.summary())
 
     def evaluate(self) -> Metrics:
         """Evaluate the model that is in the arena, whatever the app did to it before. Raises ModelError, AppError."""
-        if not self._evaluates:
+        if not self.evaluates:
             return {}
 
         def work(model: Any) -> Metrics:
@@ -129,6 +163,7 @@ class AppClient:
     ) -> None:
         """Take a bound model and the client's data. With ``part`` what training draws follows from it and the round."""
         self._app, self._data, self._part = app, data, part
+        self._test: Any = None
         self._watch = Watch(bound, note)
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
@@ -136,6 +171,21 @@ class AppClient:
         if self._part is not None:
             apps.seed_all(self._part.seed, self._part.index + 1, int(config.get("round", 0)))
         return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, dict(config))))
+
+    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+        """Return what the app says of the model that was trained, on its test data, if ``config["evaluate"]`` is true.
+
+        What this does to the model is put back. Raises ModelError, AppError.
+        """
+        if config.get("evaluate") is not True or not apps.evaluates(self._app):
+            return {}
+        if self._test is None:
+            self._test = apps.ask(self._app.test_data, "test_data()")
+
+        def work(model: Any) -> Metrics:
+            return apps.ask(lambda: dict(self._app.evaluate(model, self._test)), "evaluate()")
+
+        return self._watch.evaluate(work)
 
 
 class Described:
@@ -284,8 +334,11 @@ def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
     return AppServer(app, tensors=plan.model.tensors, shared=shared, note=note)
 
 
-def round_config(plan: Plan, number: int, names: Sequence[str]) -> dict[str, Any]:
-    """Return what the server tells clients with round ``number``: all they need to take part."""
+def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: bool = False) -> dict[str, Any]:
+    """Return what the server tells clients with round ``number``: all they need to take part.
+
+    ``evaluate``: each evaluates the model that it has trained.
+    """
     if plan.is_payload:
         told = {"round": number, "model": plan.model.name}
         compute = plan.training.model_dump(include=set(computing.KEYS))
@@ -298,6 +351,7 @@ def round_config(plan: Plan, number: int, names: Sequence[str]) -> dict[str, Any
         "names": list(names),
         "seed": plan.job.seed,
         **({} if tensors is None else {"tensors": tensors}),
+        **({"evaluate": True} if evaluate else {}),
     }
     if plan.app is not None:
         return {**told, "app": plan.app.own()}

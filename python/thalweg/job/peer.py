@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg import apps, models
 from thalweg.graphs import measures
-from thalweg.job.parties import AppClient, ClientParty, Metrics, Payload, bytes_of, known_settings, parameters_of
+from thalweg.job.parties import AppClient, Metrics, Payload, Trainer, bytes_of, known_settings, parameters_of
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.watching import Note, Watch, ignore
 
@@ -25,7 +25,7 @@ class Peer:
     """A model in an arena with what is done to it."""
 
     def __init__(
-        self, arena: _core.Arena, party: ClientParty, evaluate: Callable[[], Metrics], *, parameters: int, seed: int
+        self, arena: _core.Arena, party: Trainer, evaluate: Callable[[], Metrics], *, parameters: int, seed: int
     ) -> None:
         """``seed`` is that of sketches, which all nodes must have alike."""
         self.arena, self.parameters = arena, parameters

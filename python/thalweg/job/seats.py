@@ -116,6 +116,10 @@ class Sharing:
         limit(self._threads())
         return self._party.train(config)
 
+    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+        """Evaluate with the same threads."""
+        return self._party.evaluation(config)
+
 
 def limit(threads: int) -> None:
     """Let PyTorch, if this process has it at all, train with so many threads."""

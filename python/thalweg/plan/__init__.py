@@ -48,6 +48,7 @@ _MAY_DIFFER: Final = (
     "job.rounds",
     "job.deadline",
     "job.test_every",
+    "job.evaluate",
     "job.grace",
     "job.liveness",
     "transport",

@@ -126,6 +126,7 @@ _TIMES: Final = Need(
     _is_network(lambda network: network.changes or network.trace), "the network has no changes and no trace"
 )
 _COMPUTES: Final = Need(lambda plan: plan.training.compute is not None, "training.compute does not say how long")
+_TRAINED: Final = Need(lambda plan: not plan.is_payload, "a payload is not trained")
 _KEPT: Final = Need(lambda plan: plan.checkpoint_every > 0, "record.checkpoint_every is 0")
 _TRAFFIC: Final = Need(
     lambda plan: plan.stress is not None and plan.stress.network is not None, "stress.network does not say how much"
@@ -186,6 +187,7 @@ LINES: Final[Mapping[str, Line]] = {
     "job.ahead": _mixed("no node waits for its neighbours"),
     "job.share": _mixed("no node sends its model to neighbours"),
     "job.test_every": _mixed("the server evaluates after each round"),
+    "job.evaluate": _served("each node evaluates its own model; job.test_every says when", _STRATEGY, _TRAINED),
     "job.choose": _served(_DRAWN, _STRATEGY),
     "job.seed": _but(),
     "job.enough": _served("nobody counts updates; job.wait says what a node waits for", _STRATEGY),

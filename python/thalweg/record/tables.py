@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from thalweg.apps.metrics import checked_usage, evaluated
+from thalweg.apps.metrics import checked_usage, evaluated, of_clients
 from thalweg.record import nodes
 from thalweg.record.columns import Column, Entry, Row, array_of
 from thalweg.ui import strict_json
@@ -22,6 +22,13 @@ ROUNDS: Final = (
     Column("round", "uint32", "number of the round, from 1"),
     Column("accuracy", "float64", "of the global model on the test set, 0 to 1 (FedComm section III.C step 7)"),
     Column("loss", "float64", "mean cross-entropy of the global model on the test set"),
+    Column(
+        "client_accuracy",
+        "float64",
+        "mean over clients of the accuracy of the model that each trained, on its test data; null if clients do not "
+        "evaluate (job.evaluate)",
+    ),
+    Column("client_loss", "float64", "mean over clients of the loss, likewise"),
     Column("seconds", "float64", "from the begin of the round to its mean, without the evaluation"),
     Column("communication_seconds", "float64", "in which at least one update was under way"),
     Column("compute_seconds", "float64", "that clients trained, their mean"),
@@ -92,6 +99,8 @@ PARTICIPANTS: Final = (
     Column("coverage", "float64", "fraction of its update that came and is in the mean, 0 to 1"),
     Column("reason", "string", "why it is not whole"),
     Column("train_seconds", "float64", "that it trained"),
+    Column("accuracy", "float64", "of the model that it trained, on its test data; null if clients do not evaluate"),
+    Column("loss", "float64", "of that model, likewise"),
     Column("metrics", "string", "JSON object of what its app reported; NaN, Infinity and -Infinity are strings"),
     Column("usage", "string", "JSON object of what its process used: train_seconds, cpu_seconds, peak_rss_bytes, ..."),
 )
@@ -179,6 +188,8 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
         "round": outcome["round"],
         "accuracy": figures.get("accuracy"),
         "loss": figures.get("loss"),
+        **dict.fromkeys(("client_accuracy", "client_loss")),
+        **of_clients(outcome),
         "seconds": outcome["seconds"],
         "communication_seconds": outcome["communication_seconds"],
         "compute_seconds": mean,
@@ -344,6 +355,8 @@ def _participants(entry: Entry) -> list[Row]:
             **part,
             "round": entry["round"],
             "train_seconds": usage_of(part).get("train_seconds"),
+            "accuracy": part.get("evaluation", {}).get("accuracy"),
+            "loss": part.get("evaluation", {}).get("loss"),
             "metrics": _json(part["metrics"]),
             "usage": _json(usage_of(part)),
         }

@@ -122,6 +122,11 @@ class JobSection(Section):
         ge=0,
         description="iterations between evaluations of each node's model, 0 for none; without it the last iteration",
     )
+    evaluate: Annotated[Literal["server", "clients", "both"] | None, Option()] = Field(
+        None,
+        description="who evaluates after each round: the server the global model, clients each the model that it has "
+        "trained, or both; without it clients if tensors that are trained stay with them, else the server",
+    )
     choose: Annotated[Part | None, Core()] = Field(
         None,
         description="clients that take part in a round, or their share, chosen anew for each by the seed (UniFL "

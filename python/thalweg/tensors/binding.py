@@ -42,6 +42,8 @@ class Binding(ABC):
 
     model: Any
     arena: Arena
+    #: Whether a tensor that training changes stays at home, so that each party's model is another one.
+    personal: bool
     _choice: Choice
     # Tensors of the model, tied ones as one, whether they travel or not.
     _total: int
@@ -162,6 +164,7 @@ class ModuleBinding(Binding):
         self.arena = Arena(_core.Arena(taken.layout, shared=shared) if core is None else core)
         self._choice = choice
         self._known, self._total, self._staying = taken.known, taken.total, taken.staying
+        self.personal = taken.personal
         self._places = [self._place(group) for group in taken.groups]
 
     def _place(self, group: Group) -> Place:
@@ -307,6 +310,7 @@ class ArrayBinding(Binding):
             check_layout(core.layout, layout)
         refuse_overlaps(_spans(arrays), set(self._names))
         self._choice, self._known, self._total = choice, set(arrays), len(arrays)
+        self.personal = len(self._names) < len(arrays)
         self.arena = Arena(_core.Arena(layout, shared=shared) if core is None else core)
         self.model: dict[str, Any] = dict(arrays)
 

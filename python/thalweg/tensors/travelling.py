@@ -47,6 +47,7 @@ class Chosen(NamedTuple):
     """The tensors of a module that travel, their layout; the names of all tensors, and how many there are.
 
     ``staying`` names the other entries of ``state_dict()`` that the choice would take: they cannot travel.
+    ``personal``: some tensor that training changes stays at home.
     """
 
     groups: Sequence[Group]
@@ -54,6 +55,7 @@ class Chosen(NamedTuple):
     known: frozenset[str]
     total: int
     staying: Sequence[str]
+    personal: bool
 
 
 def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
@@ -66,7 +68,16 @@ def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
     layout = _core.Layout([describe_tensor(group.names[0], group.tensor) for group in taken])
     _refuse_shared(found, {group.names[0] for group in taken})
     known = frozenset(name for group in found for name in group.names)
-    return Chosen(taken, layout, known, len(found), staying)
+    personal = any(_changes(group) for group, wanted in zip(found, travels, strict=True) if not wanted)
+    return Chosen(taken, layout, known, len(found), staying, personal)
+
+
+def _changes(group: Group) -> bool:
+    """Return whether training may change a tensor: one that is trained, or statistics as those of BatchNorm."""
+    import torch
+
+    is_buffer = not isinstance(group.tensor, torch.nn.Parameter)
+    return group.trainable or (is_buffer and group.tensor.is_floating_point())
 
 
 def slots(module: torch.nn.Module) -> dict[str, Slot]:

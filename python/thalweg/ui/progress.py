@@ -52,6 +52,10 @@ def round_line(entry: Mapping[str, Any], rounds: int) -> str:
     accuracy = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
     if not accuracy and entry["loss"] is not None:
         accuracy = f"loss {entry['loss']:.4g}, "
+    if (of_clients := entry.get("client_accuracy")) is not None:
+        accuracy += f"clients' own accuracy {100 * of_clients:.2f} %, "
+    elif (of_clients := entry.get("client_loss")) is not None:
+        accuracy += f"clients' own loss {of_clients:.4g}, "
     whole = "".join(f", {words}" for words in missing_words(entry)) + ("" if entry["complete"] else ", incomplete")
     return (
         f"round {entry['round']}/{rounds}: {accuracy}{format_seconds(entry['seconds'])} "
