@@ -23,35 +23,36 @@ class JsonError(ValueError):
     """A text is no JSON within the bounds; the error says why, without repeating the text."""
 
 
-def read(text: bytes | str, *, most: int = MOST_BYTES) -> Any:
+def read(text: bytes | str, *, most: int = MOST_BYTES, finite: bool = True) -> Any:
     """Return the value of a JSON text of at most ``most`` bytes of UTF-8.
 
     It is no deeper than ``MOST_DEPTH``, integers have at most ``MOST_DIGITS`` digits, and all numbers are finite: NaN
-    and infinities are no JSON. Raises JsonError.
+    and infinities are no JSON. Without ``finite`` they are read all the same, as older records have them. Raises
+    JsonError.
     """
     try:
         data = text.encode() if isinstance(text, str) else text
         if len(data) > most:
             raise JsonError(f"it has {len(data)} bytes, and may have {most}")
-        value = from_json(data, allow_inf_nan=False)
+        value = from_json(data, allow_inf_nan=not finite)
     except JsonError:
         raise
     except ValueError as error:
         raise JsonError(f"it is no JSON: {error}") from None
     if _MAYBE_TOO_LARGE.search(data):
-        _check_numbers(value)
+        _check_numbers(value, finite=finite)
     return value
 
 
-def read_object(text: bytes | str, *, most: int = MOST_BYTES) -> dict[str, Any]:
+def read_object(text: bytes | str, *, most: int = MOST_BYTES, finite: bool = True) -> dict[str, Any]:
     """Return the value of a JSON text that is an object. Raises JsonError."""
-    value = read(text, most=most)
+    value = read(text, most=most, finite=finite)
     if not isinstance(value, dict):
         raise JsonError("it is no JSON object")
     return value
 
 
-def _check_numbers(value: Any) -> None:
+def _check_numbers(value: Any, *, finite: bool) -> None:
     """Raise JsonError if a number within ``value`` is infinite or has too many digits."""
     waiting = [value]
     while waiting:
@@ -60,7 +61,7 @@ def _check_numbers(value: Any) -> None:
             waiting.extend(one.values())
         elif isinstance(one, list):
             waiting.extend(one)
-        elif isinstance(one, float) and not isfinite(one):
+        elif finite and isinstance(one, float) and not isfinite(one):
             raise JsonError("a number is too large for a float")
         elif isinstance(one, int) and not -_BEYOND < one < _BEYOND:
             raise JsonError(f"an integer has more than {MOST_DIGITS} digits")

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from thalweg.bench.plan import BenchPlan
 from thalweg.errors import RecordError
+from thalweg.record import reading
 
 PLAN: Final = "bench.toml"
 RESULTS: Final = "bench.json"
@@ -111,12 +112,12 @@ class Folder:
         """Return how a run ended, or None if it has not. Raises RecordError if that is damaged."""
         path = self.cells / f"{name}.json"
         try:
-            found = json.loads(path.read_text())
+            found = reading.document(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise RecordError(f"cannot read {path}: {error}", "Remove it; that run is then run again") from error
-        if not isinstance(found, dict) or found.get("status") not in ("complete", "failed"):
+        if found.get("status") not in ("complete", "failed"):
             raise RecordError(f"{path} is damaged", "Remove it; that run is then run again")
         return found
 

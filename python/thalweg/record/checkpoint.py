@@ -13,7 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
+from thalweg import bounded_json
 from thalweg.errors import RecordError
+from thalweg.record import reading
 from thalweg.record.journal import write_all
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def content(tensors: Sequence[Tensor], arena: Buffer, number: int) -> Iterator[B
 def read(path: Path, tensors: Sequence[Tensor], arena: Buffer) -> int:
     """Read a checkpoint of the same tensors into ``arena`` and return its round. Raises RecordError."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with reading.opened(path) as file:
             return restore(str(path), file, os.fstat(file.fileno()).st_size, tensors, arena)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}", "Name the folder of a run's record") from error
@@ -106,7 +108,7 @@ def round_of(path: Path) -> int | None:
     """Return the round of a checkpoint, or None if there is none. Raises RecordError for a damaged one."""
     if not path.exists():
         return None
-    with path.open("rb", buffering=0) as file:
+    with reading.opened(path) as file:
         header, _ = _header(str(path), file, os.fstat(file.fileno()).st_size)
     return _round(str(path), header)
 
@@ -156,7 +158,7 @@ def _header(name: str, file: Readable, size: int) -> tuple[dict[str, Any], int]:
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
         raise damaged
     try:
-        header = json.loads(file.read(length) or b"")
+        header = bounded_json.read(file.read(length) or b"", most=LARGEST_HEADER)
     except ValueError as error:
         raise damaged from error
     if not isinstance(header, dict):
@@ -167,7 +169,7 @@ def _header(name: str, file: Readable, size: int) -> tuple[dict[str, Any], int]:
 def _round(name: str, header: dict[str, Any]) -> int:
     metadata = header.get("__metadata__")
     number = metadata.get(ROUND) if isinstance(metadata, dict) else None
-    if not isinstance(number, str) or not number.isdecimal():
+    if not isinstance(number, str) or not number.isdecimal() or len(number) > len(str(reading.LAST_ROUND)):
         raise RecordError(f"{name} does not say of which round it is", "Name a checkpoint of a run's record")
     return int(number)
 

@@ -35,7 +35,7 @@ from thalweg import _core, machine
 from thalweg.errors import RecordError
 from thalweg.machine.grace import is_hurried, within
 from thalweg.plan import Plan
-from thalweg.record import checkpoint, of_nodes, stores, tables
+from thalweg.record import checkpoint, of_nodes, reading, stores, tables
 from thalweg.record import samples as queues
 from thalweg.record.columns import Row
 from thalweg.record.journal import Journal, read
@@ -72,7 +72,7 @@ class Record:
     def manifest(self) -> dict[str, Any]:
         """What the run's numbers depend on."""
         try:
-            manifest: dict[str, Any] = json.loads((self.path / MANIFEST).read_text())
+            manifest = reading.document(self.path / MANIFEST)
         except (OSError, ValueError) as error:
             raise RecordError(f"cannot read {self.path / MANIFEST}: {error}", "Restore it from a copy") from error
         return manifest

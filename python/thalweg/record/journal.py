@@ -6,14 +6,15 @@ No entry stays in memory: who wants them reads them again.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from thalweg import bounded_json
 from thalweg.errors import RecordError
+from thalweg.record import reading
 from thalweg.ui import strict_json
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     A last line cut short by a crash is left out. Raises RecordError for anything else odd.
     """
     try:
-        with path.open("rb") as stream:
+        with reading.opened(path) as stream:
             yield from (entry for entry, _ in _parse(path, stream))
     except FileNotFoundError:
         return
@@ -37,21 +38,27 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 def _parse(path: Path, stream: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the entries of whole lines, each with the byte behind it."""
     end = 0
-    for number, line in enumerate(stream, 1):
+    for number, line in enumerate(reading.lines(stream), 1):
         if line.endswith(b"\n"):
             end += len(line)
             yield _entry(path, number, line), end
+        elif len(line) == reading.LONGEST_LINE:
+            raise _damaged(path, number)
 
 
 def _entry(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    damaged = RecordError(f"line {number} of {path} is damaged", "Remove that line and those after it")
     try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise damaged from error
-    if not isinstance(entry, dict) or not isinstance(entry.get("round"), int):
-        raise damaged
+        entry = bounded_json.read_object(line, most=reading.LONGEST_LINE, finite=False)
+    except bounded_json.JsonError as error:
+        raise _damaged(path, number) from error
+    place = entry.get("round")
+    if type(place) is not int or not 0 <= place <= reading.LAST_ROUND:
+        raise _damaged(path, number)
     return entry
+
+
+def _damaged(path: Path, number: int) -> RecordError:
+    return RecordError(f"line {number} of {path} is damaged", "Remove that line and those after it")
 
 
 class Journal:
@@ -71,7 +78,7 @@ class Journal:
             self._file.close()
             raise RecordError(f"another process writes {path}", "Wait for that run to end, or end it") from error
         self._end = 0
-        with path.open("rb") as stream:
+        with reading.opened(path) as stream:
             for entry, end in _parse(path, stream):
                 self._end = end if entry["round"] <= keep else self._end
         self._file.truncate(self._end)

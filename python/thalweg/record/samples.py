@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from thalweg import bounded_json
 from thalweg.errors import RecordError
+from thalweg.record import reading
 
 NAME: Final = "queues"
 FILE: Final = "queues.jsonl"
@@ -27,14 +29,22 @@ def append(folder: Path, samples: Iterable[Mapping[str, Any]], shift: float) -> 
 def batches(folder: Path) -> Iterator[list[dict[str, Any]]]:
     """Yield the samples kept so far, many at a time; a last line cut short by a crash is left out. Raises OSError."""
     batch: list[dict[str, Any]] = []
-    with (folder / FILE).open() as stream:
-        for line in stream:
-            if line.endswith("\n"):
-                batch.append(json.loads(line))
+    with reading.opened(folder / FILE) as stream:
+        for number, line in enumerate(reading.lines(stream), 1):
+            if line.endswith(b"\n"):
+                batch.append(_sample(folder, number, line))
             if len(batch) == BATCH:
                 yield batch
                 batch = []
     yield batch
+
+
+def _sample(folder: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return bounded_json.read_object(line)
+    except bounded_json.JsonError as error:
+        said = f"line {number} of {folder / FILE} is damaged"
+        raise RecordError(said, "Remove that line and those after it") from error
 
 
 def write(folder: Path, to: Path | None = None) -> bool:

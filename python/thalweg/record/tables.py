@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from thalweg.apps.metrics import checked_usage, evaluated, of_clients
-from thalweg.record import nodes
+from thalweg.record import nodes, reading
 from thalweg.record.columns import Column, Entry, Row, array_of
 from thalweg.ui import strict_json
 from thalweg.ui.strict_json import number
@@ -315,11 +315,9 @@ def _writing(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None
 
 def read_table(folder: Path, name: str) -> list[Row]:
     """Return the rows of a written table; none if the run left none. Raises OSError."""
-    import pyarrow.parquet
-
     path = folder / f"{name}.parquet"
-    table: list[Row] = pyarrow.parquet.read_table(path, partitioning=None).to_pylist() if path.exists() else []
-    return table
+    found: list[Row] = reading.table(path).to_pylist() if path.exists() else []
+    return found
 
 
 def schema(table: str) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from thalweg import bounded_json
 from thalweg.apps import FLOWER
 from thalweg.errors import RecordError
-from thalweg.record import Record
+from thalweg.record import Record, reading
 from thalweg.record.tables import ends_of, rows, schema
 
 if TYPE_CHECKING:
@@ -203,10 +203,9 @@ def _written(folder: Path, name: str) -> Any:
 def _parquet(path: Path, name: str, mend: str) -> Any:
     """Return the columns of a file with their types; columns that it lacks are null. Raises RecordError."""
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path, partitioning=None)
+        table = reading.table(path)
         lacking = [key for key in KEYS[name] if key not in table.column_names]
         if lacking:
             raise RecordError(f"{path} is damaged: it has no column {lacking[0]}", mend)
@@ -256,7 +255,7 @@ def _samples(table: Any) -> list[Samples]:
 def json_object(text: str | None) -> dict[str, Any]:
     """Return the object that a cell's JSON text is, or an empty one."""
     try:
-        value = json.loads(text or "{}")
+        value = bounded_json.read(text or "{}")
     except ValueError:
         return {}
     return finite(value) if isinstance(value, dict) else {}

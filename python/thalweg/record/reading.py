@@ -1,0 +1,85 @@
+"""Reads files of records, which may be damaged or somebody else's, within bounds.
+
+Only ordinary files are opened: a pipe in place of one would wait for a writer for ever. JSON has the bounds of
+``thalweg.bounded_json``, a line and a table a number of bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from thalweg import bounded_json
+from thalweg.errors import RecordError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Most bytes of a JSON document, as a manifest. That of a run with 10,000 clients in its network has 10 MB.
+LONGEST_DOCUMENT: Final = 64 << 20
+# Of a line of a journal; a round of 10,000 clients has 20 MB.
+LONGEST_LINE: Final = 128 << 20
+# Of a table in memory, however small its file is.
+LARGEST_TABLE: Final = 1 << 30
+# Of a table that are decoded at once: so many rows, fewer if its texts are long.
+ROWS_AT_ONCE: Final = 1 << 16
+BYTES_AT_ONCE: Final = 256 << 20
+# Rounds are 32-bit numbers on the wire and in tables.
+LAST_ROUND: Final = (1 << 32) - 1
+
+
+def opened(path: Path) -> BufferedReader:
+    """Open a file to read, if it is an ordinary one. Raises RecordError, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RecordError(f"{path} is no ordinary file", "Restore it from a copy")
+    return os.fdopen(descriptor, "rb")
+
+
+def document(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises JsonError, RecordError, OSError."""
+    with opened(path) as stream:
+        return bounded_json.read_object(stream.read(LONGEST_DOCUMENT + 1), most=LONGEST_DOCUMENT)
+
+
+def lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file; one that is longer than ``LONGEST_LINE`` comes without its end, and is the last."""
+    while line := stream.readline(LONGEST_LINE):
+        yield line
+        if not line.endswith(b"\n"):
+            return
+
+
+def table(path: Path) -> pyarrow.Table:
+    """Return a Parquet file as a table. Raises RecordError, OSError and what pyarrow raises for a damaged one."""
+    import pyarrow
+    import pyarrow.parquet
+
+    with opened(path) as stream:
+        file = pyarrow.parquet.ParquetFile(stream)
+        batches, size = [], 0
+        for batch in file.iter_batches(_rows_at_once(file.metadata)):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > LARGEST_TABLE:
+                raise RecordError(
+                    f"{path} takes more than {LARGEST_TABLE >> 20} MiB of memory",
+                    "Remove it, and make it anew with thalweg export",
+                )
+        return pyarrow.Table.from_batches(batches, schema=file.schema_arrow)
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """Return how many rows are decoded at once: each may hold the longest text of its column."""
+    longest = 1
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        columns = map(row_group.column, range(row_group.num_columns))
+        texts = (column.total_uncompressed_size for column in columns if column.physical_type == "BYTE_ARRAY")
+        longest = max(longest, *texts, 1)
+    return max(1, min(ROWS_AT_ONCE, BYTES_AT_ONCE // longest))
