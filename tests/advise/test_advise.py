@@ -82,7 +82,7 @@ def test_much_loss_is_for_ltp_whatever_was_measured(wifi: Path) -> None:
     for network, notes in (("rate=20mbit,loss=5%", 0), ("rate=20mbit,up.loss=6%", 1), ("wifi", 0)):
         found = advise(Question(network, "payload:1MB"), [wifi])
         assert len(found["notes"]) == notes, network
-        assert all("take ltp: unifl is slow there with Cubic clients" in note for note in found["notes"])
+        assert all("try ltp too: in single runs unifl was slow there" in note for note in found["notes"])
 
 
 def test_few_runs_and_far_ones_are_no_certainty(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ VALUES: Final = {
 }
 ROUNDS: Final = 3
 CLIENTS: Final = 4
-# From this share of lost packets on, unifl with Cubic clients falls behind ltp (experiments/unifl/RESULTS.md).
+# Beyond this share of lost packets single runs had unifl with Cubic clients far behind ltp. No data set has them.
 MUCH_LOSS: Final = 0.05
 NO_REASON: Final = "its record does not say why"
 
@@ -110,7 +110,7 @@ def _notes(asked: Condition) -> list[str]:
     if loss <= MUCH_LOSS:
         return []
     limit = f"beyond {MUCH_LOSS:.0%} loss"
-    return [f"{limit} take ltp: unifl is slow there with Cubic clients, and tcp with all but BBR"]
+    return [f"{limit} try ltp too: in single runs unifl was slow there with Cubic clients, and tcp with all but BBR"]
 
 
 def _hidden(group: Group) -> list[str]:
