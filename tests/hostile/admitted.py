@@ -120,9 +120,9 @@ def run(transport: str, seed: int, more: Callable[[int, float], bool]) -> Counte
     """
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
-        url, own = stack.enter_context(place(transport))
-        server = stack.enter_context(TaskServer(listen=url, options=own))
-        options = {"own": own} if own else {}
+        url, options = stack.enter_context(place(transport))
+        core = _core.TaskServer(url, json.dumps({"transport": options}))
+        server = stack.enter_context(TaskServer.over(core))
         for at in range(HONEST):
             _join(stack, server.address, f"honest-{at}", options, _honest(at))
         for at in range(LIARS):
