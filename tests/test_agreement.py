@@ -80,3 +80,15 @@ def test_the_page_describes_each_transport_as_it_is(registry: list[dict[str, Any
 def can(entry: dict[str, Any]) -> dict[str, Any]:
     capabilities: dict[str, Any] = entry["capabilities"]
     return capabilities
+
+
+def test_the_readme_names_every_transport(registry: list[dict[str, Any]]) -> None:
+    there = (ROOT / "README.md").read_text().partition("## What there is")[2]
+    (row,) = re.findall(r"^\| transports \| (.*?) \|", there, re.MULTILINE)
+    assert {entry["name"] for entry in registry} <= set(re.findall(r"`([a-z]+)`", row))
+
+
+def test_the_readme_leads_to_every_how_to() -> None:
+    readme = (ROOT / "README.md").read_text()
+    pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/how-to").glob("*.md")]
+    assert [page for page in pages if f"]({page}" not in readme] == []

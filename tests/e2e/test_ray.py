@@ -23,7 +23,7 @@ from thalweg.record import Record
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does"),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install 'thalweg[ray]'"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install ray"),
 ]
 
 Run = Callable[..., Any]

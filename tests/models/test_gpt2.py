@@ -15,7 +15,7 @@ from thalweg.errors import ModelError
 from thalweg.tensors.binding import bind
 
 with_lm = pytest.mark.skipif(
-    not (find_spec("transformers") and find_spec("peft")), reason="needs pip install 'thalweg[lm]'"
+    not (find_spec("transformers") and find_spec("peft")), reason="needs transformers and peft"
 )
 
 

@@ -21,7 +21,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 def require() -> str:
     """Return the release of Flower that is installed. Raises PlanError if there is none, or it is too old."""
-    get = "Install it: pip install 'thalweg[flower]' (its newest releases need Python 3.11)"
+    get = "Install it: pip install 'flwr>=1.22' (its newest releases need Python 3.11)"
     try:
         found = version("flwr")
     except PackageNotFoundError:

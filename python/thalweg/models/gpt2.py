@@ -14,7 +14,7 @@ from thalweg.errors import ModelError
 if TYPE_CHECKING:
     from torch import nn
 
-MEND: Final = "pip install 'thalweg[lm]'"
+MEND: Final = "pip install 'peft>=0.15' 'transformers>=4.50'"
 
 # What differs from GPT-2 small: 12 layers, 12 heads, width 768, 50,257 tokens, contexts of 1,024.
 SIZES: Final[dict[str, dict[str, int]]] = {

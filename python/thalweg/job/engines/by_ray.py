@@ -34,7 +34,7 @@ SHORT: Final = "/tmp"  # noqa: S108 - mkdtemp makes a folder there that nobody e
 
 def require() -> str:
     """Return the release of Ray that is installed. Raises PlanError if there is none, or it is too old."""
-    get = "Install it: pip install 'thalweg[ray]'; or take --engine local"
+    get = "Install it: pip install 'ray>=2.52'; or take --engine local"
     try:
         found = version("ray")
     except PackageNotFoundError:
