@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from thalweg import _core
+from thalweg import _core, bounded_json
 
 # Seconds after which whoever waits looks around.
 SLICE: Final = 0.2
@@ -15,7 +15,10 @@ SLICE: Final = 0.2
 
 @dataclass(frozen=True)
 class Reply:
-    """A member's answer; without ``head`` there is none, for this reason. ``between`` are its transfers."""
+    """A member's answer; without ``head`` there is none, for this reason. ``between`` are its transfers.
+
+    ``head`` is an object of bounded JSON, and nothing else is known of it. ``is_senseless``: the answer was none.
+    """
 
     member: str
     head: dict[str, Any] | None
@@ -23,6 +26,7 @@ class Reply:
     reason: str
     between: Sequence[Mapping[str, Any]]
     is_lost: bool
+    is_senseless: bool = False
 
 
 def ask(
@@ -61,7 +65,11 @@ def ask(
 
 def _reply(told: tuple[Any, ...]) -> Reply:
     member, state, reason, head, _, _, tensors, transfers = told
-    done = state == "done"
-    said = json.loads(head) if done else None
-    why = "" if done else reason or state
-    return Reply(member, said, tensors if done else None, why, json.loads(transfers), state == "lost")
+    between = json.loads(transfers)
+    if state != "done":
+        return Reply(member, None, None, reason or state, between, state == "lost")
+    try:
+        return Reply(member, bounded_json.read_object(head), tensors, "", between, is_lost=False)
+    except bounded_json.JsonError as error:
+        why = f"its answer cannot be read: {error}"
+        return Reply(member, None, None, why, between, is_lost=False, is_senseless=True)

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thalweg import _core, machine
+from thalweg import _core, bounded_json, machine
 from thalweg.errors import RoundError
 from thalweg.job import moving, worker
 from thalweg.job.farewell import farewell, reason
@@ -113,7 +113,7 @@ class Gateway:
                 what, number, head, _, arena, _, said = event
                 if what == "task":
                     # A round does not keep the node from hearing that a client is gone.
-                    threading.Thread(target=self._answer, args=(number, json.loads(head), arena), daemon=True).start()
+                    threading.Thread(target=self._answer, args=(number, head, arena), daemon=True).start()
                 elif what == "rejected":
                     self._note(f"the parent refused an answer: {said}")
         finally:
@@ -122,9 +122,9 @@ class Gateway:
             if self._server is not None:
                 self._server.close("the job is over")
 
-    def _answer(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> None:
+    def _answer(self, number: int, head: bytes, model: _core.Arena | None) -> None:
         try:
-            told, sums = self._do(number, head, model)
+            told, sums = self._do(number, bounded_json.read_object(head), model)
         except Exception as error:  # noqa: BLE001 - the parent is told
             why = reason(error)
             self._say(lambda: self._parent.refuse(number, why))
@@ -138,23 +138,23 @@ class Gateway:
         server = self._server
         if server is None:
             return {"unopened": True}, None
-        if asked in ("forget", "homes"):
-            self._told(server, asked, head)
-            return {}, None
-        if asked == "wait":
-            server.wait(self._expected, head["seconds"])
-            return self._state(server), None
+        if asked in ("forget", "homes", "wait"):
+            return self._told(server, asked, head), None
         if asked == "round":
             return self._round(server, number, head, None if head.get("kept") else _given(model))
         return self._among_nodes(asked, head)
 
-    def _told(self, server: _core.Server, asked: str, head: Mapping[str, Any]) -> None:
-        """Hear that a client is gone, or where clients belong."""
+    def _told(self, server: _core.Server, asked: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Hear that a client is gone or where clients belong, or say who is there."""
+        if asked == "wait":
+            server.wait(self._expected, head["seconds"])
+            return self._state(server)
         if asked == "forget":
             server.forget(head["client"], head["why"])
-            return
+            return {}
         self._expected, self._homes = moving.homes(self._name, head)
         server.place_clients(self._expected, self._placed())
+        return {}
 
     def _placed(self) -> str:
         """Return what the server is told of clients; those that were not drawn for this round take no part in it."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.others import Answer, Others
+from thalweg.trees import answers
 
 # A round's sums: their head, and their cells.
 Sums = tuple[bytes, "_core.Arena"]
@@ -84,8 +85,8 @@ def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, co
     if cells is None:
         return "it has no sums"
     try:
-        top.merge(base64.b64decode(head["sums"]), cells, counted)
-    except _core.CoreError as error:
+        top.merge(base64.b64decode(answers.checked("sums", head)["sums"]), cells, counted)
+    except (_core.CoreError, ValueError) as error:
         return str(error)
     return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from thalweg import _core
+from thalweg import _core, bounded_json
 from thalweg.job.asking import Reply, ask
 from thalweg.job.farewell import farewell, reason
 
@@ -68,15 +68,13 @@ class Others:
                 while (event := client.next()) is not None:
                     what, number, head, _, tensors, _, _ = event
                     if what == "task":
-                        self._answer(client, number, json.loads(head), tensors)
+                        self._answer(client, number, head, tensors)
         except _core.CoreError:  # it has ended; whoever takes its place has another address
             self._joined.pop(address, None)
 
-    def _answer(
-        self, client: _core.TaskClient, number: int, head: Mapping[str, Any], tensors: _core.Arena | None
-    ) -> None:
+    def _answer(self, client: _core.TaskClient, number: int, head: bytes, tensors: _core.Arena | None) -> None:
         try:
-            told, own = self._answer_of(head, tensors)
+            told, own = self._answer_of(bounded_json.read_object(head), tensors)
         except Exception as error:  # noqa: BLE001 - whoever asked is told
             client.refuse(number, reason(error))
             return

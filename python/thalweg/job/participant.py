@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
-from thalweg import _core, machine
+from thalweg import _core, bounded_json, machine
 from thalweg.apps.metrics import offered
 from thalweg.job.parties import PartyMaker
 
@@ -27,7 +26,7 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
     rounds: list[dict[str, Any]] = []
     while (task := client.next()) is not None:
         number, text = task
-        config = json.loads(text)
+        config = bounded_json.read_object(text)
         party = party or make(config, client.arena)
         started = time.perf_counter()
         samples, metrics = party.train(config)

@@ -86,7 +86,8 @@ class Sharded:
         for name in shares:
             part, node = counting[name]
             said = heard[name]
-            if said.head is None or said.tensors is None:
+            start, end = shares[name]
+            if said.head is None or said.tensors is None or len(said.tensors) < end - start:
                 part.drop(node.gone or f"its node {name} gave no part of the mean: {said.reason}")
                 continue
             part.between = [*part.between, *said.between]
@@ -110,7 +111,7 @@ class Sharded:
             part, node = counting[heard.node.name]
             if heard.head is not None:
                 part.between = [*part.between, *heard.head["between"]]
-                for name in heard.head["has"]:
+                for name in has.keys() & set(heard.head["has"]):
                     has[name].add(node.name)
         return [name for name, parts in has.items() if parts >= set(shares)]
 

@@ -79,12 +79,12 @@ class Dedicated:
         self._top.forget()
 
     def take(self, part: Part, heard: Heard) -> None:
-        if heard.head is None or heard.tensors is None:
+        if heard.head is None or heard.tensors is None or "sums" not in heard.head:
             part.reason = part.reason or "it has no sums"
             return
         try:
             self._top.merge(base64.b64decode(heard.head["sums"]), heard.tensors, part.counted)
-        except _core.CoreError as error:
+        except (_core.CoreError, ValueError) as error:
             part.drop(f"the sums of its node {part.node} were refused: {error}")
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class FirstFinished:
         while self._leader is not None:
             leader = self._leader
             heard = self._one({"do": "finish"}, leader)
-            if heard.head is not None and heard.tensors is not None:
+            if heard.head is not None and heard.tensors is not None and len(heard.tensors) == len(self._model):
                 np.copyto(np.asarray(self._model), np.asarray(heard.tensors))
                 self._add_between(leader, heard)
                 fold: dict[str, Any] = heard.head["fold"]

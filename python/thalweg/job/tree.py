@@ -10,16 +10,18 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from thalweg import _core
+from thalweg.bounded_json import JsonError
 from thalweg.errors import RoundError
 from thalweg.job import moving
 from thalweg.job.admitting import Admitting
 from thalweg.job.asking import SLICE, Reply, ask
+from thalweg.job.judging import Judge
 from thalweg.job.returning import Returning
 from thalweg.job.sharded import Sharded
 from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import NodesSection, TreeSection
-from thalweg.trees import live
+from thalweg.trees import answers, live
 from thalweg.trees.merging import Part, merged, workers
 
 if TYPE_CHECKING:
@@ -102,6 +104,9 @@ class Tree:
         # The number of the model's bytes: it goes to a node once.
         self._versions = count(1)
         self._version = next(self._versions)
+        self._judge = Judge()
+        # Nodes that came by themselves and cannot be nodes.
+        self._refused: set[str] = set()
         self._notes: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -137,23 +142,49 @@ class Tree:
 
         Raises RoundError if one cannot.
         """
-        while self._server.wait(self._count, SLICE) < self._count:
+        while not (self._there(SLICE) and self._open(look)):
             look()
-        self._open(look)
 
-    def _open(self, look: Callable[[], None] | None) -> None:
+    def _there(self, seconds: float) -> bool:
+        """Wait at most so long until enough nodes are there; return whether they are."""
+        # One that has left may come back in order.
+        self._refused &= set(json.loads(self._server.clients()))
+        count = self._count + len(self._refused)
+        return self._server.wait(count, seconds) >= count
+
+    def _open(self, look: Callable[[], None] | None) -> bool:
+        """Have nodes listen; return whether all do.
+
+        One that came by itself and cannot is refused, and another may take its place.
+        """
         come = not self.placed.clients
         if come:
-            self._nodes = [Node(name, ()) for name in sorted(json.loads(self._server.clients()))[: self._count]]
-        self._opened, total = True, 0
+            names = sorted(set(json.loads(self._server.clients())) - self._refused)[: self._count]
+            known = {node.name: node for node in self._nodes if node.gone is None}
+            self._nodes = [known.get(name) or Node(name, ()) for name in names]
+        total = 0
         for node in self._nodes:
-            total += self.open_node(node, look)
+            total += node.expected if node.address else self._opening(node, look, may_fail=come)
+        if any(node.name in self._refused for node in self._nodes):
+            return False
+        self._opened = True
         self.tell_homes()
         if come and total != self._options["expected"]:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
                 "Start nodes with --clients that add up to job.clients",
             )
+        return True
+
+    def _opening(self, node: Node, look: Callable[[], None] | None, *, may_fail: bool) -> int:
+        try:
+            return self.open_node(node, look)
+        except RoundError as error:
+            if not may_fail:
+                raise
+            self._refused.add(node.name)
+            self.note(str(error))
+            return 0
 
     def open_node(self, node: Node, look: Callable[[], None] | None = None) -> int:
         """Have a node listen, where it did before if it has; return for how many clients.
@@ -184,8 +215,7 @@ class Tree:
 
     def is_open(self, node: Node) -> bool:
         """Return whether a node that is connected listens for its clients; a process that was started anew does not."""
-        (heard,) = self._ask({"do": "wait", "seconds": 0.0}, [node], None)
-        return heard.head is not None
+        return self._ask_one({"do": "wait", "seconds": 0.0}, node).head is not None
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
         """Wait until the clients of nodes are there, at most so long."""
@@ -231,18 +261,21 @@ class Tree:
         """Wait until each node's clients are there, at most so long; return how many are."""
         del clients  # each node waits for its own
         seconds = SLICE if timeout is None else timeout
-        if not self._opened:
-            if self._server.wait(self._count, seconds) < self._count:
-                return 0
-            self._open(None)
+        if not self._opened and not (self._there(seconds) and self._open(None)):
+            return 0
         self._heard_all({"do": "wait", "seconds": seconds}, self._here())
         if not self.placed.clients:
             before = [list(node.clients) for node in self._nodes]
-            for node in self._nodes:
-                node.clients = sorted({*node.clients, *node.state.get("clients", ())})
+            for node in self._here():
+                node.clients = sorted({*node.clients, *self._new_clients(node)})
             if before != [list(node.clients) for node in self._nodes]:
                 self.tell_homes()
         return len(json.loads(self.clients()))
+
+    def _new_clients(self, node: Node) -> list[str]:
+        """Return the clients that a node which came by itself names, and that are no other node's."""
+        taken = {client for other in self._nodes for client in other.clients}
+        return [client for client in node.state.get("clients", ()) if client not in taken]
 
     def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
         """Run a round on all nodes, and take the mean of their sums into the model; return its outcome as JSON.
@@ -255,6 +288,7 @@ class Tree:
         self._number = number
         started, began = time.time(), time.perf_counter()
         self._top.begin()
+        self._judge.begin()
 
         def tend() -> None:
             self.returning.look(self._nodes)
@@ -387,13 +421,20 @@ class Tree:
         said = heard.head
         part.outcome, part.shift, part.first = said["outcome"], said["zero"] - self._zero, said["first"]
         part.reason = said["outcome"]["failure"] or ""
-        if self._choose is not None and part.counted > len(part.clients):
-            part.drop(f"its node {part.node} counted more updates than it was to")
+        why = self._judge.why_not(part, heard.node, self._number, self._nodes, known=bool(self.placed.clients))
+        if why is None and self._choose is not None and {one["client"] for one in part.counting} - set(part.clients):
+            why = f"its node {part.node} counted clients that were not drawn"
+        if why is not None:
+            part.drop(why)
             return
         self._top.take(part, heard)
         if part.outcome is not None:
             counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
             self._counted |= {one["client"]: self._number for one in counted}
+
+    def _ask_one(self, head: Mapping[str, Any], node: Node) -> Heard:
+        (heard,) = self._ask(head, [node], None)
+        return heard
 
     def _quietly(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[Heard]:
         """Ask nodes something while whoever waits for the round is not asked."""
@@ -420,19 +461,28 @@ class Tree:
         by_name = {node.name: node for node in nodes}
         own = (self._model, self._version) if model else None
         for reply in ask(self._server, head, list(by_name), model=own, look=look):
-            yield self._hear(by_name[reply.member], reply)
+            yield self._hear(by_name[reply.member], reply, str(head["do"]))
 
-    def _hear(self, node: Node, reply: Reply) -> Heard:
+    def _hear(self, node: Node, reply: Reply, asked: str) -> Heard:
+        """Take an answer if it has its form; a node that answers otherwise is lost."""
         if reply.is_lost and node.gone is None:
             node.gone = f"its node {node.name} is gone: {reply.reason}"
-        if reply.head is not None and "unopened" in reply.head:
+        if reply.head is not None and reply.head.get("unopened") is True:
             node.gone = f"its node {node.name} was started anew"
             return Heard(node, None, None, node.gone, reply.between)
-        if reply.head is not None and "clients" in reply.head:
-            node.state = reply.head
-            for note in reply.head["notes"]:
-                self.note(f"{node.name}: {note}")
-        return Heard(node, reply.head, reply.tensors, reply.reason, reply.between)
+        head, reason = None, reply.reason
+        try:
+            head = None if reply.head is None else answers.checked(asked, reply.head)
+        except JsonError as error:
+            reason = str(error)
+        if head is None and (reply.head is not None or reply.is_senseless):
+            node.gone = node.gone or f"its node {node.name} is out: {reason}"
+            return Heard(node, None, None, reason, reply.between)
+        if head is not None and "clients" in head:
+            node.state = head
+            for line in self._judge.lines(node, head["notes"]):
+                self.note(line)
+        return Heard(node, head, reply.tensors, reason, reply.between)
 
 
 def tree_of(

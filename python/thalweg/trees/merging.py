@@ -48,8 +48,13 @@ class Part:
     @property
     def counted(self) -> int:
         """How many updates are in its sums."""
+        return len(self.counting)
+
+    @property
+    def counting(self) -> list[Mapping[str, Any]]:
+        """The participants whose updates are in its sums."""
         parts = () if self.outcome is None else self.outcome["participants"]
-        return sum(part["state"] in ("whole", "partial") for part in parts)
+        return [part for part in parts if part["state"] in ("whole", "partial")]
 
 
 def timeline(parts: Iterable[Part]) -> dict[str, Any]:

@@ -1,0 +1,382 @@
+"""Nodes of a tree that were let in and lie: nothing of what they make up counts, and the others do not notice."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from thalweg import _core
+from thalweg.job.gateway import Gateway
+from thalweg.job.others import Answer
+from thalweg.job.tree import Tree
+from thalweg.trees.live import Placed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
+
+URL: Final = "tcp://127.0.0.1:0"
+SECRET: Final = "07" * 32
+JOB: Final = 77
+HOMES: Final = {"honest": ["a", "b"], "liar": ["c"]}
+ELEMENTS: Final = 1000
+TOPS: Final = ("dedicated", "first-finished", "sharded")
+# Changes what a node answers to what it was asked.
+Lie = Callable[[str, dict[str, Any]], Any]
+
+
+def layout() -> _core.Layout:
+    return _core.Layout([("weight", "F32", [ELEMENTS])])
+
+
+def constant(client: str) -> float:
+    return float("abc".index(client) + 1)
+
+
+def expected(clients: str) -> float:
+    """The mean of these clients' updates; each weighs as much as its value."""
+    values = [constant(client) for client in clients]
+    return float(np.float32(sum(value * value for value in values) / sum(values)))
+
+
+class Liar(Gateway):
+    """A node that works as it should, and says something else."""
+
+    lie: Lie = staticmethod(lambda _asked, told: told)
+    tensors: _core.Arena | None = None
+
+    def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
+        told, sums = super()._do(number, head, model)
+        return self.lie(head["do"], dict(told)), sums if sums is not None else self.tensors
+
+    def _say(self, say: Callable[[], None]) -> None:
+        with suppress(TypeError):
+            super()._say(say)
+
+
+class Raw(Liar):
+    """A node that answers with these bytes to one thing that it is asked."""
+
+    asked, said = "round", b""
+
+    def _answer(self, number: int, head: bytes, model: _core.Arena | None) -> None:
+        if json.loads(head)["do"] != self.asked:
+            super()._answer(number, head, model)
+            return
+        with suppress(_core.CoreError):  # nobody waits for it any more
+            self._parent.answer(number, self.said, None, 1.0)
+
+
+@dataclass
+class Job:
+    tree: Tree
+    model: _core.Arena
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def value(self) -> float:
+        values = np.asarray(self.model).view(np.float32)
+        assert (values == values[0]).all()
+        return float(values[0])
+
+    def round(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
+        return found
+
+    def start(self, work: Callable[[], object]) -> None:
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
+
+
+def order(url: str, name: str) -> dict[str, Any]:
+    """What a node of this name is told; it has no secret."""
+    return {
+        "name": name,
+        "url": url,
+        "listen": URL,
+        "clients": len(HOMES[name]),
+        "options": {"token": SECRET, "transport": {}, "patience": 5.0},
+        "trust": {"token": SECRET},
+    }
+
+
+def take_part(url: str, name: str) -> None:
+    arena = _core.Arena(layout())
+    client = _core.Client(url, name, json.dumps({"token": SECRET, "patience": 1.0}), arena)
+    with suppress(_core.CoreError):
+        client.join()
+        while (task := client.next()) is not None:
+            np.asarray(arena).view(np.float32)[:] = constant(name)
+            client.submit(task[0], constant(name), "{}")
+    client.close("done")
+
+
+@contextmanager
+def job(liar: Callable[[dict[str, Any]], Gateway], *, top: str = "dedicated", come: bool = False) -> Iterator[Job]:
+    """Run a tree of an honest node and another one, each with its clients."""
+    told = {
+        "precision": "exact",
+        "transport": {},
+        "seed": 0,
+        "workers": {"count": 1, "split": "ranges"},
+        "grace": 0.5,
+        "job": JOB,
+        "expected": 3,
+    }
+    own = {"token": SECRET, "job": JOB, "grace": 0.5, "transport": {}}
+    model = _core.Arena(layout())
+    made = Job(Tree(model, URL, 2 if come else Placed(HOMES, []), told, own, top=top), model)
+
+    def serve(node: Gateway) -> None:
+        with suppress(_core.CoreError):
+            node.serve()
+
+    kinds = {"honest": lambda told: Gateway(told, print), "liar": liar}
+    try:
+        for name, kind in kinds.items():
+            node = kind(order(made.tree.address, name))
+            made.start(partial(serve, node))
+        made.tree.open(lambda: None)
+        addresses = {node.name: node.address for node in made.tree._nodes}
+        for name, clients in HOMES.items():
+            for client in clients:
+                made.start(partial(take_part, addresses[name], client))
+        yield made
+    finally:
+        made.tree.close("the job is over")
+        for thread in made.threads:
+            thread.join(60)
+
+
+def lying(lie: Lie, tensors: _core.Arena | None = None) -> Callable[[dict[str, Any]], Gateway]:
+    def make(order: dict[str, Any]) -> Gateway:
+        made = Liar(order, print)
+        made.lie, made.tensors = lie, tensors
+        return made
+
+    return make
+
+
+def in_round(change: Callable[[dict[str, Any]], object]) -> Lie:
+    """Change what is said of a round; in place, or to what ``change`` returns."""
+
+    def lie(asked: str, told: dict[str, Any]) -> Any:
+        if asked != "round":
+            return told
+        found = change(told)
+        return told if found is None else found
+
+    return lie
+
+
+def counted(outcome: dict[str, Any]) -> str:
+    return "".join(sorted(one["client"] for one in outcome["participants"] if one["state"] == "whole"))
+
+
+def reasons(outcome: dict[str, Any]) -> str:
+    return "; ".join(one["reason"] for one in outcome["participants"] if one["reason"])
+
+
+def there(made: Job) -> None:
+    while made.tree.wait(3, None) < 3:
+        pass
+
+
+def client_7(told: dict[str, Any]) -> None:
+    first = told["outcome"]["participants"][0]
+    told["outcome"]["participants"].append({**first, "client": "client-7"})
+
+
+def renamed(told: dict[str, Any]) -> None:
+    told["outcome"]["participants"][0]["client"] = "a"
+
+
+def twice(told: dict[str, Any]) -> None:
+    told["outcome"]["participants"] *= 2
+
+
+def another_round(told: dict[str, Any]) -> None:
+    told["outcome"]["round"] += 1
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_with_honest_nodes_all_count(top: str) -> None:
+    with job(lying(lambda _, told: told), top=top) as made:
+        there(made)
+        for number in (1, 2):
+            assert counted(made.round(number)) == "abc"
+            assert made.value() == expected("abc")
+
+
+@pytest.mark.parametrize("top", TOPS)
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (client_7, "counts client-7, who is none of its clients"),
+        (renamed, "counts a, who is a client of honest"),
+        (twice, "names a client twice"),
+        (another_round, "speaks of round"),
+    ],
+)
+def test_what_a_node_makes_up_does_not_count(change: Callable[[dict[str, Any]], object], why: str, top: str) -> None:
+    with job(lying(in_round(change)), top=top) as made:
+        there(made)
+        for number in (1, 2):
+            outcome = made.round(number)
+            assert counted(outcome) == "ab"
+            assert made.value() == expected("ab")
+            assert why in reasons(outcome), outcome["participants"]
+
+
+def without(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda told: {name: value for name, value in told.items() if name != key}
+
+
+def saying(key: str, value: object) -> Callable[[dict[str, Any]], object]:
+    return lambda told: {**told, key: value}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        without("outcome"),
+        without("zero"),
+        without("held"),
+        saying("outcome", "x"),
+        saying("outcome", None),
+        saying("zero", "1"),
+        saying("zero", 10**30),
+        saying("first", []),
+        saying("clients", {"a": 1}),
+        saying("departed", [["a"]]),
+        saying("tree", {}),
+        saying("notes", ["x"] * 2000),
+        saying("notes", 7),
+        saying("sums", "?"),
+        saying("more", 1),
+        lambda told: told["outcome"].update(participants=None),
+        lambda told: told["outcome"]["participants"][0].update(samples=True),
+        lambda told: told["outcome"]["participants"][0].update(state="king"),
+        lambda told: told["outcome"]["participants"][0].update(client=["c"]),
+        lambda told: told["outcome"]["transfers"][0].update(wire_bytes=-1),
+        lambda told: told["outcome"]["transfers"][0].pop("receive_end"),
+        lambda told: told["outcome"]["fold"].update(timeline={"did": [{}], "left_out": 0}),
+        lambda _: [],
+        lambda _: {},
+    ],
+)
+def test_an_answer_of_another_form_loses_its_node_alone(change: Callable[[dict[str, Any]], object]) -> None:
+    with job(lying(in_round(lambda told: _kept(change(told))))) as made:
+        there(made)
+        outcome = made.round(1)
+        assert counted(outcome) == "ab"
+        assert made.value() == expected("ab")
+        assert "its node liar is out: " in reasons(outcome), outcome["participants"]
+
+
+def _kept(found: object) -> object:
+    """What a change has returned, if it is what is said instead."""
+    return found if isinstance(found, (dict, list)) else None
+
+
+@pytest.mark.parametrize(
+    "said", [b"[" * 100_000, b'{"outcome":' * 90_000, b"1" * 5000, b"", b"\xff", b"7", b'{"zero": NaN}']
+)
+@pytest.mark.parametrize("asked", ["round", "wait", "homes"])
+def test_an_answer_that_cannot_be_read_loses_its_node_alone(asked: str, said: bytes) -> None:
+    def make(order: dict[str, Any]) -> Gateway:
+        made = Raw(order, print)
+        made.asked, made.said = asked, said
+        return made
+
+    with job(make) as made:
+        while made.tree.wait(3, None) < 2:
+            pass
+        outcome = made.round(1)
+        assert counted(outcome) == "ab"
+        assert made.value() == expected("ab")
+        assert "its node liar is out: its answer cannot be read" in reasons(outcome), outcome["participants"]
+
+
+def test_tensors_that_nobody_asked_for_are_left_alone() -> None:
+    with job(lying(lambda _, told: told, _core.Arena(layout()))) as made:
+        there(made)
+        assert counted(made.round(1)) == "abc"
+        assert made.value() == expected("abc")
+
+
+def test_a_node_takes_no_client_of_another() -> None:
+    """It comes by itself, and names clients that are connected elsewhere."""
+
+    def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
+        if asked in ("wait", "round"):
+            told["clients"] = [*told["clients"], "a", "b"]
+        return told
+
+    with job(lying(lie), come=True) as made:
+        while set(json.loads(made.tree.clients())) != {"a", "b", "c"}:
+            made.tree.wait(3, None)
+        assert {node.name: list(node.clients) for node in made.tree._nodes} == HOMES
+        assert counted(made.round(1)) == "abc"
+        assert made.value() == expected("abc")
+
+
+def test_a_nodes_log_is_bounded_between_rounds() -> None:
+    def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
+        return {**told, "notes": ["\x1b[2Jx"] * 1000} if asked == "wait" else told
+
+    with job(lying(lie)) as made:
+        there(made)
+        for _ in range(3):
+            made.tree.wait(3, None)
+        said = [note for note in made.tree.notes() if "liar" in note]
+        assert len([note for note in said if note.startswith("liar: ") and "\x1b" not in note]) <= 64 + 4 + 1
+        assert said.count("more of liar is left out until the next round") == 1
+        assert counted(made.round(1)) == "abc"
+
+
+def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> None:
+    """A job does not end because of a node that says nonsense when it is opened."""
+
+    def make(order: dict[str, Any]) -> Gateway:
+        made = Raw(order, print)
+        made.asked, made.said = "open", b"[" * 100_000
+        return made
+
+    looked: list[str] = []
+
+    def look() -> None:
+        looked.extend(made.notes())
+        if any("cannot be a node" in note for note in looked):
+            raise KeyboardInterrupt
+
+    own = {"token": SECRET, "job": JOB, "grace": 0.5, "transport": {}}
+    told = {"transport": {}, "workers": {"count": 1, "split": "ranges"}, "expected": 1}
+    made = Tree(_core.Arena(layout()), URL, 1, told, own, top="dedicated")
+    node = make(order(made.address, "liar"))
+
+    def serve() -> None:
+        with suppress(_core.CoreError):
+            node.serve()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            made.open(look)
+        assert "liar cannot be a node: its answer cannot be read" in looked[-1]
+        better = Gateway(order(made.address, "honest") | {"clients": 1}, print)
+        other = threading.Thread(target=better.serve)
+        other.start()
+        made.open(lambda: None)
+        assert [node.name for node in made._nodes] == ["honest"]
+    finally:
+        made.close("over")
+        thread.join(60)
+    other.join(60)
