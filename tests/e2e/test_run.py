@@ -23,7 +23,8 @@ pytestmark = pytest.mark.e2e
 
 Run = Callable[..., Any]
 ROUND_KEYS = {
-    "round", "accuracy", "loss", "client_accuracy", "client_loss", "seconds", "communication_seconds", "fedcomm_communication_seconds", "bytes_down",
+    "round", "accuracy", "loss", "client_accuracy", "client_loss",
+    "seconds", "communication_seconds", "fedcomm_communication_seconds", "bytes_down",
     "bytes_up", "participants", "expected", "complete",
 }  # fmt: skip
 

@@ -80,7 +80,8 @@ def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None
         assert all(field.metadata[b"meaning"] for field in table.schema)
     rounds = pyarrow.parquet.read_table(record.path / "rounds.parquet").to_pylist()
     assert rounds[0] == {
-        "round": 1, "accuracy": 0.51, "loss": 1.0, "seconds": 3.0, "communication_seconds": 0.5,
+        "round": 1, "accuracy": 0.51, "loss": 1.0, "client_accuracy": None, "client_loss": None,
+        "seconds": 3.0, "communication_seconds": 0.5,
         "compute_seconds": 2.0, "fedcomm_seconds": pytest.approx(2.9),
         "fedcomm_communication_seconds": pytest.approx(0.9), "evaluation_seconds": 0.25,
         "bytes_down": 800, "bytes_up": 500, "participants": 1, "expected": 2, "complete": False,
