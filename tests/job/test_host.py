@@ -123,3 +123,65 @@ def test_no_round_waits_for_the_storage_of_checkpoints(tmp_path: Path, monkeypat
     assert stuck.written[-1] == "round-00000005.safetensors"
     assert record.manifest["checkpoints"]["last"] == 5
     assert "is left out: storage still writes" in record.log_path.read_text()
+
+
+class Waiting(Core):
+    """A server to which two of three clients come."""
+
+    def wait(self, _clients: int, _limit: float) -> int:
+        return 2
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Callable[..., Host]]:
+    records: list[RunRecord] = []
+
+    def made(first: int, **job: Any) -> Host:
+        plan = Plan.of({"job": {"clients": 3, "grace": 1e-9, **job}, "record": {"folder": str(tmp_path)}})
+        records.append(RunRecord.create(plan, {}))
+        return Host(
+            plan=plan,
+            server=cast("_core.Server", Waiting()),
+            party=cast("ServerParty", Nothing()),
+            record=records[-1],
+            progress=LineProgress(),
+            bound=Bound("none"),
+            first=first,
+        )
+
+    yield made
+    for record in records:
+        record.close()
+
+
+class WaitsError(Exception):
+    """Ends a wait that would have no end."""
+
+
+def look_often() -> Callable[[], None]:
+    left = iter(range(5))
+
+    def look() -> None:
+        if next(left, None) is None:
+            raise WaitsError
+
+    return look
+
+
+def test_a_server_that_goes_on_begins_with_enough_clients(waiting: Callable[..., Host]) -> None:
+    host = waiting(2, enough=2)
+    host.wait(look_often())
+    assert "going on with 2 of 3 clients" in host.record.log_path.read_text()
+
+
+@pytest.mark.parametrize(("first", "job"), [(1, {"enough": 2}), (2, {}), (2, {"enough": 3})])
+def test_else_it_waits_for_all(waiting: Callable[..., Host], first: int, job: dict[str, int]) -> None:
+    with pytest.raises(WaitsError):
+        waiting(first, **job).wait(look_often())
+
+
+def test_clients_that_are_known_keep_their_places(waiting: Callable[..., Host]) -> None:
+    host = waiting(2, enough=2)
+    assert host.known() == []
+    host.record.append({"round": 1, "clients": [{"client": "c"}, {"client": "a"}, {"client": "b"}]})
+    assert host.known() == ["a", "b", "c"]

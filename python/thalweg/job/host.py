@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,10 +122,27 @@ class Host:
         return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
 
     def wait(self, look: Callable[[], None]) -> None:
-        """Wait until all clients are here; ``look`` is called several times a second and may raise."""
-        while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
+        """Wait until all clients are here; ``look`` is called several times a second and may raise.
+
+        A star that goes on with a record and has ``job.enough`` waits for the others no longer than ``job.grace`` once
+        so many are here: a client may have gone for good while the server was away.
+        """
+        job, enough_since = self.plan.job, None
+        while (here := self.server.wait(job.clients, JOIN_SLICE)) < job.clients:
             self._tell(self.server.notes())
             look()
+            if self.first == 1 or job.enough is None or here < job.enough or isinstance(self.server, Tree):
+                enough_since = None
+                continue
+            enough_since = enough_since or time.monotonic()
+            if time.monotonic() - enough_since >= job.grace:
+                self._tell([f"going on with {here} of {job.clients} clients: the others did not come"])
+                return
+
+    def known(self) -> list[str]:
+        """Return the clients of the last round of a record that is gone on with, in order: each keeps its data."""
+        last = deque(self.record.rounds(), maxlen=1)
+        return sorted(str(one["client"]) for one in last[0]["clients"]) if last else []
 
     def serve(self, names: Callable[[], Sequence[str]]) -> None:
         """Run all rounds; ``names`` gives the clients by place when a round begins.

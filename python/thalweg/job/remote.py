@@ -75,7 +75,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             progress.note(f"waiting for {plan.nodes.count} nodes")
         progress.note(f"waiting for {plan.job.clients} clients{_expected(plan)}")
         host.wait(lambda: None)
-        roster = Roster(plan.job.clients, list(plan.hosts.clients or []))
+        roster = Roster(plan.job.clients, list(plan.hosts.clients or host.known()))
         host.serve(lambda: roster.update(host.connected()))
         peak = machine.peak_rss_bytes()
         names = roster.names
