@@ -41,6 +41,8 @@ class Core:
 
 
 class Nothing:
+    evaluates, personal = True, False
+
     def evaluate(self) -> dict[str, Any]:
         return {}
 
