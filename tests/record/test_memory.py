@@ -54,6 +54,8 @@ class Core:
 
 
 class Nothing:
+    evaluates, personal = True, False
+
     def evaluate(self) -> dict[str, Any]:
         return {}
 
