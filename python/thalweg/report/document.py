@@ -63,6 +63,13 @@ class Page:
         lines = "".join(f"<li>{escaped(note, LONGEST_SENTENCE)}</li>" for note in notes)
         self.parts.append(f'<ul class="notes">{lines}</ul>' if lines else "")
 
+    def folded(self, tables: Sequence[Sequence[str]]) -> None:
+        """Add tables: that of one run as it is, those of several in a part that readers unfold."""
+        found = [part for table in tables for part in table]
+        if len(tables) > 1 and found:
+            found = [f"<details><summary>Tables of {len(tables)} runs</summary>", *found, "</details>"]
+        self.parts += found
+
     def each(self, runs: Sequence[Run], make: Callable[[Run, int], Chart]) -> None:
         """Add a plot for each run, the first unfolded."""
         for place, run in enumerate(runs[:MOST_RUNS]):

@@ -152,15 +152,14 @@ def _details(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
     if moved:
         made.section("timeline", "Timeline", TIMELINE)
         made.each(moved, details.timeline_chart)
-    if any(run.samples or of["links"] for run, of in zip(runs, numbers, strict=True)):
+    both = list(zip(runs, numbers, strict=True))
+    if any(run.samples or of["links"] for run, of in both):
         made.section("links", "Links", LINKS)
         made.each([run for run in runs if run.samples], details.links_chart)
-        for run, of in zip(runs, numbers, strict=True):
-            made.parts += tables.links(run.label if len(runs) > 1 else None, of["links"])
+        made.folded([tables.links(run.label if len(runs) > 1 else None, of["links"]) for run, of in both])
     if any(of["parties"] for of in numbers):
         made.section("parties", "Parties", PARTIES)
-        for run, of in zip(runs, numbers, strict=True):
-            made.parts += tables.parties(run.label if len(runs) > 1 else None, of["parties"])
+        made.folded([tables.parties(run.label if len(runs) > 1 else None, of["parties"]) for run, of in both])
 
 
 def _traces(made: Page, links: Sequence[LinkTrace]) -> None:
