@@ -147,7 +147,9 @@ class Node:
         chosen = {name: chosen.get(name, usual[name]) for name in names}
         most = float(len(chosen)) if self._mixing == "paper" else 1 + 1e-9
         if min(chosen.values(), default=1.0) <= 0 or sum(chosen.values()) > most:
-            raise PlanError("the weights of a node's neighbours are more than 0, and in all at most 1", "Correct them")
+            raise PlanError(
+                "the weights of a node's neighbours are more than 0, and in all at most 1", "Give smaller ones"
+            )
         self._weights = chosen
         self._core.meet(json.dumps(dict(neighbours)))
 

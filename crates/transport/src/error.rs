@@ -1,5 +1,7 @@
 //! What can go wrong on a transport: the kind, the operation, the context, the mend, and whether to try again.
 
+use std::borrow::Cow;
+
 use thiserror::Error;
 
 /// Result of a transport operation.
@@ -46,7 +48,7 @@ pub struct Error {
     kind: ErrorKind,
     operation: &'static str,
     context: String,
-    mend: Option<&'static str>,
+    mend: Option<Cow<'static, str>>,
 }
 
 impl Error {
@@ -55,10 +57,10 @@ impl Error {
         Self { kind, operation, context: context.into(), mend: None }
     }
 
-    /// Adds what a person can do about it.
+    /// Adds what a person can do about it. A command shows it in a line of its own, so it names what is to be done.
     #[must_use]
-    pub fn mend(mut self, mend: &'static str) -> Self {
-        self.mend = Some(mend);
+    pub fn mend(mut self, mend: impl Into<Cow<'static, str>>) -> Self {
+        self.mend = Some(mend.into());
         self
     }
 
@@ -86,7 +88,7 @@ impl Error {
             }
             _ => (ErrorKind::System, None),
         };
-        Self { kind, operation, context: format!("{context}: {error}"), mend }
+        Self { kind, operation, context: format!("{context}: {error}"), mend: mend.map(Cow::Borrowed) }
     }
 
     /// The link has ended.
@@ -98,7 +100,7 @@ impl Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.operation, self.context)?;
-        self.mend.map_or(Ok(()), |mend| write!(f, "; {mend}"))
+        self.mend.as_ref().map_or(Ok(()), |mend| write!(f, "; {mend}"))
     }
 }
 

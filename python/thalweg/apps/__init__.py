@@ -167,7 +167,9 @@ def ask(hook: Callable[[], T], name: str) -> T:
     except ThalwegError:
         raise
     except Exception as error:
-        raise AppError(f"{name} of the app raised {described(error)}", "Correct it; the traceback is above") from error
+        raise AppError(
+            f"{name} of the app raised {described(error)}", "Correct the app; the traceback is above"
+        ) from error
 
 
 def described(error: BaseException) -> str:
@@ -209,7 +211,7 @@ def _module(text: str, place: str) -> Any:
             "Start it in the folder of the module, or give the path of its file as path/to/file.py:object",
         ) from error
     except (Exception, SystemExit) as error:
-        raise PlanError(f"cannot load the app {text}: it raised {described(error)}", "Correct it") from error
+        raise PlanError(f"cannot load the app {text}: it raised {described(error)}", "Correct the app") from error
     finally:
         sys.path.remove(folder)
         if folder not in sys.path:
@@ -265,5 +267,5 @@ def _made(found: Any, text: str, options: dict[str, Any]) -> Any:
     except Exception as error:
         said = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise PlanError(
-            f"cannot make the app {text}({said}): it raised {described(error)}", "Correct it, or app.options"
+            f"cannot make the app {text}({said}): it raised {described(error)}", "Correct the app, or app.options"
         ) from error

@@ -77,7 +77,10 @@ class Matrix:
                     raise _refusal(number, words, error, source) from error
                 skipped.append(Skipped(number, words, str(error)))
         if not cells:
-            raise PlanError(f"{source}: none of its {count} cells can be; cell 1: {skipped[0].reason}", "Correct that")
+            raise PlanError(
+                f"{source}: none of its {count} cells can be; cell 1: {skipped[0].reason}",
+                "Change the keys that it names, in the base or in the matrix",
+            )
         return cls(
             plan, {axis: [axes.named(value) for value in values] for axis, values in chosen.items()}, cells, skipped
         )

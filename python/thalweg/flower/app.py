@@ -70,7 +70,7 @@ class AppFolder:
         except (Exception, SystemExit) as error:
             raise AppError(
                 f"{reference} of the app {self.path} cannot be imported: {type(error).__name__}: {error}",
-                "Correct it, or install what it needs; the traceback is above",
+                "Correct the app, or install what it needs; the traceback is above",
             ) from error
         return found
 

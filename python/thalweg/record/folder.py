@@ -168,7 +168,9 @@ class RunRecord(Record):
         try:
             (path / queues.FILE).unlink(missing_ok=True)  # of a clock that has ended
         except OSError as error:
-            raise RecordError(f"cannot remove {path / queues.FILE}: {error.strerror}", "Correct that") from error
+            raise RecordError(
+                f"cannot remove {path / queues.FILE}: {error.strerror}", "Correct its permissions"
+            ) from error
         record.note(status="running", resumed_after_round=done)
         return record
 

@@ -204,12 +204,19 @@ async fn in_front(
     match endpoint::open(at, config, limits, trace, newcomers).await {
         Ok(front) => Ok((Some(front), None)),
         Err(why) if plain => Ok((None, Some(why))),
-        Err(why) => {
-            let context = format!("loss cannot be masked at {at}: {why}");
-            let error = Error::new(ErrorKind::Unsupported, OPEN, context);
-            Err(error.mend("mend that, or give --plain for an ordinary TCP proxy"))
-        }
+        Err(why) => Err(unmasked(at, &why)),
     }
+}
+
+/// The error that loss cannot be masked. `why` may end with what to do, behind a semicolon.
+fn unmasked(at: SocketAddr, why: &str) -> Error {
+    const PLAIN: &str = "give --plain for an ordinary TCP proxy";
+    let (cause, mend) = match why.rsplit_once("; ") {
+        Some((cause, mend)) => (cause, format!("{mend}, or {PLAIN}")),
+        None => (why, PLAIN.to_owned()),
+    };
+    let context = format!("loss cannot be masked at {at}: {cause}");
+    Error::new(ErrorKind::Unsupported, OPEN, context).mend(mend)
 }
 
 impl ProxyState {
@@ -262,5 +269,19 @@ impl ProxyState {
         self.map.mention(line.clone()).await;
         // Nobody receives it after the proxy's owner is gone.
         let _ = self.events.send(line).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_do_about_the_cause_is_said_beside_the_other_way() {
+        let at = SocketAddr::from(([10, 0, 0, 1], 9));
+        let said = unmasked(at, "a TUN device: denied; run it as root").to_string();
+        assert!(said.ends_with("denied; run it as root, or give --plain for an ordinary TCP proxy"), "{said}");
+        let said = unmasked(at, "the loopback loses nothing").to_string();
+        assert!(said.ends_with("the loopback loses nothing; give --plain for an ordinary TCP proxy"), "{said}");
     }
 }

@@ -1,0 +1,36 @@
+"""What errors say to do, read in the sources: each mend stands in a line of its own, so it names what is to be done."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+EMPTY: Final = re.compile(r"(mend|correct|fix|repair|change|solve) (it|that|this|them)\b", re.IGNORECASE)
+
+
+def python_mends() -> Iterator[tuple[str, str]]:
+    """The second argument of each error that has a cause and a mend."""
+    for path in (ROOT / "python/thalweg").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2):
+                continue
+            if node.func.id.endswith("Error"):
+                texts = (part.value for part in ast.walk(node.args[1]) if isinstance(part, ast.Constant))
+                first = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", first
+
+
+def rust_mends() -> Iterator[tuple[str, str]]:
+    for path in (ROOT / "crates").rglob("src/**/*.rs"):
+        for found in re.finditer(r'\.mend\(\s*"([^"]+)"', path.read_text()):
+            yield str(path.relative_to(ROOT)), found[1]
+
+
+def test_every_mend_names_what_is_to_be_done() -> None:
+    mends = [*python_mends(), *rust_mends()]
+    assert len(mends) > 300, "they are found"
+    assert [where for where, text in mends if EMPTY.match(text)] == []
