@@ -119,6 +119,10 @@ lock: setup ## resolve requirements/dev.lock anew
 	  --python-version 3.10 --generate-hashes --no-emit-index-url --extra torch --extra data \
 	  --override requirements/overrides.txt pyproject.toml requirements/dev.in -o requirements/dev.lock
 
+.PHONY: ebpf
+ebpf: ## compile the eBPF programs of crates/ebpf anew; needs clang, which a build of the core does not
+	@$(STEP) "eBPF programs" scripts/ebpf.sh
+
 .PHONY: clean
 clean: ## remove what the targets made; records of runs stay
 	rm -rf .venv target fuzz/target .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

@@ -12,8 +12,6 @@ export PATH="$VIRTUAL_ENV/bin:$PATH:$HOME/.cargo/bin"
 export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
 python=.venv/bin/python
 stamps=.venv/.stamps
-# It compiles eBPF programs; the core is built without them where it is not there, and anew when it has come.
-export CLANG="${CLANG:-$(command -v clang || true)}"
 
 fail() { # cause, mend
     echo "error: $1" >&2
@@ -78,7 +76,6 @@ install_packages() {
 # Whether nothing that the core is built from is newer than the core. New and removed files change their folder.
 core_is_good() {
     [ -e "$stamps/core" ] && [ -e python/thalweg/_core.abi3.so ] && [ "$stamps/core" -nt "$stamps/dev.lock" ] &&
-        [ "$(cat "$stamps/clang" 2>/dev/null)" = "$CLANG" ] &&
         [ -z "$(find Cargo.toml Cargo.lock pyproject.toml crates \
             \( -name tests -o -name examples -o -name conformance -o -name '*.md' \) -prune \
             -o -newer "$stamps/core" -print -quit)" ]
@@ -91,7 +88,6 @@ install_core() {
     export THALWEG_COMMIT
     [ -n "$THALWEG_COMMIT" ] || unset THALWEG_COMMIT
     "$python" -m maturin develop --release --uv ${CI:+--locked}
-    echo "$CLANG" >"$stamps/clang"
     mv "$stamps/core.next" "$stamps/core"
 }
 

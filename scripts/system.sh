@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what others made and some tests, experiments, the lab and brokered transports use: the programs chromium,
-# stress-ng, iperf3, mosquitto, rabbitmq-server, clang, which compiles eBPF programs when the core is built, the data set
+# stress-ng, iperf3, mosquitto, rabbitmq-server, clang, which compiles the eBPF programs again to check them, the data set
 # Fashion-MNIST, and for RDMA the library, its drivers and its headers. No service of theirs is started, now or at the next
 # boot.
 # Never fails: tests whose program is not there are skipped, and say so.

@@ -1,7 +1,6 @@
-//! Programs that run in Linux's kernel (eBPF): written in C in `programs/`, compiled when this crate is built and kept in
-//! it, loaded by [`aya`].
-//!
-//! Where there was no clang at build time there are no programs, and who asks for one is told so.
+//! Programs that run in Linux's kernel (eBPF), loaded by [`aya`]. They are written in C (`programs/`). Their object code
+//! (`objects/`) is under version control, so that no build needs clang: `make ebpf` compiles it anew, and
+//! `tests/test_ebpf.py` checks that it is of these sources.
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 
@@ -10,24 +9,14 @@ use std::io;
 
 pub use aya;
 
-mod built {
-    include!(concat!(env!("OUT_DIR"), "/programs.rs"));
-}
-
 /// The programs of the transport unifl: object code for [`aya::Ebpf::load`].
-///
-/// # Errors
-/// Why this build has none, with the mend.
-pub fn unifl() -> Result<&'static [u8], String> {
-    object(built::UNIFL)
+pub fn unifl() -> &'static [u8] {
+    aya::include_bytes_aligned!("../objects/unifl.o")
 }
 
 /// The program that routes notes between the processes of a node: object code for [`aya::Ebpf::load`].
-///
-/// # Errors
-/// As [`unifl`].
-pub fn route() -> Result<&'static [u8], String> {
-    object(built::ROUTE)
+pub fn route() -> &'static [u8] {
+    aya::include_bytes_aligned!("../objects/route.o")
 }
 
 /// An error of [`aya`] with its causes, and what to do, if that is known.
@@ -44,31 +33,9 @@ pub fn explain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-fn object(built: Result<&'static [u8], &str>) -> Result<&'static [u8], String> {
-    built.map_err(|why| {
-        format!("this build has no eBPF programs ({why}); install clang and build again (CLANG=clang cargo build)")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_build_without_programs_says_what_to_install() {
-        let why = object(Err("clang did not run: not found")).err();
-        assert!(why.is_some_and(|why| why.contains("did not run") && why.contains("install clang")));
-    }
-
-    #[test]
-    fn what_was_built_is_object_code() {
-        for built in [unifl(), route()] {
-            match built {
-                Ok(code) => assert_eq!(code.first_chunk(), Some(b"\x7fELF")),
-                Err(why) => println!("skipped: {why}"),
-            }
-        }
-    }
 
     #[test]
     fn what_is_denied_has_a_mend() {

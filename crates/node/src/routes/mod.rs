@@ -87,7 +87,7 @@ impl Routes {
     /// # Errors
     /// Why not.
     pub fn load() -> Result<Self, String> {
-        let loaded = Loaded::new(thalweg_ebpf::route()?).map_err(|e| explain(&*e))?;
+        let loaded = Loaded::new(thalweg_ebpf::route()).map_err(|e| explain(&*e))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| format!("loopback: {e}"))?;
         let routes = Self { loaded: Mutex::new(loaded), listener };
         routes.pair().map_err(|e| format!("loopback: {e}"))?;

@@ -56,7 +56,7 @@ struct Attached {
 impl Programs {
     /// Attaches the programs to the devices by which packets to `address` come, or returns why it cannot.
     pub(super) async fn attach(address: IpAddr) -> Result<Self, String> {
-        let code = thalweg_ebpf::unifl()?;
+        let code = thalweg_ebpf::unifl();
         let interfaces = route::interfaces(address).await.map_err(|e| e.to_string())?;
         let attached = Attached::new(code, &interfaces).map_err(|e| explain(&*e))?;
         let group = Mutex::new(Group::default());
