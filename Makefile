@@ -113,11 +113,18 @@ soak: setup ## three thousand rounds over each transport: memory at the end is w
 flower: setup ## tests of Flower apps with another release of Flower: make flower RELEASE=1.22.0 (newest, nightly; TESTS=DIR)
 	@$(PYTHON) scripts/test_flower.py $(RELEASE) $(if $(TESTS),--tests $(TESTS))
 
+RESOLVE = $(PYTHON) -m uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url
+
 .PHONY: lock
-lock: setup ## resolve requirements/dev.lock anew
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/dev.lock" $(PYTHON) -m uv pip compile --quiet --universal \
-	  --python-version 3.10 --generate-hashes --no-emit-index-url --extra torch --extra data \
+lock: setup ## resolve requirements/*.lock anew
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/dev.lock" $(RESOLVE) --extra torch --extra data \
 	  --override requirements/overrides.txt pyproject.toml requirements/dev.in -o requirements/dev.lock
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/wheel.lock" $(RESOLVE) \
+	  requirements/wheel.in -o requirements/wheel.lock
+
+.PHONY: wheel
+wheel: setup ## dist/thalweg-*.whl for Linux on x86-64, built and tested; as long as the first make setup
+	@$(STEP) "wheel" scripts/wheel.sh
 
 .PHONY: ebpf
 ebpf: ## compile the eBPF programs of crates/ebpf anew; needs clang, which a build of the core does not

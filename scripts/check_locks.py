@@ -15,7 +15,7 @@ from typing import Any, Final
 from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
-PYTHON_LOCK: Final = ROOT / "requirements" / "dev.lock"
+PYTHON_LOCKS: Final = tuple(sorted((ROOT / "requirements").glob("*.lock")))
 FUZZ_LOCK: Final = ROOT / "fuzz" / "Cargo.lock"
 RUST_LOCKS: Final = (ROOT / "Cargo.lock", FUZZ_LOCK)
 # How Cargo writes its default registry; mirrors are configured outside of the repository.
@@ -85,7 +85,7 @@ def manifests() -> dict[str, dict[str, Any]]:
 
 def main() -> int:
     """Print the faults; return 1 if there are any."""
-    found = {PYTHON_LOCK: python_faults(PYTHON_LOCK.read_text())}
+    found = {path: python_faults(path.read_text()) for path in PYTHON_LOCKS}
     found |= {path: rust_faults(toml.loads(path.read_text(), str(path))) for path in RUST_LOCKS}
     found[FUZZ_LOCK] += stale(toml.loads(FUZZ_LOCK.read_text(), str(FUZZ_LOCK)), manifests())
     for path, faults in found.items():

@@ -31,4 +31,5 @@ def test_the_lock_has_everything_with_hashes() -> None:
 
 
 def test_the_lock_names_no_index() -> None:
-    assert "://" not in (ROOT / "requirements" / "dev.lock").read_text()
+    for lock in (ROOT / "requirements").glob("*.lock"):
+        assert "://" not in lock.read_text(), lock.name

@@ -1,0 +1,48 @@
+"""A wheel of the core that is built here, installed and used as a user does: what it holds, and what it needs.
+
+`make wheel` does the same with the wheel that is for other machines too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.conftest import TIMEOUT
+from thalweg import machine
+
+ROOT: Final = Path(__file__).parents[2]
+CORE: Final = ROOT / "target/release/lib_core.so"
+
+
+@pytest.mark.e2e
+def test_a_wheel_of_this_core_is_all_that_a_user_needs(tmp_path: Path) -> None:
+    if not CORE.exists():
+        pytest.skip(f"there is no {CORE.relative_to(ROOT)} to pack: make setup builds it")
+    # Another commit's name would have the core compiled again.
+    commit = machine.build()["commit"]
+    environment = {**os.environ, **({} if commit is None else {"THALWEG_COMMIT": commit})}
+    maturin = [
+        sys.executable,
+        "-m",
+        "maturin",
+        "build",
+        "--release",
+        "--compatibility",
+        "linux",
+        "--out",
+        str(tmp_path),
+    ]
+    subprocess.run(maturin, cwd=ROOT, env=environment, check=True, timeout=TIMEOUT)
+    (wheel,) = tmp_path.glob("*.whl")
+    test = [sys.executable, str(ROOT / "scripts/test_wheel.py"), str(wheel), "--locked"]
+    done = subprocess.run(test, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    if "Failed to fetch" in done.stderr:
+        pytest.skip("its dependencies are not in the cache of uv, and no registry answers")
+    assert done.returncode == 0, done.stderr
+    assert "thalweg run:" in done.stdout
