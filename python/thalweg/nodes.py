@@ -151,7 +151,7 @@ class Node:
                 "the weights of a node's neighbours are more than 0, and in all at most 1", "Give smaller ones"
             )
         self._weights = chosen
-        self._core.meet(json.dumps(dict(neighbours)))
+        self._core.meet(json.dumps(dict(neighbours)), self.number + 1, *self._turns().told(self.number + 1, 0))
 
     def gather(self, patience: float = 60.0) -> None:
         """Wait until all neighbours are connected. Raises LinkError if they are not after ``patience`` seconds."""
@@ -166,7 +166,6 @@ class Node:
         """Run so many iterations and yield each; ``dpsgd`` is what this is for."""
         swap = self._swap(gamma)
         peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
-        own = {self.name: 1.0 - sum(self._weights.values())} if self._mixing == "renormalise" else {}
         last = self.number + rounds
 
         def config(number: int) -> dict[str, Any]:
@@ -175,7 +174,7 @@ class Node:
         for done in iterate(
             self._core,
             peer,
-            Turns([{**self._weights, **own}]),
+            self._turns(),
             last,
             config=config,
             tests=lambda number: data is not None and (number == last or number % every == 0),
@@ -185,6 +184,10 @@ class Node:
             self.number = done.number
             self._tell()
             yield done
+
+    def _turns(self) -> Turns:
+        own = {self.name: 1.0 - sum(self._weights.values())} if self._mixing == "renormalise" else {}
+        return Turns([{**self._weights, **own}])
 
     def _swap(self, gamma: float | None) -> choco.Replicas | None:
         """Return what CHOCO-SGD with this ``gamma`` keeps; None without. Raises PlanError if it cannot be."""

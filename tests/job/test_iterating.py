@@ -29,6 +29,8 @@ class Core:
         self._arena, self._skips = arena, skips or {}
         self._slow = 1
 
+    ahead = 1
+
     def begin(self, round: int, weights: str, then: str | None, to: Sequence[str] | None) -> None:  # noqa: A002 - the core's own word
         self.said.append(("begin", round, json.loads(weights), then and json.loads(then)))
         self.sent_to.append(to)
@@ -107,9 +109,9 @@ def test_a_graph_that_changes_says_what_comes_next() -> None:
     core, _, _ = run(3, Turns([{"node-2": 0.5}, {"node-3": 0.5}]))
     begun = [said[1:] for said in core.said if said[0] == "begin"]
     assert begun == [
-        (1, {"node-2": 0.5}, {"node-3": 0.5}),
-        (2, {"node-3": 0.5}, {"node-2": 0.5}),
-        (3, {"node-2": 0.5}, {"node-3": 0.5}),
+        (1, {"node-2": 0.5}, [{"node-3": 0.5}, {"node-2": 0.5}]),
+        (2, {"node-3": 0.5}, [{"node-2": 0.5}, {"node-3": 0.5}]),
+        (3, {"node-2": 0.5}, [{"node-3": 0.5}, {"node-2": 0.5}]),
     ]
 
 
@@ -132,9 +134,9 @@ def test_on_a_one_peer_graph_a_node_hears_one_and_sends_to_another() -> None:
     core, _, _ = run(3, turns)
     begun = [said[2:] for said in core.said if said[0] == "begin"]
     assert begun == [
-        ({"node-1": 0.5}, {"node-4": 0.5}),
-        ({"node-4": 0.5}, {"node-1": 0.5}),
-        ({"node-1": 0.5}, {"node-4": 0.5}),
+        ({"node-1": 0.5}, [{"node-4": 0.5}, {"node-1": 0.5}]),
+        ({"node-4": 0.5}, [{"node-1": 0.5}, {"node-4": 0.5}]),
+        ({"node-1": 0.5}, [{"node-4": 0.5}, {"node-1": 0.5}]),
     ]
     assert core.sent_to == [["node-3"], ["node-4"], ["node-3"]]
 

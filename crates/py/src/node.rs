@@ -16,9 +16,16 @@ pub struct Node {
     inner: Owned<runtime::Node>,
 }
 
-fn weights(json: &str) -> PyResult<BTreeMap<String, f64>> {
-    serde_json::from_str(json)
-        .map_err(|e| core_error("round", &format!("read weights: {e}; give {{name: weight}}")))
+fn upcoming(round: u32, weights: &str, then: Option<&str>) -> PyResult<runtime::Upcoming> {
+    let read = || {
+        Ok::<_, serde_json::Error>((
+            serde_json::from_str(weights)?,
+            then.map(serde_json::from_str).transpose()?,
+        ))
+    };
+    let (weights, then) =
+        read().map_err(|e| core_error("round", &format!("read weights: {e}; give {{name: weight}}")))?;
+    Ok(runtime::Upcoming { round, weights, then })
 }
 
 #[pymethods]
@@ -41,12 +48,28 @@ impl Node {
         Ok(self.inner.get()?.address())
     }
 
-    /// Gets to know neighbours, a JSON object of names and URLs. Those with a higher name are dialled.
-    fn meet(&self, py: Python<'_>, neighbours: &str) -> PyResult<()> {
+    /// How many iterations beyond the one that it is in the node keeps chunks of.
+    #[getter]
+    fn ahead(&self) -> PyResult<u32> {
+        Ok(self.inner.get()?.ahead())
+    }
+
+    /// Gets to know neighbours, a JSON object of names and URLs. Those with a higher name are dialled. With `weights` of
+    /// iteration `first`, and `then`, as `begin` takes them, it takes chunks of neighbours who begin before it does.
+    #[pyo3(signature = (neighbours, first=1, weights=None, then=None))]
+    fn meet(
+        &self,
+        py: Python<'_>,
+        neighbours: &str,
+        first: u32,
+        weights: Option<&str>,
+        then: Option<&str>,
+    ) -> PyResult<()> {
         let neighbours: BTreeMap<String, String> = serde_json::from_str(neighbours)
             .map_err(|e| core_error("options", &format!("read neighbours: {e}; give {{name: url}}")))?;
+        let upcoming = weights.map(|weights| upcoming(first, weights, then)).transpose()?;
         let node = self.inner.get()?;
-        py.detach(|| node.meet(&neighbours)).map_err(raise)
+        py.detach(|| node.meet(&neighbours, upcoming)).map_err(raise)
     }
 
     /// Waits until `count` neighbours are connected or `timeout` seconds are over; returns how many are.
@@ -60,12 +83,20 @@ impl Node {
         Ok(list(serde_json::to_string(&self.inner.get()?.connected())))
     }
 
-    /// An iteration begins. `weights`: JSON object of neighbours and weights; `then`: those of the next one, None if they
-    /// are the same. `to`: whom to send to, None for those whose models are taken.
+    /// An iteration begins. `weights`: JSON object of neighbours and weights; `then`: a JSON list of those of
+    /// the iterations after it, None if they are the same. `to`: whom to send to, None for those whose models are taken.
     #[pyo3(signature = (round, weights, then, to=None))]
-    fn begin(&self, round: u32, weights: &str, then: Option<&str>, to: Option<Vec<String>>) -> PyResult<()> {
-        let then = then.map(self::weights).transpose()?;
-        self.inner.get()?.begin(round, self::weights(weights)?, then, to.as_deref()).map_err(raise)
+    fn begin(
+        &self,
+        py: Python<'_>,
+        round: u32,
+        weights: &str,
+        then: Option<&str>,
+        to: Option<Vec<String>>,
+    ) -> PyResult<()> {
+        let runtime::Upcoming { round, weights, then } = upcoming(round, weights, then)?;
+        let node = self.inner.get()?;
+        py.detach(|| node.begin(round, weights, then, to.as_deref())).map_err(raise)
     }
 
     /// The model in the arena is trained: sends a copy of it. Returns the number it is sent under.

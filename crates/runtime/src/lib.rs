@@ -27,7 +27,7 @@ mod told;
 pub use engine::GoOn;
 pub use error::Error;
 pub use forward::{ForwardOptions, Forwarder};
-pub use graph::{MixingRule, Node, NodeOptions, WaitRule};
+pub use graph::{MixingRule, Node, NodeOptions, Upcoming, WaitRule};
 pub use options::{
     ClientOptions, DataPlaneRule, Layers, PartialRule, PrecisionRule, RouteRule, ServerOptions, SplitRule,
     StartRule, TimingRule, WorkerOptions,

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use common::{count, fill, floats, layout, LIMIT};
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
-use thalweg_runtime::Node;
+use thalweg_runtime::{Node, Upcoming};
 use thalweg_wire::Layout;
 
 const ADDRESSES: [&str; 6] = [
@@ -37,7 +37,7 @@ fn ring(layout: &Layout, nodes: usize, address: &str, options: &Value) -> Vec<(N
         fill(&arena, layout, i as f32, i as i64);
         let neighbours = vec![name(i + nodes - 1), name(i + 1)];
         let known = neighbours.iter().map(|n| (n.clone(), urls[n].clone())).collect();
-        node.meet(&known).unwrap();
+        node.meet(&known, None).unwrap();
         (node, arena, neighbours)
     });
     let ring: Vec<_> = ring.collect();
@@ -88,6 +88,39 @@ fn expected(nodes: usize, rounds: u32) -> Vec<f64> {
         models = (0..nodes).map(|i| 0.25 * of(i + nodes - 1) + 0.5 * of(i) + 0.25 * of(i + 1)).collect();
     }
     models
+}
+
+/// A neighbour sends its model and leaves before this node has begun: its model is in the mean all the same.
+#[test]
+fn a_model_that_came_before_the_first_iteration_is_in_its_mean() {
+    for mixing in ["complement", "paper", "symmetric"] {
+        let layout = layout(20_000);
+        let options = json!({ "wait": "none", "mixing": mixing });
+        let ((one, model), (two, other)) =
+            (node(&layout, "a", ADDRESSES[1], &options), node(&layout, "b", ADDRESSES[1], &options));
+        fill(&model, &layout, 1.0, 0);
+        fill(&other, &layout, 3.0, 0);
+        let weights = |name: &str| BTreeMap::from([(name.to_string(), 0.5)]);
+        let first = Upcoming { round: 1, weights: weights("b"), then: None };
+        one.meet(&BTreeMap::from([("b".into(), two.address())]), Some(first)).unwrap();
+        two.meet(&BTreeMap::from([("a".into(), one.address())]), None).unwrap();
+        for node in [&one, &two] {
+            assert_eq!(node.gather(1, Some(LIMIT), None).unwrap(), 1);
+        }
+        two.begin(1, weights("a"), None, None).unwrap();
+        two.ready(1, None).unwrap();
+        two.close("done");
+        while !one.connected().is_empty() {
+            std::thread::yield_now();
+        }
+        let report = iterate(&one, 1, &weights("b"));
+        assert_eq!(report["early_dropped"], 0, "{mixing} {report}");
+        // With symmetric weights a model counts where its sender has this node's too.
+        let (used, mean) = if mixing == "symmetric" { (0, 1.0) } else { (layout.bytes(), 2.0) };
+        assert_eq!(report["bytes_used"], used, "{mixing} {report}");
+        assert!(floats(&model, &layout).iter().all(|v| (v - mean).abs() < 1e-6), "{mixing}");
+        one.close("done");
+    }
 }
 
 #[test]
@@ -239,8 +272,8 @@ fn what_differs_is_said_at_both_ends() {
         let mut other = options.clone();
         other[key] = json!(value);
         let (two, _) = node(&layout, "b", "tcp://127.0.0.1:0", &other);
-        one.meet(&BTreeMap::from([("b".into(), two.address())])).unwrap();
-        two.meet(&BTreeMap::from([("a".into(), one.address())])).unwrap();
+        one.meet(&BTreeMap::from([("b".into(), two.address())]), None).unwrap();
+        two.meet(&BTreeMap::from([("a".into(), one.address())]), None).unwrap();
         for node in [&one, &two] {
             let refused = node.gather(1, Some(LIMIT), None).unwrap_err();
             assert_eq!(refused.kind(), "refused");
@@ -270,7 +303,7 @@ fn impossible_options_say_what_they_may_be() {
     let error = Node::start(arena, layout.clone(), "a", "unifl://127.0.0.1:0", options).err().unwrap();
     assert!(error.to_string().contains("nodes are all alike"), "{error}");
     let (node, _) = node(&layout, "a", "tcp://127.0.0.1:0", &json!({}));
-    assert!(node.meet(&BTreeMap::from([("a".into(), String::new())])).is_err());
+    assert!(node.meet(&BTreeMap::from([("a".into(), String::new())]), None).is_err());
     assert!(node
         .begin(1, BTreeMap::from([("b".into(), 0.5)]), None, None)
         .unwrap_err()

@@ -27,6 +27,8 @@ Weights = Mapping[str, float]
 class CoreNode(Protocol):
     """What of the core's node an iteration needs."""
 
+    @property
+    def ahead(self) -> int: ...
     def begin(self, round: int, weights: str, then: str | None, to: Sequence[str] | None) -> None: ...  # noqa: A002 - the core's own word
     def ready(self, round: int) -> int: ...  # noqa: A002
     def wait(self, round: int, timeout: float | None) -> str | None: ...  # noqa: A002
@@ -72,6 +74,14 @@ class Turns:
     def to(self, iteration: int) -> Sequence[str] | None:
         """Return whom the node sends to in ``iteration``; None if to those whose models it takes."""
         return self.sends[(iteration - 1) % len(self.sends)] if self.sends else None
+
+    def told(self, iteration: int, ahead: int) -> tuple[str, str | None]:
+        """Return the weights of ``iteration`` and those of the iterations after it, as the core takes them.
+
+        ``ahead`` is how many iterations beyond its own the core keeps chunks of; between two iterations one more.
+        """
+        then = [self.at(iteration + later) for later in range(1, ahead + 2)] if self.changes else None
+        return json.dumps(self.at(iteration)), None if then is None else json.dumps(then)
 
     @property
     def changes(self) -> bool:
@@ -180,8 +190,8 @@ def _step(
     tests: Callable[[int], bool],
     swap: Swap,
 ) -> Iteration:
-    then = json.dumps(turns.at(number + 1)) if turns.changes else None
-    node.begin(number, json.dumps(turns.at(number)), then, turns.to(number))
+    weights, then = turns.told(number, node.ahead)
+    node.begin(number, weights, then, turns.to(number))
     samples, metrics = peer.train(config)
     before = peer.sketch()
     swap.before()

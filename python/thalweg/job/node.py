@@ -51,12 +51,21 @@ class Standing:
     peer: Peer
     clock: float
 
-    def meet(self, neighbours: Mapping[str, str], note: Note, patience: float | None = None) -> None:
+    def meet(
+        self,
+        neighbours: Mapping[str, str],
+        turns: Turns,
+        note: Note,
+        *,
+        done: int = 0,
+        patience: float | None = None,
+    ) -> None:
         """Connect to neighbours, given by name with their URL. Returns when all are there.
 
+        ``done`` is the last iteration that is over, so models of the next are taken from neighbours who begin first.
         Raises LinkError if they are not after ``patience`` seconds, CoreError if one refuses this node.
         """
-        self.node.meet(json.dumps(dict(neighbours)))
+        self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.told(done + 1, self.node.ahead))
         end = None if patience is None else time.monotonic() + patience
         while self.node.gather(len(neighbours), GATHER_SLICE) < len(neighbours):
             self.tell(note)
@@ -156,10 +165,11 @@ def take_part(order: Mapping[str, Any], note: Note) -> None:
             "parameters": here.peer.parameters,
         }
         _say({"say": "here", "address": here.node.address, **facts})
-        here.meet(_heard("neighbours"), note)
+        turns = _turns(plan, order)
+        here.meet(_heard("neighbours"), turns, note, done=done)
         _say({"say": "met"})
         clock = here.clock - _heard("begin")
-        for iteration in here.iterations(_turns(plan, order), order["gamma"], done=done):
+        for iteration in here.iterations(turns, order["gamma"], done=done):
             here.keep(record, due, iteration.number)
             _say({"say": "iteration", **iteration.line(clock)})
             here.tell(note)

@@ -83,9 +83,10 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
         ):
             record.watch(count)
             progress.note(f"waiting for {', '.join(around)}")
-            here.meet({other: f"{plan.scheme}://{hosts[other]}" for other in around}, progress.note, place.patience)
-            share = seats.share_of(seat, plan.training.threads, progress.note)
             turns = turns_of(schedule, plan.members, name, plan.weights)
+            addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}
+            here.meet(addresses, turns, progress.note, done=done, patience=place.patience)
+            share = seats.share_of(seat, plan.training.threads, progress.note)
             for iteration in here.iterations(turns, gamma_of(plan, schedule), share, done=done):
                 row = entry(iteration.number, {name: iteration.line(0.0)}, 1)
                 kept = here.keep(record.path, due, iteration.number)

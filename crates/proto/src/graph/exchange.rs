@@ -204,13 +204,17 @@ impl Node {
 
     /// Stops waiting for a neighbour's model of an iteration.
     fn over(&mut self, now: Time, place: usize, round: u32) {
-        let lag = self.pace.lag(now, round).unwrap_or_default();
+        // What came before the first own update says nothing of how long later ones take.
+        let early = self.completed.then_some(Time::ZERO);
+        let lag = self.pace.lag(now, round).or(early);
         let peer = &mut self.peers[place];
         if let Some(arrival) = peer.arrivals.get_mut(&round) {
             arrival.over = true;
             arrival.incoming.stop();
         }
-        peer.lag.note(round, lag);
+        if let Some(lag) = lag {
+            peer.lag.note(round, lag);
+        }
         self.acknowledge(now, place, round);
         self.advance(now);
     }

@@ -20,7 +20,7 @@ impl Node {
         place.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))
     }
 
-    fn places(&self, weights: &[(String, f64)]) -> Result<BTreeMap<usize, f64>, String> {
+    pub(super) fn places(&self, weights: &[(String, f64)]) -> Result<BTreeMap<usize, f64>, String> {
         let mut places = BTreeMap::new();
         for (name, weight) in weights {
             let place = self.place_of(name)?;
@@ -33,8 +33,11 @@ impl Node {
     }
 
     /// Begins an iteration: the node trains, then averages with these neighbours by these weights. `then` has the weights of
-    /// the next iteration, for its chunks that arrive early; `None` means the same weights. `to` are those that it sends to;
-    /// `None` means those whose models it takes.
+    /// the iterations that follow, for their chunks that arrive early; `None` means the same weights. `to` are those that it
+    /// sends to; `None` means those whose models it takes.
+    ///
+    /// Returns iterations whose sums the driver must drop before it takes in another chunk: their chunks came when other
+    /// weights were known.
     ///
     /// # Errors
     /// If another iteration is not over, the number does not rise, or somebody was not met.
@@ -43,24 +46,29 @@ impl Node {
         now: Time,
         round: u32,
         weights: &[(String, f64)],
-        then: Option<&[(String, f64)]>,
+        then: Option<&[Vec<(String, f64)>]>,
         to: Option<&[String]>,
-    ) -> Result<(), String> {
+    ) -> Result<Vec<u32>, String> {
         if self.stage != Stage::Idle {
             return Err(format!("iteration {} is not over; call ready and wait first", self.round));
         }
-        if round <= self.round {
-            let next = self.round.saturating_add(1);
-            return Err(format!("iteration {round} is over; go on with {next} or a later one"));
-        }
-        let weights = self.places(weights)?;
-        let then = then.map(|then| self.places(then)).transpose()?;
+        self.check_number(round)?;
+        let announced = self.announced_from(round, weights, then)?;
         let place_of = |to: &[String]| to.iter().map(|name| self.place_of(name)).collect::<Result<_, _>>();
         let targets = to.map(place_of).transpose()?;
-        (self.weights, self.then, self.targets) = (weights, then, targets);
+        (self.weights, self.targets) = (announced.of(round).cloned().unwrap_or_default(), targets);
+        let stale = self.announce(announced);
         (self.stage, self.begun) = (Stage::Training, now);
         self.go_to(now, round);
-        Ok(())
+        Ok(stale)
+    }
+
+    pub(super) fn check_number(&self, round: u32) -> Result<(), String> {
+        if round > self.round {
+            return Ok(());
+        }
+        let next = self.round.saturating_add(1);
+        Err(format!("iteration {round} is over; go on with {next} or a later one"))
     }
 
     /// Moves to an iteration: drops what arrived of earlier ones, and handles Ends that arrived before their iteration.
@@ -157,7 +165,7 @@ impl Node {
     /// node takes the number that they send next. A node that comes back takes the first number that its neighbours have not
     /// begun.
     fn number(&self, round: u32) -> u32 {
-        if self.then.is_some() {
+        if self.announced.changes {
             return round; // another number would be another graph
         }
         let met = || self.weights.keys().map(|&place| &self.peers[place]).filter(|peer| peer.met);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thalweg_wire::control::Purpose;
 
+use super::announced::Announced;
 use super::peer::Peer;
 use super::sharing::Size;
 use super::terms::{NodeConfig, NodeStep, Waiting};
@@ -39,9 +40,10 @@ pub struct Node {
     /// The iteration that was begun last, 0 before the first.
     pub(super) round: u32,
     pub(super) begun: Time,
-    /// Whom it averages with in this iteration, by place, and in the next if that is not the same.
+    /// Whom it averages with in this iteration, by place.
     pub(super) weights: BTreeMap<usize, f64>,
-    pub(super) then: Option<BTreeMap<usize, f64>>,
+    /// The same of this iteration and later ones, as far as is known.
+    pub(super) announced: Announced,
     /// Whom it sends to, if these are not the same.
     pub(super) targets: Option<Vec<usize>>,
     pub(super) pace: Pace,
@@ -50,7 +52,7 @@ pub struct Node {
     pub(super) timed_out: bool,
     pub(super) fresh: bool,
     pub(super) completed: bool,
-    /// Chunks that were too early, and that were of another job or layout or could not be added, since the last report.
+    /// Chunks that were too early to be kept, and that were of another job or layout or could not be added, since the last report.
     pub(super) early: u64,
     pub(super) bad: u64,
     pub(super) turned_away: Option<(String, String)>,
@@ -78,7 +80,7 @@ impl Node {
             round: 0,
             begun: Time::ZERO,
             weights: BTreeMap::new(),
-            then: None,
+            announced: Announced::default(),
             targets: None,
             pace: Pace::default(),
             limit: None,
@@ -122,13 +124,7 @@ impl Node {
 
     /// A neighbour's weight in an iteration, as far as is known.
     pub(super) fn weight(&self, peer: usize, round: u32) -> Option<f64> {
-        let weights = match &self.then {
-            _ if round == self.round => &self.weights,
-            None => &self.weights,
-            Some(then) if round == self.round.saturating_add(1) => then,
-            Some(_) => return None,
-        };
-        weights.get(&peer).copied()
+        self.announced.of(round)?.get(&peer).copied()
     }
 
     /// Chunks that were too early, and chunks that were bad, since the last call.

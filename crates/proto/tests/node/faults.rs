@@ -109,8 +109,7 @@ fn who_has_the_name_of_another_is_refused() {
 fn chunks_of_another_job_layout_or_time_are_dropped_and_counted() {
     let mut node = node();
     greet(&mut node, 1, 5);
-    let good =
-        ChunkHeader { job: JOB, round: 1, sender: 1, layout: layout(200).hash(), offset: 0, length: 128 };
+    let good = chunk(1);
     let place = |node: &mut Node, chunk: ChunkHeader| node.place(MS, Neighbour::Link(1), &chunk);
     let NodePlace::Fold { round: 1, weight } = place(&mut node, good) else { panic!("it is taken") };
     assert_eq!(weight, 0.5);
@@ -128,6 +127,44 @@ fn chunks_of_another_job_layout_or_time_are_dropped_and_counted() {
     assert_eq!(node.dropped(), (1, bad.len() as u64), "too early, and bad");
 }
 
+fn chunk(round: u32) -> ChunkHeader {
+    ChunkHeader { job: JOB, round, sender: 1, layout: layout(200).hash(), offset: 0, length: 128 }
+}
+
+#[test]
+fn a_node_that_knows_its_first_weights_keeps_early_chunks_within_its_bound() {
+    let mut node = node_of(NodeConfig { waiting: Waiting::None, ..World::config_of("b") });
+    greet(&mut node, 1, 5);
+    let takes =
+        |node: &mut Node, round| node.stored(MS, Neighbour::Link(1), &chunk(round), true).map(|t| t.weight);
+    assert_eq!(takes(&mut node, 1), None, "its weight is not known");
+    assert!(node.expect(0, &[], None).is_err());
+    assert_eq!(node.expect(1, &[("a".into(), 0.5)], None), Ok(vec![]));
+    assert_eq!([1, 2, 3].map(|round| takes(&mut node, round)), [Some(0.5), Some(0.5), None]);
+    assert_eq!(node.dropped(), (2, 0));
+    begin(&mut node);
+    assert_eq!(
+        [1, 2, 3].map(|round| takes(&mut node, round)),
+        [None, None, None],
+        "they are there, or too early"
+    );
+    assert_eq!(node.expect(2, &[("a".into(), 0.1)], None), Ok(vec![]), "it has begun");
+}
+
+#[test]
+fn chunks_that_came_under_other_weights_are_dropped_when_an_iteration_begins() {
+    let mut node = node_of(NodeConfig { waiting: Waiting::None, ..World::config_of("b") });
+    greet(&mut node, 1, 5);
+    node.expect(1, &[("a".into(), 0.5)], None).unwrap();
+    let take =
+        |node: &mut Node, round| node.stored(MS, Neighbour::Link(1), &chunk(round), true).map(|t| t.weight);
+    assert_eq!([1, 2].map(|round| take(&mut node, round)), [Some(0.5), Some(0.5)]);
+    let then = [vec![("a".into(), 0.5)]];
+    assert_eq!(node.begin(MS, 1, &[("a".into(), 0.25)], Some(&then), None), Ok(vec![1]));
+    assert_eq!(node.dropped(), (1, 0));
+    assert_eq!([1, 2].map(|round| take(&mut node, round)), [Some(0.25), None]);
+}
+
 #[test]
 fn what_two_nodes_have_agreed_on_stays_when_one_leaves_before_the_other_has_mixed() {
     let config = NodeConfig {
@@ -138,10 +175,8 @@ fn what_two_nodes_have_agreed_on_stays_when_one_leaves_before_the_other_has_mixe
     let mut node = node_of(config);
     greet(&mut node, 1, 5);
     begin(&mut node);
-    let chunk =
-        ChunkHeader { job: JOB, round: 1, sender: 1, layout: layout(200).hash(), offset: 0, length: 128 };
-    assert!(matches!(node.place(MS, Neighbour::Link(1), &chunk), NodePlace::Stage { round: 1, .. }));
-    let taken = node.stored(MS, Neighbour::Link(1), &chunk, true).unwrap();
+    assert!(matches!(node.place(MS, Neighbour::Link(1), &chunk(1)), NodePlace::Stage { round: 1, .. }));
+    let taken = node.stored(MS, Neighbour::Link(1), &chunk(1), true).unwrap();
     node.folded(MS, taken.peer, 1, &taken.fresh, true);
     node.ready(2 * MS, 1).unwrap();
     let got = Ranges::from_iter([Range::new(64, 200)]);

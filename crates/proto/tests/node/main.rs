@@ -102,6 +102,77 @@ fn what_came_before_a_node_had_begun_is_asked_for() {
     }
 }
 
+/// Without loss and with time to wait, each model is used whole, however much earlier its sender has begun.
+#[test]
+fn what_came_before_a_node_had_begun_is_kept() {
+    for weighing in [Weighing::Arrival, Weighing::Heard, Weighing::Mutual] {
+        for rest in [1, 50, 60, 200, 3000] {
+            let mut world = World::weighed(11, 4, &ring(4), Waiting::Deadline(Some(10 * SECOND)), weighing);
+            kept(world.resting(rest), 8, &format!("{weighing:?} {rest}"));
+        }
+        for rest in [1, 50, 60, 200] {
+            let mut world = World::weighed(11, 4, &ring(4), Waiting::Deadline(None), weighing);
+            kept(world.resting(rest), 5, &format!("{weighing:?} {rest}, adaptive"));
+        }
+    }
+}
+
+/// Weights that change are told for as many iterations as chunks are kept. Senders here do not wait for those they send to, so
+/// they are up to two iterations ahead of them.
+#[test]
+fn what_came_early_on_a_graph_that_changes_is_kept() {
+    for rest in [1, 50, 60, 200, 3000] {
+        let mut world = World::one_peer(11, 6, Waiting::Deadline(Some(10 * SECOND)), 2);
+        kept(world.resting(rest), 8, &format!("one peer {rest}"));
+    }
+}
+
+/// What comes earlier than the bound allows is dropped and counted, and nobody waits for it.
+#[test]
+fn what_came_earlier_than_is_kept_is_counted_and_not_waited_for() {
+    let mut world = World::one_peer(11, 6, Waiting::Deadline(Some(10 * SECOND)), 1);
+    world
+        .resting(3000)
+        .run_until("eight iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 8));
+    let reports = || world.parties.iter().flat_map(|party| &party.reports);
+    assert!(reports().all(|report| !report.timed_out), "it waits for a model that was dropped");
+    let dropped: u64 = world.parties.iter().map(|party| party.early).sum();
+    let missing: f64 = reports().map(|report| (1.0 - report.used) * 13.0).sum();
+    assert!(dropped > 0 && (dropped as f64 - missing).abs() < 1e-9, "{dropped} dropped, {missing} missing");
+}
+
+/// Of eight iterations of each node so many at least were not ended by the deadline, and in these all models are whole.
+fn kept(world: &mut World, waited: usize, what: &str) {
+    world.run_until("eight iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 8));
+    for party in &world.parties {
+        assert_eq!(party.early, 0, "{what} at {}", party.name);
+        let reports = party.reports[..8].iter().filter(|report| !report.timed_out);
+        for report in reports.clone() {
+            assert!(report.whole && report.used == 1.0, "{what}: {} used at {}", report.used, party.name);
+        }
+        assert!(reports.count() >= waited, "{what}: deadlines end the iterations of {}", party.name);
+    }
+}
+
+/// A node goes on with the first chunk of each neighbour, so it uses part of their models, but none is dropped for having come
+/// before its iteration.
+#[test]
+fn a_first_chunk_that_came_before_a_node_had_begun_is_heard() {
+    for rest in [1, 50, 60, 200, 3000] {
+        let mut world = World::new(11, 4, &ring(4), Waiting::FirstChunk(10 * SECOND));
+        world
+            .resting(rest)
+            .run_until("eight iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 8));
+        for party in &world.parties {
+            assert_eq!(party.early, 0, "{rest} at {}", party.name);
+            assert!(
+                party.reports.iter().all(|report| report.heard.len() == 2 && !report.timed_out),
+                "{rest}"
+            );
+        }
+    }
+}
+
 #[test]
 fn every_wait_goes_on_and_keeps_models_between_the_least_and_the_most() {
     for seed in 0..4 {
@@ -259,7 +330,7 @@ fn nodes_that_swap_go_on_when_one_dies_or_links_break() {
 fn one_peer_graphs_send_one_model_an_iteration() {
     for nodes in [2, 5, 8] {
         for waiting in WAITS {
-            let mut world = World::one_peer(3, nodes, waiting);
+            let mut world = World::one_peer(3, nodes, waiting, 1);
             if waiting != Waiting::All {
                 world.path = lossy();
             }
@@ -274,7 +345,7 @@ fn one_peer_graphs_send_one_model_an_iteration() {
         }
     }
     // After log2(n) iterations all 2^k models are equal.
-    let mut world = World::one_peer(3, 8, Waiting::All);
+    let mut world = World::one_peer(3, 8, Waiting::All, 1);
     let mean = mean_after(&world, 0);
     world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));
     for party in &world.parties {

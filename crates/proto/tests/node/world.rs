@@ -49,6 +49,9 @@ fn name(index: usize) -> String {
     format!("n{index:04}")
 }
 
+/// Weights of neighbours, by name.
+type Weights = Vec<(String, f64)>;
+
 /// What an iteration came to.
 pub struct Report {
     pub heard: BTreeSet<usize>,
@@ -85,6 +88,8 @@ pub struct Party {
     weights: Vec<(String, f64)>,
     neighbours: usize,
     weighing: Weighing,
+    /// Iterations beyond the current one that it keeps chunks of.
+    ahead: u32,
     /// Neighbours' places in the machine, by number.
     places: BTreeMap<usize, usize>,
     sums: BTreeMap<u32, Vec<(f64, f64)>>,
@@ -94,6 +99,8 @@ pub struct Party {
     copied: u32,
     /// Links to those that it dials, by place, and the other way round.
     dialled: BTreeMap<usize, LinkId>,
+    /// Chunks that came too early to be kept.
+    pub early: u64,
     /// It has trained, and waits until it may send.
     trained: Option<u32>,
     begun: bool,
@@ -183,11 +190,12 @@ impl World {
     }
 
     /// A one-peer exponential graph.
-    pub fn one_peer(seed: u64, nodes: usize, waiting: Waiting) -> Self {
+    pub fn one_peer(seed: u64, nodes: usize, waiting: Waiting, ahead: u32) -> Self {
         let steps = steps(nodes);
         let to = |i: usize| steps.iter().map(move |step| (i, (i + step) % nodes));
         let edges: Vec<(usize, usize)> = (0..nodes).flat_map(to).collect();
-        let mut world = Self::made(seed, nodes, &edges, |config, _| config.waiting = waiting);
+        let mut world =
+            Self::made(seed, nodes, &edges, |config, _| (config.waiting, config.ahead) = (waiting, ahead));
         world.one_peer = true;
         world
     }
@@ -271,12 +279,14 @@ impl World {
             weights: Vec::new(),
             neighbours: 0,
             weighing: self.weighing,
+            ahead: self.config[index].ahead,
             places: BTreeMap::new(),
             sums: BTreeMap::new(),
             staged: BTreeMap::new(),
             copy: Vec::new(),
             copied: 0,
             dialled: BTreeMap::new(),
+            early: 0,
             trained: None,
             begun: false,
         };
@@ -297,17 +307,41 @@ impl World {
 
     fn begin(&mut self, index: usize, round: u32) {
         let (now, nodes) = (self.now, self.parties.len());
+        let to = self.one_peer.then(|| [name((index + step(nodes, round)) % nodes)]);
+        let (weights, then) = self.weights_from(index, round);
         let party = &mut self.parties[index];
-        let node = &mut party.node;
-        if self.one_peer {
-            let weights = |round: u32| vec![(name((index + nodes - step(nodes, round)) % nodes), 0.5)];
-            let to = [name((index + step(nodes, round)) % nodes)];
-            node.begin(now, round, &weights(round), Some(&weights(round + 1)), Some(&to)).unwrap();
-        } else {
-            node.begin(now, round, &party.weights, None, None).unwrap();
-        }
+        let to = to.as_ref().map(|to| to.as_slice());
+        let stale = party.node.begin(now, round, &weights, then.as_deref(), to).unwrap();
+        assert!(stale.is_empty(), "no weights have changed");
         let (client, instance) = (index, party.instance);
         self.net.at(now + party.train, Event::Trained { client, instance, round });
+    }
+
+    /// A node's weights in an iteration, and in those after it if they differ.
+    fn weights_from(&self, index: usize, round: u32) -> (Weights, Option<Vec<Weights>>) {
+        let nodes = self.parties.len();
+        if !self.one_peer {
+            return (self.parties[index].weights.clone(), None);
+        }
+        let weights = |round: u32| vec![(name((index + nodes - step(nodes, round)) % nodes), 0.5)];
+        let ahead = self.config[index].ahead;
+        (weights(round), Some((round + 1..=round + 1 + ahead).map(weights).collect()))
+    }
+
+    /// One node begins so many milliseconds after it has met its neighbours; all know their first weights.
+    pub fn resting(&mut self, rest: u64) -> &mut Self {
+        self.expect();
+        self.parties[2].rest = Time::from_millis(rest);
+        self
+    }
+
+    /// All nodes are told their first weights before they have begun, as a driver that knows them does.
+    pub fn expect(&mut self) {
+        for index in 0..self.parties.len() {
+            let (weights, then) = self.weights_from(index, 1);
+            let stale = self.parties[index].node.expect(1, &weights, then.as_deref()).unwrap();
+            assert!(stale.is_empty(), "nothing has come");
+        }
     }
 
     /// Metropolis.

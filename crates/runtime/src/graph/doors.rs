@@ -124,6 +124,14 @@ impl Shared {
         drop(self.folding.write().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Forgets what came of these iterations, of which nothing is being added.
+    pub fn free(&self, rounds: &[u32]) {
+        self.slots.free(rounds);
+        if let Some(stages) = &self.stages {
+            stages.free(rounds);
+        }
+    }
+
     /// Forgets what came of earlier iterations, of which nothing is being added any more.
     pub fn free_below(&self, round: u32) {
         self.slots.free_below(round);

@@ -51,6 +51,15 @@ impl Slots {
         lock(&self.places).used.get(&round).cloned()
     }
 
+    /// Forgets what came of these iterations.
+    pub fn free(&self, rounds: &[u32]) {
+        let mut places = lock(&self.places);
+        for sums in rounds.iter().filter_map(|round| places.used.remove(round)).collect::<Vec<_>>() {
+            sums.reset();
+            places.free.push(sums);
+        }
+    }
+
     /// Forgets what came of earlier iterations, of which nothing is being added any more.
     pub fn free_below(&self, round: u32) {
         let mut places = lock(&self.places);

@@ -3,6 +3,7 @@
 //! One machine ([`thalweg_proto::Node`]) has all links; each is driven by the engine's `Hub`, if it was accepted, or by a
 //! `Dialer` of its own. [`doors`] is what of the machine each of them sees.
 
+mod beginning;
 mod doors;
 mod mixing;
 mod node;
@@ -13,5 +14,6 @@ mod staging;
 #[cfg(test)]
 pub(crate) mod stalled;
 
+pub use beginning::Upcoming;
 pub use node::Node;
 pub use options::{MixingRule, NodeOptions, WaitRule};

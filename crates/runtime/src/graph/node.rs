@@ -7,18 +7,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use thalweg_arena::Arena;
-use thalweg_fold::{MAX_WEIGHT, MIN_WEIGHT};
 use thalweg_proto as proto;
 use thalweg_proto::{Time, Weighing};
 use thalweg_transport::Address;
 use thalweg_wire::text::check_name;
 use thalweg_wire::Layout;
 
-use super::doors::{Accepted, Dialled, Dialling, Listening, NodeDialer, NodeHub, Shared};
+use super::doors::{Accepted, Listening, NodeDialer, NodeHub, Shared};
 use super::mixing::Slots;
-use super::options::{MixingRule, NodeOptions};
+use super::options::NodeOptions;
 use super::staging::Stages;
-use crate::engine::{self, goes_on, DialOptions, Dialer, GoOn, Hub, HubOptions, CALLER_PATIENCE};
+use crate::engine::{self, goes_on, GoOn, Hub, HubOptions, CALLER_PATIENCE};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::{lock, random, registry, Error};
 
@@ -29,7 +28,7 @@ pub(super) const LOAN_PATIENCE: Duration = Duration::from_secs(10);
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Neighbours' weights by name.
-type Weights = BTreeMap<String, f64>;
+pub type Weights = BTreeMap<String, f64>;
 
 /// What was noted of the iteration that is under way.
 #[derive(Default)]
@@ -45,20 +44,20 @@ pub(super) struct Under {
 pub struct Node {
     pub(super) shared: Arc<Shared>,
     hub: Arc<NodeHub>,
-    dialers: Mutex<BTreeMap<usize, Arc<NodeDialer>>>,
+    pub(super) dialers: Mutex<BTreeMap<usize, Arc<NodeDialer>>>,
     pub(super) arena: Arena,
-    name: String,
-    instance: u64,
+    pub(super) name: String,
+    pub(super) instance: u64,
     pub(super) options: NodeOptions,
     pub(super) under: Mutex<Under>,
     closed: Mutex<bool>,
 }
 
-fn bad(what: impl Into<String>) -> Error {
+pub(super) fn bad(what: impl Into<String>) -> Error {
     Error::new("options", "start node", what)
 }
 
-fn out_of_order(what: impl Into<String>) -> Error {
+pub(super) fn out_of_order(what: impl Into<String>) -> Error {
     Error::new("round", "run iteration", what)
 }
 
@@ -139,7 +138,7 @@ impl Node {
         &self.hub
     }
 
-    fn open(&self) -> Result<(), Error> {
+    pub(super) fn open(&self) -> Result<(), Error> {
         if *lock(&self.closed) {
             return Err(Error::new("closed", "use node", "the node is closed"));
         }
@@ -151,32 +150,9 @@ impl Node {
         self.hub.address()
     }
 
-    /// Gets to know neighbours: names and addresses. Those with a higher name are dialled.
-    ///
-    /// # Errors
-    /// For a name or an address that cannot be.
-    pub fn meet(&self, neighbours: &BTreeMap<String, String>) -> Result<(), Error> {
-        self.open()?;
-        for (name, url) in neighbours {
-            let to = if self.name < *name {
-                let to = DialOptions::new(url, &self.name, self.options.of_dialer())?;
-                let (instance, started) = (self.instance, self.shared.started());
-                Some(DialOptions { instance, started, expects: Some(name.clone()), ..to })
-            } else {
-                None
-            };
-            let seed = self.options.seed ^ u64::from_le_bytes(random()?);
-            let (place, dials) = self.shared.tell(|node| node.meet(name, seed)).map_err(bad)?;
-            if let Some(to) = to.filter(|_| dials) {
-                let machine = Dialled { shared: self.shared.clone(), place };
-                let policy = Dialling { shared: self.shared.clone(), place, name: name.clone() };
-                let dialer = Dialer::start(to, machine, policy)?;
-                self.shared.dials(place, &dialer);
-                dialer.wake();
-                lock(&self.dialers).insert(place, dialer);
-            }
-        }
-        Ok(())
+    /// How many iterations beyond the one that it is in the node keeps chunks of.
+    pub fn ahead(&self) -> u32 {
+        self.options.ahead
     }
 
     /// Names of the neighbours that are there.
@@ -213,60 +189,6 @@ impl Node {
             };
             _ = self.hub.wait_for(left.min(CALLER_PATIENCE), enough);
         }
-    }
-
-    /// Separates the own weight from the neighbours', and checks those.
-    fn split(&self, mut weights: Weights) -> Result<(f64, Vec<(String, f64)>), Error> {
-        let own = weights.remove(&self.name);
-        let possible = |weight: f64| (MIN_WEIGHT..=MAX_WEIGHT).contains(&weight);
-        if let Some((name, weight)) = weights.iter().find(|(_, weight)| !possible(**weight)) {
-            return Err(out_of_order(format!("{weight} is no weight of {name:?}; use one of 2^-30 to 2^40")));
-        }
-        let own = match (self.options.mixing, own) {
-            (MixingRule::Renormalise, Some(own)) if possible(own) => own,
-            (MixingRule::Renormalise, _) => {
-                let what = format!("renormalise needs the own weight too; give one for {:?}", self.name);
-                return Err(out_of_order(what));
-            }
-            (_, Some(_)) => {
-                return Err(out_of_order("the own weight is what is missing to 1; leave it out"));
-            }
-            // These become smaller when it is known how many neighbours were heard.
-            (MixingRule::Paper, None) => 0.0,
-            (MixingRule::Complement | MixingRule::Symmetric, None) => {
-                let sum: f64 = weights.values().sum();
-                if sum > 1.0 + 1e-6 {
-                    return Err(out_of_order(format!(
-                        "the neighbours' weights sum to {sum}, and leave nothing for the own model; at most 1"
-                    )));
-                }
-                0.0
-            }
-        };
-        Ok((own, weights.into_iter().collect()))
-    }
-
-    /// An iteration begins, with these neighbours and weights; `then`: those of the next, `None` if they are the same; `to`:
-    /// whom to send to, `None` for those whose models are taken.
-    ///
-    /// # Errors
-    /// `round` if another is not over, the number does not rise, or a weight cannot be.
-    pub fn begin(
-        &self,
-        round: u32,
-        weights: Weights,
-        then: Option<Weights>,
-        to: Option<&[String]>,
-    ) -> Result<(), Error> {
-        self.open()?;
-        let (own, weights) = self.split(weights)?;
-        let then = then.map(|then| self.split(then)).transpose()?.map(|(_, then)| then);
-        let now = self.shared.now();
-        let begun = self.shared.tell(|node| node.begin(now, round, &weights, then.as_deref(), to));
-        begun.map_err(out_of_order)?;
-        let traffic = lock(&self.under).traffic;
-        *lock(&self.under) = Under { asked: round, begun: now, ready: now, own, traffic };
-        Ok(())
     }
 
     /// The model in the arena is trained: a copy of it is sent. Returns the number it is sent under.

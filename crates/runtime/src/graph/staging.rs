@@ -40,6 +40,15 @@ impl Stages {
         model
     }
 
+    /// Forgets what came of these iterations.
+    pub fn free(&self, rounds: &[u32]) {
+        let mut places = lock(&self.places);
+        let used = std::mem::take(&mut places.used);
+        let (over, left) = used.into_iter().partition(|((round, _), _)| rounds.contains(round));
+        places.used = left;
+        places.free.extend(BTreeMap::into_values(over));
+    }
+
     /// Forgets what came of earlier iterations.
     pub fn free_below(&self, round: u32) {
         let mut places = lock(&self.places);

@@ -110,7 +110,7 @@ fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
         names.iter().zip(&nodes).map(|(name, (node, _))| ((*name).into(), node.address())).collect();
     for (name, (node, _)) in names.iter().zip(&nodes) {
         let others = urls.clone().into_iter().filter(|(other, _)| other != name).collect();
-        node.meet(&others).unwrap();
+        node.meet(&others, None).unwrap();
     }
     for (node, _) in &nodes {
         let known = || {

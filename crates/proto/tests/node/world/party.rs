@@ -28,6 +28,7 @@ impl Party {
         }
         let ok = header.verify(payload).is_ok();
         let Some(taken) = self.node.stored(now, who, &header.chunk, ok) else { return };
+        assert!(taken.round <= self.node.round() + 1 + self.ahead, "further ahead than is kept");
         if self.weighing != Weighing::Arrival {
             let whole = self.model.len() * 8;
             let staged = self.staged.entry((taken.round, taken.peer)).or_insert_with(|| vec![0; whole]);
@@ -45,6 +46,7 @@ impl Party {
             add(sums, range, header.chunk.offset, payload, taken.weight);
             self.node.folded(now, taken.peer, taken.round, &[range], true);
         }
+        assert!(self.sums.len() as u32 <= self.ahead + 1, "sums of more iterations than are kept");
     }
 
     pub(super) fn mix(&mut self, round: u32, fresh: bool) -> (Vec<Exchange>, BTreeMap<usize, (f64, Ranges)>) {
@@ -64,6 +66,7 @@ impl Party {
             }
         }
         let exchanges = self.node.mixed();
+        self.early += self.node.dropped().0;
         // By number, not by place.
         let by_number = |e: &Exchange| Some((number(&e.peer), used.remove(&self.places[&number(&e.peer)])?));
         let portions = exchanges.iter().filter_map(by_number).collect();

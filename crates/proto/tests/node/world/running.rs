@@ -215,7 +215,12 @@ impl World {
         let party = &mut self.parties[index];
         if !party.begun && party.node.connected_count() == party.neighbours {
             party.begun = true;
-            self.begin(index, 1);
+            let (client, instance) = (index, party.instance);
+            if party.rest > Time::ZERO {
+                self.net.at(now + party.rest, Event::Trained { client, instance, round: 0 });
+            } else {
+                self.begin(index, 1);
+            }
         }
         let party = &mut self.parties[index];
         if let Some(round) = party.trained.filter(|_| party.node.is_hushed()) {

@@ -1,0 +1,142 @@
+//! Before an iteration: which neighbours there are, and with what weights their models are taken.
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLockWriteGuard};
+
+use thalweg_fold::{MAX_WEIGHT, MIN_WEIGHT};
+
+use super::doors::{Dialled, Dialling};
+use super::node::{bad, out_of_order, Node, Under, Weights};
+use super::options::MixingRule;
+use crate::engine::{DialOptions, Dialer};
+use crate::{lock, random, Error};
+
+/// Weights of an iteration to come, and of those that follow it; `None` if they are the same.
+pub struct Upcoming {
+    /// The iteration.
+    pub round: u32,
+    /// Its weights by neighbour, as [`Node::begin`] takes them.
+    pub weights: Weights,
+    /// Those of the iterations after it.
+    pub then: Option<Vec<Weights>>,
+}
+
+/// Weights as the machine takes them.
+type Listed = Vec<(String, f64)>;
+
+impl Node {
+    /// Gets to know neighbours: names and addresses. Those with a higher name are dialled. With the weights of its first
+    /// iteration (`first`) the node takes chunks of neighbours that begin before it does.
+    ///
+    /// # Errors
+    /// For a name or an address that cannot be; `round` for weights or an iteration that cannot be.
+    pub fn meet(&self, neighbours: &BTreeMap<String, String>, first: Option<Upcoming>) -> Result<(), Error> {
+        self.open()?;
+        let ways = neighbours.iter().map(|(name, url)| Ok((name, self.way_to(name, url)?)));
+        let ways = ways.collect::<Result<Vec<_>, Error>>()?;
+        let first = first.map(|first| self.checked(first)).transpose()?;
+        let seed = self.options.seed ^ u64::from_le_bytes(random()?);
+        let places = {
+            let _folding = self.folding_nothing();
+            let (places, stale) = self.shared.tell(|node| {
+                let met =
+                    ways.iter().zip(0_u64..).map(|((name, _), n)| node.meet(name, seed ^ n).map_err(bad));
+                let places = met.collect::<Result<Vec<_>, Error>>()?;
+                let expected =
+                    first.map(|(round, _, weights, then)| node.expect(round, &weights, then.as_deref()));
+                Ok::<_, Error>((places, expected.transpose().map_err(out_of_order)?.unwrap_or_default()))
+            })?;
+            self.shared.free(&stale);
+            places
+        };
+        for ((name, to), (place, dials)) in ways.into_iter().zip(places) {
+            let Some(to) = to.filter(|_| dials) else { continue };
+            let machine = Dialled { shared: self.shared.clone(), place };
+            let policy = Dialling { shared: self.shared.clone(), place, name: name.clone() };
+            let dialer = Dialer::start(to, machine, policy)?;
+            self.shared.dials(place, &dialer);
+            dialer.wake();
+            lock(&self.dialers).insert(place, dialer);
+        }
+        Ok(())
+    }
+
+    /// How to dial a neighbour; `None` for one that dials us.
+    fn way_to(&self, name: &str, url: &str) -> Result<Option<DialOptions>, Error> {
+        if self.name.as_str() >= name {
+            return Ok(None);
+        }
+        let to = DialOptions::new(url, &self.name, self.options.of_dialer())?;
+        let (instance, started) = (self.instance, self.shared.started());
+        Ok(Some(DialOptions { instance, started, expects: Some(name.into()), ..to }))
+    }
+
+    /// While this is held no chunk is added to sums.
+    fn folding_nothing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.shared.folding.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An iteration's number, own weight and neighbours' weights, and those of the iterations after it.
+    fn checked(&self, upcoming: Upcoming) -> Result<(u32, f64, Listed, Option<Vec<Listed>>), Error> {
+        let (own, weights) = self.split(upcoming.weights)?;
+        let listed = |weights: Weights| self.split(weights).map(|(_, listed)| listed);
+        let then = upcoming.then.map(|then| then.into_iter().map(listed).collect()).transpose()?;
+        Ok((upcoming.round, own, weights, then))
+    }
+
+    /// Separates the own weight from the neighbours', and checks those.
+    fn split(&self, mut weights: Weights) -> Result<(f64, Vec<(String, f64)>), Error> {
+        let own = weights.remove(&self.name);
+        let possible = |weight: f64| (MIN_WEIGHT..=MAX_WEIGHT).contains(&weight);
+        if let Some((name, weight)) = weights.iter().find(|(_, weight)| !possible(**weight)) {
+            return Err(out_of_order(format!("{weight} is no weight of {name:?}; use one of 2^-30 to 2^40")));
+        }
+        let own = match (self.options.mixing, own) {
+            (MixingRule::Renormalise, Some(own)) if possible(own) => own,
+            (MixingRule::Renormalise, _) => {
+                let what = format!("renormalise needs the own weight too; give one for {:?}", self.name);
+                return Err(out_of_order(what));
+            }
+            (_, Some(_)) => {
+                return Err(out_of_order("the own weight is what is missing to 1; leave it out"));
+            }
+            // These become smaller when it is known how many neighbours were heard.
+            (MixingRule::Paper, None) => 0.0,
+            (MixingRule::Complement | MixingRule::Symmetric, None) => {
+                let sum: f64 = weights.values().sum();
+                if sum > 1.0 + 1e-6 {
+                    return Err(out_of_order(format!(
+                        "the neighbours' weights sum to {sum}, and leave nothing for the own model; at most 1"
+                    )));
+                }
+                0.0
+            }
+        };
+        Ok((own, weights.into_iter().collect()))
+    }
+
+    /// An iteration begins, with these neighbours and weights; `then`: those of the iterations after it, `None` if they are the
+    /// same; `to`: whom to send to, `None` for those whose models are taken.
+    ///
+    /// # Errors
+    /// `round` if another is not over, the number does not rise, or a weight cannot be.
+    pub fn begin(
+        &self,
+        round: u32,
+        weights: Weights,
+        then: Option<Vec<Weights>>,
+        to: Option<&[String]>,
+    ) -> Result<(), Error> {
+        self.open()?;
+        let (round, own, weights, then) = self.checked(Upcoming { round, weights, then })?;
+        let now = self.shared.now();
+        {
+            let _folding = self.folding_nothing();
+            let begun = self.shared.tell(|node| node.begin(now, round, &weights, then.as_deref(), to));
+            self.shared.free(&begun.map_err(out_of_order)?);
+        }
+        let mut under = lock(&self.under);
+        *under = Under { asked: round, begun: now, ready: now, own, traffic: under.traffic };
+        Ok(())
+    }
+}
