@@ -23,6 +23,7 @@ mod file;
 #[cfg(target_os = "linux")]
 mod foreign;
 mod registry;
+mod room;
 #[cfg(target_os = "linux")]
 mod shared;
 #[cfg(target_os = "linux")]
@@ -40,6 +41,7 @@ pub use attachments::Attached;
 pub use claim::Claim;
 #[cfg(target_os = "linux")]
 pub use foreign::Foreign;
+pub use room::room;
 #[cfg(target_os = "linux")]
 pub use shared::Access;
 #[cfg(target_os = "linux")]
@@ -72,7 +74,7 @@ pub enum ArenaError {
     #[error("this process may only read the memory of the arena; map it writable, if its owner allows that")]
     ReadOnly,
     /// A descriptor that cannot be mapped as an arena.
-    #[error("the descriptor is no memory for an arena of {bytes} bytes: {cause}")]
+    #[error("the descriptor is no memory for {bytes} bytes: {cause}")]
     Descriptor {
         /// Bytes expected.
         bytes: u64,
@@ -192,6 +194,9 @@ impl Arena {
     pub fn new(bytes: u64) -> Result<Self, ArenaError> {
         let refused = |cause: String| ArenaError::Memory { bytes, cause };
         let size = usize::try_from(bytes.max(1)).map_err(|e| refused(e.to_string()))?;
+        if bytes >= 1 << 20 {
+            room(bytes)?;
+        }
         let map = MmapMut::map_anon(size).map_err(|e| refused(e.to_string()))?;
         #[cfg(target_os = "linux")]
         if bytes >= 4 << 20 {

@@ -12,6 +12,10 @@ use crate::{lock, Error};
 /// The runtime, and the process that made it: after a fork the child has none of its threads.
 static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
+fn system(error: &std::io::Error) -> Error {
+    Error::new("system", "start runtime", error.to_string())
+}
+
 /// A handle to the runtime of this process, which is made when the first one asks.
 fn handle() -> Result<Handle, Error> {
     let mut runtime = lock(&RUNTIME);
@@ -20,12 +24,16 @@ fn handle() -> Result<Handle, Error> {
         Some((maker, runtime)) if *maker == process => return Ok(runtime.handle().clone()),
         _ => {}
     }
+    // tokio takes it that there is room for its threads, and ends the process if not.
+    thalweg_arena::room(0)?;
+    let first = std::thread::Builder::new().spawn(|| {}).map_err(|e| system(&e))?;
+    _ = first.join();
     let made = Builder::new_multi_thread()
         .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16))
         .thread_name("thalweg")
         .enable_all()
         .build()
-        .map_err(|e| Error::new("system", "start runtime", e.to_string()))?;
+        .map_err(|e| system(&e))?;
     let handle = made.handle().clone();
     // A parent's runtime cannot be ended here: its threads are not in this process.
     if let Some((_, of_parent)) = runtime.replace((process, made)) {
