@@ -260,6 +260,13 @@ class TaskServer:
         """Return members that were here and are not connected, each with why."""
         return {name: reason for name, reason, _ in json.loads(self._core.departed())}
 
+    def resent(self, timeout: float) -> str:
+        """Return the segments retransmitted on the way to each member (``down``) and by it (``up``), as JSON by name.
+
+        Null where a transport cannot tell. Waits at most ``timeout`` seconds for members that have yet to say so.
+        """
+        return self._core.resent(timeout)
+
     def _tell(self) -> None:
         for note in self._core.notes():
             _log.info("%s", note)

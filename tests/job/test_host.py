@@ -33,6 +33,9 @@ class Core:
     def notes(self) -> list[str]:
         return []
 
+    def resent(self, timeout: float) -> str:
+        return json.dumps({"client-1": {"down": 2, "up": 3}, "client-2": {"down": None, "up": 4}})
+
     def departed(self) -> str:
         return "[]"
 
@@ -78,6 +81,7 @@ def test_rounds_are_those_of_the_plans_algorithm(
     host.serve(lambda: ["a", "b"])
     record.close()
     assert [one["round"] for one in Record(record.path).rounds()] == rounds
+    assert Record(record.path).manifest["resent"] == {"first": 2, "down": 2, "up": 7}
 
 
 class Stuck:

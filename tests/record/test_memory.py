@@ -46,6 +46,9 @@ class Core:
     def notes(self) -> list[str]:
         return []
 
+    def resent(self, timeout: float) -> str:
+        return json.dumps({"client-1": {"down": 2, "up": 3}, "client-2": {"down": None, "up": 4}})
+
     def departed(self) -> str:
         return "[]"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,22 @@ def test_parties_count_where_transfers_do_not(tmp_path: Path) -> None:
     journal = path / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"retransmissions": 3', '"retransmissions": null'))
     assert numbers(read_run(path))["retransmissions"] == 3 * 7
+
+
+def test_a_runs_own_count_goes_before_those_of_its_transfers(tmp_path: Path) -> None:
+    path = make(tmp_path / "r", parquet=False)
+    manifest = path / "manifest.json"
+
+    def note(**resent: int | None) -> int | None:
+        told = {**json.loads(manifest.read_text()), "resent": resent}
+        manifest.write_text(json.dumps(told))
+        found: int | None = numbers(read_run(path))["retransmissions"]
+        return found
+
+    assert note(first=1, down=100, up=30) == 130
+    # Of rounds before it was resumed there are transfers alone.
+    assert note(first=3, down=100, up=None) == 100 + 2 * 2 * 3
+    assert note(first=1, down=None, up=None) == 4 * 2 * 3
 
 
 @pytest.mark.parametrize(

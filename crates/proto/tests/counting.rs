@@ -9,7 +9,7 @@ use thalweg_wire::control::Purpose;
 
 use common::party::{ServerParty, MAX_WEIGHT};
 use common::{plan, profile, Path, Profile, RoundResult, Setup, World, JOB, MS, SECOND};
-use thalweg_proto::{LinkId, Partial, Place, RoundPlan, State, Time, Verdict};
+use thalweg_proto::{LinkId, Partial, Place, RoundPlan, State, Time, Traffic, Verdict};
 use thalweg_wire::control::{Control, Hello, Holding, Interval, StandIn, VERSIONS};
 use thalweg_wire::{ChunkHeader, Range};
 
@@ -205,7 +205,7 @@ fn refusal(actions: &[Action], to: LinkId) -> String {
 }
 
 fn end() -> Control {
-    Control::End { parcel: 1, sent: Interval::default(), retransmissions: None }
+    Control::End { parcel: 1, sent: Interval::default() }
 }
 
 /// A process that says that it holds what another one held, or offers what it was never asked for.
@@ -235,6 +235,38 @@ fn no_process_goes_on_where_another_was_whatever_it_says() {
             }
         }
     }
+}
+
+fn traffic(retransmissions: u64) -> Traffic {
+    Traffic { retransmissions: Some(retransmissions), ..Traffic::default() }
+}
+
+#[test]
+fn what_is_sent_again_is_counted_when_it_is_confirmed_and_over_all_links() {
+    let mut server = sending(Partial::Discard, plan(1, 2), Setup::default());
+    let resent = |server: &mut ServerParty| {
+        let of = server.machine.resent().into_iter().find(|(name, ..)| name == "c1");
+        of.map(|(_, down, up)| (down, up)).unwrap()
+    };
+    let received = Control::Received { parcel: 1, received: Interval::default(), duplicates: 0, missing: 0 };
+    assert_eq!(resent(&mut server), (None, None));
+    server.machine.observe(1, traffic(3));
+    server.machine.control(3 * MS, 1, received);
+    server.machine.observe(1, traffic(5));
+    assert_eq!(resent(&mut server), (Some(5), None), "what comes later counts too");
+    offer(&mut server, 4 * MS, 1, MAX_WEIGHT + 1.0);
+    assert_eq!(server.machine.uncounted(), 1, "it was answered");
+    let counted = |n| Control::Counted { parcel: 1, retransmissions: Some(n) };
+    server.machine.control(5 * MS, 1, counted(4));
+    assert_eq!(server.machine.uncounted(), 0);
+    server.machine.observe(1, traffic(6));
+    server.machine.closed(6 * MS, 1, "it broke");
+    hello(&mut server, 7 * MS, 3, "c1", 1, Holding::Nothing);
+    server.machine.observe(3, traffic(2));
+    server.machine.control(8 * MS, 3, counted(1));
+    assert_eq!(resent(&mut server), (Some(8), Some(5)));
+    server.machine.control(9 * MS, 3, counted(u64::MAX));
+    assert_eq!(resent(&mut server), (Some(8), Some(u64::MAX)), "a liar does no harm");
 }
 
 #[test]

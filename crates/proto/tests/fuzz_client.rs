@@ -72,7 +72,7 @@ impl Fuzzed {
                 self.client.control(now, message);
             }
             7 | 8 => self.chunk(),
-            9 => self.client.sent(self.rng.below(4) as u32, Ok(Span { start: now, end: now }), None),
+            9 => self.client.sent(self.rng.below(4) as u32, Ok(Span { start: now, end: now })),
             10 => self.pass(),
             _ => self.submit(),
         }
@@ -90,7 +90,7 @@ impl Fuzzed {
             _ if !self.greeted => challenge(&mut self.rng),
             _ if !self.welcomed => welcome(&mut self.rng, &self.layout),
             0 => model_offer(round, self.layout.hash()),
-            1 => Control::End { parcel: round, sent: Interval::default(), retransmissions: None },
+            1 => Control::End { parcel: round, sent: Interval::default() },
             2 => Control::Grant { parcel: round, wanted: Ranges::full(self.layout.bytes()) },
             _ => Control::Accepted { parcel: round },
         }

@@ -164,11 +164,7 @@ impl Fuzzed {
     /// All that was asked for has been sent.
     fn end(&mut self, link: LinkId, round: u32) {
         let sent = Interval { start: 0, end: 1 };
-        self.party.machine.control(
-            self.now,
-            link,
-            Control::End { parcel: round, sent, retransmissions: None },
-        );
+        self.party.machine.control(self.now, link, Control::End { parcel: round, sent });
     }
 
     fn fold(&mut self) {

@@ -275,7 +275,7 @@ fn absurd_numbers_are_taken_calmly() {
             link,
             Control::Received { parcel: u32::MAX, received, duplicates: u64::MAX, missing: u64::MAX },
         );
-        server.say(link, Control::End { parcel: 0, sent: received, retransmissions: Some(u64::MAX) });
+        server.say(link, Control::End { parcel: 0, sent: received });
         server.say(link, Control::Ping { clock: u64::MAX, received: u64::MAX });
     }
     assert_eq!(server.party.machine.connected_clients().count(), 3);

@@ -60,7 +60,7 @@ fn sending(now: Time) -> Client {
     };
     client.control(now, model_offer(1, layout(100).hash()));
     client.stored(now, &chunk, true);
-    client.control(now, Control::End { parcel: 1, sent: Interval::default(), retransmissions: None });
+    client.control(now, Control::End { parcel: 1, sent: Interval::default() });
     assert_eq!(client.submit(1, 5.0, "{}".into()), Ok(()));
     client.control(now, grant());
     assert!(sends(&client_actions(&mut client)));
@@ -96,11 +96,11 @@ fn an_update_interrupted_by_a_refusal_or_a_cut_is_offered_and_sent_again() {
             actions.iter().any(|a| matches!(a, ClientAction::Send(Control::Offer(Parcel { number: 1, .. }))));
         assert!(offers, "{actions:?}");
         // The old link's sender reports only now: nothing ends that has not begun.
-        client.sent(1, Ok(Span::default()), None);
+        client.sent(1, Ok(Span::default()));
         assert_eq!(ends(&client_actions(&mut client)), 0);
         client.control(3 * MS, grant());
         assert!(sends(&client_actions(&mut client)), "refused {refused}: the grant is taken");
-        client.sent(1, Ok(Span::default()), None);
+        client.sent(1, Ok(Span::default()));
         assert_eq!(ends(&client_actions(&mut client)), 1);
     }
 }
@@ -124,7 +124,7 @@ fn a_refused_or_late_update_stops_being_sent() {
         assert!(cancels(&actions), "{actions:?}");
         let told = |a: &ClientAction| matches!(a, ClientAction::Policy(RoundStep::Verdict { verdict: v, .. }) if *v == verdict);
         assert!(actions.iter().any(told), "{actions:?}");
-        client.sent(1, Err("cancelled".into()), None);
+        client.sent(1, Err("cancelled".into()));
         assert!(client_actions(&mut client).is_empty());
     }
 }
@@ -308,7 +308,7 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
     assert_eq!(stored(&mut server, &[(2560, 3072), (3072, 3584)]), [ranges(&[(1000, 1024)])]);
     stored(&mut server, &[(3584, 3900)]);
     let end = |server: &mut ServerParty| {
-        let end = Control::End { parcel: 1, sent: Interval::default(), retransmissions: None };
+        let end = Control::End { parcel: 1, sent: Interval::default() };
         server.machine.control(4 * MS, 1, end);
         wanted(&server_actions(server))
     };
@@ -318,7 +318,7 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
     stored(&mut server, &[(1000, 1024)]);
     assert!(end(&mut server).is_empty());
     stored(&mut server, &[(3900, total), (100, 160)]);
-    let end = Control::End { parcel: 1, sent: Interval::default(), retransmissions: None };
+    let end = Control::End { parcel: 1, sent: Interval::default() };
     server.machine.control(4 * MS, 1, end);
     let accepted =
         |a: &Action| matches!(a, Action::Send { link: 1, message: Control::Accepted { parcel: 1 } });
@@ -336,7 +336,7 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
         client.control(MS, Control::Grant { parcel: 1, wanted: ranges(&[part]) });
         assert!(client_actions(&mut client).is_empty(), "one after the other");
     }
-    client.sent(1, Ok(Span { start: MS, end: 2 * MS }), Some(3));
+    client.sent(1, Ok(Span { start: MS, end: 2 * MS }));
     let actions = client_actions(&mut client);
     assert_eq!(ends(&actions), 1);
     let next: Vec<&Ranges> = actions
@@ -344,17 +344,38 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
         .filter_map(|a| if let ClientAction::SendParcel { wanted, .. } = a { Some(wanted) } else { None })
         .collect();
     assert_eq!(next, [&ranges(&[(0, 8), (64, 96)])]);
-    client.sent(1, Ok(Span { start: 2 * MS, end: 3 * MS }), Some(2));
+    client.sent(1, Ok(Span { start: 2 * MS, end: 3 * MS }));
     let actions = client_actions(&mut client);
-    let again: Vec<Option<u64>> = actions
-        .iter()
-        .filter_map(|a| match a {
-            ClientAction::Send(Control::End { retransmissions, .. }) => Some(*retransmissions),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(again, [Some(2), Some(0), Some(0)], "what was sent again counts once");
+    assert_eq!(ends(&actions), 3, "one for each grant");
     assert!(!sends(&actions));
+}
+
+/// While an update is being sent its last bytes lie in the kernel's buffer, and what is lost of them is sent again later.
+#[test]
+fn what_was_sent_again_is_told_when_the_server_has_answered() {
+    let counted = |actions: &[ClientAction]| -> Vec<Option<u64>> {
+        let of = |a: &ClientAction| match a {
+            ClientAction::Send(Control::Counted { parcel: 1, retransmissions }) => Some(*retransmissions),
+            _ => None,
+        };
+        actions.iter().filter_map(of).collect()
+    };
+    let rejected = || Control::Rejected { parcel: 1, reason: "no".into() };
+    for answer in [Control::Accepted { parcel: 1 }, rejected(), Control::Closed { parcel: 1 }] {
+        let mut client = sending(MS);
+        client.observe(Some(3));
+        client.sent(1, Ok(Span { start: MS, end: 2 * MS }));
+        assert_eq!(counted(&client_actions(&mut client)), [], "not yet");
+        client.observe(Some(7));
+        client.control(3 * MS, answer.clone());
+        assert_eq!(counted(&client_actions(&mut client)), [Some(7)], "{answer:?}");
+        client.observe(Some(9));
+        client.control(4 * MS, answer.clone());
+        assert_eq!(counted(&client_actions(&mut client)), [Some(2)], "{answer:?}");
+        client.observe(None);
+        client.control(5 * MS, answer.clone());
+        assert_eq!(counted(&client_actions(&mut client)), [None], "{answer:?}");
+    }
 }
 
 #[test]
@@ -366,7 +387,7 @@ fn what_was_granted_on_a_broken_link_is_forgotten() {
     let_in(&mut client, 3 * MS);
     client.control(4 * MS, grant());
     client_actions(&mut client);
-    client.sent(1, Ok(Span { start: MS, end: 2 * MS }), None);
+    client.sent(1, Ok(Span { start: MS, end: 2 * MS }));
     let actions = client_actions(&mut client);
     assert_eq!((ends(&actions), sends(&actions)), (1, false));
 }

@@ -80,6 +80,13 @@ impl Server {
         self.with(|s| Ok(list(serde_json::to_string(&s.departed()))))
     }
 
+    /// Segments retransmitted so far on the way to each client (`down`) and by it (`up`), as a JSON object of names; null
+    /// where a transport cannot tell. Waits for at most `timeout` seconds for clients that have yet to say so.
+    fn resent(&self, py: Python<'_>, timeout: f64) -> PyResult<String> {
+        let limit = crate::limit(Some(timeout)).unwrap_or_default();
+        self.with(|s| Ok(py.detach(|| s.resent(limit))))
+    }
+
     /// A client's process has ended for good, for that reason: rounds no longer wait for it.
     #[pyo3(signature = (client, why=""))]
     fn forget(&self, client: &str, why: &str) -> PyResult<()> {

@@ -152,6 +152,14 @@ impl TaskServer {
         Ok(list(serde_json::to_string(&self.inner.get()?.departed())))
     }
 
+    /// Segments retransmitted so far on the way to each member (`down`) and by it (`up`), as a JSON object of names; null
+    /// where a transport cannot tell. Waits for at most `timeout` seconds for members that have yet to say so.
+    fn resent(&self, py: Python<'_>, timeout: f64) -> PyResult<String> {
+        let limit = crate::limit(Some(timeout)).unwrap_or_default();
+        let server = self.inner.get()?;
+        Ok(py.detach(|| server.resent(limit)))
+    }
+
     /// A member's process has ended for good, for that reason.
     #[pyo3(signature = (member, why=""))]
     fn forget(&self, member: &str, why: &str) -> PyResult<()> {

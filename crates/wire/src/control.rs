@@ -23,7 +23,7 @@ pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON, MAX_URL};
 use crate::{text, Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
-pub const VERSIONS: (u16, u16) = (7, 7);
+pub const VERSIONS: (u16, u16) = (8, 8);
 /// Most separate holes one message names; more are asked for in a further pass.
 pub const MAX_HOLES: usize = 4096;
 /// Most separate holes a [`Hello`] names, so that it has no more than [`crate::MAX_HELLO`] bytes.
@@ -62,8 +62,6 @@ pub enum Control {
         parcel: u32,
         /// When sending began and ended, in microseconds of the sender's clock.
         sent: Interval,
-        /// Segments retransmitted meanwhile, where the transport can tell.
-        retransmissions: Option<u64>,
     },
     /// Receiver: send these ranges now. They have not been sent yet, did not come, or came damaged.
     Grant {
@@ -145,6 +143,26 @@ pub enum Control {
         #[serde(deserialize_with = "text::urls")]
         urls: Vec<String>,
     },
+    /// Client, once the server has answered its parcel ([`Control::settles`]): what its transport retransmitted. Bytes that
+    /// the client's kernel only holds when the last one is handed to it are on their way or here by then.
+    Counted {
+        /// The parcel's number.
+        parcel: u32,
+        /// Segments retransmitted since it last said so, over all its links; `None` where the transport cannot tell.
+        retransmissions: Option<u64>,
+    },
+}
+
+impl Control {
+    /// The number of the parcel, if this is a receiver's last word on it.
+    pub fn settles(&self) -> Option<u32> {
+        match self {
+            Self::Accepted { parcel } | Self::Rejected { parcel, .. } | Self::Closed { parcel } => {
+                Some(*parcel)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// First message of a connection.

@@ -13,6 +13,7 @@ from thalweg.apps import seed_all
 from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
 from thalweg.job.attendance import Attendance
+from thalweg.job.resent import resent
 from thalweg.job.session import Session
 from thalweg.machine import grace
 from thalweg.plan.bound import Bound
@@ -225,6 +226,7 @@ def recorded(
     progress.note(f"record: {record.path}")
     try:
         yield record
+        record.note(resent=resent(server, 1))
         done = sum(1 for _ in record.rounds())
         record.replan(record.plan.merge({"job.rounds": max(1, done)}))
         record.finish("complete")

@@ -18,6 +18,7 @@ from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.ending import RUN, end_badly
 from thalweg.job.exposing import exposing
 from thalweg.job.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
+from thalweg.job.resent import resent
 from thalweg.job.session import SERVER
 from thalweg.job.tree import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
@@ -160,6 +161,7 @@ class Host:
         self.tree.update(live.system(self.plan) | found if found else {})
         if self.tree:
             self.record.note(tree=self.tree)
+        self.record.note(resent=resent(self.server, self.first))
         self.attendance.departed(json.loads(self.server.departed()))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)

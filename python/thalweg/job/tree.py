@@ -51,6 +51,9 @@ class Serving(Protocol):
     def departed(self) -> str:
         """Return clients that are not connected any more, as JSON."""
 
+    def resent(self, timeout: float) -> str:
+        """Return the segments retransmitted on the way to each client and by it, as JSON."""
+
     def forget(self, client: str, why: str = "") -> None:
         """Wait no more for a client whose process has ended."""
 
@@ -353,6 +356,10 @@ class Tree:
             lost = [[client, node.gone, False] for client in node.clients]
             found += lost if node.gone is not None else node.state.get("departed", [])
         return json.dumps(found)
+
+    def resent(self, timeout: float) -> str:
+        """Return nothing: a tree's links are its nodes', and only their transfers are counted."""
+        return "{}"
 
     def forget(self, client: str, why: str = "") -> None:
         """Wait no more for a client whose process has ended."""

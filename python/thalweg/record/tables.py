@@ -74,7 +74,12 @@ TRANSFERS: Final = (
     Column("send_end", "float64", "last byte given to the transport"),
     Column("receive_start", "float64", "first byte of the update received"),
     Column("receive_end", "float64", "last byte of the update received"),
-    Column("retransmissions", "uint64", "segments the sender sent again; null where nobody counts them"),
+    Column(
+        "retransmissions",
+        "uint64",
+        "segments (of ltp: chunks) that the sender sent again, counted when the receiver has confirmed it; what is "
+        "told after the round's end is in the sender's next transfer; null where nobody counts them",
+    ),
     Column("congestion_control", "string", "of the sender's connection, as its kernel names it"),
     Column("duplicates", "uint64", "chunks that came more than once"),
     Column("corrupt", "uint64", "chunks that came damaged"),

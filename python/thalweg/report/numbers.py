@@ -242,8 +242,16 @@ def parties(run: Run) -> list[dict[str, Any]]:
 
 
 def retransmissions(run: Run, each: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the segments sent again: those of updates, or where nobody counted these, of all parties."""
-    counted = total(row["retransmissions"] for row in each)
+    """Return the segments sent again in a run.
+
+    The links' senders count them until the last transfer was confirmed (``resent`` in the manifest). Of a record
+    without that it is the sum of its transfers, and where nobody counts, what the emulated hosts sent again.
+    """
+    resent = _object(run.manifest.get("resent"))
+    told = total(count for count in (resent.get("down"), resent.get("up")) if isinstance(count, int))
+    first = resent.get("first") if told is not None else None
+    before = [row["retransmissions"] for row in each if not isinstance(first, int) or row["round"] < first]
+    counted = total([told, *before])
     return total(row["retransmitted_segments"] for row in run.parties) if counted is None else counted
 
 

@@ -260,7 +260,7 @@ impl Node {
         let span = outcome.unwrap_or(Span { start: now, end: now });
         let sent = Interval { start: micros(span.start), end: micros(span.end) };
         for _ in 0..peer.out.sent() {
-            self.tell(place, Control::End { parcel: round, sent, retransmissions: None });
+            self.tell(place, Control::End { parcel: round, sent });
         }
         self.send_next(place);
         self.advance(now);

@@ -106,6 +106,9 @@ pub(crate) struct Dial<P> {
     retries: u32,
     jitter: u64,
     received: u64,
+    /// Segments retransmitted over all links, as far as is known, and those of them that the server was told of.
+    resent: Option<u64>,
+    counted: u64,
     actions: VecDeque<ClientAction<P>>,
     done: bool,
     way: Way,
@@ -151,6 +154,8 @@ impl<P> Dial<P> {
             retries: 0,
             jitter: seed,
             received: 0,
+            resent: None,
+            counted: 0,
             actions,
             done: false,
             way: Way::default(),
@@ -266,10 +271,28 @@ impl<P> Dial<P> {
             Control::Ping { clock, .. } if link.welcomed => self.send(Control::Pong { clock }),
             Control::Elsewhere { url } if link.greeted => return self.elsewhere(now, url),
             Control::Others { urls } if link.welcomed => self.way.others = urls,
-            message if link.welcomed => return Heard::Message(message),
+            message if link.welcomed => {
+                if let Some(parcel) = message.settles().filter(|_| self.purpose != Purpose::Graph) {
+                    self.count(parcel);
+                }
+                return Heard::Message(message);
+            }
             _ => {}
         }
         Heard::Nothing
+    }
+
+    /// How many segments were retransmitted so far over all links; to be told before a message that settles a parcel.
+    pub fn observe(&mut self, retransmissions: Option<u64>) {
+        self.resent = retransmissions;
+    }
+
+    /// Tells the server what was retransmitted since it last heard.
+    fn count(&mut self, parcel: u32) {
+        let counted = self.counted;
+        self.counted = self.resent.unwrap_or(counted).max(counted);
+        let retransmissions = self.resent.map(|now| now.saturating_sub(counted));
+        self.send(Control::Counted { parcel, retransmissions });
     }
 
     fn challenged(&mut self, challenge: Challenge) {
@@ -477,6 +500,11 @@ macro_rules! dial_methods {
         /// The server could not be reached.
         pub fn unreachable(&mut self, now: $crate::Time, reason: &str, may_retry: bool) {
             self.dial.unreachable(now, reason, may_retry);
+        }
+
+        /// How many segments were retransmitted so far over all links; to be told before a message that settles a parcel.
+        pub fn observe(&mut self, retransmissions: Option<u64>) {
+            self.dial.observe(retransmissions);
         }
 
         /// The link has ended.

@@ -7,7 +7,7 @@ use thalweg_wire::text::{check_name, plain, MAX_REASON};
 use thalweg_wire::{LayoutHash, Ranges};
 
 use super::{Liveness, Session, LEAST_HEARTBEAT};
-use crate::transfer::Carried;
+use crate::transfer::{both, Carried};
 use crate::{micros, Time};
 
 /// A connection, numbered by the caller; never used twice.
@@ -40,6 +40,21 @@ pub struct Traffic {
     pub records_lost: Option<u64>,
     /// Segments retransmitted by the server.
     pub retransmissions: Option<u64>,
+}
+
+/// Segments that a sender's transport retransmitted. `None` where it cannot tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Resent {
+    /// Since the sender was first here.
+    pub total: Option<u64>,
+    /// Those of them that belong to no transfer yet.
+    pending: Option<u64>,
+}
+
+impl Resent {
+    fn add(&mut self, more: Option<u64>) {
+        (self.total, self.pending) = (both(self.total, more), both(self.pending, more));
+    }
 }
 
 /// What a server's driver has to do. `P` is what only its policy asks for.
@@ -118,6 +133,11 @@ pub(crate) struct Member<M> {
     pub gone: bool,
     /// Why its last link ended.
     pub parting: Option<String>,
+    /// Segments retransmitted on the way to it, and by it.
+    pub down: Resent,
+    pub up: Resent,
+    /// It has yet to say what it retransmitted of a parcel that was answered.
+    uncounted: bool,
     pub own: M,
 }
 
@@ -143,6 +163,8 @@ pub(crate) struct Served<L> {
     pub offset: i64,
     pub traffic: Traffic,
     base: Traffic,
+    /// Segments retransmitted that were counted.
+    resent: u64,
     /// When the policy wants to look at this link again.
     wake: Option<Time>,
     /// When this link is looked at next, as [`Roster::timers`] has it.
@@ -178,9 +200,10 @@ impl<L> Served<L> {
         Carried { wire, copied, records_lost: None }
     }
 
-    /// Segments retransmitted since [`Served::count_anew`].
-    pub fn retransmitted(&self) -> Option<u64> {
-        Some(self.traffic.retransmissions?.saturating_sub(self.base.retransmissions.unwrap_or(0)))
+    /// Segments retransmitted since the last call.
+    fn retransmitted(&mut self) -> Option<u64> {
+        let now = self.traffic.retransmissions?;
+        Some(now.saturating_sub(std::mem::replace(&mut self.resent, now)))
     }
 
     fn due(&self, heartbeat: Time) -> Time {
@@ -324,6 +347,11 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     }
 
     pub(crate) fn send(&mut self, link: LinkId, message: Control) {
+        // A node of a graph keeps no such count.
+        let counts = message.settles().is_some() && self.config.purpose != Purpose::Graph;
+        if let Some(number) = self.member_at(link).filter(|_| counts) {
+            self.members.entry(number).and_modify(|member| member.uncounted = true);
+        }
         self.actions.push_back(Action::Send { link, message });
     }
 
@@ -352,6 +380,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             offset: 0,
             traffic: Traffic::default(),
             base: Traffic::default(),
+            resent: 0,
             wake: None,
             timer: Time::MAX,
             own: L::default(),
@@ -449,7 +478,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     fn insert(&mut self, name: &str, instance: u64) -> u32 {
         let number = self.members.last_key_value().map_or(1, |(last, _)| last + 1);
         let (link, gone, parting, own) = (None, false, None, M::default());
-        let member = Member { name: name.into(), instance, link, gone, parting, own };
+        let (down, up, uncounted) = (Resent::default(), Resent::default(), false);
+        let member = Member { name: name.into(), instance, link, gone, parting, down, up, uncounted, own };
         self.members.insert(number, member);
         self.names.insert(name.into(), number);
         number
@@ -467,9 +497,55 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             (Some(_), Control::Hello(_)) => return Said::Senseless("a second Hello on one connection"),
             (Some(_), Control::Ping { clock, received }) => self.ping(now, link, clock, received),
             (Some(_), Control::Pong { .. }) => {}
-            (Some(sender), message) => return Said::Message(sender, message),
+            (Some(sender), message) => {
+                self.count(link, sender, &message);
+                return Said::Message(sender, message);
+            }
         }
         Said::Nothing
+    }
+
+    /// Counts what was retransmitted once a receiver has confirmed a parcel: earlier, bytes only lie in the kernel's buffer.
+    fn count(&mut self, link: LinkId, sender: u32, message: &Control) {
+        match message {
+            Control::Received { .. } => self.count_down(link),
+            Control::Counted { retransmissions, .. } => {
+                if let Some(member) = self.members.get_mut(&sender) {
+                    member.up.add(*retransmissions);
+                    member.uncounted = false;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn count_down(&mut self, link: LinkId) {
+        let Some(served) = self.links.get_mut(&link) else { return };
+        let again = served.retransmitted();
+        if let Some(member) = served.member.and_then(|number| self.members.get_mut(&number)) {
+            member.down.add(again);
+        }
+    }
+
+    /// What was retransmitted on the way to a member and belongs to no transfer yet; now it does.
+    pub(crate) fn resent_down(&mut self, number: u32) -> Option<u64> {
+        self.members.get_mut(&number)?.down.pending.take()
+    }
+
+    /// The same of what a member retransmitted.
+    pub(crate) fn resent_up(&mut self, number: u32) -> Option<u64> {
+        self.members.get_mut(&number)?.up.pending.take()
+    }
+
+    /// How many members have yet to say what they retransmitted of a parcel that was answered.
+    pub(crate) fn uncounted(&self) -> usize {
+        self.members.values().filter(|member| member.uncounted && member.link.is_some()).count()
+    }
+
+    /// What was retransmitted so far on the way to each member, and by it.
+    pub(crate) fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
+        self.links().into_iter().for_each(|link| self.count_down(link));
+        self.members.values().map(|m| (m.name.clone(), m.down.total, m.up.total)).collect()
     }
 
     /// A heartbeat of a client: it has received so many bytes in all.
@@ -567,6 +643,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
 
     /// A link has ended, or is ended by us. The caller tells [`Roster::left`] once it has seen to what that means.
     pub(crate) fn drop_link(&mut self, link: LinkId, reason: &str) -> Option<Dropped<L>> {
+        self.count_down(link);
         let served = self.links.remove(&link)?;
         self.timers.remove(&(served.timer, link));
         let of = served.member.filter(|number| self.link_of(*number) == Some(link));
@@ -613,6 +690,16 @@ macro_rules! roster_methods {
         /// Members that were here and are not connected, each with why its link ended and whether it left for good.
         pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
             self.roster.departed()
+        }
+
+        /// How many members have yet to say what they retransmitted of a parcel that was answered.
+        pub fn uncounted(&self) -> usize {
+            self.roster.uncounted()
+        }
+
+        /// Segments retransmitted so far on the way to each member, and by it; `None` where a transport cannot tell.
+        pub fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
+            self.roster.resent()
         }
 
         /// Whether the client at the other end has been let in, and not out again.

@@ -283,7 +283,7 @@ impl Client {
     }
 
     /// The ranges asked for have been sent, or `Err` why not.
-    pub fn sent(&mut self, round: u32, outcome: Result<Span, String>, retransmissions: Option<u64>) {
+    pub fn sent(&mut self, round: u32, outcome: Result<Span, String>) {
         let Phase::Submitting(submission) = &mut self.phase else { return };
         if submission.round != round || !submission.out.is_sending() {
             return; // of a link or a submission that is over
@@ -291,10 +291,7 @@ impl Client {
         let ends = submission.out.sent();
         let Ok(span) = outcome else { return submission.out.forget() };
         let sent = Interval { start: micros(span.start), end: micros(span.end) };
-        for answered in 0..ends {
-            let retransmissions = retransmissions.map(|n| if answered == 0 { n } else { 0 });
-            self.dial.send(Control::End { parcel: round, sent, retransmissions });
-        }
+        (0..ends).for_each(|_| self.dial.send(Control::End { parcel: round, sent }));
         self.send_next();
     }
 

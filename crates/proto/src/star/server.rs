@@ -210,9 +210,8 @@ impl Server {
             }
             Control::Grant { parcel, wanted } => self.resend(now, link, parcel, &wanted),
             Control::Offer(update) => self.offered(now, link, sender, update),
-            Control::End { parcel, sent, retransmissions } => {
-                self.end(now, link, sender, parcel, sent, retransmissions);
-            }
+            Control::End { parcel, sent } => self.end(now, link, sender, parcel, sent),
+            Control::Counted { parcel, .. } => self.counted(sender, parcel),
             Control::Idle => self.idle(now, sender),
             Control::Bye { reason } => self.bye(now, link, sender, &reason),
             _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),

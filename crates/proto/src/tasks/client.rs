@@ -344,7 +344,7 @@ impl TaskClient {
     }
 
     /// The ranges asked for have been sent, or `Err` why not.
-    pub fn sent(&mut self, number: u32, outcome: Result<Span, String>, retransmissions: Option<u64>) {
+    pub fn sent(&mut self, number: u32, outcome: Result<Span, String>) {
         if self.sending != Some(number) {
             return; // of a link that is over
         }
@@ -354,10 +354,7 @@ impl TaskClient {
             match outcome {
                 Ok(span) => {
                     let sent = Interval { start: micros(span.start), end: micros(span.end) };
-                    for answered in 0..ends {
-                        let retransmissions = retransmissions.map(|n| if answered == 0 { n } else { 0 });
-                        self.dial.send(Control::End { parcel: number, sent, retransmissions });
-                    }
+                    (0..ends).for_each(|_| self.dial.send(Control::End { parcel: number, sent }));
                 }
                 Err(_) => out.forget(),
             }

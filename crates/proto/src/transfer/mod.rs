@@ -11,5 +11,5 @@ mod record;
 pub(crate) use self::incoming::{Incoming, Rule, Step};
 pub(crate) use self::outgoing::Outgoing;
 pub use self::reassembly::{Fit, Reassembly};
-pub(crate) use self::record::Carried;
+pub(crate) use self::record::{both, Carried};
 pub use self::record::{Direction, Span, Transfer};

@@ -52,7 +52,8 @@ pub struct Transfer {
     pub send: Option<Span>,
     /// When it was received.
     pub receive: Option<Span>,
-    /// Segments retransmitted by the sender.
+    /// Segments retransmitted by the sender until the receiver confirmed it. Those that were sent again, or counted, later
+    /// are in the sender's next transfer.
     pub retransmissions: Option<u64>,
     /// Chunks that came more than once.
     pub duplicates: u64,
@@ -124,9 +125,9 @@ impl Transfer {
 }
 
 /// The sum of what is known of two counts.
-fn both(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+pub(crate) fn both(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     match (one, other) {
         (None, None) => None,
-        (one, other) => Some(one.unwrap_or(0) + other.unwrap_or(0)),
+        (one, other) => Some(one.unwrap_or(0).saturating_add(other.unwrap_or(0))),
     }
 }

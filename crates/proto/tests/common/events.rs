@@ -124,7 +124,7 @@ impl World {
         let skew = client.profile.skew;
         if client.alive {
             let outcome = outcome.map(|s| Span { start: s.start + skew, end: s.end + skew });
-            client.machine.sent(round, outcome, None);
+            client.machine.sent(round, outcome);
             self.client_actions(index);
         }
     }

@@ -77,9 +77,7 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
     match kind {
         0..=4 => Control::Hello(hello(rng, layout)),
         5..=8 => offer(rng, layout, round),
-        9..=11 => {
-            Control::End { parcel: round, sent: interval(rng), retransmissions: rng.chance(0.5).then_some(3) }
-        }
+        9..=11 => Control::End { parcel: round, sent: interval(rng) },
         12 => Control::Received {
             parcel: round,
             received: interval(rng),

@@ -244,7 +244,7 @@ impl TaskWorld {
             Event::Sent { link, round, outcome, .. } => {
                 let index = self.net.client_of(link);
                 if self.members[index].alive && self.members[index].link == Some(link) {
-                    self.members[index].machine.sent(round, outcome, None);
+                    self.members[index].machine.sent(round, outcome);
                     self.client_actions(index);
                 }
             }

@@ -60,7 +60,7 @@ fn message(rng: &mut Rng) -> Control {
             allowances: Vec::new(),
         }),
         6 => Control::Grant { parcel, wanted: ranges(rng) },
-        7 => Control::End { parcel, sent: interval, retransmissions: None },
+        7 => Control::End { parcel, sent: interval },
         8 => Control::Received { parcel, received: interval, duplicates: rng.next(), missing: rng.next() },
         9 => Control::Closed { parcel },
         10 => Control::Ping { clock: rng.next(), received: rng.next() },

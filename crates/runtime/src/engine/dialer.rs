@@ -1,5 +1,6 @@
 //! Drives a machine that dials: connects, reads, sends its answers, comes back, tells the time.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,8 @@ pub(crate) trait DialerMachine: Send + 'static {
     fn control(&mut self, now: Time, message: Control);
     fn closed(&mut self, now: Time, reason: &str);
     fn held(&mut self, now: Time);
-    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>, retransmissions: Option<u64>);
+    fn observe(&mut self, retransmissions: Option<u64>);
+    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>);
     fn proven(&mut self, now: Time, proof: Option<Proof>);
     fn nonce(&self) -> Option<Nonce>;
     fn known_as(&self) -> Option<KnownAs>;
@@ -78,8 +80,11 @@ macro_rules! dialer_machine {
             fn held(&mut self, now: Time) {
                 <$machine>::held(self, now);
             }
-            fn sent(&mut self, parcel: u32, outcome: Result<Span, String>, retransmissions: Option<u64>) {
-                <$machine>::sent(self, parcel, outcome, retransmissions);
+            fn observe(&mut self, retransmissions: Option<u64>) {
+                <$machine>::observe(self, retransmissions);
+            }
+            fn sent(&mut self, parcel: u32, outcome: Result<Span, String>) {
+                <$machine>::sent(self, parcel, outcome);
             }
             fn proven(&mut self, now: Time, proof: Option<Proof>) {
                 <$machine>::proven(self, now, proof);
@@ -213,6 +218,8 @@ pub(crate) struct Dialer<P: DialerPolicy> {
     generations: Mutex<u64>,
     /// What is being sent, of which parcel.
     cancel: Mutex<(u32, Cancel)>,
+    /// Segments retransmitted on links that are over.
+    resent: AtomicU64,
     wake: Notify,
     /// Whether the machine is done and all that it asked for has been performed.
     driven: watch::Sender<bool>,
@@ -236,6 +243,7 @@ impl<P: DialerPolicy> Dialer<P> {
             connection: watch::Sender::new(None),
             generations: Mutex::default(),
             cancel: Mutex::default(),
+            resent: AtomicU64::new(0),
             wake: Notify::new(),
             driven: watch::Sender::new(false),
             waiting: Mutex::default(),
@@ -383,11 +391,11 @@ impl<P: DialerPolicy> Dialer<P> {
         let prepared = self.prepare(parcel, wanted);
         let dialer = self.clone();
         self.crew.spawn(async move {
-            let (outcome, again) = match prepared {
+            let outcome = match prepared {
                 Ok((link, update)) => dialer.send(&link, &update).await,
-                Err(reason) => (Err(reason), None),
+                Err(reason) => Err(reason),
             };
-            lock(&dialer.machine).sent(parcel, outcome, again);
+            lock(&dialer.machine).sent(parcel, outcome);
             dialer.wake();
         });
     }
@@ -408,14 +416,17 @@ impl<P: DialerPolicy> Dialer<P> {
         Ok((link, if detached { update.detached() } else { update }))
     }
 
-    async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> (Result<Span, String>, Option<u64>) {
-        let before = link.counters().retransmissions;
+    /// Segments retransmitted over all links up to this one.
+    fn retransmitted(&self, link: &Arc<dyn Link>) -> Option<u64> {
+        Some(link.counters().retransmissions? + self.resent.load(Ordering::Relaxed))
+    }
+
+    async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> Result<Span, String> {
         let report = link.send_update(update).await;
         update.cancel().cancel(); // ends the loan
-        let again = link.counters().retransmissions.map(|n| n.saturating_sub(before.unwrap_or(0)));
         let at = |instant: Instant| instant.saturating_duration_since(self.started);
         let span = report.map(|r| Span { start: at(r.started), end: at(r.ended) });
-        (span.map_err(|e| e.to_string()), again)
+        span.map_err(|e| e.to_string())
     }
 }
 
@@ -482,9 +493,15 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
             dialer.fail(&reason);
             break reason;
         }
-        lock(&dialer.machine).control(dialer.now(), message);
+        let mut machine = lock(&dialer.machine);
+        if message.settles().is_some() {
+            machine.observe(dialer.retransmitted(&link));
+        }
+        machine.control(dialer.now(), message);
+        drop(machine);
         dialer.wake();
     };
+    dialer.resent.fetch_add(link.counters().retransmissions.unwrap_or(0), Ordering::Relaxed);
     drop(holding); // another link may follow
     link.close().await;
     let was_ours = dialer.connection.send_if_modified(|connection| {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use serde_json::{json, Value};
 use thalweg_proto::{Action, Admission, LinkId, Span, Time, Traffic};
 use thalweg_transport::{
     Address, Bounds, Cancel, ErrorKind, Link, Listener, Lobby, Options, Outgoing, Pending, SendReport, Sink,
@@ -51,6 +52,8 @@ pub(crate) trait HubMachine: Send + 'static {
     fn timeout(&mut self, now: Time);
     fn finish(&mut self, now: Time, reason: &str);
     fn forget(&mut self, now: Time, client: &str, why: &str);
+    fn uncounted(&self) -> usize;
+    fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)>;
     fn connected_count(&self) -> usize;
     fn clients(&self) -> Vec<String>;
     fn away(&self) -> Vec<(String, String, bool)>;
@@ -97,6 +100,12 @@ macro_rules! hub_machine {
             }
             fn forget(&mut self, now: Time, client: &str, why: &str) {
                 <$machine>::forget(self, now, client, why);
+            }
+            fn uncounted(&self) -> usize {
+                <$machine>::uncounted(self)
+            }
+            fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
+                <$machine>::resent(self)
             }
             fn connected_count(&self) -> usize {
                 <$machine>::connected_count(self)
@@ -364,6 +373,25 @@ impl<P: HubPolicy> Hub<P> {
     pub fn traffic(&self) -> (u64, u64) {
         let counters = lock(&self.links).values().map(|outbox| outbox.link().counters()).collect::<Vec<_>>();
         counters.iter().fold((0, 0), |(sent, received), c| (sent + c.sent, received + c.received))
+    }
+
+    /// Segments retransmitted so far on the way to each client, and by it, as a JSON object of names. Waits for at most `limit`
+    /// for clients that have yet to say so of an update that was answered.
+    pub fn resent(&self, limit: Duration) -> String {
+        let deadline = Instant::now() + limit;
+        let all = || (lock(&self.machine).uncounted() == 0).then_some(());
+        while self.wait_for(deadline.saturating_duration_since(Instant::now()), all).is_none() {
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        let links: Vec<(LinkId, Arc<dyn Link>)> =
+            lock(&self.links).iter().map(|(id, outbox)| (*id, outbox.link().clone())).collect();
+        let mut machine = lock(&self.machine);
+        links.iter().for_each(|(id, link)| Self::observe(&mut machine, *id, link));
+        let resent =
+            machine.resent().into_iter().map(|(name, down, up)| (name, json!({"down": down, "up": up})));
+        Value::Object(resent.collect()).to_string()
     }
 
     /// Closes the links to which anything is being sent.

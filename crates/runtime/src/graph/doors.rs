@@ -220,6 +220,12 @@ impl HubMachine for Accepted {
     fn forget(&mut self, now: Time, client: &str, why: &str) {
         self.0.tell(|node| node.forget(now, client, why));
     }
+    fn uncounted(&self) -> usize {
+        0
+    }
+    fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
+        Vec::new()
+    }
     fn connected_count(&self) -> usize {
         self.0.look(proto::Node::connected_count)
     }
@@ -300,7 +306,8 @@ impl DialerMachine for Dialled {
     fn held(&mut self, now: Time) {
         self.shared.tell(|node| node.dial_held(now, self.place));
     }
-    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>, _retransmissions: Option<u64>) {
+    fn observe(&mut self, _retransmissions: Option<u64>) {}
+    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>) {
         let now = self.shared.now();
         self.shared.tell(|node| node.dial_sent(now, self.place, parcel, outcome));
         self.shared.announce();

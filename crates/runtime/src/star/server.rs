@@ -180,6 +180,12 @@ impl Server {
         self.hub.as_ref().map(|hub| hub.away()).unwrap_or_default()
     }
 
+    /// Segments retransmitted so far on the way to each client (`down`) and by it (`up`), as a JSON object of names; null where
+    /// a transport cannot tell. Waits for at most `limit` for clients that have yet to say so.
+    pub fn resent(&self, limit: Duration) -> String {
+        self.hub.as_ref().map_or_else(|| "{}".into(), |hub| hub.resent(limit))
+    }
+
     /// What worker processes have done so far, as JSON; `None` if there are none.
     pub fn tree(&self) -> Option<String> {
         let hub = self.hub.as_ref()?;

@@ -170,6 +170,12 @@ impl TaskServer {
         self.hub.away()
     }
 
+    /// Segments retransmitted so far on the way to each member (`down`) and by it (`up`), as a JSON object of names; null where
+    /// a transport cannot tell. Waits for at most `limit` for members that have yet to say so.
+    pub fn resent(&self, limit: Duration) -> String {
+        self.hub.resent(limit)
+    }
+
     /// Waits until `members` members are connected, the time is over, or `go_on` says no. Returns how many are.
     pub fn wait(&self, members: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         self.hub.wait_for_clients(members, limit, go_on)

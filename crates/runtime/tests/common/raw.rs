@@ -105,7 +105,7 @@ impl Raw {
     }
 
     pub fn end(&self, round: u32) {
-        self.say(&Control::End { parcel: round, sent: Interval { start: 0, end: 1 }, retransmissions: None });
+        self.say(&Control::End { parcel: round, sent: Interval { start: 0, end: 1 } });
     }
 
     /// How the update fared: `Err` is the reason of a refusal.

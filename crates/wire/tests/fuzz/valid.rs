@@ -90,10 +90,7 @@ pub fn control(dice: &mut Dice) -> Control {
             })
         }
         3 => Control::Refused { code: Refusal::Authentication, reason: dice.text(80) },
-        4 => {
-            let retransmissions = (dice.below(2) == 1).then(|| dice.number());
-            Control::End { parcel: round, sent: interval, retransmissions }
-        }
+        4 => Control::End { parcel: round, sent: interval },
         5 | 6 => Control::Grant { parcel: round, wanted: ranges(dice) },
         7 => Control::Received {
             parcel: round,

@@ -100,23 +100,18 @@ impl Server {
         let sent = self.roster.on_link(link, |served| {
             let model = served.own.as_mut().filter(|model| model.round == round && model.out.is_sending())?;
             let (since, ends) = (model.since, model.out.sent());
-            let again = served.retransmitted();
-            Some((since, ends, again, served.carried_down()))
+            Some((since, ends, served.carried_down()))
         });
-        let Some((since, ends, again, carried)) = sent.flatten() else { return };
+        let Some((since, ends, carried)) = sent.flatten() else { return };
         let Some(sender) = self.roster.member_at(link) else { return };
         let span = outcome.as_ref().map_or(Span { start: since, end: now }, |span| *span);
         if let Some(part) = self.part(sender, round) {
             part.down.carry(carried);
-            part.down.retransmitted(again);
             part.down.extend_send(span);
         }
         if outcome.is_ok() {
             let sent = Interval { start: micros(span.start), end: micros(span.end) };
-            for answered in 0..ends {
-                let retransmissions = again.map(|n| if answered == 0 { n } else { 0 });
-                self.roster.send(link, Control::End { parcel: round, sent, retransmissions });
-            }
+            (0..ends).for_each(|_| self.roster.send(link, Control::End { parcel: round, sent }));
         }
         self.send_next(now, link);
         self.end_turn(now, link);
@@ -162,6 +157,13 @@ impl Server {
         at: Interval,
         faults: (u64, u64),
     ) {
+        if self.part(sender, round).is_none() {
+            return;
+        }
+        let again = self.roster.resent_down(sender);
+        if let Some(part) = self.part(sender, round) {
+            part.down.retransmitted(again);
+        }
         let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) else { return };
         let heard = self.roster.on_link(link, |served| {
             served.download = None;

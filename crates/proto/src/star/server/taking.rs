@@ -96,20 +96,13 @@ impl Server {
         }
     }
 
-    pub(super) fn end(
-        &mut self,
-        now: Time,
-        link: LinkId,
-        sender: u32,
-        round: u32,
-        sent: Interval,
-        again: Option<u64>,
-    ) {
+    pub(super) fn end(&mut self, now: Time, link: LinkId, sender: u32, round: u32, sent: Interval) {
         let started = self.round.as_ref().map_or(now, |r| r.started);
         if self.part(sender, round).is_none_or(|part| part.state != State::Sending) {
             return;
         }
         let counted = self.roster.on_link(link, |served| (served.offset, served.carried_up()));
+        let again = self.roster.resent_up(sender);
         let Some(((offset, carried), part)) = counted.zip(self.part(sender, round)) else { return };
         part.up.carry(carried);
         part.up.retransmitted(again);
@@ -118,6 +111,17 @@ impl Server {
         self.roster.wake(link, settle);
         if over {
             self.conclude(now, link, sender, round);
+        }
+    }
+
+    /// A client has said what it retransmitted of an update. If its round is over, that is in its next update.
+    pub(super) fn counted(&mut self, sender: u32, round: u32) {
+        if self.part(sender, round).is_none() {
+            return;
+        }
+        let again = self.roster.resent_up(sender);
+        if let Some(part) = self.part(sender, round) {
+            part.up.retransmitted(again);
         }
     }
 

@@ -27,9 +27,8 @@ impl TaskServer {
                 self.received(now, link, sender, parcel, received, duplicates);
             }
             Control::Offer(result) => self.offered(now, link, sender, result),
-            Control::End { parcel, sent, retransmissions } => {
-                self.ended(now, link, sender, parcel, sent, retransmissions);
-            }
+            Control::End { parcel, sent } => self.ended(now, link, sender, parcel, sent),
+            Control::Counted { parcel, .. } => self.counted(sender, parcel),
             Control::Rejected { parcel, reason } => self.given_up(now, link, sender, parcel, reason),
             Control::Bye { reason } => {
                 let reason = format!("left: {reason}");
@@ -107,12 +106,14 @@ impl TaskServer {
     fn received(&mut self, now: Time, link: LinkId, sender: u32, number: u32, at: Interval, duplicates: u64) {
         let offset = self.roster.link(link).map_or(0, |served| served.offset);
         let Some(task) = self.tasks.get_mut(&number) else { return self.unknown(link, number) };
+        let again = task.parts.contains_key(&sender).then(|| self.roster.resent_down(sender)).flatten();
         let (bytes, id, started) = (task.plan.layout.bytes(), task.plan.bytes_id, task.started);
         let Some(part) = task.parts.get_mut(&sender) else { return self.unknown(link, number) };
         if part.stage >= Stage::Working {
             return;
         }
         (part.stage, part.known) = (Stage::Working, true);
+        part.down.retransmitted(again);
         if bytes > 0 {
             part.down.receive = Some(on_our_clock(at, offset, Span { start: started, end: now }));
             (part.down.bytes, part.down.duplicates, part.down.complete) = (bytes, duplicates, true);
@@ -198,24 +199,20 @@ impl TaskServer {
     pub fn sent(&mut self, now: Time, link: LinkId, number: u32, outcome: Result<Span, String>) {
         let sent = self.roster.on_link(link, |served| {
             let ours = served.own.sending == Some(number);
-            ours.then(|| (served.retransmitted(), served.carried_down()))
+            ours.then(|| served.carried_down())
         });
-        let Some((again, carried)) = sent.flatten() else { return };
+        let Some(carried) = sent.flatten() else { return };
         let Some(sender) = self.roster.member_at(link) else { return };
         let mut granted = false;
         if let Some(part) = self.part(number, sender) {
             let span = outcome.as_ref().map_or(Span { start: part.sent_at, end: now }, |span| *span);
             part.down.carry(carried);
-            part.down.retransmitted(again);
             part.down.extend_send(span);
             let ends = part.out.sent();
             granted = part.out.is_granted();
             // Of what was cut short, as when another member of its group gave up, the receiver asks for the rest.
             let sent = Interval { start: micros(span.start), end: micros(span.end) };
-            for answered in 0..ends {
-                let retransmissions = again.map(|n| if answered == 0 { n } else { 0 });
-                self.roster.send(link, Control::End { parcel: number, sent, retransmissions });
-            }
+            (0..ends).for_each(|_| self.roster.send(link, Control::End { parcel: number, sent }));
         }
         if granted {
             // What was granted of it meanwhile waits behind the others.

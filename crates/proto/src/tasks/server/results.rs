@@ -222,20 +222,13 @@ impl TaskServer {
     }
 
     /// All of a grant has been sent.
-    pub(super) fn ended(
-        &mut self,
-        now: Time,
-        link: LinkId,
-        sender: u32,
-        number: u32,
-        sent: Interval,
-        again: Option<u64>,
-    ) {
+    pub(super) fn ended(&mut self, now: Time, link: LinkId, sender: u32, number: u32, sent: Interval) {
         let started = self.tasks.get(&number).map_or(now, |task| task.started);
         if self.part(number, sender).is_none_or(|part| part.stage != Stage::Returning) {
             return;
         }
         let counted = self.roster.on_link(link, |served| (served.offset, served.carried_up()));
+        let again = self.roster.resent_up(sender);
         let Some(((offset, carried), part)) = counted.zip(self.part(number, sender)) else { return };
         part.up.carry(carried);
         part.up.retransmitted(again);
@@ -244,6 +237,17 @@ impl TaskServer {
             self.conclude(now, link, number, sender);
         }
         self.wake_to_settle(link, sender);
+    }
+
+    /// A member has said what it retransmitted of a result. If its task is over, that is in its next result.
+    pub(super) fn counted(&mut self, sender: u32, number: u32) {
+        if self.part(number, sender).is_none() {
+            return;
+        }
+        let again = self.roster.resent_up(sender);
+        if let Some(part) = self.part(number, sender) {
+            part.up.retransmitted(again);
+        }
     }
 
     /// Looks at a link again when chunks no longer trail behind the first of its results that has ended.
