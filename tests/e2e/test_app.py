@@ -117,7 +117,7 @@ def test_apps_in_one_process(result: Result) -> None:
 def test_an_app_is_compared_by_a_bench(result: Result, own: Path) -> None:
     (own / "compare.toml").write_text(
         'repetitions = 1\n[base]\napp = "own.py:App"\n[base.job]\nclients = 2\nrounds = 1\n'
-        '[matrix]\n"app.options.step" = [1.0, 2.0]\n"model.tensors" = [["head"], ["*"]]\n'
+        'evaluate = "server"\n[matrix]\n"app.options.step" = [1.0, 2.0]\n"model.tensors" = [["head"], ["*"]]\n'
     )
     found = result("bench", "compare.toml")
     assert (found["status"], found["failed"], len(found["cells"])) == ("complete", 0, 4)
@@ -140,7 +140,9 @@ def test_server_and_clients_take_apps(start: Start) -> None:
     code, out, err = server.end()
     assert code == 0, err
     assert json.loads(out)["update_bytes"] == 16
-    assert [entry["loss"] for entry in json.loads(out)["rounds"]] == [1.5, 3.0]
+    # The body stays with the clients, so they evaluate, each after its own training.
+    rounds = json.loads(out)["rounds"]
+    assert [(entry["loss"], entry["client_loss"]) for entry in rounds] == [(None, 1.5), (None, 3.0)]
     assert "tensors in an update: 1 of 2" in err
     for client in clients:
         code, out, err = client.end()
