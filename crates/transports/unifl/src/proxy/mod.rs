@@ -280,8 +280,14 @@ mod tests {
     fn what_to_do_about_the_cause_is_said_beside_the_other_way() {
         let at = SocketAddr::from(([10, 0, 0, 1], 9));
         let said = unmasked(at, "a TUN device: denied; run it as root").to_string();
-        assert!(said.ends_with("denied; run it as root, or give --plain for an ordinary TCP proxy"), "{said}");
+        assert!(
+            said.ends_with("denied; run it as root, or give --plain for an ordinary TCP proxy"),
+            "{said}"
+        );
         let said = unmasked(at, "the loopback loses nothing").to_string();
-        assert!(said.ends_with("the loopback loses nothing; give --plain for an ordinary TCP proxy"), "{said}");
+        assert!(
+            said.ends_with("the loopback loses nothing; give --plain for an ordinary TCP proxy"),
+            "{said}"
+        );
     }
 }
