@@ -45,7 +45,7 @@ def test_without_flower_the_mend_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(thalweg.flower, "version", absent)
-    with pytest.raises(PlanError, match=r"Flower is not installed.*pip install 'thalweg\[flower\]'"):
+    with pytest.raises(PlanError, match=r"Flower is not installed.*pip install 'flwr>="):
         thalweg.flower.require()
 
 

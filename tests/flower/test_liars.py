@@ -165,7 +165,10 @@ def test_a_reply_counts_by_its_arrival(monkeypatch: pytest.MonkeyPatch, folds: b
     members = {"anna": honest(1.0, 1), "ben": honest(4.0, 2), "slow": silent}
     found = ran(members, before_end=clock.move_on, folds=folds)
     assert found.check({"anna": 1.0, "ben": 4.0}) == ["anna", "ben"]
-    assert found.states() == {"anna": "whole", "ben": "whole", "slow": "lost"}
+    states = found.states()
+    assert (states["anna"], states["ben"]) == ("whole", "whole")
+    # It is given up and its message expires at the same time; either may be seen first.
+    assert states["slow"] in ("lost", "late")
 
 
 def _set_tensor(name: str, values: npt.NDArray[Any]) -> Lie:
