@@ -230,7 +230,7 @@ def test_urls_that_mean_nothing_are_refused(tmp_path: Path, url: str, said: str)
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"model": {"name": "payload:1MiB"}}, "no state to check-point"),
+        ({"model": {"name": "payload:1MiB"}}, "no checkpoints are written"),
         ({"job": {"graph": "ring"}}, "nodes of a graph keep their models in the record"),
         ({"record": {"checkpoint_to": "s3://key:secret@bucket/folder"}}, "has a key or a password"),
     ],

@@ -127,7 +127,10 @@ _TIMES: Final = Need(
 )
 _COMPUTES: Final = Need(lambda plan: plan.training.compute is not None, "training.compute does not say how long")
 _TRAINED: Final = Need(lambda plan: not plan.is_payload, "a payload is not trained")
-_KEPT: Final = Need(lambda plan: plan.checkpoint_every > 0, "record.checkpoint_every is 0")
+_KEPT: Final = Need(
+    lambda plan: plan.checkpoint_every > 0,
+    "no checkpoints are written (record.checkpoint_every is 0, the default of payloads)",
+)
 _TRAFFIC: Final = Need(
     lambda plan: plan.stress is not None and plan.stress.network is not None, "stress.network does not say how much"
 )
