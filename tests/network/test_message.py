@@ -44,7 +44,7 @@ def test_drawn_links_all_differ() -> None:
     ("text", "words"),
     [
         ("[network]\ntopology = 'bottleneck'\nrate = 9", "no topology = 'bottleneck'"),
-        ("[network]\n[network.broker]", "no [network.broker]"),
+        ("[transport]\nurl = 'mqtt'\n[network]\n[network.broker]", "no [network.broker]"),
         ("[network]\nmtu = 9000", "no mtu = 9000"),
         ("[network]\n[[network.changes]]\nat = 1\ndown = true", "no [[network.changes]]"),
     ],

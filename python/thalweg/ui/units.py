@@ -58,9 +58,9 @@ def parse_size(text: str) -> int:
 def parse_rate(text: str) -> int:
     """Return the bits a second that ``text`` (as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise.
 
-    Text without a unit is refused: whoever writes ``rate=100`` hardly means bits.
+    Text without a unit is refused, but for 0: whoever writes ``rate=100`` hardly means bits.
     """
-    if text.strip().isdecimal():
+    if text.strip().isdecimal() and int(text) > 0:
         said = text.strip()
         raise ValueError(f"{said!r} is not a rate with its unit ({said} what?), as {said}mbit or {said}bit")
     return PROFILES[text] if text in PROFILES else _parse(text, RATES, RATE_FORM)
