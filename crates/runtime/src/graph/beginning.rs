@@ -24,6 +24,14 @@ pub struct Upcoming {
 /// Weights as the machine takes them.
 type Listed = Vec<(String, f64)>;
 
+/// [`Upcoming`], checked: the own weight stands by itself.
+struct Checked {
+    round: u32,
+    own: f64,
+    weights: Listed,
+    then: Option<Vec<Listed>>,
+}
+
 impl Node {
     /// Gets to know neighbours: names and addresses. Those with a higher name are dialled. With the weights of its first
     /// iteration (`first`) the node takes chunks of neighbours that begin before it does.
@@ -43,7 +51,7 @@ impl Node {
                     ways.iter().zip(0_u64..).map(|((name, _), n)| node.meet(name, seed ^ n).map_err(bad));
                 let places = met.collect::<Result<Vec<_>, Error>>()?;
                 let expected =
-                    first.map(|(round, _, weights, then)| node.expect(round, &weights, then.as_deref()));
+                    first.map(|first| node.expect(first.round, &first.weights, first.then.as_deref()));
                 Ok::<_, Error>((places, expected.transpose().map_err(out_of_order)?.unwrap_or_default()))
             })?;
             self.shared.free(&stale);
@@ -76,16 +84,16 @@ impl Node {
         self.shared.folding.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An iteration's number, own weight and neighbours' weights, and those of the iterations after it.
-    fn checked(&self, upcoming: Upcoming) -> Result<(u32, f64, Listed, Option<Vec<Listed>>), Error> {
+    /// Checks the weights, and separates the own one.
+    fn checked(&self, upcoming: Upcoming) -> Result<Checked, Error> {
         let (own, weights) = self.split(upcoming.weights)?;
         let listed = |weights: Weights| self.split(weights).map(|(_, listed)| listed);
         let then = upcoming.then.map(|then| then.into_iter().map(listed).collect()).transpose()?;
-        Ok((upcoming.round, own, weights, then))
+        Ok(Checked { round: upcoming.round, own, weights, then })
     }
 
     /// Separates the own weight from the neighbours', and checks those.
-    fn split(&self, mut weights: Weights) -> Result<(f64, Vec<(String, f64)>), Error> {
+    fn split(&self, mut weights: Weights) -> Result<(f64, Listed), Error> {
         let own = weights.remove(&self.name);
         let possible = |weight: f64| (MIN_WEIGHT..=MAX_WEIGHT).contains(&weight);
         if let Some((name, weight)) = weights.iter().find(|(_, weight)| !possible(**weight)) {
@@ -128,7 +136,7 @@ impl Node {
         to: Option<&[String]>,
     ) -> Result<(), Error> {
         self.open()?;
-        let (round, own, weights, then) = self.checked(Upcoming { round, weights, then })?;
+        let Checked { round, own, weights, then } = self.checked(Upcoming { round, weights, then })?;
         let now = self.shared.now();
         {
             let _folding = self.folding_nothing();
