@@ -136,9 +136,7 @@ def command(
         forwarder = _core.Forwarder(json.dumps({**config, **limits}))
         listening = serving.listening(forwarder)
         emit(listening)
-    if not as_json:
-        observe(listening)
-    serving.serve(forwarder, observe)
+    serving.serve(forwarder, observe, first=None if as_json else listening)
 
 
 def _check(via: str | None, to: str | None) -> None:

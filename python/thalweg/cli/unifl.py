@@ -86,9 +86,7 @@ def proxy(
         proxy = _core.Proxy(config)
         listening = serving.listening(proxy)
         emit(listening)
-    if not as_json:
-        observe(listening)
-    serving.serve(proxy, observe)
+    serving.serve(proxy, observe, first=None if as_json else listening)
 
 
 def _say(text: str) -> None:

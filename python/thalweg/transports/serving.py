@@ -39,10 +39,17 @@ def listening(service: Service) -> dict[str, Any]:
     return event
 
 
-def serve(service: Service, observe: Callable[[Mapping[str, Any]], None]) -> None:
-    """Serve until a signal ends this command; ``observe`` hears of links and connections. Raises CoreError."""
+def serve(
+    service: Service, observe: Callable[[Mapping[str, Any]], None], *, first: Mapping[str, Any] | None = None
+) -> None:
+    """Serve until a signal ends this command; ``observe`` hears of links and connections. Raises CoreError.
+
+    It hears of ``first`` before them: whoever reads where the service listens may end it at once.
+    """
     try:
         with suppress(KeyboardInterrupt):
+            if first is not None:
+                observe(first)
             service.serve(lambda text: observe(json.loads(text)))
     finally:
         service.close()
