@@ -55,9 +55,7 @@ def test_a_run_has_a_broker_of_its_own(result: Run, tmp_path: Path, options: tup
 @pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
 def test_a_broker_with_a_host_of_its_own(result: Run, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
-    plan.write_text(
-        '[transport]\nurl = "mqtt"\n[network]\nrate = "100mbit"\n[network.broker]\nrate = "80mbit"\ndelay = "5ms"\n'
-    )
+    plan.write_text('[network]\nrate = "100mbit"\n[network.broker]\nrate = "80mbit"\ndelay = "5ms"\n')
     done = result("run", str(plan), "--transport", "mqtt", "--model", "payload:1MiB", "--clients", "2", "--rounds", "2")
     assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(2, True), (2, True)]
     record = tmp_path / done["record"]

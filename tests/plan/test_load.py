@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from thalweg import algorithms
+from thalweg.cli.plans import assemble
 from thalweg.errors import ModelError, PlanError, ThalwegError
 from thalweg.plan import Plan
 
@@ -252,3 +253,16 @@ def test_stress_and_network_are_none_unless_said() -> None:
     stress = Plan.loads("[stress]\ncpu = '99%'\ncpu_quota = '20%'\nnetwork = '250mbit'").stress
     assert stress is not None
     assert (stress.cpu, stress.cpu_quota, stress.network, stress.network_mode) == (99, 0.2, 250_000_000, "server")
+
+
+def test_what_goes_together_is_judged_when_the_options_are_there(tmp_path: Path) -> None:
+    """A key may need another that the command line gives; the values of both are checked at once."""
+    file = tmp_path / "plan.toml"
+    file.write_text('[network]\nrate = "100mbit"\n[network.broker]\nrate = "80mbit"\n')
+    with pytest.raises(PlanError, match=r"network\.broker means nothing"):
+        assemble(file, None, {})
+    plan = assemble(file, None, {"transport.url": "mqtt"})
+    assert plan.scheme == "mqtt"
+    file.write_text('[network]\nrate = "100"\n')
+    with pytest.raises(PlanError, match="100 what"):
+        assemble(file, None, {"transport.url": "mqtt"})

@@ -69,7 +69,7 @@ def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, obj
     from thalweg.plan import Plan
 
     if file is not None:
-        base = Plan.load(file)
+        base = Plan.load(file, complete=False)
     elif resume is not None:
         from thalweg.record import Record
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from thalweg import algorithms, models
 from thalweg.apps import computing
@@ -128,15 +128,19 @@ class Plan(Section):
         return given
 
     @model_validator(mode="after")
-    def _possible(self) -> Plan:
-        combinations.check(self)
+    def _possible(self, info: ValidationInfo) -> Plan:
+        if info.context is None or info.context["complete"]:
+            combinations.check(self)
         return self
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], source: str = "the plan") -> Plan:
-        """Return the plan in a table of sections. ``source`` names it in errors."""
+    def of(cls, table: Mapping[str, Any], source: str = "the plan", *, complete: bool = True) -> Plan:
+        """Return the plan in a table of sections. ``source`` names it in errors.
+
+        Of one that is not ``complete``, since options go over it, keys and values are checked, but not together.
+        """
         try:
-            return cls.model_validate(dict(table))
+            return cls.model_validate(dict(table), context={"complete": complete})
         except ValidationError as error:
             raise explain.plan_error(error, cls, source) from None
 
@@ -146,9 +150,9 @@ class Plan(Section):
         return cls.of(toml.loads(text, source), source)
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
-        """Return the plan in a file."""
-        return cls.of(read(path), str(path))
+    def load(cls, path: Path, *, complete: bool = True) -> Plan:
+        """Return the plan in a file; ``complete`` as ``of`` takes it."""
+        return cls.of(read(path), str(path), complete=complete)
 
     def given(self) -> dict[str, Any]:
         """Return what was said, as a table, without what is default."""
