@@ -1,4 +1,4 @@
-"""JSON from peers and from disk, read within bounds: bytes, depth, digits of integers, and finite numbers only."""
+"""Reads JSON from peers and records within bounds of bytes, depth and digits of integers; finite numbers only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-# Most bytes of a text, if the caller names no other bound: as much as a head on the wire has.
+# Most bytes of a text, if the caller names no other bound: the bound of a head on the wire.
 MOST_BYTES: Final = 1 << 20
-# Lists and objects around a value: the bound of pydantic's parser, which a test checks.
+# Most lists and objects around a value. It is the bound of pydantic's parser, which a test checks.
 MOST_DEPTH: Final = 200
-# Of an integer. Any number of at most so many digits can be made a float.
+# Most digits of an integer. Any integer within this bound can be converted to a float.
 MOST_DIGITS: Final = 40
 _BEYOND: Final = 10**MOST_DIGITS
-# Where a number may be too large. Text within quotes may look like it, so the values are then checked one by one.
+# Finds a number that may be too large. Text within quotes may match too, so after a match all values are checked.
 _MAYBE_TOO_LARGE: Final = re.compile(rb"[0-9]{%d}|[eE]\+?[0-9]{3}" % (MOST_DIGITS + 1))
 
 

@@ -137,7 +137,8 @@ class Plan(Section):
     def of(cls, table: Mapping[str, Any], source: str = "the plan", *, complete: bool = True) -> Plan:
         """Return the plan in a table of sections. ``source`` names it in errors.
 
-        Of one that is not ``complete``, since options go over it, keys and values are checked, but not together.
+        A table that is not ``complete`` gets more values from options: each key and value is checked, but not whether
+        they go together.
         """
         try:
             return cls.model_validate(dict(table), context={"complete": complete})

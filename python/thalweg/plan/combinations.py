@@ -49,7 +49,7 @@ def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
 
     ``entries`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
     """
-    # Not when it is read: the plan in the record of a Flower app's run says how many rounds there were.
+    # Checked here, and not when the plan is read: in a record of a Flower app, the plan has the rounds that there were.
     effects.check(plan)
     on_trees.check(plan)
     known = {entry["name"]: entry for entry in entries}

@@ -28,7 +28,7 @@ IN: Final = {
     "graph": "on a graph",
     "flower": "for a Flower app",
 }
-# What else makes a key mean something, by the job in which it does.
+# Ends the hint on a key: how to get the first job in which the key has an effect.
 INSTEAD: Final = {
     "star": ", or take a job with a server",
     "tree": ", or set aggregation.shape = 'tree'",
@@ -36,13 +36,13 @@ INSTEAD: Final = {
     "graph": ", or give job.graph",
     "flower": "",
 }
-# Sections that are also of `thalweg tree`, which runs nothing; only a run refuses their keys.
+# Sections that `thalweg tree` reads too. It runs nothing, so only a run refuses their keys.
 OF_TREES: Final = ("tree", "nodes")
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a plan must have for a key to have an effect: ``met``, and ``unmet``, the reason where it is not so."""
+    """What else a plan must have for a key to have an effect: ``met`` tests it, ``unmet`` is the reason if it fails."""
 
     met: Callable[[Plan], bool]
     unmet: str
@@ -50,29 +50,32 @@ class Need:
 
 @dataclass(frozen=True)
 class Line:
-    """Where a key has an effect: ``without`` has the jobs in which it has none, each with the reason."""
+    """Where a key has an effect: in all jobs but those of ``without``, which has a reason for each."""
 
     without: Mapping[str, str]
     need: Need | None = None
 
 
 def _but(need: Need | None = None, **without: str) -> Line:
-    """Return the line of a key that has an effect in all jobs but these."""
+    """Return the line of a key that has an effect in all jobs but those of ``without``, each with the reason."""
     return Line(without, need)
 
 
 def _served(graph: str, flower: str, need: Need | None = None) -> Line:
-    """Return the line of a key of jobs with a server of rounds."""
+    """Return the line of a key that needs a server of rounds, with the reasons for a graph and for a Flower app."""
     return Line({"graph": graph, "flower": flower}, need)
 
 
 def _mixed(why: str) -> Line:
-    """Return the line of a key of jobs with a graph."""
+    """Return the line of a key that has an effect on a graph only."""
     return Line({job: why for job in JOBS if job != "graph"})
 
 
 def _of_trees(nodes: str | None = None, tree: str | None = None, need: Need | None = None) -> Line:
-    """Return the line of a key of aggregation trees, and why one or several nodes have no use for it."""
+    """Return the line of a key of aggregation trees.
+
+    ``nodes`` and ``tree`` are the reasons if it has no effect with several nodes, or with one.
+    """
     folded = "the server folds updates itself"
     reasons = {"star": folded, "graph": "no server adds updates up", "flower": "workers do not fold its replies yet"}
     own = {"tree": tree, "nodes": nodes}
@@ -80,7 +83,7 @@ def _of_trees(nodes: str | None = None, tree: str | None = None, need: Need | No
 
 
 def _simulated(why: str) -> Line:
-    """Return the line of a key that `thalweg tree simulate` alone follows."""
+    """Return the line of a key that only `thalweg tree simulate` follows."""
     return _of_trees(nodes=why, tree=why)
 
 
@@ -93,7 +96,7 @@ def _has_leaves(plan: Plan) -> bool:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Whether what decides the number of workers makes a difference: without leaves, an autoscaler alone does."""
+    """Whether `tree.scaling` has an effect: a node has leaves, or an autoscaler decides its number of workers."""
     own = _tree(plan).model_copy(update={"scaling": None})
     return _has_leaves(plan) or switches(own)["scaling"] == "knative" or _is_scaled(plan)
 
@@ -327,12 +330,12 @@ def job_of(plan: Plan) -> str:
 
 
 def check(plan: Plan) -> None:
-    """Refuse keys that have no effect in a plan's job, all at once; those of trees are a run's. Raises PlanError."""
+    """Refuse all keys that have no effect in a plan's job, but those that ``check_tree`` looks at. Raises PlanError."""
     _refuse(plan, [path for path in LINES if path.partition(".")[0] not in OF_TREES])
 
 
 def check_tree(plan: Plan) -> None:
-    """Refuse keys of [tree] and [nodes] that a run of a plan does not follow, all at once. Raises PlanError."""
+    """Refuse all keys of [tree] and [nodes] that a run of a plan does not follow. Raises PlanError."""
     _refuse(plan, [path for path in LINES if path.partition(".")[0] in OF_TREES])
 
 
@@ -349,7 +352,7 @@ def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:
     """Yield why a key has no effect in a job, and what to do, if it has none."""
     line = LINES[path]
     if job in line.without:
-        # A Flower app stays one.
+        # The hint names another job, but not to a Flower app, which has no other.
         others = [other for other in JOBS if other not in line.without and job != "flower"]
         yield line.without[job], f"Remove {path}{INSTEAD[others[0]] if others else ''}"
     elif line.need is not None and not line.need.met(plan):

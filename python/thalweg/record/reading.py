@@ -1,7 +1,7 @@
-"""Reads files of records, which may be damaged or somebody else's, within bounds.
+"""Reads files of records within bounds, since they may be damaged or somebody else's.
 
-Only ordinary files are opened: a pipe in place of one would wait for a writer for ever. JSON has the bounds of
-``thalweg.bounded_json``, a line and a table a number of bytes.
+Only ordinary files are opened: opening a pipe in place of one would wait for a writer for ever. JSON has the bounds of
+``thalweg.bounded_json``; lines and tables have a bound of bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 # Most bytes of a JSON document, as a manifest. That of a run with 10,000 clients in its network has 10 MB.
 LONGEST_DOCUMENT: Final = 64 << 20
-# Of a line of a journal; a round of 10,000 clients has 20 MB.
+# Most bytes of a line of a journal. A round of 10,000 clients has 20 MB.
 LONGEST_LINE: Final = 128 << 20
-# Of a table in memory, however small its file is.
+# Most bytes of a table in memory, however small its compressed file is.
 LARGEST_TABLE: Final = 1 << 30
-# Of a table that are decoded at once: so many rows, fewer if its texts are long.
+# Most rows and bytes of a table that are decoded at once; long texts make the rows fewer.
 ROWS_AT_ONCE: Final = 1 << 16
 BYTES_AT_ONCE: Final = 256 << 20
 # Rounds are 32-bit numbers on the wire and in tables.

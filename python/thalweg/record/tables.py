@@ -77,8 +77,8 @@ TRANSFERS: Final = (
     Column(
         "retransmissions",
         "uint64",
-        "segments (of ltp: chunks) that the sender sent again, counted when the receiver has confirmed it; what is "
-        "told after the round's end is in the sender's next transfer; null where nobody counts them",
+        "segments (of ltp: chunks) that the sender sent again, counted when the receiver has confirmed it; a count "
+        "that comes after the round's end is in the sender's next transfer; null where nobody counts them",
     ),
     Column("congestion_control", "string", "of the sender's connection, as its kernel names it"),
     Column("duplicates", "uint64", "chunks that came more than once"),

@@ -1,6 +1,6 @@
-"""What nodes of a tree may answer their root and each other: each message's form, with bounds.
+"""The form, with bounds, of each answer that a node of a tree gives its root or another node.
 
-A node that answers in another form is lost with the reason. ``FORMS`` has the form of each thing that is asked.
+A node that answers in another form is lost with the reason. ``FORMS`` has the form of the answer to each request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from thalweg import _core
 from thalweg.bounded_json import JsonError
 
-# Bytes of a reason or a note, as the core bounds its own.
+# Most bytes of a reason or a note; the core has the same bound for its own.
 LONGEST_LINE: Final = 1300
-# The core's notes that wait at most, and one that says how many were left out.
+# The core keeps 1000 notes until they are read, and one more says how many were left out.
 MOST_NOTES: Final = 1001
 MOST_CLIENTS: Final = 1_000_000
-# Of weights and counts: what a float has exactly.
+# Most of a weight or a count: up to this a float has every whole number.
 LARGEST: Final = 2**53
 
 
@@ -48,7 +48,7 @@ class Nothing(Form):
 
 
 class Opened(Form):
-    """Of a node that listens for its clients."""
+    """Where a node listens for its clients."""
 
     address: Url
     reached: Url | None
@@ -57,21 +57,21 @@ class Opened(Form):
 
 
 class Percentiles(Form):
-    """Times of workers."""
+    """Percentiles of a time of a node's workers, in microseconds."""
 
     p50: Amount | None
     p99: Amount | None
 
 
 class Started(Form):
-    """How workers were started."""
+    """How many workers were started from the template process, and how many as new programs."""
 
     template: Count
     program: Count
 
 
 class Routed(Form):
-    """What the kernel counted of notes."""
+    """The kernel's counts of the workers' notes that it routed, and that it passed to the node."""
 
     routed: Count
     passed: Count
@@ -79,7 +79,7 @@ class Routed(Form):
 
 
 class Now(Form):
-    """What workers do at this moment."""
+    """What a node's workers are doing at this moment."""
 
     folds: Count
     ready: Count
@@ -114,7 +114,7 @@ class Workers(Form):
 
 
 class State(Form):
-    """Who is at a node."""
+    """The clients of a node, its notes, and what its workers have done."""
 
     clients: Annotated[list[Name], Field(max_length=MOST_CLIENTS)]
     # A list in JSON: name, why, and whether it left for good.
@@ -125,7 +125,7 @@ class State(Form):
 
 
 class Loss(Form):
-    """What did not come of a tensor."""
+    """How many bytes of a tensor did not arrive."""
 
     tensor: Line
     missing: Count
@@ -133,7 +133,7 @@ class Loss(Form):
 
 
 class Transfer(Form):
-    """A parcel's way."""
+    """One transfer of a model or an update."""
 
     round: Count
     client: Name
@@ -157,19 +157,19 @@ class Transfer(Form):
 
 
 class Participant(Form):
-    """What became of a client in a round."""
+    """A client in a round, and whether its update counts."""
 
     client: Name
     state: Literal["whole", "partial", "lost", "rejected", "late"]
     samples: Amount
-    #: The app's own, judged where they are kept.
+    #: The app's own; ``Intake`` checks them when the root keeps them.
     metrics: Any
     coverage: Annotated[int | float, Field(ge=0, le=1)]
     reason: Line | None
 
 
 class Stretch(Form):
-    """What a worker did for a while."""
+    """One piece of a worker's work, with its begin and end."""
 
     worker: Count
     what: Literal["start", "fold", "commit", "died", "mean", "sums"]
@@ -179,14 +179,14 @@ class Stretch(Form):
 
 
 class Timeline(Form):
-    """What workers did in a round."""
+    """The work of a node's workers in a round."""
 
     did: Annotated[list[Stretch], Field(max_length=2048)]
     left_out: Count
 
 
 class Fold(Form):
-    """What the fold of a node's round says."""
+    """How the node added up the updates of a round."""
 
     uncovered_bytes: Count | None
     completion_seconds: Seconds | None
@@ -213,7 +213,7 @@ class Outcome(Form):
 
 
 class Round(State):
-    """A node's part in a round; with ``sums`` it sends them, with ``held`` it has some."""
+    """A node's part in a round. ``held``: it has sums of updates; ``sums``: they come with this answer."""
 
     outcome: Outcome
     zero: Seconds
@@ -223,39 +223,39 @@ class Round(State):
 
 
 class Refusable(Form):
-    """Done, or refused for a reason."""
+    """A node did what it was asked, or refused it for a reason."""
 
     refused: Line | None = None
 
 
 class Taken(Refusable):
-    """Sums of another node were taken, or refused."""
+    """A top added another node's sums to its own, or refused them."""
 
     between: list[Transfer]
 
 
 class MeanFold(Form):
-    """What a top says of its mean."""
+    """How many bytes of a top's mean no update covers."""
 
     uncovered_bytes: Count | None
 
 
 class Mean(Form):
-    """A mean was taken; it comes as the answer's tensor."""
+    """A node computed the mean, which is the answer's tensor."""
 
     fold: MeanFold
     done: Seconds
 
 
 class Shared(Form):
-    """Sums of a part were taken from all nodes, but from those that were refused."""
+    """A node added up all nodes' sums of one part of the model, but for the ``refused`` ones."""
 
     refused: dict[Name, Line]
     between: list[Transfer]
 
 
 class Told(Form):
-    """Who has a part of the mean."""
+    """Which nodes have this node's part of the mean."""
 
     has: list[Name]
     between: list[Transfer]
@@ -287,7 +287,7 @@ FORMS: Final[Mapping[str, type[Form]]] = {
 
 
 def checked(asked: str, head: Any) -> dict[str, Any]:
-    """Return the answer to what was asked, which has its form. Raises JsonError, which says where it has not."""
+    """Return a node's answer to a request, if it has its form. Raises JsonError, which names the first wrong field."""
     try:
         return FORMS[asked].model_validate(head).model_dump(exclude_unset=True)
     except ValidationError as error:

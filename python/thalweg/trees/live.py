@@ -18,7 +18,7 @@ from thalweg.trees import tags
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Switches of the simulator alone: a node itself adds up its leaves' sums, so no worker takes over a next level's work.
+# Switches that only the simulator follows. In a run a node itself adds up its leaves' sums, so there is no next level.
 NOT_FOLLOWED: Final = ("reuse",)
 PROGRAM: Final = Path(__file__).with_name("aggregator.py")
 
@@ -122,9 +122,10 @@ def _autoscaler(tree: TreeSection) -> dict[str, Any]:
 def workers(plan: Plan) -> int:
     """Return how many workers the node has.
 
-    Those that share the bytes of updates are all bound by the same memory, so one is enough. Leaves fold whole updates.
-    In the planned hierarchy they are as many as a node's updates by the inputs of a leaf (LIFL section 5.2), and no
-    more than ``tree.workers``; with other scaling as many as that says. Without it, no more than there are cores.
+    With ``tree.split = "ranges"`` or flat levels, one is enough without ``tree.workers``: the memory's bandwidth bounds
+    all workers together. Otherwise leaves fold whole updates. A planned hierarchy has as many leaves as a node's
+    updates divided by the inputs of a leaf (LIFL section 5.2), and at most ``tree.workers``. With other scaling
+    ``tree.workers`` says how many. Without that key there are at most as many as cores.
     """
     tree = plan.tree or TreeSection()
     on = switches(tree)
