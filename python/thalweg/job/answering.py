@@ -1,8 +1,8 @@
-"""A small HTTP server that strangers may reach beside a job: one thread, and bounds for all that they can take.
+"""A small HTTP server for a job's metrics. Strangers may reach it, so it has one thread and bounds for everything.
 
-The rule is that of a server's guests (``docs/explanation/security.md``). There are at most ``MOST`` connections, half
-of them from one address. Each may take ``PATIENCE`` seconds from when it came until it has its answer. A newcomer is
-always let in: when there are too many, the oldest one of the address with the most gives way.
+The rule is that of a server's guests (``docs/explanation/security.md``). There are at most ``MOST`` connections, from
+one address at most half of them. A connection is closed ``PATIENCE`` seconds after it was accepted. A new connection is
+always accepted: when there are too many, the oldest one of the address that has the most is closed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Final
 MOST: Final = 16
 PATIENCE: Final = 5.0
 LONGEST_REQUEST: Final = 8192
-#: Connections that the kernel keeps for it, and what is sent at once.
+#: Connections that the kernel queues until they are accepted, and most bytes of one send.
 BACKLOG: Final = 64
 AT_ONCE: Final = 1 << 16
-#: How long nobody is accepted after the system had no descriptor.
+#: Seconds without accepting after the process ran out of descriptors.
 PAUSE: Final = 0.1
 PLAIN: Final = "text/plain; charset=utf-8"
 
@@ -36,7 +36,7 @@ Page = Callable[[], tuple[str, bytes]]
 
 @dataclass
 class _Caller:
-    """A connection, with what of its request has come and what of its answer has to go."""
+    """A connection, with the part of its request that has come, and the part of its answer that is not sent yet."""
 
     socket: socket.socket
     origin: str
@@ -68,7 +68,7 @@ class Answering:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """How many connections are open."""
         return len(self._callers)
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class Answering:
             self.turn(PAUSE if self._paused_until else 1.0 if self._callers else None)
 
     def turn(self, wait: float | None) -> None:
-        """Do what can be done now; wait so many seconds at most for something to do."""
+        """Handle the sockets that are ready, after at most ``wait`` seconds; close connections that are too old."""
         for key, _ in self._selector.select(wait):
             if key.fileobj is self._listener:
                 self._accept()
@@ -140,7 +140,7 @@ class Answering:
                 self._write(caller)
         except BlockingIOError:
             return
-        except OSError:  # whoever asked has gone
+        except OSError:  # the peer has gone
             self._drop(caller)
 
     def _read(self, caller: _Caller) -> None:
@@ -186,7 +186,7 @@ class Answering:
 
 
 def origin(address: str) -> str:
-    """Return who answers for a connection: its address, of IPv6 the /64 network, which one customer has to himself."""
+    """Return by what connections are counted: an IPv4 address, or an IPv6 /64 network, which one customer has alone."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):
         return str(ip)

@@ -15,9 +15,9 @@ SLICE: Final = 0.2
 
 @dataclass(frozen=True)
 class Reply:
-    """A member's answer; without ``head`` there is none, for this reason. ``between`` are its transfers.
+    """A member's answer. If ``head`` is None there is none, and ``reason`` says why. ``between`` are its transfers.
 
-    ``head`` is an object of bounded JSON, and nothing else is known of it. ``is_senseless``: the answer was none.
+    ``head`` is an object of bounded JSON, whose form nobody has checked yet. ``is_senseless``: it was no such object.
     """
 
     member: str

@@ -22,7 +22,7 @@ RUN: Final = "thalweg run"
 
 
 def end_badly(record: RunRecord, note: Callable[[str], None], error: BaseException, command: str = RUN) -> None:
-    """Keep that a run failed and why, or that it was interrupted; close the record, and say how ``command`` goes on."""
+    """Keep in the record that a run failed and why, or was interrupted; close it, and say how ``command`` resumes."""
     status = _status(error)
     try:
         record.log(status if _is_interruption(error) else f"failed: {error}")
@@ -46,7 +46,10 @@ def recording(record: RunRecord, progress: Progress, command: str = RUN) -> Iter
 
 
 def end_elsewhere(said: str, error: BaseException) -> None:
-    """Keep how a run ended whose process could not: it was in a guest kernel that was ended. ``said``: its words."""
+    """Write into records how runs in a guest kernel ended, since the guest was ended before they could.
+
+    ``said`` is the guest's standard error, which names the records.
+    """
 
     def note(text: str) -> None:
         sys.stderr.write(f"{text}\n")

@@ -1,6 +1,6 @@
 """Numbers of a job that runs, for Prometheus: ``--metrics PORT`` gives them at ``http://127.0.0.1:PORT/metrics``.
 
-``/health`` says ``ok`` while the process answers, for those who only ask that. Both by ``thalweg.job.answering``.
+``/health`` says ``ok`` as long as the process answers. ``thalweg.job.answering`` serves both.
 
 | metric | what |
 |---|---|

@@ -208,7 +208,7 @@ class Fleet:
         process = member.process
         if process is None or process.stdout is None:
             return
-        # What an app leaves behind may hold standard output open, so its end says nothing of the process.
+        # Processes that an app leaves behind may keep standard output open, so it may not end with the client.
         sweeper = threading.Thread(target=_sweep, args=(process,), daemon=True)
         sweeper.start()
         with process.stdout as stream:

@@ -119,14 +119,14 @@ class Host:
 
     @property
     def evaluators(self) -> Sequence[str]:
-        """Who evaluates: the server, clients, both or nobody. By themselves clients do where tensors stay with them."""
+        """Who evaluates: the server, clients, both or nobody."""
         return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
 
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until all clients are here; ``look`` is called several times a second and may raise.
 
-        A star that goes on with a record and has ``job.enough`` waits for the others no longer than ``job.grace`` once
-        so many are here: a client may have gone for good while the server was away.
+        A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
+        have gone for good while the server was away.
         """
         job, enough_since = self.plan.job, None
         while (here := self.server.wait(job.clients, JOIN_SLICE)) < job.clients:
@@ -249,7 +249,7 @@ def hosting(
 ) -> Iterator[Host]:
     """Listen at ``url`` and open the record; at the end close both, and say in the record how it ended.
 
-    With a ``session`` the server is in its network. ``command`` is what goes on with such a job.
+    With a ``session`` the server is in its network. ``command`` is the one that resumes such a job.
     Raises PlanError, DataError or ModelError before anything is opened; CoreError if it cannot listen, RecordError
     if the record cannot be opened or resumed.
     """

@@ -78,7 +78,7 @@ class Turns:
     def told(self, iteration: int, ahead: int) -> tuple[str, str | None]:
         """Return the weights of ``iteration`` and those of the iterations after it, as the core takes them.
 
-        ``ahead`` is how many iterations beyond its own the core keeps chunks of; between two iterations one more.
+        ``ahead``: the core keeps chunks of so many iterations after its own, and of one more between two iterations.
         """
         then = [self.at(iteration + later) for later in range(1, ahead + 2)] if self.changes else None
         return json.dumps(self.at(iteration)), None if then is None else json.dumps(then)

@@ -1,4 +1,4 @@
-"""What the root of a tree believes of what its nodes say of a round, and how much of their logs it takes over."""
+"""Which parts of a round the root of a tree accepts from its nodes, and how many lines of their logs it keeps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from thalweg.job.tops import Node
 from thalweg.trees.merging import Part
 
-# Lines of a node's log between two rounds, beside some for each of its clients.
+# Most lines of a node's log between the begins of two rounds, and more for each of its clients.
 MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 
 
 class Judge:
-    """Knows whose updates count in the round, and at which node."""
+    """Knows whose updates count in this round, and at which node each was counted."""
 
     def __init__(self) -> None:
         """Begin with nobody."""
@@ -22,14 +22,14 @@ class Judge:
         self._lines: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Begin a round: nobody counts yet, and nodes may be heard of again."""
+        """Begin a round: no update counts yet, and nodes may write lines again."""
         self._counted.clear()
         self._lines.clear()
 
     def why_not(self, part: Part, node: Node, number: int, others: Sequence[Node], *, known: bool) -> str | None:
-        """Return why nothing of a node's part in a round may count, if so; else its updates count from now on.
+        """Return why a node's part in a round is refused; or None, and then its updates count.
 
-        ``known``: the root knows the clients of its nodes beforehand, so nobody else counts.
+        ``known``: the root placed the clients at its nodes, so a node may count no others.
         """
         outcome = part.outcome or {}
         if outcome["round"] != number:
@@ -50,7 +50,7 @@ class Judge:
         return None
 
     def lines(self, node: Node, notes: Sequence[str]) -> list[str]:
-        """Return the lines of a node that its root's log gets: so many between two rounds, and one that says so."""
+        """Return the lines of a node's log that the root keeps; beyond the bound, one line that says so."""
         most = MOST_LINES + LINES_OF_A_CLIENT * max(node.expected, len(node.clients))
         said = self._lines.get(node.name, 0)
         self._lines[node.name] = said + len(notes)

@@ -1,4 +1,4 @@
-"""Processes that an app leaves behind, as one that it started in training, end with the client that started them."""
+"""Ends the processes that an app has left behind, such as one started in training, when its client has ended."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 
 from thalweg.machine.grace import within
 
-# Seconds that they get to end by themselves, and between two looks at whether they have.
+# Seconds that the processes get to end by themselves, and between two checks whether they have.
 SECONDS: Final = 2.0
 LOOK: Final = 0.02
 
 
 def end_group(group: int) -> None:
-    """End the processes of a group whose leader has ended: by SIGTERM, and after two seconds by SIGKILL.
+    """End the processes of a group whose leader has ended: by SIGTERM, and after ``SECONDS`` by SIGKILL.
 
-    A group's number is given to no other process while a member lives. Those that have left the group are not found.
+    While a member lives, no new process gets the group's number. Processes that have left the group are not found.
     """
-    with suppress(OSError):  # there is none, or none is left
+    with suppress(OSError):  # the group has no process, or its last one has ended
         os.killpg(group, signal.SIGTERM)
         deadline = time.monotonic() + within(SECONDS)
         while time.monotonic() < deadline:

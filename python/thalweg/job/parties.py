@@ -34,7 +34,7 @@ class Trainer(Protocol):
 
 
 class ClientParty(Trainer, Protocol):
-    """A client's work."""
+    """What a client does in a round: it trains, and may evaluate."""
 
     def evaluation(self, config: Mapping[str, Any]) -> Metrics:
         """Return what the app says of the model that was trained, if the server's ``config`` asks for it."""
@@ -45,7 +45,7 @@ class ServerParty(Protocol):
 
     arena: _core.Arena
     parameters: int
-    # Whether clients keep tensors that they train: no party but a client then has its model.
+    # Whether clients keep tensors that they train. Then a client's model is different from the server's.
     personal: bool
     # Whether there is something to evaluate.
     evaluates: bool
@@ -102,8 +102,8 @@ class Payload:
 def evaluators(asked: str | None, *, personal: bool, evaluates: bool) -> Sequence[str]:
     """Return who evaluates: the server, clients, both or nobody, as ``job.evaluate`` asks.
 
-    Nobody has said: clients do where tensors that are trained stay with them, since their models are then others than
-    the server's. Raises PlanError if they cannot.
+    By default the server does; but clients do if trained tensors stay with them, since their models then differ from
+    the server's. Raises PlanError if ``asked`` is given and the app cannot evaluate.
     """
     if not evaluates:
         if asked is not None:
@@ -175,7 +175,7 @@ class AppClient:
     def evaluation(self, config: Mapping[str, Any]) -> Metrics:
         """Return what the app says of the model that was trained, on its test data, if ``config["evaluate"]`` is true.
 
-        What this does to the model is put back. Raises ModelError, AppError.
+        The model is afterwards what it was before. Raises ModelError, AppError.
         """
         if config.get("evaluate") is not True or not apps.evaluates(self._app):
             return {}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
-# How a node goes on: its files may be anywhere.
+# How to resume a node: this process does not know the paths on its command line.
 AGAIN: Final = "the same command with"
 
 

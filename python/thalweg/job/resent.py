@@ -1,4 +1,4 @@
-"""What a job's links sent again, as the manifest keeps it."""
+"""How many segments a job's links sent again, as the manifest keeps it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counting(Protocol):
 def resent(server: Counting, first: int) -> Mapping[str, Any]:
     """Return ``{"first", "down", "up"}``: segments that the server and its clients sent again since round ``first``.
 
-    None in a direction means that nobody could count. To be called when the last transfer is confirmed.
+    None in a direction means that no transport there can count. Call it when the last transfer is confirmed.
     """
     clients = json.loads(server.resent(COUNT_SECONDS)).values()
     found: dict[str, int | None] = {"first": first}

@@ -47,7 +47,7 @@ class Seat:
         Where none can be taken the client has all of its cores, as nobody else is known; ``why_alone`` then says why.
         """
         self._place = folder() if place is None else place
-        # Its descriptor: all is done in the folder that was looked at, whatever is put in its place.
+        # The descriptor of the folder that was checked. All goes through it, so a swap of the folder has no effect.
         self._folder = -1
         self._name = ""
         self._lock = -1

@@ -108,7 +108,7 @@ class Tree:
         self._versions = count(1)
         self._version = next(self._versions)
         self._judge = Judge()
-        # Nodes that came by themselves and cannot be nodes.
+        # Nodes that came by themselves and could not listen for clients.
         self._refused: set[str] = set()
         self._notes: list[str] = []
         self._lock = threading.Lock()
@@ -150,7 +150,7 @@ class Tree:
 
     def _there(self, seconds: float) -> bool:
         """Wait at most so long until enough nodes are there; return whether they are."""
-        # One that has left may come back in order.
+        # A refused node that has left may come back and try again.
         self._refused &= set(json.loads(self._server.clients()))
         count = self._count + len(self._refused)
         return self._server.wait(count, seconds) >= count
@@ -158,7 +158,7 @@ class Tree:
     def _open(self, look: Callable[[], None] | None) -> bool:
         """Have nodes listen; return whether all do.
 
-        One that came by itself and cannot is refused, and another may take its place.
+        A node that came by itself and cannot listen is refused, and another may take its place.
         """
         come = not self.placed.clients
         if come:
@@ -276,7 +276,7 @@ class Tree:
         return len(json.loads(self.clients()))
 
     def _new_clients(self, node: Node) -> list[str]:
-        """Return the clients that a node which came by itself names, and that are no other node's."""
+        """Return the clients that a node says it has, without those of other nodes."""
         taken = {client for other in self._nodes for client in other.clients}
         return [client for client in node.state.get("clients", ()) if client not in taken]
 
@@ -358,7 +358,7 @@ class Tree:
         return json.dumps(found)
 
     def resent(self, timeout: float) -> str:
-        """Return nothing: a tree's links are its nodes', and only their transfers are counted."""
+        """Return an empty object: the links to clients are the nodes', and a tree keeps no totals of them."""
         return "{}"
 
     def forget(self, client: str, why: str = "") -> None:
@@ -471,7 +471,7 @@ class Tree:
             yield self._hear(by_name[reply.member], reply, str(head["do"]))
 
     def _hear(self, node: Node, reply: Reply, asked: str) -> Heard:
-        """Take an answer if it has its form; a node that answers otherwise is lost."""
+        """Take a node's answer if it has the right form; else the node is lost."""
         if reply.is_lost and node.gone is None:
             node.gone = f"its node {node.name} is gone: {reply.reason}"
         if reply.head is not None and reply.head.get("unopened") is True:
