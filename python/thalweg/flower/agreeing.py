@@ -1,4 +1,4 @@
-"""Replies of one form: where Flower's own code takes their mean, a single one of another form would end the run."""
+"""Finds replies whose form differs from the others': one such reply would make Flower's own mean end the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Arrays: TypeAlias = frozenset[tuple[str, str, tuple[int, ...] | None]]
 
 @dataclass(frozen=True)
 class Form:
-    """What has to be the same of all replies: names and shapes of arrays, names of metrics, and a weight."""
+    """What must be the same in all replies: names and shapes of arrays, names of metrics, and having a weight."""
 
     arrays: _Arrays
     metrics: frozenset[tuple[str, str, int | None]]
@@ -38,11 +38,11 @@ class Form:
 
 
 def odd(contents: Sequence[RecordDict], asked: RecordDict, key: str | None, *, metrics: bool = True) -> dict[int, str]:
-    """Return which replies have another form than the others, by index, each with why.
+    """Return the replies whose form differs from the accepted one: by index, with the reason.
 
-    The form that counts has arrays as those of the message that was sent, if any reply has; and a weight; and most
-    replies have it. Shapes count only then: the arrays of trees, for one, are of any length. Without ``metrics`` these
-    may differ.
+    The accepted form is chosen by these rules, in this order: its arrays are those of the message that was ``asked``,
+    it has a weight, and most replies have it. If no reply has the arrays of that message, shapes are not compared: the
+    arrays of gradient-boosted trees, for one, have any length. Without ``metrics`` metrics may differ.
     """
     forms = [Form.of(content, key) for content in contents]
     if not metrics:
@@ -57,7 +57,7 @@ def odd(contents: Sequence[RecordDict], asked: RecordDict, key: str | None, *, m
 
 
 def flower_takes(strategy: Strategy, *, trains: bool) -> bool:
-    """Whether Flower's own code takes the replies that a strategy gets, or what this package has in its place."""
+    """Whether Flower's own code aggregates a strategy's replies, or this package's code in its place."""
     name = "aggregate_train" if trains else "aggregate_evaluate"
     method = inspect.getattr_static(type(strategy), name, None)
     place = str(getattr(method, "__module__", "")).partition(".")[0]

@@ -46,7 +46,7 @@ class Answers:
         return self.error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason)
 
     def set_apart(self, waiting: Sequence[Waiting], strategy: Strategy) -> Iterator[Came]:
-        """Put errors in the place of replies that Flower's mean could not take with the others, and yield each."""
+        """Replace replies that Flower's mean could not take together with the others by errors, and yield those."""
         there = [(one, message) for one in waiting if (message := one.message) is not None and message.has_content()]
         if not there:
             return

@@ -199,7 +199,7 @@ def travels(dtype: np.dtype[Any]) -> bool:
 
 
 def why_unreadable(data: bytes) -> str | None:
-    """Return why ``Array.numpy`` could not read ``.npy`` bytes, or None. Nothing is allocated by what they say."""
+    """Return why ``Array.numpy`` could not read ``.npy`` bytes, or None. The sizes in their header allocate nothing."""
     if not data.startswith(_MAGIC):
         return "it is no .npy file"
     stream = BytesIO(data)

@@ -49,9 +49,9 @@ class Apps:
     """The ClientApp of a process, imported when the first message comes; one message at a time is worked on."""
 
     def __init__(self, load: Callable[[], ClientApp], *, seeded: bool = True, folder: Path | None = None) -> None:
-        """``load`` imports it, or raises AppError. ``seeded`` is for a process that draws nothing else at random.
+        """``load`` imports the app, or raises AppError. ``seeded`` is for a process that draws nothing else at random.
 
-        Errors say where in the app's ``folder`` they were raised.
+        Reasons of errors name the file and line in ``folder``, the app's, where they were raised.
         """
         self._load, self._seeded, self._folder = load, seeded, folder
         self._app: ClientApp | None = None
@@ -224,7 +224,7 @@ def _copied(state: RecordDict) -> RecordDict:
 
 
 def _place(error: BaseException, folder: Path | None) -> str:
-    """Return the file and line of an app's folder in which an error was raised, or passed through last."""
+    """Return the last file and line of an app's folder in an error's traceback, or nothing."""
     if folder is None:
         return ""
     lines = traceback.walk_tb(error.__traceback__)

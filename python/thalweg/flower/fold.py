@@ -278,7 +278,7 @@ def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[Arr
     if not isinstance(mean, Mean):
         with averaging():
             return _ORIGINAL(self, server_round, replies)
-    # The mean is there already: a reply whose metrics are not as those of the others ends nothing.
+    # The arrays are folded already, so replies with other metrics are left out of the mean of metrics alone.
     valid, _ = self._check_and_log_replies(replies, is_train=True, **_UNCHECKED)
     arrays, contents = merged(valid, mean, self.weighted_by_key), [reply.content for reply in valid]
     other = odd(contents, RecordDict(), self.weighted_by_key)

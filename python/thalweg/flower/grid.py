@@ -53,8 +53,8 @@ class ThalwegGrid(Grid):
 
         Nodes get their ids by ``salt``, and ``config`` as the run's configuration. What they draw at random follows
         from ``seed``, unless the app seeds it. ``look`` is called several times a second while a caller waits, and may
-        raise. ``waited_for`` is called with the number of nodes that the app waits for, each time that it asks which
-        there are. ``folds`` allows folding on arrival; with ``holes`` parts of what is folded may be missing.
+        raise. ``waited_for`` is called each time that the app asks for the nodes, with the number that it waits for.
+        ``folds`` allows folding on arrival; with ``holes`` parts of what is folded may be missing.
         """
         self._server, self._salt, self._seed, self._config = server, salt, seed, dict(config)
         self._folds, self._holes, self._watcher, self._look = folds, holes, watcher, look
@@ -169,7 +169,7 @@ class ThalwegGrid(Grid):
                 self._watcher.waited(group.sent, time.monotonic())
 
     def _set_apart(self, ids: Sequence[str], loop: Loop) -> None:
-        """Make errors of replies that would end Flower's loop."""
+        """Replace replies that would end Flower's loop by errors."""
         waiting = [found for one in ids if (found := self._waiting(one)) is not None]
         for came in self._answers.set_apart(waiting, loop.strategy):
             if self._watcher is not None:
@@ -342,8 +342,8 @@ class ThalwegGrid(Grid):
         judge = group.judge if task is group.task else None
         waiting.transfers += reply.transfers
         if judge and reply.state == "failed" and (reply.reason == ASK or reply.member in judge.accepted):
-            # It has an error, or a reply that cannot be folded, as with values that are not finite: ask for that whole,
-            # by a task of its own.
+            # The node has an error, or a reply that cannot be folded, as with values that are not finite. Another task
+            # asks for the whole reply.
             left = max(0.0, group.expires - time.monotonic())
             group.tasks.append(self._server.send({"fetch": group.label}, to=reply.member, deadline=left))
             return

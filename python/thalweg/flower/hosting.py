@@ -77,8 +77,9 @@ class Hosting:
 
         self.plan, self.server, self.record, self.progress = plan, server, record, progress
         self._app: ServerApp | None = None
-        #: The nodes of each process that this run starts, and how processes have ended.
+        #: The nodes of each process that this run starts; empty if nodes come by themselves.
         self.nodes_of: dict[str, list[str]] = {}
+        #: How each process that has ended did.
         self._ended: dict[str, str] = {}
         self._found, self._look = found, look
         self.attendance = Attendance()
@@ -168,8 +169,8 @@ class Hosting:
                 self.record.log(f"{name} is gone: {why}")
 
     def _waited_for(self, wanted: int) -> None:
-        """Raise RoundError if the app waits for more nodes than can be there: of an ended process none comes back."""
-        if not self.nodes_of:  # they come by themselves
+        """Raise RoundError if the app waits for more nodes than can be there: an ended process is not started again."""
+        if not self.nodes_of:  # nodes come by themselves
             return
         left = sum(len(nodes) for process, nodes in self.nodes_of.items() if process not in self._ended)
         if left < max(1, wanted):
@@ -181,9 +182,9 @@ class Hosting:
             )
 
     def check(self, then: str = "") -> None:
-        """Raise AppError if there was a round in which all clients failed: the result is not of all rounds then.
+        """Raise AppError if in any round all clients failed: the result then lacks that round.
 
-        ``then`` is what came of it.
+        ``then`` ends the message: what followed from it.
         """
         failures = self.rounds.failures
         if failures:

@@ -1,7 +1,7 @@
-"""What a reply says in its head, judged before it counts: of a folded reply before a byte of its arrays comes.
+"""Judges the head of each reply before it counts; of a folded reply before any byte of its arrays is received.
 
-A head that is accepted becomes a message, and one that is refused an error; so the mean, the strategy and the record
-are of the same replies with the same weights.
+An accepted head becomes a message, a refused one an error. So the mean, the strategy and the record have the same
+replies with the same weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNREADABLE: Final = "it sent no reply that can be read"
 
 @dataclass(frozen=True)
 class Said:
-    """What a reply's head says: when it was made and for how long it is of use, in seconds, and what it holds."""
+    """A reply as its head describes it: when it was created, its time to live in seconds, its records or its error."""
 
     created: float
     ttl: float
@@ -50,7 +50,7 @@ class Judge:
         return None
 
     def read(self, head: Any, weight: float) -> Said:
-        """Return what the head of a reply with folded arrays says. Raises HeadError."""
+        """Return the content of a reply that is folded, from its head. Raises HeadError."""
         if not isinstance(head, dict) or "error" in head:
             raise HeadError("it is an error with arrays" if isinstance(head, dict) else "it has no head")
         created, ttl = _times(head)
@@ -62,7 +62,7 @@ class Judge:
 
 
 def read(head: Any, tensors: Mapping[str, Values]) -> Said:
-    """Return what the head of a reply says whose tensors came with it. Raises HeadError."""
+    """Return the content of a reply that is not folded, from its head and tensors. Raises HeadError."""
     if not isinstance(head, dict):
         raise HeadError("it has no head")
     created, ttl = _times(head)
@@ -114,7 +114,7 @@ def _stated_weight(slots: Slots, content: RecordDict, key: str) -> float:
 
 
 def _check(name: str, array: Array) -> None:
-    """Raise HeadError for an array that cannot be read, or that says it is another than it is."""
+    """Raise HeadError for an array that cannot be read, or whose type or shape is not what the head says."""
     if isinstance(array, View) and array.values is not None:
         own = str(array.values.dtype), array.values.shape
         if (array.dtype, tuple(array.shape)) not in (own, ("", ())):  # legacy records say nothing of their arrays

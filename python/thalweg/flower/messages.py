@@ -62,7 +62,7 @@ class Group:
     expires: float
     #: Judges the replies that are folded; None if they are not.
     judge: Judge | None
-    #: Somebody waits for all of its replies.
+    #: Whether a caller waits for all of the group's replies.
     awaited: bool
     #: Weight of what was folded.
     weight: float = 0.0

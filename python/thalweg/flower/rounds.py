@@ -81,7 +81,7 @@ class _Phase:
         return sum(not answer.counts for answer in self.answers.values())
 
     def failure(self, kind: str) -> str | None:
-        """Return how all replies to messages of a kind failed; None if one did not, or there were none."""
+        """Return in words that all replies to messages of a kind failed, with the first reason; None if not all did."""
         if not self.answers or self.errors() < len(self.answers):
             return None
         count, (name, answer) = len(self.answers), min(self.answers.items(), key=lambda one: one[0])
@@ -116,7 +116,7 @@ class Rounds:
         #: Flower's own loop of rounds; None where an app has its own.
         self.loop: Loop | None = None
         self.rows: list[Row] = []
-        #: Of each round in which all replies to messages of a kind were errors, how they failed.
+        #: For each round in which all replies to messages of a kind were errors: which, and the first reason.
         self.failures: list[str] = []
 
     def sent(self, sent: Sent) -> None:
