@@ -100,8 +100,8 @@ class Server:
         A round ends complete, or after ``deadline`` seconds with at least ``enough`` whole updates. ``pki`` is a
         folder of ``thalweg pki init``; beyond loopback there must be one. ``tensors`` says which tensors travel;
         without it the app's ``tensors`` does, else all do. ``evaluate`` says who evaluates: the server the global
-        model, clients each the model that it has trained; without it clients where tensors that are trained stay with
-        them. ``record`` is a folder that gets the record of this job,
+        model, or each client the model that it has trained. By default the server does, but clients do if trained
+        tensors stay with them. ``record`` is a folder that gets the record of this job,
         ``resume`` a record to go on with: ``number`` is then the last round that it has. Raises PlanError, LinkError,
         ModelError, RecordError, CoreError.
         """
@@ -171,7 +171,7 @@ class Server:
         return self.advance(config).outcome
 
     def told(self, config: Mapping[str, Any] | None = None) -> str:
-        """Return as JSON what clients get with the next round: thalweg's own keys, and ``config``.
+        """Return the config of the next round as JSON: thalweg's own keys, and those of ``config``.
 
         The own keys are ``round``, ``clients``, ``names``, ``seed``, and ``evaluate`` where clients do. Raises
         PlanError if ``config`` has one of these, or a value that is no JSON. Scalars of NumPy and PyTorch become
@@ -185,9 +185,9 @@ class Server:
     def advance(self, config: Mapping[str, Any] | None = None, *, data: Any = None) -> Round:
         """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and keep it in the record.
 
-        Without either the server evaluates nothing. What clients say of their own models is in the round's metrics too:
-        ``client_accuracy`` and ``client_loss``, means over clients. Raises what ``round`` and ``evaluate`` raise, and
-        RecordError.
+        Without either the server evaluates nothing. If clients evaluate their own models, the round's metrics have the
+        means over clients too: ``client_accuracy`` and ``client_loss``. Raises what ``round`` and ``evaluate`` raise,
+        and RecordError.
         """
         self._bound.collect("the last round")
         number = self.number + 1

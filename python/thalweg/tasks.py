@@ -25,11 +25,11 @@ from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import NOTHING, Named, Received, Tensors
 
 _log = logging.getLogger("thalweg")
-# The key of a head under which thalweg says something itself; the user's head is then beside it.
+# The key of thalweg's own data in a head that is sent. Such a head has the user's under "head".
 OWN: Final = "thalweg"
-# Begins the reason of a result whose head is no JSON within bounds.
+# How the reason begins when a result's head is no JSON within bounds.
 UNREADABLE: Final = "its head cannot be read"
-# Says why a result is refused, or None: of its member's name, its head and its weight.
+# Gets the member's name, the head and the weight of a result; returns why the result is refused, or None.
 Judge = Callable[[str, Any, float], str | None]
 
 
@@ -263,7 +263,7 @@ class TaskServer:
     def resent(self, timeout: float) -> str:
         """Return the segments retransmitted on the way to each member (``down``) and by it (``up``), as JSON by name.
 
-        Null where a transport cannot tell. Waits at most ``timeout`` seconds for members that have yet to say so.
+        Null where a transport cannot tell. Waits at most ``timeout`` seconds for members whose count is still to come.
         """
         return self._core.resent(timeout)
 
@@ -450,7 +450,10 @@ def _encode(head: Any, tensors: Tensors | None) -> bytes:
 
 
 def _judging(judge: Judge | None, fold: _core.Layout | None) -> Callable[[str, bytes, float], str | None] | None:
-    """Return how the core asks about a result. One that is to be folded has to have a head that can be read."""
+    """Return the judge that the core calls. It refuses a result whose head cannot be read, and asks ``judge`` then.
+
+    None if all results are accepted: there is no ``judge``, and results are not folded.
+    """
     if judge is None and fold is None:
         return None
 
@@ -461,7 +464,7 @@ def _judging(judge: Judge | None, fold: _core.Layout | None) -> Callable[[str, b
             return f"{UNREADABLE}: {error}"
         try:
             return None if judge is None else judge(member, head, weight)
-        except Exception as error:  # noqa: BLE001 - it is the caller's; what it cannot judge does not count
+        except Exception as error:  # noqa: BLE001 - the judge is the caller's code; if it fails, the result is refused
             _log.warning("%s: the judge of its result failed", member, exc_info=True)
             return f"its result cannot be judged: {type(error).__name__}: {error}"
 

@@ -32,7 +32,7 @@ MOST_NOTES: Final = 8
 # What usage has, with the most that each can be: a year of processors, a petabyte.
 LIMITS: Final[Mapping[str, float]] = {"train_seconds": 1e9, "cpu_seconds": 1e9, "peak_rss_bytes": 2**50}
 CONGESTION: Final = "congestion_control"
-# What is kept of an evaluation.
+# The keys of an evaluation that are kept.
 EVALUATION: Final = ("accuracy", "loss")
 FORM: Final = "Return a number, a short string, or true or false for each: float(loss.mean()), say"
 
@@ -107,16 +107,16 @@ def checked_usage(usage: object) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _checked_evaluation(said: object) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return ``accuracy`` and ``loss`` of what a client says of its own model, and why each other is not kept."""
+    """Return ``accuracy`` and ``loss`` from a client's evaluation, and for each other key why it is not kept."""
     given = {name: strict_json.number(value) for name, value in said.items()} if isinstance(said, dict) else {}
     kept = {name: value for name, value in given.items() if name in EVALUATION and _is_number(value)}
     return kept, dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
 
 
 def of_clients(outcome: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``client_accuracy`` and ``client_loss`` of a round as far as clients evaluated.
+    """Return ``client_accuracy`` and ``client_loss`` of a round: means over the clients whose update counts.
 
-    They are means over clients whose update counts.
+    A figure that no client reported is left out.
     """
     counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
     said = [part.get("evaluation", {}) for part in counted]

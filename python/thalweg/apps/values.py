@@ -1,4 +1,4 @@
-"""Values that a user's code gives to be sent as JSON: a round's config, a task's head, metrics."""
+"""Converts a user's values to JSON before they are sent: a round's config, a task's head, metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encoded(what: str, value: object) -> str:
 
 
 def config_of(own: Mapping[str, object], given: Mapping[str, object] | None) -> str:
-    """Return a round's config as JSON: what thalweg says itself, and what the user gives beside it.
+    """Return a round's config as JSON: thalweg's ``own`` keys, and those that the user has ``given``.
 
     Raises PlanError for a key that thalweg sets itself, and for what is no JSON.
     """

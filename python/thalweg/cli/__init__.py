@@ -103,7 +103,7 @@ app = typer.Typer(
 
 @contextmanager
 def told_if_interrupted() -> Iterator[None]:
-    """Say so if a signal ends what is done, and turn it into an exit code."""
+    """Print that a signal ended the command, and turn it into an exit code."""
     try:
         yield
     except KeyboardInterrupt:
@@ -128,7 +128,7 @@ def asks_for_json(words: Sequence[str]) -> bool:
 
 
 def _own(words: Sequence[str]) -> Sequence[str]:
-    """Return the words of a command line that are ours; what stands behind ``--`` is another program's."""
+    """Return the words of a command line before ``--``; those after it are another program's."""
     return words[: words.index("--")] if "--" in words else words
 
 

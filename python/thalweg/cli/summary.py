@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 COLUMNS: Final = ("time", "communication", "down", "up", "participants", "goodput", "of bound")
-# Whose figures of quality a table has: their keys' beginning -> that of the column's title.
+# Whose accuracy and loss a table has, the server's or clients': prefix of the keys -> prefix of the column's title.
 WHOSE: Final = {"": "", "client_": "clients' "}
 
 
@@ -33,8 +33,8 @@ SHOWN: Final = 100
 def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
     """Return a row a round, for the last rounds; goodput is the updates' bytes by the communication's seconds.
 
-    Where no round has an accuracy, as with many apps of one's own, the loss stands in its column. What clients say of
-    their own models has a column if they evaluate.
+    Where no round has an accuracy, as with many apps of one's own, the loss stands in its column. If clients evaluate
+    their own models, there is a column for that.
     """
     rows: deque[tuple[str, dict[str, str], list[str]]] = deque(maxlen=SHOWN)
     count, known = 0, set[str]()

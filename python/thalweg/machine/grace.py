@@ -30,7 +30,7 @@ LOOK_SECONDS: Final = 0.02
 IMPORT_SECONDS: Final = 5.0
 IMPORTERS: Final = "<frozen importlib"
 
-# The signals that came, each with when.
+# The signals that came, each with its time.
 _interrupts: list[tuple[int, float]] = []
 
 
@@ -69,9 +69,9 @@ def remember_interrupts() -> None:
 
 
 def _leave_out_forks() -> None:
-    """Let SIGTERM and SIGHUP end at once what is forked off, as PyTorch's loaders of data: their parent sends them.
+    """Let SIGTERM and SIGHUP end forked processes at once, as PyTorch's data loaders: their parent ends them so.
 
-    Meanwhile both are held back, since Python forgets what comes to a process that was just forked.
+    During a fork both signals are blocked, since Python forgets a signal that comes to a process just forked.
     """
     before: list[set[int]] = []
 
@@ -91,7 +91,7 @@ def _leave_out_forks() -> None:
 
 
 def leave_lost_terminal() -> None:
-    """Write to nowhere what would go to a terminal that is gone: there, every write is an error."""
+    """Redirect standard streams from a terminal that is gone to /dev/null, since every write to it fails."""
     for number in filter(_is_lost_terminal, (0, 1, 2)):
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, number)

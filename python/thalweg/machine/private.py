@@ -1,8 +1,8 @@
-"""Folders of this user's own at places that others know, as below /tmp: opened so that nobody else can lead elsewhere.
+"""Opens a folder of this user at a well-known path, as below /tmp, so that no other user can redirect the path.
 
-Whoever may write to a folder on the way can put a link there, and have root remove files of another folder. So each
-part of a path is opened in its parent and never by a link, and its owner and mode are looked at when it is open. What
-is then done in the folder is done by its descriptor.
+A user who may write to a folder on the path can put a link there, and so make root remove files of another folder.
+Therefore each part of the path is opened relative to its parent, never through a link, and its owner and mode are
+checked once it is open. The caller then works by the folder's descriptor, not by its path.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def open_private(path: Path, *, make: bool = True) -> int:
     """Return a descriptor of a folder that this user alone can write; with ``make`` it is made if it is not there.
 
     The folders above it must be this user's or root's, and no other user may replace their content: they are not
-    writable for others, or sticky as /tmp is. Raises PermissionError for one that is not so, OSError.
+    writable for others, or are sticky as /tmp is. Raises PermissionError for a folder that is not so, OSError.
     """
     whole = path.absolute()
-    # Links above are the system's, as /var/run is; what they lead to is looked at like anything else.
+    # Links in the existing part are the system's, as /var/run is. The folders behind them are checked like others.
     known = next(part for part in (whole, *whole.parents) if part.exists() or part.is_symlink())
     if known == whole:
         known = whole.parent

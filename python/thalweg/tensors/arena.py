@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-# safetensors' names of element types, by torch's, which are NumPy's too.
+# The element types that travel: PyTorch's name, which NumPy has too -> safetensors' name.
 _TYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -34,7 +34,7 @@ _TYPES = {
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 # Types that NumPy has from the package ml_dtypes.
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-#: The element types that travel and that NumPy has by itself, by its names.
+#: NumPy's names of the element types that travel, without those of ml_dtypes.
 ARRAY_TYPES = frozenset(_TYPES).difference(_NARROW)
 
 

@@ -42,12 +42,12 @@ class Binding(ABC):
 
     model: Any
     arena: Arena
-    #: Whether a tensor that training changes stays at home, so that each party's model is another one.
+    #: Whether a tensor that training changes does not travel, so that each party's model is different.
     personal: bool
     _choice: Choice
     # Tensors of the model, tied ones as one, whether they travel or not.
     _total: int
-    # Entries of the model's state_dict() that cannot travel, until somebody has been told.
+    # Entries of the model's state_dict() that cannot travel, until ``untold`` has returned them.
     _staying: Sequence[str] = ()
 
     def collect(self, when: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Named tensors of tasks: those that are sent, and those that came.
+"""The named tensors of a task: ``Tensors`` to send, ``Received`` at the other end.
 
-Senders say which of theirs are PyTorch's (``Kinds``). Receivers get those as PyTorch tensors, the others as NumPy
-arrays. All of them lie in one buffer, whatever they are.
+The sender's head says which tensors are PyTorch's. The receiver gets those as PyTorch tensors and the others as NumPy
+arrays. All tensors of one side lie in one buffer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ids = count(1)
 
 
 class Tensors(Mapping[str, "npt.NDArray[Any]"]):
-    """Named tensors in one buffer, to be sent. Sent again, to whoever has them already, no byte of them moves.
+    """Named tensors in one buffer, to be sent. A member that has them already gets no byte of them again.
 
-    As a mapping it has read-only NumPy views of them.
+    As a mapping it has read-only NumPy views of the tensors.
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Received(Named):
     """
 
     def __init__(self, arena: Arena, torch: Iterable[str], *, shared: bool) -> None:
-        """Take what came. Of memory that others use too, ``shared``, arrays are read-only and tensors are copies."""
+        """Take the arena that came. If others use it too (``shared``), arrays are read-only and tensors are copies."""
         self.arena, self._shared = arena, shared
         #: Which are PyTorch's, as the sender says.
         self.torch = frozenset(torch).intersection(arena)
@@ -82,7 +82,7 @@ class Received(Named):
 
     @property
     def untouched(self) -> bool:
-        """Whether nobody can have changed a copy of what came."""
+        """Whether no copy was handed out, so that the arena still has what the user sees."""
         return not self._given
 
     def __getitem__(self, name: str) -> Any:

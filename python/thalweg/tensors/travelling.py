@@ -46,8 +46,8 @@ class Group:
 class Chosen(NamedTuple):
     """The tensors of a module that travel, their layout; the names of all tensors, and how many there are.
 
-    ``staying`` names the other entries of ``state_dict()`` that the choice would take: they cannot travel.
-    ``personal``: some tensor that training changes stays at home.
+    ``staying`` names entries of ``state_dict()`` that are chosen and cannot travel. ``personal``: some tensor that
+    training changes does not travel.
     """
 
     groups: Sequence[Group]

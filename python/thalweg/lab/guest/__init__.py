@@ -38,9 +38,9 @@ AT_ONCE: Final = 16_384
 #: Seconds of the host after which a job is ended: a program that polls without sleeping stops virtual time for ever.
 LIMIT: Final = 1800.0
 LOOK: Final = 0.05
-#: Where the guest has file systems of its own, so that it sees nothing of the host's (`init`).
+#: Folders over which `init` mounts the guest's own file systems, so that the host's files there are hidden.
 COVERED: Final = (Path("/tmp"), Path("/run"), Path("/dev/shm"))  # noqa: S108
-#: Why a process inside is mostly killed by signal 11: the guest's kernel cannot say that the host gave it no memory.
+#: The likely cause of signal 11 inside: the guest's kernel cannot report that the host refused it memory.
 MAPPINGS: Final = (
     "probably the host's limit of a process's mappings (vm.max_map_count), of which large updates need many in a guest"
 )
@@ -67,7 +67,7 @@ def kernel() -> Path:
     return path
 
 
-# Hears what a job had said on standard error that was ended from outside, and why it was.
+# Is called if a job in the guest was ended from outside, with its standard error so far and the exception.
 OnCut = Callable[[str, BaseException], None]
 
 
@@ -78,7 +78,7 @@ def run(
 
     It can write to this folder and to ``folders``, which are made; of /tmp it sees nothing else. Its standard error is
     passed on as it comes. Raises LabError if there is no guest kernel, if the guest fails, or if it has not ended after
-    ``limit`` seconds of the host. A job that is ended before it has ended itself can keep nothing: ``on_cut`` does.
+    ``limit`` seconds of the host. A job that is ended from outside cannot finish its record: ``on_cut`` does.
     """
     program = kernel()
     with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
