@@ -32,7 +32,7 @@ VALUES: Final = {
 }
 ROUNDS: Final = 3
 CLIENTS: Final = 4
-# Beyond this share of lost packets single runs had unifl with Cubic clients far behind ltp. No data set has them.
+# With more loss than this unifl with Cubic clients was far slower than ltp, in single runs that no data set has.
 MUCH_LOSS: Final = 0.05
 NO_REASON: Final = "its record does not say why"
 
@@ -98,7 +98,7 @@ def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
 def bench_plan(question: Question) -> BenchPlan:
     """Return the bench plan that measures what was asked with every transport that this build has.
 
-    Each is run as often as a proof of a difference between two of so many takes.
+    Each runs as often as it takes to prove a difference between any two of them.
     """
     table = {"repetitions": _repetitions(), "impossible": "skip", "base": question.base()}
     return BenchPlan.of({**table, "matrix": {"transport": _ways()}})
@@ -209,7 +209,7 @@ def _condition(group: Group, away: float) -> dict[str, Any]:
 
 
 def _cost(asked: Plan, group: Group, told: Verdict) -> dict[str, Any]:
-    """Return what more runs would cost: of what was measured, as many as the verdict needs, and of what was asked.
+    """Return what more runs would cost: those that the verdict needs, as measured, and a whole bench of what was asked.
 
     A run of what was asked takes what its links need, and what the measured runs took beyond that.
     """

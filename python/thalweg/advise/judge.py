@@ -1,4 +1,4 @@
-"""Which of several transports is best, and how sure that is: as verdicts are, for any value of a run."""
+"""Which of several transports has the least of any value of a run, compared as verdicts compare times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a bench answers: which way to move updates is fastest, for each combination of all else that it varies."""
+"""The answers of a bench: for each combination of its other settings, which way to move updates is fastest.
+
+A way is a transport with its options, or a case. The other settings, such as the network, are a ``place``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from thalweg.bench.results import SHOWN
 from thalweg.report.senders import unasked_bbr
 from thalweg.ui.verdict import verdict
 
-# Axes whose values are compared: ways to do the same. All others say what is done, and under what.
+# Axes of this section are ways, whose values are compared. Other axes belong to the place.
 SECTION: Final = "transport."
 Row = Mapping[str, Any]
 
@@ -21,7 +24,7 @@ def is_way(axis: str) -> bool:
 
 
 def way(row: Row) -> str:
-    """Return what is compared of a cell: the values of its ways, and the congestion control if none of them says it."""
+    """Return a cell's name in a comparison: its way, and the congestion control if the way does not name it."""
     words = [value for axis, value in row["settings"].items() if is_way(axis)]
     return " ".join([*words, *_sender(row)])
 
@@ -53,7 +56,7 @@ def answers(rows: Sequence[Row], accounting: str) -> list[dict[str, Any]]:
 
 def _answer(rows: Sequence[Row], accounting: str) -> dict[str, Any]:
     names = {row["cell"]: way(row) for row in rows}
-    # Of a cell whose runs all failed nobody knows the congestion control.
+    # If all runs of a cell failed, its name lacks the congestion control, which nobody knows.
     values = {names[row["cell"]]: _known(row[f"{SHOWN[accounting]}_by_run"]) for row in rows}
     return verdict(values, {names[row["cell"]]: row["failed"] for row in rows}).table()
 

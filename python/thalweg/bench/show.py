@@ -168,7 +168,7 @@ def _label(row: Mapping[str, Any]) -> str:
 
 
 def answer_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what a bench answers, a line a place, and what may hide it; of many places the first."""
+    """Return a bench's answers, one line for each place (at most ``MOST_ANSWERS``), and the notes on them."""
     lines = [f"{one['place']}: {one['sentence']}" if one["place"] else one["sentence"] for one in found[:MOST_ANSWERS]]
     rest = len(found) - MOST_ANSWERS
     lines += [f"{rest} more answers are in bench.json"] if rest > 0 else []

@@ -23,15 +23,15 @@ from typing import Any, Final
 
 # The chance of a wrong "yes" that is accepted.
 ALPHA: Final = 0.05
-# Ratios no farther from 1 than this matter to nobody.
+# Ratios within this of 1 are no difference to anybody.
 ALIKE: Final = 0.02
-# Of more ways to deal runs out to two transports than this, so many are drawn.
+# Most ways to deal runs out to two transports that are tried; if there are more, so many random ones are.
 MOST_DEALS: Final = 20_000
-# Nobody is told to run more repetitions than these.
+# A verdict never asks for more repetitions than this.
 MOST_RUNS: Final = 100
 # How sure something is, from the least on. The same words everywhere.
 SURE: Final = ("no", "fairly", "yes")
-# Doublings between what was measured and what was asked.
+# Distances between what was measured and what was asked, in doublings: from NEAR on at most "fairly", beyond FAR "no".
 NEAR: Final = 0.1
 FAR: Final = 2.0
 
@@ -43,13 +43,13 @@ ONE_RUN: Final = "one run"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Another transport beside the best one.
+    """How another transport compares with the best one.
 
     ``relation``: slower, alike (by 2 % at most), undecided, or "one run", where nothing is known of the spread.
-    ``factor``: how many times as long it takes; infinite if the best takes no time. ``low`` and ``high``: the interval
-    of that, None where it has none. ``chance``: of a difference as large between runs of the same, two-sided, times the
-    pairs. ``needed``: with how many runs each this would be proven if they were spread as these; None if it is proven,
-    or if even 100 would not do.
+    ``factor``: how many times as long it takes; infinite if the best takes no time. ``low`` and ``high``: its
+    interval, None if there is none. ``chance``: the probability that two equal transports differ at least as much,
+    two-sided, times the pairs. ``needed``: how many runs of each would prove it, if further runs are spread like these;
+    None if it is proven, or if even 100 runs would not prove it.
     """
 
     relation: str
@@ -156,14 +156,14 @@ def pairs_of(transports: int) -> int:
 
 @lru_cache
 def fewest_to_prove(pairs: int) -> int:
-    """Return the fewest runs each with which a permutation test can prove a difference of one of so many pairs."""
+    """Return the fewest runs of each transport with which a permutation test of ``pairs`` pairs can prove anything."""
     return next(runs for runs in itertools.count(2) if pairs * 2 / math.comb(2 * runs, runs) <= ALPHA)
 
 
 def needed_runs(best: Sequence[float], other: Sequence[float], pairs: int = 1) -> int | None:
-    """Return with how many runs each, more than there are, a difference would be proven, or that there is none.
+    """Return how many runs of each, more than there are, would prove that the transports differ, or are alike.
 
-    It is what would do if further runs were spread as these. None if more than 100.
+    It assumes that further runs are spread like these. None if it takes more than ``MOST_RUNS``.
     """
     fewest = min(len(best), len(other))
     least = max(fewest_to_prove(pairs), fewest + 1)

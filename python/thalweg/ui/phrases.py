@@ -41,7 +41,7 @@ SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
 
 
 def exactly(text: str) -> str:
-    """Return a number that was set, with its unit, without zeros that say nothing: ``40.0 ms`` as ``40 ms``."""
+    """Return a number with its unit, without zeros at the end of its decimals: ``40.0 ms`` as ``40 ms``."""
     number, space, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{space}{unit}"
 

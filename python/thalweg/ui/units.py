@@ -58,7 +58,7 @@ def parse_size(text: str) -> int:
 def parse_rate(text: str) -> int:
     """Return the bits a second that ``text`` (as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise.
 
-    Text without a unit is refused, but for 0: whoever writes ``rate=100`` hardly means bits.
+    Text without a unit is refused, but for 0: a user who writes ``rate=100`` hardly means bits a second.
     """
     if text.strip().isdecimal() and int(text) > 0:
         said = text.strip()

@@ -39,8 +39,8 @@ OPTION: Final = "--repetitions"
 class Verdict:
     """The fastest transport, if a run came to its end; how others compare with it; those that failed.
 
-    ``compared`` has the others by name, the faster first. ``runs`` are the fewest and the most runs of a transport;
-    ``failed`` how many runs of which transport failed, of how many.
+    ``compared`` has the others by name, the faster first. ``failed``: for each transport with failures, how many of how
+    many runs failed. ``runs``: the fewest and the most runs of a transport.
     """
 
     best: str | None
@@ -62,7 +62,7 @@ class Verdict:
 
     @property
     def repetitions(self) -> int | None:
-        """Runs of each with which all that is not proven would be; None if nothing is, or no number up to 100 does."""
+        """How many runs of each would prove all that is open; None if nothing is open, or 100 are too few."""
         return max((one.needed for one in self.compared.values() if one.needed is not None), default=None)
 
     @property
