@@ -117,7 +117,7 @@ def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
 
 
 def warnings(found: Sequence[Cell]) -> list[str]:
-    """Return what may hide what is compared."""
+    """Return warnings that make a comparison misleading."""
     every = ((cell.transport, run.get("unasked_congestion_control")) for cell in found for run in cell.runs)
     return unasked_bbr(every)
 

@@ -20,7 +20,7 @@ GREY: Final = "#8a94a0"
 SPLIT_COLOURS: Final = {TRAINING: GREY, COMMUNICATION: "#3f7fbf", WAITING: "#d9b44a"}
 BOUND: Final = "lower bound"
 BAR: Final = 30
-# Characters of a name that have room in a legend beside a plot, and points of a line that have a symbol each.
+# Most characters of a name in a legend beside a plot; most points of a line that are marked with symbols.
 BESIDE: Final = 24
 MOST_MARKERS: Final = 100
 
@@ -99,7 +99,7 @@ def lines(
 
 
 def _legend(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return a legend above the plot where names are so long that they would squeeze it, else none of its own."""
+    """Return a legend above the plot if long names beside it would squeeze it; else nothing, the page's default."""
     if max((len(cell.name) for cell in cells), default=0) <= BESIDE:
         return {}
     return {"legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}}
@@ -259,7 +259,7 @@ def _marks(x: Sequence[Any], y: Sequence[Any], width: int, name: str) -> Trace:
 
 
 def split_rounds(run: Numbers) -> Chart:
-    """Return what the time of each round of one run went into, one bar above the other."""
+    """Return a stacked bar for each round of one run: what its time went into."""
     known = thinned([row for row in run["each_round"] if row["split"] is not None])
     rounds = [row["round"] for row in known]
     traces: list[Trace] = [
@@ -275,12 +275,12 @@ def split_rounds(run: Numbers) -> Chart:
 
 
 def _parts_of(splits: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the parts that anything went into: a payload trains nothing."""
+    """Return the parts that took any time: a payload, for one, trains nothing."""
     return [part for part in PARTS if any(one[part] > 0 for one in splits)]
 
 
 def round_time(runs: Sequence[Numbers]) -> Chart:
-    """Return what the time of a round went into, by cell, in bars that lie, with training + lower bound."""
+    """Return a horizontal stacked bar for each cell: what a round's time went into; marked: training + lower bound."""
     found = round_times(runs)
     names = [escaped(one.name) for one in found]
     known = [one for one in found if one.split is not None]

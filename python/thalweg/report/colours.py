@@ -9,25 +9,25 @@ from typing import Final
 
 from thalweg.transports import registry
 
-# Told apart by colour-blind readers as far as so many can be, on light and dark paper alike; the first are Okabe's and
-# Ito's. Transports have them in the registry's order.
+# Chosen so that colour-blind readers can tell them apart, on light and on dark paper; the first are Okabe's and Ito's.
+# Transports get them in the registry's order.
 COLOURS: Final = (
     "#0a84c6", "#e0782f", "#009e73", "#cc79a7", "#b8860b", "#7b61d1", "#d02060", "#56b4e9", "#8c564b", "#6b8e23",
     "#17a2a2", "#9a5fb4",
 )  # fmt: skip
-# Dots are those of lower bounds.
+# Without dots, which mean lower bounds.
 DASHES: Final = ("solid", "dash", "dashdot", "longdash", "longdashdot")
-# How far the second, third, ... way of one transport is from its colour, to white or to black.
+# The shade of the first, second, third, ... name of one transport: how far from its colour to white, or to black.
 SHADES: Final = (0.0, -0.35, 0.4, -0.6, 0.65)
 
 
 def colour(index: int) -> str:
-    """Return the colour of a line with this place, where lines are of no transport: of links, say."""
+    """Return the colour of the line ``index``, for lines that belong to no transport, such as links."""
     return COLOURS[index % len(COLOURS)]
 
 
 def of_transports(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name as ``tcp cubic``: that of its transport, of which others have shades."""
+    """Return a colour for each name such as ``tcp cubic``: shades of its transport's colour."""
     ways: dict[str, list[str]] = defaultdict(list)
     for name in sorted(set(names)):
         ways[name.partition(" ")[0]].append(name)
@@ -44,7 +44,7 @@ def _order() -> tuple[str, ...]:
 
 
 def _base(scheme: str) -> str:
-    """Return a transport's colour; one that this build does not know is named by a record of another."""
+    """Return a transport's colour, also of one that this build does not have."""
     known = _order()
     return colour(known.index(scheme) if scheme in known else len(known) + sum(scheme.encode()))
 

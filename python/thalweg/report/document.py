@@ -1,4 +1,4 @@
-"""The HTML file itself: parts of a page, its scripts, and a policy under which nothing else runs or is loaded."""
+"""The HTML file of a page: its parts, its scripts, and a content security policy that allows nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.report.charts import Chart
 from thalweg.report.source import Run
 from thalweg.report.text import LONGEST_SENTENCE, embedded, escaped
 
-# Timelines and links are drawn for so many runs; tables and comparisons have all of them.
+# Most runs whose timelines and links are drawn. Tables and comparisons have all runs.
 MOST_RUNS: Final = 12
 SCALED: Final = frozenset({"communication-time", "communication-rounds", "round-time"})
 # Plotly's basic bundle, as npm has it in plotly.js-basic-dist-min (decision 0073).
@@ -24,7 +24,7 @@ NO_PLOTS: Final = "The plots need JavaScript, and a browser of 2023 or later; th
 
 
 class Page:
-    """The parts of a page as they come."""
+    """Collects the parts of a page in order."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -38,7 +38,7 @@ class Page:
         self.about(about)
 
     def about(self, text: str) -> None:
-        """Say what a plot or a table means."""
+        """Add text that explains a plot or a table."""
         self.parts.append(f'<p class="muted">{text}</p>' if text else "")
 
     def sentence(self, text: str) -> None:
@@ -46,7 +46,7 @@ class Page:
         self.parts.append(f'<p class="verdict">{escaped(text, LONGEST_SENTENCE)}</p>')
 
     def chart(self, chart: Chart) -> None:
-        """Add a plot, if there is anything to draw, and what is to be said of it."""
+        """Add a plot, if there is anything to draw, and its notes."""
         if chart.traces:
             place = f"plot-{len(self.charts)}"
             scale = f'<label class="scale"><input type="checkbox" value="{place}"> logarithmic</label>'
@@ -64,7 +64,7 @@ class Page:
         self.parts.append(f'<ul class="notes">{lines}</ul>' if lines else "")
 
     def folded(self, tables: Sequence[Sequence[str]]) -> None:
-        """Add tables: that of one run as it is, those of several in a part that readers unfold."""
+        """Add tables, one for each run; several are inside a part that readers unfold."""
         found = [part for table in tables for part in table]
         if len(tables) > 1 and found:
             found = [f"<details><summary>Tables of {len(tables)} runs</summary>", *found, "</details>"]

@@ -30,7 +30,7 @@ PARTS: Final = ("clients", "bottleneck", "links", "changes", "trace")
 
 
 def numbers(run: Run, setting: str = "") -> dict[str, Any]:
-    """Return a run's numbers; ``setting`` is what else of its plan tells it from the other runs.
+    """Return a run's numbers; ``setting``: the other settings in which its plan differs from those of the other runs.
 
     Sizes are bytes, times seconds, rates bits a second; null is not known.
     """
@@ -151,9 +151,9 @@ def transport(run: Run) -> str:
 
 
 def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None = None) -> str:
-    """Return a plan's transport likewise; ``tls``: whether it was encrypted, None if only the plan knows.
+    """Return the same of a plan; ``tls``: whether links were encrypted, None if only the plan says so.
 
-    ``congestion``: the congestion control that there was, where it is known; else the one that the plan asks for.
+    ``congestion``: the congestion control that senders had, None for the one that the plan asks for.
     """
     section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
     words = [plan.scheme, congestion or asked(plan) or "", "tls" if encrypted else ""]
@@ -244,8 +244,8 @@ def parties(run: Run) -> list[dict[str, Any]]:
 def retransmissions(run: Run, each: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the segments sent again in a run.
 
-    The links' senders count them until the last transfer was confirmed (``resent`` in the manifest). Of a record
-    without that it is the sum of its transfers, and where nobody counts, what the emulated hosts sent again.
+    Senders count them until the last transfer is confirmed (``resent`` in the manifest). A record without that has the
+    sum over its transfers; if no transport counts, what the emulated hosts sent again.
     """
     resent = _object(run.manifest.get("resent"))
     told = total(count for count in (resent.get("down"), resent.get("up")) if isinstance(count, int))

@@ -65,14 +65,14 @@ def _missed(run: Run) -> str:
 
 
 def failures(run: Run) -> list[str]:
-    """Return who failed, when and why: clients whose update does not count, or not whole, and nodes that ended."""
+    """Return who failed, when and why: clients whose update does not count whole, and nodes that ended early."""
     found = [*_of_clients(run), *_of_nodes(run)]
     rest = len(found) - MOST_LINES
     return [*found[:MOST_LINES], *([f"and {rest} more"] if rest > 0 else [])]
 
 
 def _of_clients(run: Run) -> Iterator[str]:
-    """Yield a line for each reason, those that most rounds have first."""
+    """Yield a line for each reason; those of the most rounds come first."""
     rounds: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for part in run.participants:
         if part["state"] != "whole":

@@ -1,4 +1,4 @@
-"""The page: what it opens with, which depends on what it is of, and what follows in which order."""
+"""The sections of a page and their order. The first ones depend on what ran: one run or several, and of which kind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _title(runs: Sequence[Run], numbers: Numbers, links: Sequence[LinkTrace]) ->
 
 
 def _one_run(made: Page, run: Run, of: Mapping[str, Any]) -> None:
-    """Open with how a run ended and who failed, then with what is particular to its kind, then with its rounds."""
+    """Begin with how a run ended and who failed; then add what is particular to its kind, and its rounds."""
     made.section("run", "Run")
     made.sentence(headline(run, of))
     made.notes(failures(run))
@@ -64,7 +64,7 @@ def _one_run(made: Page, run: Run, of: Mapping[str, Any]) -> None:
 
 
 def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequence[Lost]) -> None:
-    """Open with which transport is fastest where, then show it, then tell it by transport and network."""
+    """Begin with the fastest transport of each network; then add a plot, and a table by transport and network."""
     found = cells(numbers, lost)
     made.section("answer", "Answer")
     told = verdicts(found)
@@ -145,7 +145,7 @@ def _trees(made: Page, runs: Sequence[Run]) -> None:
 
 
 def _details(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
-    """Tell the facts of runs, then what their clients, links and parties did."""
+    """Add tables of facts of runs, and what their clients, links and parties did."""
     made.section("summary", "Summary", SUMMARY)
     made.parts += tables.facts(numbers)
     moved = [run for run in runs if run.transfers]
@@ -176,7 +176,7 @@ def _traces(made: Page, links: Sequence[LinkTrace]) -> None:
 
 
 def _left_out(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
-    """Say at the end what the page does not have and why, each reason once."""
+    """Add a list of what the page lacks, each reason once."""
     whys: Counter[str] = Counter()
     for run, of in zip(runs, numbers, strict=True):
         if not run.rounds:

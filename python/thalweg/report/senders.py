@@ -1,4 +1,4 @@
-"""The congestion control of a run's senders: it is part of what is compared, also where it is the system's."""
+"""The congestion control of a run's senders. It is part of a transport's name, even if the system has chosen it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _system(run: Run) -> str | None:
 
 
 def unasked(run: Run) -> str | None:
-    """Return the congestion control that a run had because the system has it, or None."""
+    """Return a run's congestion control if the plan asked for none, so that the system chose it; else None."""
     return None if asked(run.plan) else congestion(run)
 
 
@@ -65,9 +65,10 @@ def unasked_bbr(runs: Iterable[tuple[str, str | None]]) -> list[str]:
 
 
 def with_system(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
-    """Return what a transport is called whose run left no record, which does not say the system's congestion control.
+    """Return the name of a failed run's transport, with the congestion control that other runs had.
 
-    ``runs`` are those in the same place: if one transport alone is ``name`` and a congestion control, it is that.
+    A run without a record does not say which one the system chose. ``runs`` are those in the same place: if all of them
+    that are ``name`` and a congestion control are called the same, so is this one.
     """
     known = [(run["transport"], run["congestion_control"]) for run in runs if run["congestion_control"] is not None]
     found = {transport for transport, word in known if _without(transport, word) == name}

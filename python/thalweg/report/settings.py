@@ -1,4 +1,7 @@
-"""What of their plans tells runs apart, besides what their names have: runs that differ in it repeat nothing."""
+"""The settings in which the plans of runs differ, without those that a run's name has already.
+
+Runs that differ in any of them are not repetitions of each other.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from thalweg.ui.phrases import phrase
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Sections of which a run's name has all that matters, or that change nothing of what is measured.
+# Sections whose settings are in a run's name, or do not affect what is measured.
 NAMED_SECTIONS: Final = frozenset({"model", "network", "layers", "security", "record", "hosts", "algorithm"})
 NAMED: Final = frozenset(
     {

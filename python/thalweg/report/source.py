@@ -90,12 +90,12 @@ class Run:
 
     @property
     def is_flower(self) -> bool:
-        """Whether a Flower app ran, whose strategy decides what becomes of updates."""
+        """Whether a Flower app ran: then its strategy aggregates updates."""
         return self.plan.app is not None and self.plan.app.object.startswith(FLOWER)
 
     @property
     def trains_nothing(self) -> bool:
-        """Whether its clients only send a payload: what they say of training is then the time of a call."""
+        """Whether its clients only send a payload: the training time that they report is that of an empty call."""
         return self.plan.is_payload and not self.plan.training.compute
 
     @property

@@ -19,11 +19,11 @@ Split = Mapping[str, float]
 
 
 def splits(run: Run) -> dict[int, Split]:
-    """Return the seconds of each part by round; rounds of which nobody wrote down the transfers are not there.
+    """Return the seconds of each part by round, without rounds whose transfers are not recorded.
 
-    Of a client communication is from the first byte of its model or update that was sent to the last one received;
-    training, from the model to the update; waiting, the rest of the round: for other clients and for the server. Of a
-    graph's node communication is the exchange without its waiting for neighbours.
+    A client communicates from the first byte sent of its model or update until the last one is received. It trains
+    from the end of the model to the begin of the update. The rest of the round it waits, for other clients and the
+    server. A graph's node communicates during its exchange, without the time in which it waits for neighbours.
     """
     return _of_nodes(run) if run.iterations else _of_clients(run)
 
@@ -47,7 +47,7 @@ def _of_clients(run: Run) -> dict[int, Split]:
     found = {}
     for row in run.rounds:
         number, total = row["round"], row["seconds"]
-        # A Flower app's round is timed by its training; its transfers are those of its evaluation too.
+        # A Flower app's round has the seconds of its training, but the transfers of its evaluation too.
         total = total + (row["evaluation_seconds"] or 0.0) if total is not None and run.is_flower else total
         clients = [
             _client(own, total, has_trained=run.is_flower or (number, name) in trained)

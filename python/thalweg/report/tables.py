@@ -37,7 +37,7 @@ RARE: Final = frozenset(
     }
 )  # fmt: skip
 NOTHING: Final = EMPTY | {"0"}
-# So many runs are shown unfolded.
+# Up to so many runs are shown unfolded.
 FEW: Final = 6
 
 
@@ -167,7 +167,7 @@ def cells(rows: Sequence[Numbers]) -> str:
 
 
 def facts(runs: Sequence[Numbers]) -> list[str]:
-    """Return what is known of runs: what all have in common, and unless it is one run a row for each with the rest."""
+    """Return what is known of runs: a table of what all have in common, and one with a row for each run's rest."""
     found = [(name, [show(run) for run in runs]) for name, show in FACTS]
     known = [(name, values) for name, values in found if not set(values) <= EMPTY]
     common = [(name, values[0]) for name, values in known if len(set(values)) == 1]
@@ -212,7 +212,7 @@ def _titled(label: str | None, columns: Columns, rows: Sequence[Numbers]) -> lis
 
 
 def _table(columns: Columns, rows: Sequence[Numbers], kind: str = "") -> str:
-    """Return a table without the columns that say nothing of any row."""
+    """Return a table without the columns that are empty in all rows."""
     found = [(name, [show(row) for row in rows]) for name, show in columns]
     shown = [(name, values) for name, values in found if not set(values) <= (NOTHING if name in RARE else EMPTY)]
     values = zip(*(values for _, values in shown), strict=True)

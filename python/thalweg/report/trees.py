@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Node:
-    """A node: its clients, their updates that are in the mean, its workers, and their work. None is not known."""
+    """A node: its clients, how many of their updates count, and what its workers did. None is not known."""
 
     node: str
     clients: int | None = None
@@ -29,14 +29,14 @@ class _Node:
     names: set[str] = field(default_factory=set)
 
     def heard(self, said: Mapping[str, Any]) -> None:
-        """Take in what a round says of the node."""
+        """Add what a round's entry says of the node."""
         self.clients = said.get("clients")
         self.counted = (self.counted or 0) + (said.get("counted") or 0)
         why = said.get("reason")
         self.reasons += [str(why)] if why and str(why) not in self.reasons else []
 
     def worked(self, stretch: Mapping[str, Any]) -> None:
-        """Take in what one of its workers did."""
+        """Add a piece of work of one of its workers."""
         if stretch["what"] == "fold":
             self.folds += 1
             self.fold_seconds += stretch["end"] - stretch["start"]
@@ -67,7 +67,7 @@ def nodes(run: Run) -> list[dict[str, Any]]:
 
 
 def sentence(run: Run) -> str | None:
-    """Return in words what the tree was, as its record says it; None if it does not say."""
+    """Return the tree's system, nodes and workers in words; None if the record has no tree."""
     tree = run.manifest.get("tree")
     if not isinstance(tree, dict):
         return None
