@@ -1,12 +1,12 @@
-//! Room for more memory. Batch systems limit the address space of a process (`ulimit -v`). An allocation beyond the limit ends
-//! the process, so whoever wants much asks first, and gets an error in words.
+//! Whether the process may allocate more memory. Batch systems limit a process's address space (`ulimit -v`). A failed
+//! allocation aborts the process, so callers that need much memory call [`room`] first, which returns an error instead.
 
 use crate::ArenaError;
 
-/// Bytes that have to be left for threads' stacks, buffers of links and what else is allocated without being asked for.
+/// Bytes that stay free for threads' stacks, buffers of links and other allocations that do not call [`room`].
 const RESERVE: u64 = 256 << 20;
 
-/// Whether the process may take `bytes` more and go on.
+/// Checks that the process may allocate `bytes` more.
 ///
 /// # Errors
 /// [`ArenaError::Memory`] if the limit of its address space leaves no room.

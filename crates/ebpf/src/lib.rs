@@ -1,6 +1,6 @@
 //! Programs that run in Linux's kernel (eBPF), loaded by [`aya`]. They are written in C (`programs/`). Their object code
 //! (`objects/`) is under version control, so that no build needs clang: `make ebpf` compiles it anew, and
-//! `tests/test_ebpf.py` checks that it is of these sources.
+//! `tests/test_ebpf.py` checks that the objects were compiled from these sources.
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 

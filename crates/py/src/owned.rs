@@ -1,11 +1,11 @@
-//! What belongs to the process that made it.
+//! Objects that only the process that made them may use.
 
 use pyo3::prelude::*;
 
 use crate::errors::core_error;
 
-/// An object of the core that has threads and sockets. After a fork the child has a copy of it without the threads: the
-/// copy would wait for them for ever, so using it is an error, and dropping it does nothing.
+/// An object of the core that has threads and sockets. After a fork the child has a copy without the threads, and any call
+/// would wait for them for ever. So in the child using it is an error, and dropping it does nothing.
 pub(crate) struct Owned<T> {
     name: &'static str,
     inner: Option<T>,

@@ -143,12 +143,12 @@ pub enum Control {
         #[serde(deserialize_with = "text::urls")]
         urls: Vec<String>,
     },
-    /// Client, once the server has answered its parcel ([`Control::settles`]): what its transport retransmitted. Bytes that
-    /// the client's kernel only holds when the last one is handed to it are on their way or here by then.
+    /// Client, once the server has answered its parcel ([`Control::settles`]): how much its transport retransmitted. Right after
+    /// the last send, some bytes are still in the kernel's buffer; by the server's answer they have been sent.
     Counted {
         /// The parcel's number.
         parcel: u32,
-        /// Segments retransmitted since it last said so, over all its links; `None` where the transport cannot tell.
+        /// Segments retransmitted over all its links since its last such message; `None` where the transport cannot tell.
         retransmissions: Option<u64>,
     },
 }

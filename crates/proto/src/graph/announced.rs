@@ -1,5 +1,5 @@
-//! Neighbours' weights in iterations to come. A chunk of an iteration can be added to its sums once these are known, so
-//! they also decide which chunks a node can take before it has begun their iteration.
+//! Neighbours' weights in coming iterations. A node can add a chunk to the sums of its iteration once it knows the sender's
+//! weight there. So these weights also decide which chunks it can take before it has begun their iteration.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,14 @@ use super::node::{Node, Stage};
 /// Weights of neighbours, by place.
 pub(super) type Weights = BTreeMap<usize, f64>;
 
-/// Weights from one iteration on.
+/// The weights of an iteration and of later ones.
 #[derive(Debug, Default)]
 pub(super) struct Announced {
+    /// The number of the first iteration.
     first: u32,
-    /// Of the first iteration and those that follow it.
+    /// The weights of the first iteration, and of those that follow it.
     weights: Vec<Weights>,
-    /// Iterations differ, so those beyond `weights` are not known. Otherwise they are like the last.
+    /// Whether weights change between iterations. Then those beyond `weights` are unknown; else they equal the last.
     pub changes: bool,
 }
 
@@ -28,8 +29,8 @@ impl Announced {
 
 impl Node {
     /// Tells a node that has not begun what its first iteration will be, so that it takes chunks of neighbours who have
-    /// begun already. Arguments and result are as for [`Node::begin`]. It does nothing in an iteration. Nor does it where nodes
-    /// wait for whole models: there a node asks for what came before it had begun.
+    /// begun already. Arguments and result are as for [`Node::begin`]. It does nothing while an iteration runs. Nor where
+    /// nodes wait for whole models: there a node asks again for what came before it had begun.
     ///
     /// # Errors
     /// If the number does not rise, or somebody was not met.
@@ -59,12 +60,12 @@ impl Node {
         Ok(Announced { first, weights, changes: then.is_some() })
     }
 
-    /// Takes new weights. Returns the iterations of which chunks came under other weights: these chunks are dropped here,
-    /// and the driver has to drop what it made of them.
+    /// Replaces the known weights. Returns the iterations in which a neighbour whose chunks have come has another weight now:
+    /// these chunks are forgotten here, and the driver has to drop the sums that have them.
     pub(super) fn announce(&mut self, announced: Announced) -> Vec<u32> {
         let before = std::mem::replace(&mut self.announced, announced);
         if self.waits_for_all() {
-            return Vec::new(); // their senders were told that all is here, and may have gone on
+            return Vec::new(); // their senders got a receipt for the whole model, and may have gone on
         }
         let (first, after) = (self.announced.first, &self.announced);
         let differs = |place: usize, round: u32| {

@@ -204,7 +204,7 @@ impl Node {
 
     /// Stops waiting for a neighbour's model of an iteration.
     fn over(&mut self, now: Time, place: usize, round: u32) {
-        // What came before the first own update says nothing of how long later ones take.
+        // A model that is here before the own update has no lag. In the first iteration that says nothing of later ones.
         let early = self.completed.then_some(Time::ZERO);
         let lag = self.pace.lag(now, round).or(early);
         let peer = &mut self.peers[place];

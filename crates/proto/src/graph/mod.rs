@@ -2,8 +2,8 @@
 //!
 //! There is one link an edge, which carries models both ways; the lower name dials. Models are pushed: chunks describe
 //! themselves, and an End says that no more come. A node is at one iteration at a time. Chunks of earlier ones are late;
-//! those of the next few are kept, so that nobody waits for whoever is a little behind. A node that is told its first
-//! weights when it meets its neighbours keeps chunks from then on, before it has begun.
+//! those of the next few are kept, so that nobody waits for a node that is a little behind. A node that knows its first
+//! weights when it meets its neighbours keeps chunks from then on, before its first iteration.
 //!
 //! ```text
 //! begin --> training --ready--> waiting --Mix--> mixing --mixed--> idle

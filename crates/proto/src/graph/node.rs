@@ -40,9 +40,9 @@ pub struct Node {
     /// The iteration that was begun last, 0 before the first.
     pub(super) round: u32,
     pub(super) begun: Time,
-    /// Whom it averages with in this iteration, by place.
+    /// Weights of the neighbours that it averages with in this iteration, by place.
     pub(super) weights: BTreeMap<usize, f64>,
-    /// The same of this iteration and later ones, as far as is known.
+    /// Weights of this iteration and of later ones, as far as they are known.
     pub(super) announced: Announced,
     /// Whom it sends to, if these are not the same.
     pub(super) targets: Option<Vec<usize>>,
@@ -52,7 +52,8 @@ pub struct Node {
     pub(super) timed_out: bool,
     pub(super) fresh: bool,
     pub(super) completed: bool,
-    /// Chunks that were too early to be kept, and that were of another job or layout or could not be added, since the last report.
+    /// Counts since the last report: chunks that came too early to be kept; chunks of another job or layout, or that could not
+    /// be added.
     pub(super) early: u64,
     pub(super) bad: u64,
     pub(super) turned_away: Option<(String, String)>,

@@ -106,7 +106,7 @@ pub(crate) struct Dial<P> {
     retries: u32,
     jitter: u64,
     received: u64,
-    /// Segments retransmitted over all links, as far as is known, and those of them that the server was told of.
+    /// Segments retransmitted over all links, `None` if unknown; and how many of them the server was told of.
     resent: Option<u64>,
     counted: u64,
     actions: VecDeque<ClientAction<P>>,

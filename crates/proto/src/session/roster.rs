@@ -47,7 +47,7 @@ pub struct Traffic {
 pub struct Resent {
     /// Since the sender was first here.
     pub total: Option<u64>,
-    /// Those of them that belong to no transfer yet.
+    /// Those of them that are not part of a transfer's count yet.
     pending: Option<u64>,
 }
 
@@ -136,7 +136,7 @@ pub(crate) struct Member<M> {
     /// Segments retransmitted on the way to it, and by it.
     pub down: Resent,
     pub up: Resent,
-    /// It has yet to say what it retransmitted of a parcel that was answered.
+    /// Whether its count for a parcel that was answered is still to come.
     uncounted: bool,
     pub own: M,
 }
@@ -163,7 +163,7 @@ pub(crate) struct Served<L> {
     pub offset: i64,
     pub traffic: Traffic,
     base: Traffic,
-    /// Segments retransmitted that were counted.
+    /// Segments retransmitted on this link that are counted already.
     resent: u64,
     /// When the policy wants to look at this link again.
     wake: Option<Time>,
@@ -505,7 +505,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         Said::Nothing
     }
 
-    /// Counts what was retransmitted once a receiver has confirmed a parcel: earlier, bytes only lie in the kernel's buffer.
+    /// Counts retransmissions when a receiver has confirmed a parcel. Earlier, some of its bytes may still be in the kernel's
+    /// buffer.
     fn count(&mut self, link: LinkId, sender: u32, message: &Control) {
         match message {
             Control::Received { .. } => self.count_down(link),
@@ -527,22 +528,22 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         }
     }
 
-    /// What was retransmitted on the way to a member and belongs to no transfer yet; now it does.
+    /// Takes the count of segments that the server retransmitted to a member and that no transfer has yet.
     pub(crate) fn resent_down(&mut self, number: u32) -> Option<u64> {
         self.members.get_mut(&number)?.down.pending.take()
     }
 
-    /// The same of what a member retransmitted.
+    /// Takes the count of segments that a member retransmitted and that no transfer has yet.
     pub(crate) fn resent_up(&mut self, number: u32) -> Option<u64> {
         self.members.get_mut(&number)?.up.pending.take()
     }
 
-    /// How many members have yet to say what they retransmitted of a parcel that was answered.
+    /// How many connected members have not sent their count for a parcel that was answered.
     pub(crate) fn uncounted(&self) -> usize {
         self.members.values().filter(|member| member.uncounted && member.link.is_some()).count()
     }
 
-    /// What was retransmitted so far on the way to each member, and by it.
+    /// Segments retransmitted so far to each member, and by it.
     pub(crate) fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
         self.links().into_iter().for_each(|link| self.count_down(link));
         self.members.values().map(|m| (m.name.clone(), m.down.total, m.up.total)).collect()
@@ -692,7 +693,7 @@ macro_rules! roster_methods {
             self.roster.departed()
         }
 
-        /// How many members have yet to say what they retransmitted of a parcel that was answered.
+        /// How many connected members have not sent their count for a parcel that was answered.
         pub fn uncounted(&self) -> usize {
             self.roster.uncounted()
         }

@@ -86,21 +86,22 @@ impl Stage {
     }
 }
 
-/// What the application says of an offered result.
+/// Where the application's judgement of an offered result stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Judgement {
     /// It was not asked.
     Unasked,
-    /// It was asked.
+    /// It was asked, and has not answered.
     Pending,
-    /// It was asked about what an earlier process of the member offered.
+    /// It was asked about an earlier offer, of a process of the member that has ended, and has not answered.
     Outdated,
-    /// It takes the result.
+    /// It accepts the result.
     Accepted,
 }
 
 impl Judgement {
-    /// What it is for what another process of the member offers. The application is asked once at a time.
+    /// The state for a new process of the member. The application gets one question at a time, so a pending one must be
+    /// answered before the next.
     pub fn outdated(self) -> Self {
         match self {
             Self::Pending | Self::Outdated => Self::Outdated,

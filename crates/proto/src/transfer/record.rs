@@ -52,8 +52,8 @@ pub struct Transfer {
     pub send: Option<Span>,
     /// When it was received.
     pub receive: Option<Span>,
-    /// Segments retransmitted by the sender until the receiver confirmed it. Those that were sent again, or counted, later
-    /// are in the sender's next transfer.
+    /// Segments that the sender retransmitted until the receiver confirmed the transfer. Retransmissions and counts that come
+    /// later are in the sender's next transfer.
     pub retransmissions: Option<u64>,
     /// Chunks that came more than once.
     pub duplicates: u64,
@@ -124,7 +124,7 @@ impl Transfer {
     }
 }
 
-/// The sum of what is known of two counts.
+/// The sum of two counts, either of which may be unknown.
 pub(crate) fn both(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     match (one, other) {
         (None, None) => None,

@@ -24,7 +24,7 @@ fn handle() -> Result<Handle, Error> {
         Some((maker, runtime)) if *maker == process => return Ok(runtime.handle().clone()),
         _ => {}
     }
-    // tokio takes it that there is room for its threads, and ends the process if not.
+    // tokio reports no error if it cannot start its threads, it ends the process. So check the room and try one thread first.
     thalweg_arena::room(0)?;
     let first = std::thread::Builder::new().spawn(|| {}).map_err(|e| system(&e))?;
     _ = first.join();

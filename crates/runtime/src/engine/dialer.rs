@@ -218,7 +218,7 @@ pub(crate) struct Dialer<P: DialerPolicy> {
     generations: Mutex<u64>,
     /// What is being sent, of which parcel.
     cancel: Mutex<(u32, Cancel)>,
-    /// Segments retransmitted on links that are over.
+    /// Segments retransmitted on links that have ended.
     resent: AtomicU64,
     wake: Notify,
     /// Whether the machine is done and all that it asked for has been performed.

@@ -375,8 +375,8 @@ impl<P: HubPolicy> Hub<P> {
         counters.iter().fold((0, 0), |(sent, received), c| (sent + c.sent, received + c.received))
     }
 
-    /// Segments retransmitted so far on the way to each client, and by it, as a JSON object of names. Waits for at most `limit`
-    /// for clients that have yet to say so of an update that was answered.
+    /// Segments retransmitted so far to each client, and by it, as a JSON object of names. Waits at most `limit` for clients
+    /// that have not sent their count for an update that was answered.
     pub fn resent(&self, limit: Duration) -> String {
         let deadline = Instant::now() + limit;
         let all = || (lock(&self.machine).uncounted() == 0).then_some(());

@@ -1,4 +1,4 @@
-//! Before an iteration: which neighbours there are, and with what weights their models are taken.
+//! What a node is told before an iteration: its neighbours, and the weights of their models.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLockWriteGuard};
@@ -11,20 +11,20 @@ use super::options::MixingRule;
 use crate::engine::{DialOptions, Dialer};
 use crate::{lock, random, Error};
 
-/// Weights of an iteration to come, and of those that follow it; `None` if they are the same.
+/// Weights of a coming iteration, and of those that follow it.
 pub struct Upcoming {
     /// The iteration.
     pub round: u32,
     /// Its weights by neighbour, as [`Node::begin`] takes them.
     pub weights: Weights,
-    /// Those of the iterations after it.
+    /// The weights of the iterations after it; `None` if they are the same.
     pub then: Option<Vec<Weights>>,
 }
 
 /// Weights as the machine takes them.
 type Listed = Vec<(String, f64)>;
 
-/// [`Upcoming`], checked: the own weight stands by itself.
+/// [`Upcoming`], checked, with the node's own weight apart.
 struct Checked {
     round: u32,
     own: f64,

@@ -124,7 +124,7 @@ impl Shared {
         drop(self.folding.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Forgets what came of these iterations, of which nothing is being added.
+    /// Forgets the sums and stages of these iterations. Nothing may be adding to them.
     pub fn free(&self, rounds: &[u32]) {
         self.slots.free(rounds);
         if let Some(stages) = &self.stages {

@@ -51,7 +51,7 @@ impl Slots {
         lock(&self.places).used.get(&round).cloned()
     }
 
-    /// Forgets what came of these iterations.
+    /// Resets the sums of these iterations, and makes them free.
     pub fn free(&self, rounds: &[u32]) {
         let mut places = lock(&self.places);
         for sums in rounds.iter().filter_map(|round| places.used.remove(round)).collect::<Vec<_>>() {

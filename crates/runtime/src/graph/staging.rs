@@ -40,7 +40,7 @@ impl Stages {
         model
     }
 
-    /// Forgets what came of these iterations.
+    /// Frees the stages of these iterations.
     pub fn free(&self, rounds: &[u32]) {
         let mut places = lock(&self.places);
         let used = std::mem::take(&mut places.used);

@@ -57,7 +57,7 @@ impl Server {
     /// What the transport says of the address, or which option is impossible.
     pub fn start(model: Arena, layout: Layout, address: &str, options: ServerOptions) -> Result<Self, Error> {
         options.check()?;
-        // Its sums, at least. They are allocated when updates come, when a process that gets none is ended.
+        // At least the sums need room. They are allocated when updates come, and a failure then aborts the process.
         thalweg_arena::room(layout.bytes())?;
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;

@@ -131,8 +131,8 @@ fn fold_result(
     sums.fold_ranges(&result, &came, weight).map_err(|e| e.to_string())
 }
 
-/// The arena of tensors of which none has a byte: no chunk comes that would make it. `None` if there are no tensors, or
-/// there are bytes.
+/// An empty arena for tensors of which none has a byte: for these no chunk comes for which an arena would be made. `None` if
+/// there are no tensors, or they have bytes.
 pub(super) fn without_bytes(layout: &Layout) -> Option<Arena> {
     let named = !layout.tensors().is_empty() && layout.bytes() == 0;
     named.then(|| Arena::new(0).ok()).flatten()

@@ -26,8 +26,8 @@ use crate::{lock, registry, Error};
 /// Most members a job may ever have.
 const MAX_MEMBERS: u32 = 1 << 16;
 
-/// Says whether a result is taken, by its member's name, its head and its weight, or why not. It is called on a thread of
-/// its own before any byte of the result is asked for.
+/// Accepts a result by its member's name, its head and its weight, or says why not. It is called on a blocking thread, before
+/// any byte of the result is asked for.
 pub type Judge = Arc<dyn Fn(&str, &[u8], f64) -> Result<(), String> + Send + Sync>;
 
 /// A task to be sent.
@@ -47,7 +47,7 @@ pub struct NewTask {
     /// Of each of these tensors in order, the share of its bytes that may be missing of a result. Of a tensor that the task
     /// does not have in the same form, nothing may. `None`: nothing.
     pub missing: Option<Vec<f64>>,
-    /// Judges each result before it is received; `None`: all are taken.
+    /// Judges each result before it is received; `None`: all are accepted.
     pub judge: Option<Judge>,
 }
 
@@ -384,7 +384,7 @@ impl HubPolicy for Tasks {
             }
             TaskAction::Closed { task } => {
                 let mut open = lock(&policy.open);
-                let mut judge = None; // dropped without the lock, as nobody knows what it holds
+                let mut judge = None; // dropped after the lock, since its destructor may run foreign code
                 if let Some(task) = open.get_mut(&task) {
                     task.closed = true;
                     judge = task.judge.take();

@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// A client has said what it retransmitted of an update. If its round is over, that is in its next update.
+    /// A client has sent its count of retransmissions. If the update's round is over, the next update's transfer gets it.
     pub(super) fn counted(&mut self, sender: u32, round: u32) {
         if self.part(sender, round).is_none() {
             return;

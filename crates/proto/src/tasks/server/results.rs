@@ -63,7 +63,7 @@ impl TaskServer {
         self.roster.want(TaskAction::Judge { task: number, sender, member, head, weight });
     }
 
-    /// The application takes an offered result, or `Err` says why not.
+    /// The application accepts an offered result, or refuses it with a reason (`Err`).
     pub fn judged(&mut self, now: Time, number: u32, sender: u32, verdict: Result<(), String>) {
         let Some(part) = self.part(number, sender) else { return };
         let offered = part.stage == Stage::Offered;
@@ -89,7 +89,7 @@ impl TaskServer {
         }
     }
 
-    /// An offered result is to be received, when there is room for it.
+    /// Queues an offered result to be received when there is room for it.
     fn take(&mut self, now: Time, number: u32, sender: u32) {
         self.room.push_back((number, sender));
         self.make_room(now);
@@ -239,7 +239,7 @@ impl TaskServer {
         self.wake_to_settle(link, sender);
     }
 
-    /// A member has said what it retransmitted of a result. If its task is over, that is in its next result.
+    /// A member has sent its count of retransmissions. If the result's task is over, the next result's transfer gets it.
     pub(super) fn counted(&mut self, sender: u32, number: u32) {
         if self.part(number, sender).is_none() {
             return;
