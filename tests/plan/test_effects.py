@@ -296,8 +296,8 @@ def test_a_key_that_is_accepted_has_an_effect(path: str, job: str) -> None:
             "record.checkpoint_every is 0",
         ),
         ({"network.clock": "virtual", "record.metrics": "0"}, "record.metrics", "in virtual time"),
-        ({"aggregation.shape": "tree", "tree.scaling": "hierarchy"}, "tree.scaling", "it is of leaves"),
-        ({"aggregation.shape": "tree", "tree.inputs": 4}, "tree.inputs", "it is of leaves"),
+        ({"aggregation.shape": "tree", "tree.scaling": "hierarchy"}, "tree.scaling", "it is for leaves"),
+        ({"aggregation.shape": "tree", "tree.inputs": 4}, "tree.inputs", "it is for leaves"),
         (
             {"aggregation.shape": "tree", "tree.autoscaler": {"tick": 1.0}},
             "tree.autoscaler",

@@ -56,7 +56,7 @@ class Line:
     need: Need | None = None
 
 
-def _but(need: Need | None = None, **without: str) -> Line:
+def _except(need: Need | None = None, **without: str) -> Line:
     """Return the line of a key that has an effect in all jobs but those of ``without``, each with the reason."""
     return Line(without, need)
 
@@ -66,7 +66,7 @@ def _served(graph: str, flower: str, need: Need | None = None) -> Line:
     return Line({"graph": graph, "flower": flower}, need)
 
 
-def _mixed(why: str) -> Line:
+def _of_graphs(why: str) -> Line:
     """Return the line of a key that has an effect on a graph only."""
     return Line({job: why for job in JOBS if job != "graph"})
 
@@ -110,15 +110,15 @@ def _is_network(test: Callable[[Any], object]) -> Callable[[Plan], bool]:
 
 
 _LEAVES: Final = Need(
-    _has_choice, "it is of leaves: a node has them with tree.split = 'clients' and tree.levels = 'tree'"
+    _has_choice, "it is for leaves, which a node has with tree.split = 'clients' and tree.levels = 'tree'"
 )
 _INPUTS: Final = Need(
-    lambda plan: _has_leaves(plan) or _is_scaled(plan), "it is of leaves: a node has them with tree.split = 'clients'"
+    lambda plan: _has_leaves(plan) or _is_scaled(plan), "it is for leaves, which a node has with tree.split = 'clients'"
 )
-_AUTOSCALER: Final = Need(_is_scaled, "it is of an autoscaler, which is there with tree.scaling = 'knative'")
+_AUTOSCALER: Final = Need(_is_scaled, "it is for an autoscaler, which a node has with tree.scaling = 'knative'")
 _RAY: Final = Need(
     lambda plan: plan.nodes is not None and plan.nodes.engine == "ray",
-    "it is of Ray, and nodes.engine is 'local'",
+    "it is for Ray, and nodes.engine is 'local'",
 )
 _BROKER: Final = Need(
     lambda plan: plan.transport.url == "auto" or bool(registry.can(plan.scheme).get("broker")),
@@ -147,8 +147,8 @@ _DRAWN: Final = "all nodes take part in each iteration"
 _STRATEGY: Final = "its strategy says that"
 _OWN: Final = "the app has its own"
 _UPDATES: Final = "what is lost of its replies is sent again, or counts for nothing where they are folded"
-_MIXES: Final = "it says how nodes of a graph mix their models"
-_MIXED: Final = "aggregation.weights says what stands in for a chunk that is missing"
+_MIXING: Final = "it says how nodes of a graph mix their models"
+_STANDS_IN: Final = "aggregation.weights says what stands in for a chunk that is missing"
 _ONCE: Final = "a run plans its tree once"
 
 # Keys of [network] with an effect wherever there is a network.
@@ -186,100 +186,100 @@ LINKS: Final = (
     "seed",
 )
 LINES: Final[Mapping[str, Line]] = {
-    "job.rounds": _but(flower="its own configuration says how many rounds it has"),
-    "job.clients": _but(),
-    "job.graph": _but(flower="its nodes talk to its ServerApp alone"),
-    "job.wait": _mixed("no node waits for its neighbours"),
-    "job.ahead": _mixed("no node waits for its neighbours"),
-    "job.share": _mixed("no node sends its model to neighbours"),
-    "job.test_every": _mixed("the server evaluates after each round"),
+    "job.rounds": _except(flower="its own configuration says how many rounds it has"),
+    "job.clients": _except(),
+    "job.graph": _except(flower="its nodes talk to its ServerApp alone"),
+    "job.wait": _of_graphs("no node waits for its neighbours"),
+    "job.ahead": _of_graphs("no node waits for its neighbours"),
+    "job.share": _of_graphs("no node sends its model to neighbours"),
+    "job.test_every": _of_graphs("the server evaluates after each round"),
     "job.evaluate": _served("each node evaluates its own model; job.test_every says when", _STRATEGY, _TRAINED),
     "job.choose": _served(_DRAWN, _STRATEGY),
-    "job.seed": _but(),
+    "job.seed": _except(),
     "job.enough": _served("nobody counts updates; job.wait says what a node waits for", _STRATEGY),
-    "job.deadline": _but(flower="its messages have their own time to live"),
-    "job.grace": _but(graph="a node does not wait for one that is gone"),
-    "job.liveness": _but(),
-    "app": _but(),
-    "model.name": _but(flower=_OWN),
-    "model.tensors": _but(flower="its ClientApps say what they send"),
-    "data.name": _but(flower=_OWN),
-    "data.partition": _but(flower=_OWN),
-    "data.root": _but(flower=_OWN),
-    "data.samples": _but(flower=_OWN),
-    "data.test_samples": _but(flower=_OWN),
-    "training.batch": _but(flower=_OWN),
-    "training.learning_rate": _but(flower=_OWN),
-    "training.momentum": _but(flower=_OWN),
-    "training.decay_round": _but(flower=_OWN),
-    "training.decay": _but(flower=_OWN),
-    "training.local_epochs": _but(flower=_OWN),
-    "training.local_steps": _but(flower=_OWN),
-    "training.threads": _but(),
-    "training.compute": _but(flower=_OWN),
-    "training.compute_load": _but(_COMPUTES, flower=_OWN),
-    "algorithm.name": _but(),
-    "algorithm.gamma": _mixed("it is of choco, which needs a graph"),
-    "transport.url": _but(),
-    "transport.congestion": _but(),
-    "transport.client_congestion": _but(),
-    "transport.streams": _but(),
-    "transport.send_buffer": _but(),
-    "transport.receive_buffer": _but(),
+    "job.deadline": _except(flower="its messages have their own time to live"),
+    "job.grace": _except(graph="a node does not wait for one that is gone"),
+    "job.liveness": _except(),
+    "app": _except(),
+    "model.name": _except(flower=_OWN),
+    "model.tensors": _except(flower="its ClientApps say what they send"),
+    "data.name": _except(flower=_OWN),
+    "data.partition": _except(flower=_OWN),
+    "data.root": _except(flower=_OWN),
+    "data.samples": _except(flower=_OWN),
+    "data.test_samples": _except(flower=_OWN),
+    "training.batch": _except(flower=_OWN),
+    "training.learning_rate": _except(flower=_OWN),
+    "training.momentum": _except(flower=_OWN),
+    "training.decay_round": _except(flower=_OWN),
+    "training.decay": _except(flower=_OWN),
+    "training.local_epochs": _except(flower=_OWN),
+    "training.local_steps": _except(flower=_OWN),
+    "training.threads": _except(),
+    "training.compute": _except(flower=_OWN),
+    "training.compute_load": _except(_COMPUTES, flower=_OWN),
+    "algorithm.name": _except(),
+    "algorithm.gamma": _of_graphs("it is for the algorithm choco, which needs a graph"),
+    "transport.url": _except(),
+    "transport.congestion": _except(),
+    "transport.client_congestion": _except(),
+    "transport.streams": _except(),
+    "transport.send_buffer": _except(),
+    "transport.receive_buffer": _except(),
     "transport.fanout": _served("no model goes to all", "its messages go out as it sends them"),
     "transport.gather": _served("each node receives from its neighbours alone", "its replies are taken as they come"),
-    "transport.chunk": _but(),
-    "transport.options": _but(),
+    "transport.chunk": _except(),
+    "transport.options": _except(),
     "aggregation.shape": _served("no server adds updates up", "workers do not fold its replies yet"),
-    "aggregation.partial": _but(
+    "aggregation.partial": _except(
         tree="workers fold whole updates",
         nodes="workers fold whole updates",
         graph="what came of a model is always used; aggregation.weights says how",
         flower="the reply of a node that went away is an error to the app",
     ),
-    "aggregation.precision": _but(),
-    "aggregation.deterministic": _but(graph="what is lost and late decides the mean"),
-    "aggregation.weights": _mixed(_MIXES),
-    "aggregation.staging": _but(graph="models are folded as they come"),
-    "repair.resend": _but(graph=_MIXED),
-    "repair.policy": _served(_MIXED, _UPDATES),
-    "repair.spread": _served(_MIXED, _UPDATES),
-    "repair.critical": _served(_MIXED, _UPDATES),
-    "repair.budgets": _served(_MIXED, _UPDATES),
-    "repair.refuse": _served(_MIXED, _UPDATES),
-    "security.tls": _but(),
-    "security.clients": _but(),
-    "security.pki": _but(),
-    "security.token_file": _but(),
-    "security.login_file": _but(),
-    "layers.throttle": _but(),
-    "layers.fault": _but(),
-    "layers.seal": _but(graph="it is for updates to a server; security.tls encrypts links"),
-    "layers.compress": _but(),
+    "aggregation.precision": _except(),
+    "aggregation.deterministic": _except(graph="what is lost and late decides the mean"),
+    "aggregation.weights": _of_graphs(_MIXING),
+    "aggregation.staging": _except(graph="models are folded as they come"),
+    "repair.resend": _except(graph=_STANDS_IN),
+    "repair.policy": _served(_STANDS_IN, _UPDATES),
+    "repair.spread": _served(_STANDS_IN, _UPDATES),
+    "repair.critical": _served(_STANDS_IN, _UPDATES),
+    "repair.budgets": _served(_STANDS_IN, _UPDATES),
+    "repair.refuse": _served(_STANDS_IN, _UPDATES),
+    "security.tls": _except(),
+    "security.clients": _except(),
+    "security.pki": _except(),
+    "security.token_file": _except(),
+    "security.login_file": _except(),
+    "layers.throttle": _except(),
+    "layers.fault": _except(),
+    "layers.seal": _except(graph="it is for updates to a server; security.tls encrypts links"),
+    "layers.compress": _except(),
     "hosts.server": _served(
         "there is no server; hosts.nodes says where nodes listen", "`thalweg flower server` says where it listens"
     ),
     "hosts.clients": _served(
         "there are no clients; hosts.nodes says where nodes listen", "its nodes come by themselves, under any name"
     ),
-    "hosts.nodes": _mixed("there are clients; hosts.clients says where they are"),
-    **{f"network.{key}": _but() for key in LINKS},
-    "network.broker": _but(
+    "hosts.nodes": _of_graphs("there are clients; hosts.clients says where they are"),
+    **{f"network.{key}": _except() for key in LINKS},
+    "network.broker": _except(
         _BROKER, nodes="the clients of each node are a star around it", graph="nodes connect to each other"
     ),
-    "network.time_scale": _but(_TIMES),
-    "network.limiter_burst": _but(_DEVICE),
-    "stress.cpu": _but(),
-    "stress.cpu_quota": _but(),
-    "stress.network": _but(nodes="it is between clients and one server"),
-    "stress.network_mode": _but(_TRAFFIC, nodes="it is between clients and one server"),
-    "stress.parties": _but(),
-    "record.folder": _but(),
-    "record.checkpoint_every": _but(flower="a Flower app keeps its own state"),
+    "network.time_scale": _except(_TIMES),
+    "network.limiter_burst": _except(_DEVICE),
+    "stress.cpu": _except(),
+    "stress.cpu_quota": _except(),
+    "stress.network": _except(nodes="it is between clients and one server"),
+    "stress.network_mode": _except(_TRAFFIC, nodes="it is between clients and one server"),
+    "stress.parties": _except(),
+    "record.folder": _except(),
+    "record.checkpoint_every": _except(flower="a Flower app keeps its own state"),
     "record.checkpoint_to": _served(
         "nodes of a graph keep their models in the record, each its own", "a Flower app keeps its own state", _KEPT
     ),
-    "record.metrics": _but(_REAL, flower="its rounds are counted by no server of rounds"),
+    "record.metrics": _except(_REAL, flower="its rounds are counted by no server of rounds"),
     "tree.system": _of_trees(),
     "tree.placement": _of_trees(tree=_ONE),
     "tree.split": _of_trees(),
@@ -299,10 +299,10 @@ LINES: Final[Mapping[str, Line]] = {
     "tree.every": _simulated(_ONCE),
     "tree.silence": _simulated("job.liveness says when a link is lost, and with it a node"),
     "tree.goal": _simulated("job.choose says how many updates end a round"),
-    "tree.between": _simulated("it is of a simulation"),
-    "tree.spread": _simulated("it is of a simulation"),
+    "tree.between": _simulated("only a simulation follows it"),
+    "tree.spread": _simulated("only a simulation follows it"),
     "tree.tag": _of_trees(tree="groups of clients have nodes of their own, and there is one node"),
-    "tree.costs": _simulated("it is of a simulation"),
+    "tree.costs": _simulated("only a simulation follows it"),
     "tree.autoscaler": _of_trees(need=_AUTOSCALER),
     "nodes.count": _of_trees(),
     "nodes.capacity": _of_trees(tree=_ONE),
