@@ -90,10 +90,10 @@ def _error(said: Any, tensors: Mapping[str, Values]) -> Error:
     if tensors:
         raise HeadError("it is an error with arrays")
     if not (isinstance(said, list) and len(said) == 2):
-        raise HeadError("its error is none")
+        raise HeadError("its error is not a code and a reason")
     code, reason = said
     if type(code) is not int or abs(code) >= 2**63 or not (reason is None or isinstance(reason, str)):
-        raise HeadError("its error is none")
+        raise HeadError("its error is not a code and a reason")
     return Error(code, None if reason is None else reason[: 2 * LONGEST_REASON])
 
 

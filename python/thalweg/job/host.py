@@ -282,7 +282,7 @@ def hosting(
                 record.watch(count)
                 yield host
         except BaseException as error:
-            server.close("the job was interrupted" if not isinstance(error, Exception) else "the job was failed")
+            server.close("the job was interrupted" if not isinstance(error, Exception) else "the job failed")
             end_badly(record, progress.note, error, command)
             raise
         for note in record.end_checkpoints():
