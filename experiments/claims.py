@@ -2,8 +2,8 @@
 
 ``expected.json`` of a figure has ``paper`` and ``claims``. A claim ``says`` something in words, has the ``id`` of its
 line in the requirements, a ``kind``, and places in the matrix: tables of axis and label, ``*`` for any. Its ``number``
-is what of a cell is meant: ``seconds`` of communication if it says none, or another of ``NUMBERS``. With ``base``, the
-name of another figure of the study, ``to`` is a place there.
+names the value of a cell that it is about: by default ``seconds`` of communication, or another of ``NUMBERS``. With
+``base``, the name of another figure of the study, ``to`` is a place there.
 
 ===========  ====================================================================================================
 ``ratio``    the sum of ``of`` over that of ``to``; the paper's is ``value``; shown if within a factor of 1.25, and, if
@@ -45,11 +45,11 @@ from thalweg.ui.comparing import ALIKE, ALPHA, student
 Claim = Mapping[str, Any]
 # A number is taken to agree if neither is more than a quarter above the other.
 AGREES: Final = 1.25
-# Ratios no farther from 1 than this are no difference.
+# From this ratio on, one value is more than another.
 MORE: Final = 1 + ALIKE
 # And flows to be alike, if Jain's index of them is no less.
 EVEN: Final = 0.9
-# What sums of floats may be off.
+# Largest rounding error of a sum of floats.
 ROUNDED: Final = 1e-9
 # What of a cell a claim may be about: the factor and the unit that it is written with.
 NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
@@ -101,7 +101,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Part:
-    """A number of a claim in one run, and the bounds within which the claim says it is."""
+    """A number that a claim is about, in one run, and the bounds that the claim gives it."""
 
     value: float
     low: float = -math.inf
@@ -110,7 +110,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """What a claim comes to in one run: numbers with bounds, and those that are shown, written with ``form``."""
+    """A claim in one run: its numbers with bounds, and the numbers to be shown, which ``form`` formats."""
 
     parts: Sequence[Part]
     shown: Sequence[float]
@@ -123,7 +123,7 @@ class MissingError(Exception):
 
 
 class NotKeptError(Exception):
-    """A cell of several runs of which only the median was kept."""
+    """A cell has several runs, but only their median was kept."""
 
 
 def read(file: Path) -> list[Claim]:

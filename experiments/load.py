@@ -1,7 +1,7 @@
 """How busy other programs keep the machine while a run goes on: the cores that they used, on average.
 
-All cores' time that was not idle, from ``/proc/stat``, less the CPU time of the run's own processes. It is more than
-there was if a process outlives its run.
+It is the time of all cores that was not idle, from ``/proc/stat``, less the CPU time of the run's own processes. A
+process that outlives its run makes it too large.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS: Final = 8
 
 
 def measured(inner: Execute = execute) -> Execute:
-    """Return what runs a plan as ``inner``; what others took of the machine goes to ``NAME.load.json`` beside it."""
+    """Return a runner of plans: it calls ``inner`` and writes other programs' load to ``NAME.load.json`` beside it."""
 
     def run(plan: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
         began, busy, own = time.monotonic(), _busy(), _own()

@@ -1,4 +1,4 @@
-"""What an experiment came to: from a bench's results to the few numbers that figures and tables are made of.
+"""The results of an experiment: from a bench's results to the few numbers that figures and tables are made of.
 
 Each mode in ``measured.json`` says how it was measured: ``command``, ``commit`` of the checkout and ``core``, that of
 the compiled core, both with ``-dirty`` if there were uncommitted changes; ``began`` and ``ended``; ``load``, the cores
@@ -180,7 +180,7 @@ def origins(file: Path) -> dict[str, Origin]:
 
 
 def _origin(part: Mapping[str, Any]) -> Origin:
-    # Files of before there was ``core`` have its commit in ``machine``. It was built from the checkout.
+    # Older files lack ``core`` and ``commit``: the core's commit is in ``machine``, and is the checkout's too.
     core = part.get("core", part.get("machine", {}).get("commit"))
     return Origin(part.get("commit", core), core, part.get("command"), part.get("began"), part.get("load"))
 

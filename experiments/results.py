@@ -64,8 +64,9 @@ AGGREGATION: Final = (
     ("off", 100.0, "off, %"),
 )
 TRAINED: Final = (("reached", 100.0, "accuracy, %"), ("time_to", 1.0, "s to 70 %"), ("cpu_to", 1.0, "CPU s to 70 %"))
-# Behind what was measured by code that no commit has, or that nobody knows.
+# A table that is made from data, with the marks around it.
 MADE: Final = r"<!-- (measured|simulated) (\w+) -->.*?<!-- end of \2 -->"
+# Marks results that were measured by code that no commit has, or that nobody knows.
 MARK: Final = "\u2020"
 
 
@@ -77,7 +78,7 @@ def update(study: str) -> Path:
 
 
 def filled(text: str, study: str) -> str:
-    """Return ``text`` with what stands between ``<!-- measured NAME -->``, or ``simulated``, and its end made anew."""
+    """Return ``text`` with new tables between each mark ``<!-- measured NAME -->``, or ``simulated``, and its end."""
 
     def replaced(found: re.Match[str]) -> str:
         name = f"{study}/{found[2]}"
@@ -103,7 +104,7 @@ def tables(name: str) -> str:
 
 
 def _measured(mode: str, origin: Origin, scale: str, cells: Sequence[Cell]) -> str:
-    """Return how a mode was measured: what of it nobody wrote down is said too."""
+    """Return in words how a mode was measured, and which of these facts nobody wrote down."""
     runs = sorted({cell.runs for cell in cells})
     count = f"{runs[0]} run{'' if runs == [1] else 's'}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]} runs"
     load = origin.load

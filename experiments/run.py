@@ -19,7 +19,7 @@ from thalweg.bench.show import progress_on_stderr
 from thalweg.report.text import commit_words
 
 OUT: Final = ROOT / "out"
-# Of a bench's folder: which code has begun it.
+# The file in a bench's folder that says which code began it.
 ORIGIN: Final = "origin.json"
 # By quantity: what else is read from the runs' records.
 _MORE: Final[Mapping[str, Callable[[Iterable[Mapping[str, Any]], Path], dict[int, measured.Table]]]] = {
@@ -46,11 +46,11 @@ def run(
     *,
     repetitions: int | None = None,
 ) -> list[Judged]:
-    """Run the experiment ``name``; what the same code has run before in ``out`` is not run again.
+    """Run the experiment ``name``, without runs that the same code has done in ``out`` before.
 
     ``repetitions``: how often each cell is run, if not as often as the plan says.
-    At the scale that is kept the numbers and figures go to the experiment's own folder, where those of modes that were
-    not run now stay. Returns the paper's claims with what was seen of them. Raises PlanError, RecordError.
+    At the scale whose results are kept, numbers and figures go to the experiment's own folder; modes that were not run
+    now keep theirs. Returns the paper's claims, each with its answer. Raises PlanError, RecordError.
     """
     experiment = Experiment.load(name)
     here = out / name / scale

@@ -1,4 +1,4 @@
-"""JSON of peers and records is read within bounds, whatever it is."""
+"""Reading any JSON of peers and records stays within bounds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every place where this program listens has a bound on what whoever connects can take, and a test that holds it.
+"""Every listening socket of this program has a rule that bounds what a peer can take, and a test of that rule.
 
-A new one fails here until it is listed: with the rule that it keeps, and where that is tested. Ports that peers of a
+A new listener fails here until it is listed with its rule and the place of the test. Ports that peers of a
 job reach share one rule, the lobby of ``crates/transport/src/lobby.rs``; docs/explanation/security.md has the figures.
 """
 
@@ -23,7 +23,7 @@ APART = {"tests", "benches", "examples", "target", "conformance"}
 
 
 class Rule(NamedTuple):
-    """How often a file listens, what bounds that, and the file and name of a test of it."""
+    """How many listeners a file has, what bounds them, and the file and name of a test of that."""
 
     times: int
     rule: str
@@ -40,7 +40,7 @@ LISTENERS = {
     "crates/transports/zmq/src/open.rs": Rule(1, LOBBY, *HOSTILE),
     "crates/runtime/src/engine/hub.rs": Rule(1, LOBBY, *HOSTILE),
     "crates/runtime/src/forward/far.rs": Rule(1, LOBBY, "crates/runtime/tests/forward.rs", "fn "),
-    # In number alone: which of the connections is silent is not known here, and none is ended for another.
+    # Bounded in number alone: no connection is ended for another, since nobody knows here which are silent.
     "crates/runtime/src/forward/near.rs": Rule(1, "--connections", "crates/runtime/tests/forward.rs", "connections"),
     "crates/transports/unifl/src/proxy/mod.rs": Rule(
         1, "--connections, --idle", "crates/transports/unifl/src/proxy/settings.rs", '{"connections": 0}'

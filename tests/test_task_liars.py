@@ -1,4 +1,4 @@
-"""Whatever members of a task do, its mean is that of the replies that are done, with the weights that these name."""
+"""Lying members of a task: its mean has only the replies that are done, each with the weight that its head states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a command from outside: it is told, the record says so, and nothing is left.
+"""Signals end a command: it says so, its record does too, and no process is left.
 
 Ctrl-C as a terminal sends it, to all processes in front at once; SIGTERM and SIGHUP as service managers, containers and
 shells send them, to the command alone or to all of its processes.
@@ -267,7 +267,7 @@ def test_sigterm_and_sighup_end_each_command(  # noqa: PLR0917 - pytest gives th
 def test_as_the_first_process_of_a_container_it_ends_too(
     opened: list[Terminal], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The kernel keeps from PID 1 what it does not handle."""
+    """The kernel does not deliver to PID 1 the signals for which it has no handler."""
     own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if shutil.which("unshare") is None or subprocess.run([*own, "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs the right to make a PID namespace")
@@ -283,7 +283,7 @@ def test_as_the_first_process_of_a_container_it_ends_too(
 
 
 def test_a_terminal_that_is_closed_ends_a_run_in_good_order(tmp_path: Path) -> None:
-    """Its last words go nowhere; to write them to the terminal would fail, and end the ending."""
+    """The command's last output goes nowhere: writing to the terminal would fail, and stop the command's clean-up."""
     here, there = pty.openpty()
     run = subprocess.Popen(
         [sys.executable, "-m", "thalweg", *PAYLOAD],

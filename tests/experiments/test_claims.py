@@ -91,7 +91,7 @@ def test_a_hundredth_more_is_not_more() -> None:
 
 
 def test_a_ratio_agrees_only_on_its_side_of_one() -> None:
-    """The paper has 1.13: 0.98 is within a factor of 1.25, and says the opposite."""
+    """The paper has 1.13. 0.98 is within a factor of 1.25 of it, but on the other side of 1."""
     faster = cells(spread=0.0, tcp_3g=19.6, tcp_wifi=19.6)
     assert judge(claim("ratio", of=TCP, to=UDP, value=1.13), faster, []).seen == "no"
     assert judge(claim("ratio", of=TCP, to=UDP, value=0.9), faster, []).seen == "yes"
@@ -221,7 +221,7 @@ def test_every_claim_has_a_rule(name: str) -> None:
 
 
 def test_known_wrong_answers_are_right_now() -> None:
-    """Claims that were answered with yes by what did not show them."""
+    """Measurements that do not show a claim, though an earlier version answered yes."""
 
     def kinds(name: str, begin: str) -> list[dict[str, Any]]:
         return [one for one in json.loads((ROOT / name / "expected.json").read_text())["claims"]

@@ -44,7 +44,7 @@ SEEDS = 40
 
 @dataclass
 class Ran:
-    """What came of a run: the model, the strategy's metrics, and what the record has of each round."""
+    """The results of a run: the model, the strategy's metrics, and the record's entry of each round."""
 
     model: Mapping[str, npt.NDArray[Any]]
     metrics: Mapping[int, Mapping[str, Any]]
@@ -143,7 +143,7 @@ def test_a_whole_reply_that_lies_is_an_error_and_nobody_else_notices(name: str, 
 
 
 class Clock:
-    """The time as the grid sees it, which a test may move on."""
+    """The grid's clock, which a test may move on."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -160,7 +160,7 @@ class Clock:
 
 @pytest.mark.parametrize("folds", [True, False])
 def test_a_reply_counts_by_its_arrival(monkeypatch: pytest.MonkeyPatch, folds: bool) -> None:
-    """When the slowest is given up, the messages have expired long ago; the replies came before."""
+    """Replies count that arrived before the messages expired, though the slowest member is given up long after that."""
     clock = Clock()
     monkeypatch.setattr(grid, "time", clock)
     members = {"anna": honest(1.0, 1), "ben": honest(4.0, 2), "slow": silent}

@@ -1,4 +1,4 @@
-"""Whoever reaches the port of the metrics takes little: few connections, one thread, no descriptor of the job's."""
+"""A stranger at the metrics port gets few connections, one thread, and none of the job's descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCAL = "127.0.0.1"
 
 
 class Clock:
-    """Time that passes when it is told."""
+    """A clock that the test sets."""
 
     now = 0.0
 
@@ -36,7 +36,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def server(clock: Clock) -> Iterator[Answering]:
-    """One whose turns the test takes itself."""
+    """A server without a thread: the test calls ``turn``."""
     pages = {"/health": lambda: (PLAIN, b"ok\n"), "/long": lambda: (PLAIN, bytes(1 << 24)), "/broken": broken}
     made = Answering(LOCAL, 0, pages, clock)
     yield made

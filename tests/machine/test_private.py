@@ -1,4 +1,4 @@
-"""Folders at places that others know: nobody else can lead this user to another folder."""
+"""Folders at well-known paths: no other user can redirect this user to another folder."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def lines_of(path: str) -> list[str]:
 
 
 def is_section(key: Key) -> bool:
-    """Whether other keys are in it."""
+    """Whether a key is a section, which has keys of its own."""
     return any(other.startswith(f"{key.path}.") for other in KEYS)
 
 
@@ -214,7 +214,7 @@ def told(plan: Plan, job: str) -> str:
 
 @lru_cache
 def words_read() -> frozenset[str]:
-    """All names of attributes, and all texts, in the package's code but for what defines keys."""
+    """All names of attributes and all strings in the package's code, without the modules that define keys."""
     found: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         if path.is_relative_to(PACKAGE / "sections") or path == Path(effects.__file__):
@@ -226,7 +226,7 @@ def words_read() -> frozenset[str]:
 
 
 def cases(*, with_effect: bool) -> Iterator[tuple[str, str]]:
-    """Keys and jobs; what makes a job another one is tested with that one."""
+    """Pairs of a key and a job, without the keys that decide which job it is."""
     for path in VALUES.keys() - {"job.graph", "aggregation.shape", "app"}:
         without = effects.LINES[path].without
         yield from ((path, job) for job in effects.JOBS if (job not in without) is with_effect)

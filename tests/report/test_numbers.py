@@ -75,7 +75,7 @@ def test_a_runs_own_count_goes_before_those_of_its_transfers(tmp_path: Path) -> 
         return found
 
     assert note(first=1, down=100, up=30) == 130
-    # Of rounds before it was resumed there are transfers alone.
+    # Rounds before the run was resumed have only the counts of their transfers.
     assert note(first=3, down=100, up=None) == 100 + 2 * 2 * 3
     assert note(first=1, down=None, up=None) == 4 * 2 * 3
 

@@ -37,7 +37,7 @@ def proven(one: list[float], other: list[float], pairs: int = 1) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(Times, min_size=4, max_size=9), st.data())
 def test_runs_of_the_same_are_seldom_called_different(values: list[float], data: st.DataObject) -> None:
-    """Whatever the runs are: of all ways to give them to two names, at most 5 % prove a difference."""
+    """Of all ways to divide any runs between two names, at most 5 % prove a difference."""
     count = data.draw(st.integers(2, len(values) - 2))
     deals = list(itertools.combinations(range(len(values)), count))
     wrong = 0

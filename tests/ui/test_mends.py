@@ -1,4 +1,4 @@
-"""What errors say to do, read in the sources: each mend stands in a line of its own, so it names what is to be done."""
+"""The mends of errors, read from the sources: each is shown on a line of its own, so it must name what to do."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ fn what_came_before_a_node_had_begun_is_kept() {
     }
 }
 
-/// Weights that change are told for as many iterations as chunks are kept. Senders here do not wait for those they send to, so
-/// they are up to two iterations ahead of them.
+/// Where weights change, a node knows them for as many iterations as it keeps chunks of. Senders here do not wait for their
+/// receivers, so they are up to two iterations ahead.
 #[test]
 fn what_came_early_on_a_graph_that_changes_is_kept() {
     for rest in [1, 50, 60, 200, 3000] {
@@ -141,7 +141,7 @@ fn what_came_earlier_than_is_kept_is_counted_and_not_waited_for() {
     assert!(dropped > 0 && (dropped as f64 - missing).abs() < 1e-9, "{dropped} dropped, {missing} missing");
 }
 
-/// Of eight iterations of each node so many at least were not ended by the deadline, and in these all models are whole.
+/// Asserts that at least `waited` of each node's eight iterations ended before the deadline, all of these with whole models.
 fn kept(world: &mut World, waited: usize, what: &str) {
     world.run_until("eight iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 8));
     for party in &world.parties {
