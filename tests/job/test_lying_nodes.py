@@ -28,7 +28,7 @@ JOB: Final = 77
 HOMES: Final = {"honest": ["a", "b"], "liar": ["c"]}
 ELEMENTS: Final = 1000
 TOPS: Final = ("dedicated", "first-finished", "sharded")
-# Changes what a node answers to what it was asked.
+# Gets a request and a node's true answer to it, and returns the answer that the node gives.
 Lie = Callable[[str, dict[str, Any]], Any]
 
 
@@ -47,7 +47,7 @@ def expected(clients: str) -> float:
 
 
 class Liar(Gateway):
-    """A node that works as it should, and says something else."""
+    """A node that works as it should, and answers as ``lie`` says."""
 
     lie: Lie = staticmethod(lambda _asked, told: told)
     tensors: _core.Arena | None = None
@@ -95,7 +95,7 @@ class Job:
 
 
 def order(url: str, name: str) -> dict[str, Any]:
-    """What a node of this name is told; it has no secret."""
+    """The order for a node of this name, without a secret."""
     return {
         "name": name,
         "url": url,
@@ -277,11 +277,11 @@ def test_an_answer_of_another_form_loses_its_node_alone(change: Callable[[dict[s
         outcome = made.round(1)
         assert counted(outcome) == "ab"
         assert made.value() == expected("ab")
-        assert "its node liar is out: " in reasons(outcome), outcome["participants"]
+        assert "its node liar was dropped: " in reasons(outcome), outcome["participants"]
 
 
 def _kept(found: object) -> object:
-    """What a change has returned, if it is what is said instead."""
+    """What a change returned, if that replaces the answer: a list or a dict."""
     return found if isinstance(found, (dict, list)) else None
 
 
@@ -301,7 +301,7 @@ def test_an_answer_that_cannot_be_read_loses_its_node_alone(asked: str, said: by
         outcome = made.round(1)
         assert counted(outcome) == "ab"
         assert made.value() == expected("ab")
-        assert "its node liar is out: its answer cannot be read" in reasons(outcome), outcome["participants"]
+        assert "its node liar was dropped: its answer cannot be read" in reasons(outcome), outcome["participants"]
 
 
 def test_tensors_that_nobody_asked_for_are_left_alone() -> None:

@@ -483,7 +483,7 @@ class Tree:
         except JsonError as error:
             reason = str(error)
         if head is None and (reply.head is not None or reply.is_senseless):
-            node.gone = node.gone or f"its node {node.name} is out: {reason}"
+            node.gone = node.gone or f"its node {node.name} was dropped: {reason}"
             return Heard(node, None, None, reason, reply.between)
         if head is not None and "clients" in head:
             node.state = head
