@@ -52,10 +52,10 @@ LISTENERS = {
     "crates/runtime/src/probe.rs": Rule(2, "certificates", "crates/runtime/src/probe.rs", "give --pki"),
     "crates/node/src/freight.rs": Rule(1, OWN, "crates/node/src/freight.rs", "peer == own"),
     "crates/node/src/routes/mod.rs": Rule(1, OWN, "crates/node/src/routes/mod.rs", "fn pair"),
-    "python/thalweg/job/answering.py": Rule(
+    "python/thalweg/job/page_server.py": Rule(
         1,
         "16 connections, 8 of an address, 5 s",
-        "tests/job/test_answering.py",
+        "tests/job/test_page_server.py",
         "test_silent_ones_of_one_address_take_half_of_the_places",
     ),
     "python/thalweg/lab/keeper.py": Rule(

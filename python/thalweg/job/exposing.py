@@ -1,6 +1,6 @@
 """Numbers of a job that runs, for Prometheus: ``--metrics PORT`` gives them at ``http://127.0.0.1:PORT/metrics``.
 
-``/health`` says ``ok`` as long as the process answers. ``thalweg.job.answering`` serves both.
+``/health`` says ``ok`` as long as the process answers. ``thalweg.job.page_server`` serves both.
 
 | metric | what |
 |---|---|
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg import _core
 from thalweg.errors import LinkError
-from thalweg.job.answering import PLAIN, Answering
+from thalweg.job.page_server import PLAIN, PageServer
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -74,7 +74,7 @@ class Exposed:
         host, port = _place(where)
         pages = {"/metrics": lambda: _page(registry), "/health": lambda: (PLAIN, b"ok\n")}
         try:
-            self._server = Answering(host, port, pages)
+            self._server = PageServer(host, port, pages)
         except OSError as error:
             raise LinkError(
                 f"cannot give metrics at {host}:{port}: {error.strerror or error}", "Take another port with --metrics"

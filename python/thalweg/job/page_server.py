@@ -1,7 +1,7 @@
 """A small HTTP server for a job's metrics. Strangers may reach it, so it has one thread and bounds for everything.
 
 The rule is that of a server's guests (``docs/explanation/security.md``). There are at most ``MOST`` connections, from
-one address at most half of them. A connection is closed ``PATIENCE`` seconds after it was accepted. A new connection is
+one address at most half of them. A connection is closed ``TIMEOUT`` seconds after it was accepted. A new connection is
 always accepted: when there are too many, the oldest one of the address that has the most is closed.
 """
 
@@ -21,7 +21,7 @@ from http import HTTPStatus
 from typing import Final
 
 MOST: Final = 16
-PATIENCE: Final = 5.0
+TIMEOUT: Final = 5.0
 LONGEST_REQUEST: Final = 8192
 #: Connections that the kernel queues until they are accepted, and most bytes of one send.
 BACKLOG: Final = 64
@@ -45,7 +45,7 @@ class _Caller:
     answer: memoryview | None = None
 
 
-class Answering:
+class PageServer:
     """Answers GET for a few paths, from when it is made until ``close``."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Answering:
             elif isinstance(key.data, _Caller):
                 self._serve(key.data)
         now = self._clock()
-        for caller in [one for one in self._callers if now - one.since > PATIENCE]:
+        for caller in [one for one in self._callers if now - one.since > TIMEOUT]:
             self._drop(caller)
         if self._paused_until and now >= self._paused_until:
             self._paused_until = 0.0

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from thalweg.job import answering
-from thalweg.job.answering import MOST, PATIENCE, PLAIN, Answering, origin
+from thalweg.job import page_server
+from thalweg.job.page_server import MOST, PLAIN, TIMEOUT, PageServer, origin
 
 LOCAL = "127.0.0.1"
 
@@ -35,16 +35,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def server(clock: Clock) -> Iterator[Answering]:
+def server(clock: Clock) -> Iterator[PageServer]:
     """A server without a thread: the test calls ``turn``."""
     pages = {"/health": lambda: (PLAIN, b"ok\n"), "/long": lambda: (PLAIN, bytes(1 << 24)), "/broken": broken}
-    made = Answering(LOCAL, 0, pages, clock)
+    made = PageServer(LOCAL, 0, pages, clock)
     yield made
     made.close()
 
 
 @pytest.fixture
-def connect(server: Answering) -> Iterator[Callable[..., socket.socket]]:
+def connect(server: PageServer) -> Iterator[Callable[..., socket.socket]]:
     """Connect from an address of the loopback network, and have the server take it."""
     with ExitStack() as stack:
 
@@ -62,7 +62,7 @@ def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
 
-def answered(server: Answering, caller: socket.socket) -> bytes:
+def answered(server: PageServer, caller: socket.socket) -> bytes:
     """Take turns until the answer is whole."""
     caller.setblocking(False)
     heard = bytearray()
@@ -92,7 +92,7 @@ def answered(server: Answering, caller: socket.socket) -> bytes:
     ],
 )
 def test_each_request_has_its_answer(
-    server: Answering, connect: Callable[..., socket.socket], words: bytes, status: bytes, content: bytes
+    server: PageServer, connect: Callable[..., socket.socket], words: bytes, status: bytes, content: bytes
 ) -> None:
     head, _, body = answered(server, connect(words=words)).partition(b"\r\n\r\n")
     assert head.split(b"\r\n")[0] == b"HTTP/1.1 " + status
@@ -101,7 +101,7 @@ def test_each_request_has_its_answer(
 
 
 def test_silent_ones_of_one_address_take_half_of_the_places(
-    server: Answering, connect: Callable[..., socket.socket]
+    server: PageServer, connect: Callable[..., socket.socket]
 ) -> None:
     silent = [connect("127.0.0.2") for _ in range(3 * MOST)]
     assert server.connections == MOST // 2
@@ -111,7 +111,7 @@ def test_silent_ones_of_one_address_take_half_of_the_places(
     assert server.connections == MOST // 2
 
 
-def test_many_addresses_take_no_more_than_all_places(server: Answering, connect: Callable[..., socket.socket]) -> None:
+def test_many_addresses_take_no_more_than_all_places(server: PageServer, connect: Callable[..., socket.socket]) -> None:
     for number in range(3 * MOST):
         connect(f"127.0.1.{number + 1}")
     for _ in range(MOST // 2):
@@ -121,22 +121,22 @@ def test_many_addresses_take_no_more_than_all_places(server: Answering, connect:
 
 
 def test_whoever_takes_too_long_is_sent_away(
-    server: Answering, connect: Callable[..., socket.socket], clock: Clock
+    server: PageServer, connect: Callable[..., socket.socket], clock: Clock
 ) -> None:
     silent, slow, greedy = connect(), connect(words=b"GET /hea"), connect(words=get("/long"))
     server.turn(0)
-    clock.now = PATIENCE
+    clock.now = TIMEOUT
     server.turn(0)
     assert server.connections == 3
-    clock.now = PATIENCE + 1
+    clock.now = TIMEOUT + 1
     server.turn(0)
     assert server.connections == 0
     assert silent.recv(1) == slow.recv(1) == b""
     del greedy
 
 
-def test_a_request_without_end_is_cut(server: Answering, connect: Callable[..., socket.socket]) -> None:
-    caller = connect(words=b"GET /" + b"a" * 3 * answering.LONGEST_REQUEST)
+def test_a_request_without_end_is_cut(server: PageServer, connect: Callable[..., socket.socket]) -> None:
+    caller = connect(words=b"GET /" + b"a" * 3 * page_server.LONGEST_REQUEST)
     for _ in range(4):
         server.turn(0)
     assert server.connections == 0
@@ -144,7 +144,7 @@ def test_a_request_without_end_is_cut(server: Answering, connect: Callable[..., 
 
 
 def test_without_a_descriptor_nobody_is_accepted_for_a_while(
-    server: Answering, connect: Callable[..., socket.socket], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    server: PageServer, connect: Callable[..., socket.socket], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
         def accept(self) -> None:
@@ -168,7 +168,7 @@ def test_without_a_descriptor_nobody_is_accepted_for_a_while(
 
 def test_it_has_one_thread_and_leaves_nothing() -> None:
     before = threading.active_count()
-    server = Answering(LOCAL, 0, {"/health": lambda: (PLAIN, b"ok\n")})
+    server = PageServer(LOCAL, 0, {"/health": lambda: (PLAIN, b"ok\n")})
     server.start()
     with ExitStack() as stack:
         for _ in range(300):
