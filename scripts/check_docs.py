@@ -6,7 +6,8 @@ In every Markdown file
   options that thalweg has; those in ```` ```console run ```` blocks are run, in order, in a folder of the file's own;
 - ```` ```toml plan ```` blocks are plans, ```` ```toml bench ```` blocks bench plans, and ```` ```python run ````
   blocks run to their end in that folder too;
-- text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is what scripts/docs_tables.py makes.
+- text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is what scripts/docs_tables.py makes, in lines of its
+  own or within a line.
 
 ``--write`` puts the made text in, ``--quick`` runs nothing.
 """
@@ -33,7 +34,8 @@ from thalweg.plan import Plan
 ROOT: Final = Path(__file__).parents[1]
 LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
 FENCE: Final = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
-MARKED: Final = re.compile(r"(<!-- begin (\w+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
+MARKED: Final = re.compile(r"(<!-- begin (\w+) -->)(.*?)(<!-- end \2 -->)", re.DOTALL)
+MARK: Final = re.compile(r"<!-- (?:begin|end) \w+ -->")
 SECONDS: Final = 300
 # Options before a subcommand, and what every command has.
 COMMON: Final = frozenset({"-h", "--help"})
@@ -150,10 +152,23 @@ def bench_faults(block: Block) -> Iterator[str]:
         yield str(error)
 
 
+def made(found: re.Match[str]) -> str:
+    """Return a generated part as it should be, with its marks."""
+    begin, name, old, end = found.groups()
+    if name not in GENERATED:
+        return found[0]
+    around = "\n\n" if old.startswith("\n") else ""
+    return f"{begin}{around}{GENERATED[name]()}{around}{end}"
+
+
 def made_faults(path: Path, *, write: bool) -> Iterator[str]:
     """Yield generated parts that are out of date; with ``write`` bring them up to date."""
     text = path.read_text()
-    fresh = MARKED.sub(lambda m: f"{m[1]}\n{GENERATED[m[2]]()}\n\n{m[4]}", text)
+    plain = FENCE.sub("", text)
+    yield from (f"{path.relative_to(ROOT)}: {mark} has no counterpart" for mark in MARK.findall(MARKED.sub("", plain)))
+    unknown = [name for _, name, _, _ in MARKED.findall(plain) if name not in GENERATED]
+    yield from (f"{path.relative_to(ROOT)}: nothing makes {name}" for name in unknown)
+    fresh = MARKED.sub(made, text)
     if fresh != text and write:
         path.write_text(fresh)
     elif fresh != text:

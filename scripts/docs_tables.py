@@ -1,6 +1,7 @@
-"""The tables of docs/reference, made from what they describe: plan, profiles, commands, record, transports.
+"""The tables of docs/reference and the README's lists, made from what they describe: plan, commands, transports, ...
 
-Each returns Markdown. scripts/check_docs.py holds the documents against them, and with ``--write`` puts them in.
+Each returns Markdown: a table for lines of its own, a list of names for a cell of a table. scripts/check_docs.py holds
+the documents against them, and with ``--write`` puts them in.
 """
 
 from __future__ import annotations
@@ -18,18 +19,33 @@ from thalweg.algorithms import ALGORITHMS
 from thalweg.bench import BenchPlan
 from thalweg.bench.axes import SHORT
 from thalweg.cli import app
+from thalweg.data import DATASETS
+from thalweg.errors import PlanError
+from thalweg.graphs import words as graph_words
+from thalweg.models import MODELS
 from thalweg.network import profiles
 from thalweg.plan import Plan
 from thalweg.plan.combinations import setting_words
 from thalweg.record.tables import TABLES
-from thalweg.sections import toml
+from thalweg.sections import AggregationSection, LayersSection, RepairSection, toml
 from thalweg.sections.marks import Words
+from thalweg.sections.network import NetworkSection
+from thalweg.sections.trees import NodesSection
 from thalweg.transports import registry
 
 ROOT: Final = Path(__file__).parents[1]
 PROFILES: Final = ROOT / "python" / "thalweg" / "network" / "profiles"
 CAPABILITIES: Final = ROOT / "crates" / "transport" / "src" / "capabilities.rs"
 ERRORS: Final = ROOT / "crates" / "transport" / "src" / "error.rs"
+# What a transport is by its capabilities; the first that holds.
+KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "in one process": lambda can: can["in_process"],
+    "on one machine": lambda can: not can["remote"],
+    "between machines": lambda can: can["reliable"] and not can["broker"],
+    "in datagrams": lambda can: can["datagrams"],
+    "masks losses of unchanged TCP senders": lambda can: not can["reliable"],
+    "through a broker": lambda can: True,
+}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -268,6 +284,68 @@ def errors() -> str:
     return table(("kind", "meaning", "may succeed later"), rows)
 
 
+def named(names: Iterable[str]) -> str:
+    """Return a list of names for a cell of a table."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def choices(section: type[BaseModel], key: str) -> list[str]:
+    """Return the words that a key of a plan can have."""
+    kinds: list[Any] = [section.model_fields[key].annotation]
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return [str(word) for word in get_args(kind)]
+        kinds += get_args(kind)
+    raise ValueError(f"{section.__name__}.{key} has no words to choose from")
+
+
+def transport_names() -> str:
+    """Return the names of the transports."""
+    return named(entry["name"] for entry in registry.transports())
+
+
+def transport_kinds() -> str:
+    """Return the transports by what they connect and how, which their capabilities say."""
+    kinds: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for entry in registry.transports():
+        can = entry["capabilities"]
+        kinds[next(kind for kind, is_so in KINDS.items() if is_so(can))].append(entry["name"])
+    clear = [entry["name"] for entry in registry.transports() if not entry["capabilities"]["encrypted"]]
+    parts = [f"{named(names)} ({kind})" for kind, names in kinds.items() if names]
+    return "; ".join([*parts, f"all but {named(clear)} can be encrypted" if clear else "all can be encrypted"])
+
+
+def emulators() -> str:
+    """Return what can emulate a network in this version."""
+    return named(name for name in _emulators() if _is_there(name))
+
+
+def emulators_missing() -> str:
+    """Return the emulators that a plan can name and this version refuses."""
+    return named(name for name in _emulators() if not _is_there(name))
+
+
+def _emulators() -> list[str]:
+    return [name for name in choices(NetworkSection, "emulator") if name not in ("auto", "none")]
+
+
+def _is_there(emulator: str) -> bool:
+    try:
+        Plan.of({"network": {"emulator": emulator, "rtt": "10ms"}})
+    except PlanError as error:
+        if "is not there yet" in error.cause:
+            return False
+        raise
+    return True
+
+
+def extras() -> str:
+    """Return what can be installed with the package, as ``thalweg[torch]``."""
+    file = ROOT / "pyproject.toml"
+    found: dict[str, Any] = toml.loads(file.read_text(), file.name)["project"]["optional-dependencies"]
+    return named(f"thalweg[{name}]" for name in found)
+
+
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "plan": plan,
     "algorithms": algorithms,
@@ -279,4 +357,20 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "capabilities": capabilities,
     "settings": settings,
     "errors": errors,
+    "transport_names": transport_names,
+    "transport_kinds": transport_kinds,
+    "algorithm_names": lambda: named(ALGORITHMS),
+    "shapes": lambda: named(choices(AggregationSection, "shape")),
+    "node_engines": lambda: named(choices(NodesSection, "engine")),
+    "graphs": lambda: named((*graph_words.PLAIN, *graph_words.DRAWN, "file")),
+    "models": lambda: named((*MODELS, "payload:SIZE")),
+    "datasets": lambda: named(DATASETS),
+    "emulators": emulators,
+    "emulators_missing": emulators_missing,
+    "clocks": lambda: named(choices(NetworkSection, "clock")),
+    "profile_names": lambda: named(profiles.names()),
+    "partial": lambda: named(choices(AggregationSection, "partial")),
+    "repair_policies": lambda: named(choices(RepairSection, "policy")),
+    "layers": lambda: named(LayersSection.model_fields),
+    "extras": extras,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,9 @@ def test_impure_code_is_found_and_comments_are_not(script: Any) -> None:
         ("```toml plan\n[job]\nrunds = 1\n```", "unknown key 'runds'"),
         ("```toml bench\n[matrix]\ntransprot = ['tcp']\n```", "'transprot', which is no axis"),
         ("<!-- begin plan -->\n| old |\n<!-- end plan -->", "out of date"),
+        ("| clocks | <!-- begin clocks -->`real`<!-- end clocks --> |", "out of date"),
+        ("<!-- begin clokcs --><!-- end clokcs -->", "nothing makes clokcs"),
+        ("| clocks | <!-- begin clocks -->`real` |", "<!-- begin clocks --> has no counterpart"),
         ("```console run\n$ false\n```", "ended with 1"),
         ("```python run\nraise SystemExit(3)\n```", "ended with 3"),
     ],
@@ -161,6 +165,13 @@ def test_faults_of_a_document(
         faults += [*docs.command_faults(block), *of_plans.get(" ".join(block.words[1:]), lambda _: ())(block)]
     assert len(faults) == 1
     assert fault in faults[0]
+
+
+def test_every_part_that_is_made_is_in_a_document(script: Any) -> None:
+    shown = {
+        name for path in script("check_docs").documents() for name in re.findall(r"begin (\w+) -->", path.read_text())
+    }
+    assert set(script("docs_tables").GENERATED) == shown
 
 
 @pytest.mark.parametrize(
