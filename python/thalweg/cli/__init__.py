@@ -143,7 +143,11 @@ def report(error: Exception) -> int | None:
         if isinstance(error, AppError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
     elif isinstance(error, ImportError) and "_core" in str(error) and "thalweg" in (error.name or ""):
-        cause, mend, code = "the compiled core is not installed", "Run `make setup`, or pip install thalweg", FAILED
+        cause, mend, code = (
+            "the compiled core is not installed",
+            "Run `make setup`, or install the wheel that `make wheel` makes",
+            FAILED,
+        )
     else:
         return None
     sys.stderr.write(f"error: {cause}\nmend: {mend}\n")
