@@ -1,4 +1,4 @@
-"""What the transports are is said in five places; they agree."""
+"""What is said in several places, of transports, models, data sets and versions, agrees."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from thalweg import data, models
 from thalweg.sections import toml
 
 ROOT = Path(__file__).parents[1]
@@ -92,3 +93,37 @@ def test_the_readme_leads_to_every_how_to() -> None:
     readme = (ROOT / "README.md").read_text()
     pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/how-to").glob("*.md")]
     assert [page for page in pages if f"]({page}" not in readme] == []
+
+
+def named(page: str, heading: str) -> list[str]:
+    """Return the names in the first cells of the table below a heading of a page."""
+    part = re.split(r"^## ", (ROOT / page).read_text(), flags=re.MULTILINE)
+    (text,) = [section for section in part if section.startswith(f"{heading}\n")]
+    return [name for cell in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(.*?)`", cell)]
+
+
+def test_the_reference_names_every_model_and_its_size() -> None:
+    names = named("docs/reference/plan.md", "Models")
+    assert {name for name in names if "+" not in name and ":" not in name} == set(models.MODELS)
+    text = (ROOT / "docs/reference/plan.md").read_text()
+    counts = {
+        spec.name: f"{spec.parameters:,}" for spec in models.MODELS.values() if spec.family != "torchvision_models"
+    }
+    assert [name for name, count in counts.items() if count not in text] == []
+
+
+def test_the_reference_names_every_data_set() -> None:
+    assert sorted(named("docs/reference/plan.md", "Data")) == sorted(data.DATASETS)
+
+
+def test_the_documents_name_the_versions_that_are_needed_and_tested() -> None:
+    readme, first = (ROOT / "README.md").read_text(), (ROOT / "docs/tutorial/first-run.md").read_text()
+    project = toml.loads((ROOT / "pyproject.toml").read_text(), "pyproject.toml")["project"]
+    package = toml.loads((ROOT / "Cargo.toml").read_text(), "Cargo.toml")["workspace"]["package"]
+    for text in (readme, first):
+        assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in text
+        assert f"Rust {package['rust-version']} or newer" in text
+    assert f"thalweg {package['version'].rpartition('.')[0]} |" in readme
+    (flower,) = re.findall(r"^flwr==(\d+\.\d+)", (ROOT / "requirements/dev.lock").read_text(), re.MULTILINE)
+    assert f"[Flower](https://flower.ai) {flower} |" in readme
+    assert f"to {flower} run" in (ROOT / "docs/reference/flower.md").read_text()
