@@ -6,9 +6,10 @@ SHELL := bash
 
 # With this set, PyTorch would be compiled anew at each import.
 unexport PYTHONDONTWRITEBYTECODE
-# Caches of Rust are large and live as long as the folder; a clean build needs no incremental files.
+# A clean build needs no incremental files, and nobody opens its programs in a debugger.
 ifdef CI
 export CARGO_INCREMENTAL := 0
+export CARGO_PROFILE_DEV_DEBUG := false
 LOCKED := --locked
 endif
 export PATH := $(PATH):$(HOME)/.cargo/bin
