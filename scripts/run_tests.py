@@ -1,7 +1,9 @@
 """Runs all tests: Rust, documents, Python. Everything is run whatever fails; the last line has the totals.
 
-Arguments go to pytest; with any, only the Python tests are run. ``THALWEG_FUZZ_FRAMES`` says how many damaged
-frames the wire decoders get (100,000 unless it is set; `make fuzz` gives ten million).
+Most Python tests wait for processes that they start, so as many run side by side as there are cores, eight at most.
+Arguments go to pytest; with any, only the Python tests are run, one after the other unless ``-n`` says otherwise.
+``THALWEG_FUZZ_FRAMES`` says how many damaged frames the wire decoders get (100,000 unless it is set; `make fuzz` gives
+ten million).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 FRAMES: Final = "100000"
+MOST_AT_ONCE: Final = 8
 # libtest's closing line of one program, and pytest's closing line.
 RUST: Final = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 PYTHON: Final = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
@@ -42,11 +45,17 @@ def main() -> int:
         frames = {"THALWEG_FUZZ_FRAMES": os.environ.get("THALWEG_FUZZ_FRAMES", FRAMES)}
         failed += run("Rust tests", [*cargo, "--", "--show-output"], count_rust, counts, frames)
         failed += run("documents", [sys.executable, "scripts/check_docs.py"], count_nothing, counts)
-    failed += run("Python tests", [sys.executable, "-m", "pytest", "-q", *colour, *chosen], count_python, counts)
+    pytest = [sys.executable, "-m", "pytest", "-q", *colour, *(chosen or side_by_side())]
+    failed += run("Python tests", pytest, count_python, counts)
     print(totals(counts, time.monotonic() - began))
     for what in failed:
         print(f"FAILED: {what}")
     return 1 if failed else 0
+
+
+def side_by_side() -> list[str]:
+    """Return pytest's arguments for several processes, each of which takes over tests of another when it is done."""
+    return ["-n", str(min(os.cpu_count() or 1, MOST_AT_ONCE)), "--dist", "worksteal", "--durations", "25"]
 
 
 def run(
