@@ -1,4 +1,4 @@
-"""What all tests share: no test of properties fails because a machine is busy; Ctrl-C reaches what a test starts."""
+"""What all tests share: no test of properties fails because a machine is busy; signals reach what a test starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("thalweg", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("thalweg")
 
-# A shell starts programs in the background with SIGINT ignored; the programs that tests interrupt would inherit that.
+# A shell in the background ignores SIGINT, and nohup SIGHUP; the programs that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Program, Start, why_no_lab
-from thalweg.lab import cgroups
+from thalweg.lab import cgroups, namespaces
 from thalweg.lab.state import State
 from thalweg.record import Record
 from thalweg.record.tables import read_table
@@ -83,14 +83,7 @@ def ended(pid: int) -> bool:
 
 def nothing_left_of(state: State) -> bool:
     """Whether no process is inside a lab's namespaces, and its keeper and folder are gone."""
-    inodes = {host["inode"] for host in state.hosts.values()}
-    found = []
-    for path in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            found.append(path.stat().st_ino)
-        except OSError:  # noqa: PERF203 - it ended while it was looked at
-            continue
-    return not inodes & set(found) and not state.alive and not state.folder.exists()
+    return not namespaces.inside(state.hosts.values()) and not state.alive and not state.folder.exists()
 
 
 def groups_of(pid: int) -> list[Path]:
