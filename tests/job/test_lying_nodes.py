@@ -197,6 +197,10 @@ def renamed(told: dict[str, Any]) -> None:
     told["outcome"]["participants"][0]["client"] = "a"
 
 
+def heavy(told: dict[str, Any]) -> None:
+    told["outcome"]["participants"][0]["samples"] = 1e9
+
+
 def twice(told: dict[str, Any]) -> None:
     told["outcome"]["participants"] *= 2
 
@@ -220,6 +224,7 @@ def test_with_honest_nodes_all_count(top: str) -> None:
     [
         (client_7, "counts client-7, who is none of its clients"),
         (renamed, "counts a, who is a client of honest"),
+        (heavy, "they weigh 3, and those that were said to count 1000000000"),
         (twice, "names a client twice"),
         (another_round, "speaks of round"),
     ],

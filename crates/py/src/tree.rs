@@ -103,9 +103,18 @@ impl Top {
         Ok(Self { inner: inner.map_err(raise)? })
     }
 
-    /// Adds the sums of at most `participants` updates: all of them, or none.
-    fn merge(&self, py: Python<'_>, head: &[u8], cells: &Arena, participants: u32) -> PyResult<()> {
-        py.detach(|| self.inner.merge(head, &cells.arena, participants)).map_err(raise)
+    /// Adds sums of at most so many updates and so much weight, or exactly so much if all are whole: all of them, or none.
+    fn merge(
+        &self,
+        py: Python<'_>,
+        head: &[u8],
+        cells: &Arena,
+        participants: u32,
+        weight: f64,
+        whole: bool,
+    ) -> PyResult<()> {
+        let said = thalweg_runtime::Claim { participants, weight, whole };
+        py.detach(|| self.inner.merge(head, &cells.arena, said)).map_err(raise)
     }
 
     /// Takes the mean into the model, and forgets the sums. Returns what the fold of a round says, as JSON.

@@ -22,8 +22,9 @@ import numpy as np
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.asking import Reply
-from thalweg.job.gathering import Link, SumsOf, not_understood, taken
+from thalweg.job.gathering import Link, SumsOf, claimed, not_understood, taken
 from thalweg.job.others import Answer
+from thalweg.trees.merging import Claim
 
 # The first byte of a part of updates, and the one past the last.
 Part = tuple[int, int]
@@ -62,14 +63,14 @@ class Sharing:
             for address in head["addresses"]:
                 if address != self.others.address:
                     self.others.join(address)
-            return self._share(head["nodes"], parts), None
+            return self._share({name: claimed(told) for name, told in head["nodes"].items()}, parts), None
         if asked == "settle":
             return self._settle(head["to"])
         if asked == "told":
             return self._told(), None
         raise not_understood(asked)
 
-    def _share(self, counted: Mapping[str, int], parts: Mapping[str, Part]) -> dict[str, Any]:
+    def _share(self, counted: Mapping[str, Claim], parts: Mapping[str, Part]) -> dict[str, Any]:
         """Take the sums of one's own part from all nodes that count; say whose were refused, and why."""
         if self._name not in parts:
             return {"refused": {}, "between": []}
@@ -77,7 +78,8 @@ class Sharing:
         top, own = _core.Top(self._model, self._options, part), self._sums(part)
         if own is None:
             return {"refused": {self._name: "it has no sums"}, "between": []}
-        top.merge(*own, counted[self._name])
+        own_head, cells = own
+        top.merge(own_head, cells, *counted[self._name])
         refused: dict[str, str] = {}
         between: list[Mapping[str, Any]] = []
         names = [name for name in counted if name != self._name]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from math import fsum
+from typing import Any, Final, NamedTuple
 
 # Times of a transfer, on the clock of its node.
 TIMES: Final = ("send_start", "send_end", "receive_start", "receive_end")
@@ -23,6 +24,14 @@ ADDED: Final = (
 
 # Times, by percentile, of which the slowest node's counts.
 SLOWEST: Final = ("start_us", "resume_us", "handover_us", "fold_us")
+
+
+class Claim(NamedTuple):
+    """What a node has said that its sums are of: updates, their weights together, and whether all of them are whole."""
+
+    updates: int
+    weight: float
+    whole: bool
 
 
 @dataclass
@@ -55,6 +64,13 @@ class Part:
         """The participants whose updates are in its sums."""
         parts = () if self.outcome is None else self.outcome["participants"]
         return [part for part in parts if part["state"] in ("whole", "partial")]
+
+    @property
+    def claim(self) -> Claim:
+        """What its sums are of, by its outcome."""
+        counting = self.counting
+        whole = all(part["state"] == "whole" for part in counting)
+        return Claim(len(counting), fsum(part["samples"] for part in counting), whole)
 
 
 def timeline(parts: Iterable[Part]) -> dict[str, Any]:

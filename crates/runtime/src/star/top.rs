@@ -70,6 +70,37 @@ fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
     Ok((Arc::new(told), Arena::new(bytes)?))
 }
 
+/// What sums were said to be of.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim {
+    /// So many updates.
+    pub participants: u32,
+    /// Their weights together.
+    pub weight: f64,
+    /// All of each has come, so each byte has all the weight.
+    pub whole: bool,
+}
+
+impl Claim {
+    /// Said weights are added up in another order than these, which are exact.
+    const ROUNDING: f64 = 1e-9;
+
+    fn check(&self, head: &SumsHead) -> Result<(), String> {
+        let Self { participants, weight, whole } = *self;
+        let slack = weight.abs() * Self::ROUNDING;
+        for run in head.runs() {
+            let (found, has) = (run.contributions, run.weight());
+            if found > participants || (whole && found < participants) {
+                return Err(format!("they are of {found} updates, and {participants} were said to count"));
+            }
+            if has > weight + slack || (whole && has < weight - slack) {
+                return Err(format!("they weigh {has}, and those that were said to count {weight}"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Adds up sums, and takes their mean into the model.
 pub struct Top {
     sums: Accumulator,
@@ -105,17 +136,14 @@ impl Top {
         Ok(Self { sums, mending, model })
     }
 
-    /// Adds the sums of at most `participants` updates: all of them, or none.
+    /// Adds sums of no more than what was said of them: all of them, or none.
     ///
     /// # Errors
-    /// `round` if they are of other updates or of more, or are damaged.
-    pub fn merge(&self, head: &[u8], cells: &Arena, participants: u32) -> Result<(), Error> {
+    /// `round` if they are of other updates, of more, or of another weight, or are damaged.
+    pub fn merge(&self, head: &[u8], cells: &Arena, said: Claim) -> Result<(), Error> {
         let bad = |reason: String| Error::new("round", "merge sums", reason);
         let head = SumsHead::decode(head).map_err(|error| bad(error.to_string()))?;
-        let found = head.contributions();
-        if found > participants {
-            return Err(bad(format!("they are of {found} updates, and {participants} were said to count")));
-        }
+        said.check(&head).map_err(bad)?;
         // An arena may be longer than what was put there.
         let bytes = cells.lend(Range::new(0, head.cells().min(cells.len())))?;
         self.sums.merge_sums(&head, &bytes).map_err(|error| bad(error.to_string()))
@@ -184,6 +212,34 @@ mod tests {
         SumsOfRound { head: head.encode(), layout: told, cells }
     }
 
+    fn claim(updates: &[(u32, f64)]) -> Claim {
+        let weight = updates.iter().map(|(_, weight)| weight).sum();
+        Claim { participants: updates.len() as u32, weight, whole: true }
+    }
+
+    fn at_most(participants: u32) -> Claim {
+        Claim { participants, weight: f64::MAX, whole: false }
+    }
+
+    #[test]
+    fn sums_of_another_weight_or_of_fewer_updates_are_refused() {
+        let model = Arena::new(layout().bytes()).unwrap();
+        let top = Top::new(model, layout(), &options(), None).unwrap();
+        let sums = exported(&[(3, 2.0), (5, 0.1)], 2);
+        let right = Claim { participants: 2, weight: 2.1, whole: true };
+        let refused = |said: Claim| top.merge(&sums.head, &sums.cells, said).unwrap_err().to_string();
+        assert!(refused(Claim { weight: 2.0, ..right }).contains("they weigh 2.1"));
+        assert!(
+            refused(Claim { weight: 2.2, ..right }).contains("they weigh 2.1"),
+            "whole updates weigh all"
+        );
+        assert!(refused(Claim { participants: 3, ..right }).contains("of 2 updates"));
+        assert!(refused(Claim { participants: 1, whole: false, ..right }).contains("of 2 updates"));
+        top.merge(&sums.head, &sums.cells, Claim { participants: 3, weight: 9.0, whole: false }).unwrap();
+        top.forget();
+        top.merge(&sums.head, &sums.cells, right).unwrap();
+    }
+
     #[test]
     fn the_top_has_the_bits_of_one_fold() {
         let model = Arena::new(layout().bytes()).unwrap();
@@ -191,7 +247,7 @@ mod tests {
         let all = [(3, 2.0), (5, 1.0), (11, 0.5)];
         for (part, workers) in [(&all[..2], 1), (&all[2..], 2)] {
             let sums = exported(part, workers);
-            top.merge(&sums.head, &sums.cells, part.len() as u32).unwrap();
+            top.merge(&sums.head, &sums.cells, claim(part)).unwrap();
         }
         top.finish().unwrap();
         let alone = Accumulator::new(Arc::new(layout()), PrecisionRule::Exact.into());
@@ -210,7 +266,7 @@ mod tests {
         let sums: Vec<_> =
             [[(3, 2.0), (5, 1.0)], [(11, 0.5), (7, 1.0)]].iter().map(|two| exported(two, 2)).collect();
         let one = Top::new(whole.clone(), layout(), &options(), None).unwrap();
-        sums.iter().for_each(|sums| one.merge(&sums.head, &sums.cells, 2).unwrap());
+        sums.iter().for_each(|sums| one.merge(&sums.head, &sums.cells, at_most(2)).unwrap());
         one.finish().unwrap();
         let parts = parts_of(&layout(), 2);
         assert_eq!(parts.len(), 2);
@@ -218,9 +274,9 @@ mod tests {
             let top = Top::new(parted.clone(), layout(), &options(), Some(part)).unwrap();
             for sums in &sums {
                 let own = sums.cut(&layout(), part).unwrap();
-                top.merge(&own.head, &own.cells, 2).unwrap();
+                top.merge(&own.head, &own.cells, at_most(2)).unwrap();
                 assert!(
-                    top.merge(&sums.head, &sums.cells, 2).is_err(),
+                    top.merge(&sums.head, &sums.cells, at_most(2)).is_err(),
                     "sums of all bytes are none of a part"
                 );
             }
@@ -249,17 +305,17 @@ mod tests {
         let top = Top::new(model.clone(), layout(), &options(), None).unwrap();
         let sums = exported(&[(3, 1.0), (5, 1.0)], 1);
         let refusal = |error: Error| error.to_string();
-        let found = refusal(top.merge(&sums.head, &sums.cells, 1).unwrap_err());
+        let found = refusal(top.merge(&sums.head, &sums.cells, at_most(1)).unwrap_err());
         assert!(found.contains("of 2 updates"), "{found}");
-        let found = refusal(top.merge(&sums.head[1..], &sums.cells, 2).unwrap_err());
+        let found = refusal(top.merge(&sums.head[1..], &sums.cells, at_most(2)).unwrap_err());
         assert!(found.contains("sums"), "{found}");
         let short = Arena::new(64).unwrap();
-        assert!(top.merge(&sums.head, &short, 2).is_err());
+        assert!(top.merge(&sums.head, &short, at_most(2)).is_err());
         // The lowest byte of a sum: nothing but the checksum can tell.
         let mut claim = sums.cells.claim(sums.cells.range()).unwrap();
         claim[96] ^= 1;
         drop(claim);
-        let found = refusal(top.merge(&sums.head, &sums.cells, 2).unwrap_err());
+        let found = refusal(top.merge(&sums.head, &sums.cells, at_most(2)).unwrap_err());
         assert!(found.contains("checksum"), "{found}");
         top.finish().unwrap();
         let kept = model.lend(Range::new(0, 160_000)).unwrap();
