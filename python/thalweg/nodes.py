@@ -84,8 +84,8 @@ class Node:
         the mean of all models; ``paper`` has the weights of udp-dpsgd, section 3.5.2. Both take the memory of a model
         more for each neighbour, and all nodes must have the same. ``compress`` rounds what is sent, to half the bytes
         or a quarter. All nodes must have the same ``seed``: their models begin alike. ``ca``, ``cert`` and ``key`` are
-        PEM files of ``thalweg pki issue NAME --host HOST``, needed beyond this machine. Raises PlanError, LinkError,
-        ModelError, CoreError.
+        PEM files of ``thalweg pki issue NAME --role graph-node --host HOST``, needed beyond this machine. Raises
+        PlanError, LinkError, ModelError, CoreError.
         """
         from thalweg.transports import links, pki
 

@@ -166,7 +166,7 @@ class TaskServer:
         trust = links.server_trust(plan.security, listen)
         config = {
             "transport": {"tls": trust.get("tls"), "own": dict(options or {})},
-            "secret": trust.get("secret"),
+            "issuer": trust.get("issuer"),
             "job": secrets.randbits(63),
             "grace": grace,
             "ahead": ahead,
@@ -354,7 +354,7 @@ class TaskClient:
     def __init__(self, url: str, *, name: str, token_file: Path | str | None = None, patience: float = 30.0) -> None:
         """Begin to connect to the server at ``url``; ``patience`` is how many seconds to go on trying.
 
-        ``token_file`` is what ``thalweg pki issue`` made. Raises LinkError, PlanError.
+        ``token_file`` is what ``thalweg pki issue NAME --role task-member`` made. Raises LinkError, PlanError.
         """
         from thalweg.transports import links, pki
 

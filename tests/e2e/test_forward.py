@@ -134,7 +134,7 @@ def test_a_killed_far_end_resets_programs_and_a_new_one_takes_over(start: Start)
 
 def test_beyond_this_machine_a_near_end_needs_its_token(start: Start) -> None:
     assert start("pki", "init", "--host", LOCAL).end()[0] == 0
-    assert start("pki", "issue", "site-1").end()[0] == 0
+    assert start("pki", "issue", "site-1", "--role", "forward").end()[0] == 0
     with reverser() as server:
         far = start("forward", "--listen", "tcp://0.0.0.0:0", "--to", f":{server}", "--pki", "pki", "--json")
         url = f"tcp://{LOCAL}:{said(far)['listen'].rpartition(':')[2]}"

@@ -304,7 +304,7 @@ def guarded(tmp_path: Path) -> Path:
     (tmp_path / "ports").write_text("\n".join(map(str, free_ports(3))))
     pki.init(tmp_path / "pki", ["localhost"], 1)
     for node in NODES:
-        pki.issue(tmp_path / "pki", node, 1, hosts=["127.0.0.1"])
+        pki.issue(tmp_path / "pki", node, 1, hosts=["127.0.0.1"], role="graph-node")
     return plan_of_nodes(tmp_path)
 
 

@@ -173,17 +173,29 @@ def test_some_clients_of_all_nodes_take_part(result: Run, tmp_path: Path) -> Non
         assert sum(node["counted"] for node in row["fold"]["nodes"]) == 4
 
 
+def issue(folder: Path) -> None:
+    """Make the files of two nodes, which have no secret, and of two clients."""
+    for name in ("west", "east"):
+        pki.issue(folder, name, 1, role="tree-node", hosts=["127.0.0.1"])
+    for name in ("a", "b"):
+        pki.issue(folder, name, 1)
+
+
+def trusted(name: str) -> tuple[str, ...]:
+    """What a node of one client shows its parent, and its client."""
+    pair = ("--cert", f"pki/{name}.crt", "--key", f"pki/{name}.key")
+    return ("--token-file", f"pki/{name}.token", *pair, "--clients", "1", "--json")
+
+
 def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(PLAN)
     pki.init(tmp_path / "pki", ["127.0.0.1"], 1)
-    for name in ("west", "east", "a", "b"):
-        pki.issue(tmp_path / "pki", name, 1)
+    issue(tmp_path / "pki")
     server = start("server", "job.toml", "--pki", "pki", "--json")
     parent = server.until("listening on").split("listening on ")[1].split()[0]
     nodes = {}
     for name in ("west", "east"):
-        own = ("--token-file", f"pki/{name}.token", "--pki", "pki", "--clients", "1", "--json")
-        nodes[name] = start("node", "tcp://127.0.0.1:0", "--parent", parent, *own)
+        nodes[name] = start("node", "tcp://127.0.0.1:0", "--parent", parent, *trusted(name))
     for name, node in zip(("a", "b"), nodes.values(), strict=True):
         url = node.until("listening on").split("listening on ")[1].strip()
         start("client", url, "--token-file", f"pki/{name}.token", "--json")
@@ -204,15 +216,13 @@ def test_clients_of_nodes_started_by_hand_move_under_tls(start: Start, tmp_path:
     plan = PLAN.replace("tcp://127.0.0.1:0", "tcp://0.0.0.0:0").replace("rounds = 1", "rounds = 40")
     (tmp_path / "job.toml").write_text(plan.replace("count = 2", "count = 2\naway = 0.0"))
     pki.init(tmp_path / "pki", ["127.0.0.1"], 1)
-    for name in ("west", "east", "a", "b"):
-        pki.issue(tmp_path / "pki", name, 1)
+    issue(tmp_path / "pki")
     server = start("server", "job.toml", "--pki", "pki", "--json")
     port = server.until("listening on").split("listening on ")[1].split()[0].rpartition(":")[2]
     ports, nodes = dict(zip(("west", "east"), free_ports(2), strict=True)), {}
     for name, own in ports.items():
-        trust = ("--token-file", f"pki/{name}.token", "--pki", "pki", "--ca", "pki/ca.crt", "--clients", "1", "--json")
         parent, there = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{own}"
-        nodes[name] = start("node", f"tcp://0.0.0.0:{own}", "--parent", parent, "--advertise", there, *trust)
+        nodes[name] = start("node", f"tcp://0.0.0.0:{own}", "--parent", parent, "--advertise", there, *trusted(name))
     for name, (node, own) in zip(("a", "b"), ports.items(), strict=True):
         nodes[node].until("listening on")
         start("client", f"tcp://127.0.0.1:{own}", "--token-file", f"pki/{name}.token", "--ca", "pki/ca.crt", "--json")

@@ -292,7 +292,7 @@ def test_nodes_come_from_elsewhere_encrypted_and_with_tokens(tmp_path: Path) -> 
 
     authority = tmp_path / "pki"
     pki.init(authority, ["localhost", "127.0.0.1"], 1)
-    tokens = {name: pki.issue(authority, name, 1, None)[2] for name in ("anna", "ben")}
+    tokens = {name: pki.issue(authority, name, 1, role="task-member")[2] for name in ("anna", "ben")}
     address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     app = str(APPS / "numpy_messages")
     server = ["server", app, "--clients", "2", "--listen", address, "--pki", str(authority), "--record", str(tmp_path)]

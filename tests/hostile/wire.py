@@ -15,7 +15,7 @@ CONTROL: Final = 1
 CHUNK: Final = 2
 MAX_CONTROL: Final = 8 << 20
 HEADER_BYTES: Final = 52
-VERSION: Final = 7
+VERSION: Final = 8
 REFUSED: Final = 3
 # The place of `Authentication` in crates/wire's `Refusal`.
 BAD_PROOF: Final = 1
@@ -76,7 +76,7 @@ def hello(name: bytes, random: Random, holes: int = 0) -> bytes:
     if holes:
         ranges = b"".join(varint(4 * n) + varint(4 * n + 1) for n in range(holes))
         holding = b"\x01" + varint(1) + varint(holes) + ranges
-    proof = b"\x01" + random.randbytes(32)
+    proof = b"\x01" + random.randbytes(160)
     said = varint(VERSION) + varint(len(name)) + name + varint(random.getrandbits(63)) + random.randbytes(32)
     return b"\x01" + said + proof + b"\x00" + holding + varint(random.getrandbits(40)) + b"\x00"
 

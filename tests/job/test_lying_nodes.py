@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import threading
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share m
 
 URL: Final = "tcp://127.0.0.1:0"
 SECRET: Final = "07" * 32
+ISSUER: Final = _core.pki_issuer(SECRET)
 JOB: Final = 77
 HOMES: Final = {"honest": ["a", "b"], "liar": ["c"]}
 ELEMENTS: Final = 1000
@@ -44,6 +46,10 @@ def expected(clients: str) -> float:
     """The mean of these clients' updates; each weighs as much as its value."""
     values = [constant(client) for client in clients]
     return float(np.float32(sum(value * value for value in values) / sum(values)))
+
+
+def token(role: str, name: str) -> str:
+    return _core.pki_token(SECRET, role, name)
 
 
 class Liar(Gateway):
@@ -101,14 +107,14 @@ def order(url: str, name: str) -> dict[str, Any]:
         "url": url,
         "listen": URL,
         "clients": len(HOMES[name]),
-        "options": {"token": SECRET, "transport": {}, "patience": 5.0},
-        "trust": {"token": SECRET},
+        "options": {"token": token("tree-node", name), "transport": {}, "tree": True, "patience": 5.0},
+        "trust": {"issuer": ISSUER},
     }
 
 
 def take_part(url: str, name: str) -> None:
     arena = _core.Arena(layout())
-    client = _core.Client(url, name, json.dumps({"token": SECRET, "patience": 1.0}), arena)
+    client = _core.Client(url, name, json.dumps({"token": token("client", name), "patience": 1.0}), arena)
     with suppress(_core.CoreError):
         client.join()
         while (task := client.next()) is not None:
@@ -129,7 +135,7 @@ def job(liar: Callable[[dict[str, Any]], Gateway], *, top: str = "dedicated", co
         "job": JOB,
         "expected": 3,
     }
-    own = {"token": SECRET, "job": JOB, "grace": 0.5, "transport": {}}
+    own = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
     model = _core.Arena(layout())
     made = Job(Tree(model, URL, 2 if come else Placed(HOMES, []), told, own, top=top), model)
 
@@ -210,7 +216,7 @@ def another_round(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("top", TOPS)
-def test_with_honest_nodes_all_count(top: str) -> None:
+def test_with_proofs_and_honest_nodes_all_count(top: str) -> None:
     with job(lying(lambda _, told: told), top=top) as made:
         there(made)
         for number in (1, 2):
@@ -222,7 +228,7 @@ def test_with_honest_nodes_all_count(top: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (client_7, "counts client-7, who is none of its clients"),
+        (client_7, "counts client-7, and has no proof that it was there"),
         (renamed, "counts a, who is a client of honest"),
         (heavy, "they weigh 3, and those that were said to count 1000000000"),
         (twice, "names a client twice"),
@@ -316,20 +322,40 @@ def test_tensors_that_nobody_asked_for_are_left_alone() -> None:
         assert made.value() == expected("abc")
 
 
-def test_a_node_takes_no_client_of_another() -> None:
-    """It comes by itself, and names clients that are connected elsewhere."""
+def test_a_node_takes_no_client_of_another_and_invents_none() -> None:
+    """It comes by itself, and names clients that are connected elsewhere or nowhere."""
 
     def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
         if asked in ("wait", "round"):
-            told["clients"] = [*told["clients"], "a", "b"]
+            told["clients"] = [*told["clients"], "a", "client-7"]
         return told
 
     with job(lying(lie), come=True) as made:
-        while set(json.loads(made.tree.clients())) != {"a", "b", "c"}:
+        while set(json.loads(made.tree.clients())) != {"a", "b", "c", "client-7"}:
             made.tree.wait(3, None)
-        assert {node.name: list(node.clients) for node in made.tree._nodes} == HOMES
-        assert counted(made.round(1)) == "abc"
+        at = {node.name: list(node.clients) for node in made.tree._nodes}
+        assert at == HOMES
+        outcome = made.round(1)
+        assert counted(outcome) == "abc"
         assert made.value() == expected("abc")
+        notes = [note for note in made.tree.notes() if "has no proof" in note]
+        assert "liar names client-7, and has no proof that it is there: it does not count" in notes
+
+
+@pytest.mark.parametrize("shown", ["", "?", base64.b64encode(b"\x00" * 300).decode()])
+def test_a_proof_that_is_none_proves_nobody(shown: str) -> None:
+    def lie(asked: str, told: dict[str, Any]) -> dict[str, Any]:
+        return {"proofs": {"c": shown}} if asked == "proofs" else told
+
+    with job(lying(lie), come=True) as made:
+        notes: list[str] = []
+        while set(json.loads(made.tree.clients())) != {"a", "b"} or not notes:
+            made.tree.wait(3, None)
+            notes += [note for note in made.tree.notes() if "has no proof" in note]
+        assert notes == ["liar names c, and has no proof that it is there: it does not count"]
+        outcome = made.round(1)
+        assert counted(outcome) == "ab"
+        assert made.value() == expected("ab")
 
 
 def test_a_nodes_log_is_bounded_between_rounds() -> None:
@@ -361,7 +387,7 @@ def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> No
         if any("cannot be a node" in note for note in looked):
             raise KeyboardInterrupt
 
-    own = {"token": SECRET, "job": JOB, "grace": 0.5, "transport": {}}
+    own = {"issuer": ISSUER, "job": JOB, "grace": 0.5, "transport": {}, "tree": True}
     told = {"transport": {}, "workers": {"count": 1, "split": "ranges"}, "expected": 1}
     made = Tree(_core.Arena(layout()), URL, 1, told, own, top="dedicated")
     node = make(order(made.address, "liar"))
@@ -385,3 +411,39 @@ def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> No
         made.close("over")
         thread.join(60)
     other.join(60)
+
+
+@pytest.mark.parametrize(("role", "name"), [("client", "liar"), ("task-member", "liar"), ("client", "a")])
+def test_only_a_token_of_a_node_joins_as_one(role: str, name: str) -> None:
+    own = {"issuer": ISSUER, "job": JOB, "transport": {}, "tree": True}
+    with_tree = Tree(_core.Arena(layout()), URL, 1, {"transport": {}, "expected": 1}, own, top="dedicated")
+    try:
+        options = {"token": token(role, name), "tree": True, "patience": 5.0}
+        member = _core.TaskClient(with_tree.address, name, json.dumps(options))
+        with pytest.raises(_core.CoreError, match=f"for the role {role}, and here tree-node is asked for"):
+            member.join()
+        # As it is meant, it is told where it belongs.
+        client = _core.Client(with_tree.address, name, json.dumps({"token": token(role, name)}), None)
+        with pytest.raises(_core.CoreError, match="clients connect to a node"):
+            client.join()
+    finally:
+        with_tree.close("over")
+
+
+def test_the_name_of_a_connected_node_is_not_given_to_another_holder() -> None:
+    own = {"issuer": ISSUER, "job": JOB, "transport": {}, "tree": True}
+    server = _core.TaskServer(URL, json.dumps(own))
+    try:
+        first = _core.TaskClient(
+            server.address, "west", json.dumps({"token": token("tree-node", "west"), "tree": True})
+        )
+        first.join()
+        for shown in (token("tree-node", "east"), token("client", "west"), "aa" * 32):
+            options = {"token": shown, "tree": True, "patience": 5.0}
+            other = _core.TaskClient(server.address, "west", json.dumps(options))
+            with pytest.raises(_core.CoreError, match=r"token of .west. is"):
+                other.join()
+        assert json.loads(server.clients()) == ["west"]
+        first.close("done")
+    finally:
+        server.close("over")

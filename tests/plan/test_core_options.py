@@ -18,12 +18,12 @@ from thalweg.sections.marks import Key, keys
 # Options of the core that no key of a plan has: trust, the job's number, what follows from several keys (workers
 # and sums of a tree), what an emulated network is like, and what only tests change.
 OWN = {
-    "": {"transport", "layers", "secret", "token", "job", "workers", "sums"},
+    "": {"transport", "layers", "issuer", "token", "job", "workers", "sums"},
     "transport": {"tls", "login", "connect_timeout_ms"},
     "layers": {"emulate"},
 }
-# Of a client: those of a server, and how long it tries.
-CLIENTS = {"transport", "layers", "token", "seed", "patience"}
+# Of a client: those of a server, how long it tries, and whether it is a node of a tree.
+CLIENTS = {"transport", "layers", "token", "seed", "patience", "tree"}
 NEVER = "never"
 URL = "memory://never"
 
@@ -77,7 +77,7 @@ def test_every_option_of_the_core_has_one_key(section: str) -> None:
 def test_every_option_of_a_client_has_one_key() -> None:
     assert expected({NEVER: 1}, client=True) == CLIENTS
     at_top = {placed(key).partition(".")[0] for key in IN_CORE if key.core is not None and key.core.client}
-    assert at_top == CLIENTS - {"token", "patience"}
+    assert at_top == CLIENTS - {"token", "patience", "tree"}
 
 
 @pytest.mark.parametrize("key", [key for key in IN_CORE if section_of(key)], ids=lambda key: key.path)

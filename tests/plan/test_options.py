@@ -44,7 +44,7 @@ def test_options_follow_from_the_plan() -> None:
     assert options["repair"] == {"resend": False, "policy": "last", "spread": True, **unnamed}
     assert options["layers"]["throttle"] == "5000000bit"
     assert options["layers"]["fault"]["loss"] == 0.5
-    assert "secret" not in options
+    assert "issuer" not in options
     assert "staging" not in options
     client = client_options(plan, {"token": "t"}, seed=4)
     assert (client["seed"], client["token"], client["layers"]) == (4, "t", options["layers"])
@@ -110,7 +110,7 @@ def test_options_of_a_node_follow_from_the_plan() -> None:
     assert (options["token"], options["own_token"]) == ("t", "o")
     assert (options["plan"], options["graph"], options["start"]) == ("p", "g", "s")
     assert options["layers"]["fault"]["loss"] == 0.5
-    assert "secret" not in options
+    assert "issuer" not in options
 
 
 def test_the_core_takes_all_options_of_a_node() -> None:

@@ -39,15 +39,15 @@ def test_a_server_with_a_pki_folder_encrypts_and_asks_for_tokens_or_certificates
     pki.init(tmp_path / "pki", ["10.0.0.1"], 1)
     plan = Plan.of({"security": {"pki": str(tmp_path / "pki")}})
     trust = links.server_trust(plan.security, "tcp://10.0.0.1:7070")
-    assert trust["secret"] == (tmp_path / "pki" / "secret").read_text().strip()
+    assert trust["issuer"] == (tmp_path / "pki" / "issuer.pub").read_text().strip()
     assert trust["tls"]["require_client"] is False
     strict = links.server_trust(plan.merge({"security.clients": "certificate"}).security, "tcp://10.0.0.1:7070")
-    assert "secret" not in strict
+    assert "issuer" not in strict
     assert strict["tls"]["require_client"] is True
 
 
 def test_a_client_encrypts_where_it_knows_an_authority_and_must_know_one_beyond_this_machine() -> None:
-    token = pki.Token("anna", "77", "PEM")
+    token = pki.Token("anna", "client", "77", "88", "PEM")
     assert links.remote_trust("tcp://127.0.0.1:7", None, None, None, "auto") == {}
     assert links.remote_trust("tcp://10.0.0.1:7", token, None, None, "off") == {"token": "77"}
     trust = links.remote_trust("tcp://127.0.0.1:7", token, None, None, "auto")
@@ -55,6 +55,21 @@ def test_a_client_encrypts_where_it_knows_an_authority_and_must_know_one_beyond_
     assert links.remote_trust("tcp://10.0.0.1:7", token, "OTHER", None, "auto")["tls"]["authority"] == "OTHER"
     with pytest.raises(LinkError, match="--token-file"):
         links.remote_trust("tcp://10.0.0.1:7", None, None, None, "auto")
+
+
+def test_a_node_of_a_tree_knows_who_issues_tokens_and_has_no_secret(tmp_path: Path) -> None:
+    pki.init(tmp_path / "pki", ["10.0.0.1"], 1)
+    token = pki.read_token(pki.issue(tmp_path / "pki", "west", 1, role="tree-node", hosts=["10.0.0.2"])[2])
+    identity = {"certificate": "PEM", "key": "KEY"}
+    trust = links.tree_node_trust("tcp://0.0.0.0:7", token, identity)
+    tls = {"authority": token.authority, "identity": identity, "require_client": False}
+    assert trust == {"issuer": (tmp_path / "pki" / "issuer.pub").read_text().strip(), "tls": tls}
+    assert links.tree_node_trust("tcp://127.0.0.1:7", token, None) == {"issuer": token.issuer}
+    assert links.tree_node_trust("tcp://127.0.0.1:7", None, None) == {}
+    for lacking in [(None, identity), (token, None), (None, None)]:
+        with pytest.raises(LinkError, match="who may join this node") as caught:
+            links.tree_node_trust("tcp://0.0.0.0:7", *lacking)
+        assert "--role tree-node --host HOST" in caught.value.mend
 
 
 def test_a_local_run_makes_its_own_trust() -> None:

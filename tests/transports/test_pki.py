@@ -24,9 +24,10 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_init_makes_five_files_and_guards_the_private_ones(folder: Path) -> None:
+def test_init_makes_six_files_and_guards_the_private_ones(folder: Path) -> None:
     modes = {path.name: mode(path) for path in folder.iterdir()}
-    assert modes == {"ca.crt": 0o644, "ca.key": 0o600, "server.crt": 0o644, "server.key": 0o600, "secret": 0o600}
+    public = {"ca.crt": 0o644, "server.crt": 0o644, "issuer.pub": 0o644}
+    assert modes == {**public, "ca.key": 0o600, "server.key": 0o600, "secret": 0o600}
     assert mode(folder) == 0o700
 
 
@@ -44,15 +45,42 @@ def test_issue_makes_a_token_that_reads_back(folder: Path, tmp_path: Path) -> No
     token = pki.read_token(paths[2])
     assert token.name == "anna"
     assert token.authority == (folder / "ca.crt").read_text()
-    assert len(bytes.fromhex(token.token)) == 32
-    assert paths[2].read_text().splitlines()[:2] == ["thalweg token 1", "name = anna"]
+    assert (token.role, token.issuer) == ("client", (folder / "issuer.pub").read_text().strip())
+    assert len(bytes.fromhex(token.token)) == 96
+    assert paths[2].read_text().splitlines()[:3] == ["thalweg token 2", "name = anna", "role = client"]
 
 
-def test_tokens_differ_by_name_and_repeat_for_one(folder: Path, tmp_path: Path) -> None:
-    def token(name: str, place: str) -> str:
-        return pki.read_token(pki.issue(folder, name, 30, tmp_path / place)[2]).token
+@pytest.mark.parametrize("role", pki.ROLES)
+def test_a_token_and_a_certificate_name_their_role(folder: Path, role: str) -> None:
+    certificate, _, token = pki.issue(folder, "anna", 30, role=role)
+    assert pki.read_token(token).role == role
+    found = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+    subject = dict(entry[0] for entry in found["subject"])
+    assert (subject["commonName"], subject["organizationalUnitName"]) == ("anna", role)
 
-    assert token("anna", "1") == token("anna", "2") != token("berta", "1")
+
+def test_roles_that_are_none_and_hosts_of_nobody_are_refused(folder: Path) -> None:
+    with pytest.raises(PlanError, match="no role 'king'"):
+        pki.issue(folder, "anna", 30, role="king")
+    with pytest.raises(PlanError, match="nobody connects to a client") as caught:
+        pki.issue(folder, "anna", 30, hosts=["anna.example"])
+    assert "tree-node or graph-node" in caught.value.mend
+    assert not (folder / "anna.crt").exists()
+
+
+def test_a_token_of_an_earlier_release_is_refused_with_the_way_to_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "anna.token"
+    path.write_text(f"thalweg token 1\nname = anna\ntoken = {'ab' * 32}\n")
+    with pytest.raises(PlanError, match="earlier release, which names no role") as caught:
+        pki.read_token(path)
+    assert "thalweg pki issue NAME --role ROLE" in caught.value.mend
+
+
+def test_a_folder_of_an_earlier_release_gets_its_issuer_with_the_first_new_token(folder: Path) -> None:
+    before = (folder / "issuer.pub").read_text()
+    (folder / "issuer.pub").unlink()
+    pki.issue(folder, "anna", 30)
+    assert (folder / "issuer.pub").read_text() == before
 
 
 def test_issue_never_overwrites(folder: Path) -> None:
@@ -79,7 +107,7 @@ def test_a_token_that_others_may_read_is_refused(folder: Path) -> None:
         pki.read_token(token)
 
 
-@pytest.mark.parametrize("text", ["", "thalweg token 1\n", "thalweg token 2\nname = a\ntoken = b\n", "name = a"])
+@pytest.mark.parametrize("text", ["", "thalweg token 2\n", "thalweg token 2\nname = a\ntoken = b\n", "name = a"])
 def test_what_is_no_token_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.token"
     path.write_text(text)

@@ -8,7 +8,7 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::{curve, PkiError};
+use crate::{curve, PkiError, Role};
 
 /// Longest life of a certificate, in days: a hundred years.
 pub const MAX_DAYS: i64 = 36_525;
@@ -52,7 +52,7 @@ impl Authority {
     ///
     /// ```
     /// let authority = thalweg_pki::Authority::new("hospital job", 365)?;
-    /// let server = authority.issue("server", &["10.0.0.1".into(), "fl.example.org".into()], 90, true)?;
+    /// let server = authority.issue("server", &["10.0.0.1".into(), "fl.example.org".into()], 90, thalweg_pki::Role::Server)?;
     /// assert!(server.certificate.starts_with("-----BEGIN CERTIFICATE-----"));
     /// # Ok::<(), thalweg_pki::PkiError>(())
     /// ```
@@ -94,26 +94,28 @@ impl Authority {
         self.issuer.key().serialize_pem() + &self.curve
     }
 
-    /// A certificate for `name` (its common name), for the `hosts` (names or addresses), good for `days`
-    /// days from now; with 0 or less it has expired already. A `server` certificate serves servers only; its key
-    /// has the secret key for CURVE behind it. Any other serves clients, and with `hosts` nodes of a graph, which
-    /// dial and listen.
+    /// A certificate for `name` (its common name) in a `role` (its organizational unit), for the `hosts` (names or
+    /// addresses), good for `days` days from now; with 0 or less it has expired already. A server's serves servers
+    /// only. Any other serves clients, and with `hosts` nodes of a tree or a graph, which dial and listen. The keys of
+    /// servers and of nodes of a tree, to which clients connect, have the secret key for CURVE behind them.
     ///
     /// # Errors
     /// [`PkiError::Certificate`] for a name, host or number of days that cannot be.
-    pub fn issue(&self, name: &str, hosts: &[String], days: i64, server: bool) -> Result<Identity, PkiError> {
+    pub fn issue(&self, name: &str, hosts: &[String], days: i64, role: Role) -> Result<Identity, PkiError> {
         let failed = |e: rcgen::Error| certificate_error(name, e.to_string());
         let mut params = common(name, hosts, days)?;
+        params.distinguished_name.push(DnType::OrganizationalUnitName, role.name());
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = match (server, hosts) {
+        params.extended_key_usages = match (role == Role::Server, hosts) {
             (true, _) => vec![ExtendedKeyUsagePurpose::ServerAuth],
             (false, []) => vec![ExtendedKeyUsagePurpose::ClientAuth],
             (false, _) => vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth],
         };
         let key = KeyPair::generate().map_err(failed)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?.pem();
-        let curve = if server { self.curve.as_str() } else { "" };
+        let serves = role == Role::Server || (role == Role::TreeNode && !hosts.is_empty());
+        let curve = if serves { self.curve.as_str() } else { "" };
         Ok(Identity { certificate, key: key.serialize_pem() + curve })
     }
 }
@@ -175,12 +177,33 @@ mod tests {
         check(&pem.parse_x509().unwrap())
     }
 
+    fn unit(certificate: &X509Certificate<'_>) -> String {
+        certificate.subject().iter_organizational_unit().next().unwrap().as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn only_who_serves_clients_has_the_key_for_curve() {
+        let authority = Authority::new("job", 10).unwrap();
+        let here = ["a".to_owned()];
+        for (role, hosts, has) in [
+            (Role::Server, &here[..], true),
+            (Role::TreeNode, &here[..], true),
+            (Role::TreeNode, &[], false),
+            (Role::GraphNode, &here[..], false),
+            (Role::Client, &[], false),
+        ] {
+            let issued = authority.issue("a", hosts, 5, role).unwrap();
+            assert_eq!(issued.key.contains("CURVE"), has, "{role} {hosts:?}");
+        }
+    }
+
     #[test]
     fn a_certificate_says_who_where_and_what_for() {
         let authority = Authority::new("job", 10).unwrap();
         let hosts = ["fl.example.org".to_owned(), "10.0.0.1".into(), "::1".into()];
-        let server = authority.issue("server", &hosts, 5, true).unwrap();
+        let server = authority.issue("server", &hosts, 5, Role::Server).unwrap();
         parsed(&server, |c| {
+            assert_eq!(unit(c), "server");
             assert_eq!(c.subject().iter_common_name().next().unwrap().as_str().unwrap(), "server");
             assert_eq!(c.issuer().iter_common_name().next().unwrap().as_str().unwrap(), "job");
             let names = c.subject_alternative_name().unwrap().unwrap();
@@ -189,13 +212,15 @@ mod tests {
             assert!(purpose.server_auth && !purpose.client_auth);
             assert!(c.validity().is_valid() && !c.is_ca());
         });
-        let client = authority.issue("clinic", &[], 5, false).unwrap();
+        let client = authority.issue("clinic", &[], 5, Role::Client).unwrap();
         parsed(&client, |c| {
+            assert_eq!(unit(c), "client");
             let purpose = c.extended_key_usage().unwrap().unwrap().value;
             assert!(purpose.client_auth && !purpose.server_auth);
         });
-        let node = authority.issue("anna", &hosts, 5, false).unwrap();
+        let node = authority.issue("anna", &hosts, 5, Role::GraphNode).unwrap();
         parsed(&node, |c| {
+            assert_eq!(unit(c), "graph-node");
             assert_eq!(c.subject_alternative_name().unwrap().unwrap().value.general_names.len(), 3);
             let purpose = c.extended_key_usage().unwrap().unwrap().value;
             assert!(purpose.client_auth && purpose.server_auth);
@@ -207,7 +232,7 @@ mod tests {
     fn zero_and_negative_days_have_expired() {
         let authority = Authority::new("job", 10).unwrap();
         for days in [0, -1, -400] {
-            let expired = authority.issue("late", &[], days, false).unwrap();
+            let expired = authority.issue("late", &[], days, Role::Client).unwrap();
             parsed(&expired, |c| {
                 assert!(!c.validity().is_valid() && c.validity().not_after > c.validity().not_before)
             });
@@ -218,8 +243,10 @@ mod tests {
     fn a_loaded_authority_signs_as_before() {
         let made = Authority::new("job", 10).unwrap();
         let loaded = Authority::load(made.certificate_pem(), &made.key_pem()).unwrap();
-        let (before, after) =
-            (made.issue("a", &[], 1, true).unwrap(), loaded.issue("b", &[], 1, true).unwrap());
+        let (before, after) = (
+            made.issue("a", &[], 1, Role::Server).unwrap(),
+            loaded.issue("b", &[], 1, Role::Server).unwrap(),
+        );
         let issuer_and_key = |c: &X509Certificate<'_>| {
             let key = c.extensions().iter().find_map(|e| match e.parsed_extension() {
                 ParsedExtension::AuthorityKeyIdentifier(id) => {
@@ -245,9 +272,12 @@ mod tests {
         for (name, host, days) in
             [("", "a", 1), ("x", "a b", 1), ("x", "", 1), ("x", "a..b", 1), ("x", "a", MAX_DAYS + 1)]
         {
-            assert!(made.issue(name, &[host.into()], days, false).is_err(), "{name:?} {host:?} {days}");
+            assert!(
+                made.issue(name, &[host.into()], days, Role::Client).is_err(),
+                "{name:?} {host:?} {days}"
+            );
         }
-        assert!(made.issue(&"n".repeat(65), &[], 1, false).is_err());
+        assert!(made.issue(&"n".repeat(65), &[], 1, Role::Client).is_err());
     }
 
     proptest! {
@@ -255,7 +285,7 @@ mod tests {
         #[test]
         fn any_input_is_signed_or_refused(name in "\\PC{0,70}", host in "\\PC{0,20}", days: i64) {
             let authority = Authority::new("job", 10).unwrap();
-            let issued = authority.issue(&name, &[host], days, true);
+            let issued = authority.issue(&name, &[host], days, Role::Server);
             if let Ok(identity) = issued {
                 let found = parsed(&identity, |c| {
                     c.subject().iter_common_name().next().unwrap().as_str().unwrap().to_owned()

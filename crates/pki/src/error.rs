@@ -22,18 +22,13 @@ pub enum PkiError {
     /// A secret that is not one.
     #[error("secret: {0}; it is 64 hexadecimal digits, as `thalweg pki` writes them")]
     Secret(String),
-    /// A token that is not one.
-    #[error("token: {0}; give the one word all parties share, or 64 hexadecimal digits")]
+    /// A token, or a secret that all share, that is not one.
+    #[error("token: {0}; give the one word all parties share, or what `thalweg pki issue` wrote")]
     Token(String),
-    /// A token file that is not one.
-    #[error("token file, line {line}: {cause}; ask the operator of the server for a new one")]
-    TokenFile {
-        /// Line, from 1.
-        line: usize,
-        /// What was wrong.
-        cause: String,
-    },
-    /// A name that a party cannot have.
-    #[error("name {0:?} has not 1 to 128 bytes of printable characters; choose another")]
-    Name(String),
+    /// A public key of tokens that is not one.
+    #[error("issuer of tokens: {0}; it is what `thalweg pki init` wrote into issuer.pub")]
+    Issuer(String),
+    /// A role that there is not.
+    #[error("there is no role {0:?}; choose client, task-member, tree-node, graph-node or forward")]
+    Role(String),
 }

@@ -1,20 +1,20 @@
 //! A small certificate authority and job tokens: what a job needs so that only its own parties get in.
 //!
 //! * [`Authority`] makes the certificates of a server and its clients for (mutual) TLS, and a key for CURVE beside them.
-//! * From a [`Secret`] follows a [`Token`] for each client's name ([`token_for`]); the server keeps only the secret. A client shows
-//!   a [`proof`] of its token, tied to both ends' nonces and to the encrypted link, never the token itself.
-//! * [`TokenFile`] is what a client is handed: name, token, and the authority to trust.
+//! * A [`Secret`] issues a [`Token`] for a [`Role`] and a name. Its holder shows a proof, tied to both ends' nonces, the
+//!   job and the encrypted link, never the token itself; whoever knows the [`Issuer`] can check it, and make none.
 //!
 //! ```
-//! use thalweg_pki::{proof, token_for, verify, Secret, TokenFile, Transcript};
+//! use thalweg_pki::{Role, Secret, Transcript};
 //!
-//! let secret = Secret::generate()?; // at the server
-//! let file = TokenFile::new("clinic-3", token_for(&secret, "clinic-3"), "")?;
-//! let file = TokenFile::parse(&file.to_string())?; // at the client
-//! let transcript =
-//!     Transcript { server_nonce: &[1; 32], client_nonce: &[2; 32], name: "clinic-3", binding: None };
-//! let shown = proof(&file.token, &transcript);
-//! assert!(verify(&token_for(&secret, "clinic-3"), &transcript, &shown)); // at the server
+//! let secret = Secret::generate()?; // of whoever decides who takes part
+//! let token = secret.issue(Role::Client, "clinic-3")?; // for the client
+//! let transcript = Transcript {
+//!     server_nonce: &[1; 32], client_nonce: &[2; 32], job: 9, name: "clinic-3", binding: None
+//! };
+//! let shown = token.prove(Role::Client, &transcript);
+//! assert!(secret.issuer().check(Role::Client, &transcript, &shown).is_ok()); // at the server
+//! assert!(secret.issuer().check(Role::TreeNode, &transcript, &shown).is_err());
 //! # Ok::<(), thalweg_pki::PkiError>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -23,10 +23,10 @@ mod authority;
 mod curve;
 mod error;
 mod hex;
+mod role;
 mod token;
-mod token_file;
 
 pub use authority::{Authority, Identity, MAX_DAYS};
 pub use error::PkiError;
-pub use token::{proof, token_for, verify, Secret, Token, Transcript, MAX_WORD};
-pub use token_file::{TokenFile, MAX_FILE, MAX_NAME};
+pub use role::Role;
+pub use token::{Issuer, Proof, Secret, Token, Transcript, Unproven, MAX_WORD};

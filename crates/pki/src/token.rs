@@ -1,22 +1,49 @@
-//! One secret at the server, one token a client, and proofs that do not give the token away.
+//! One secret that issues tokens, one token a holder, and proofs that anybody can check who knows the issuer.
+//!
+//! A token is an Ed25519 key (RFC 8032) of the holder's own, and a credential: the issuer's signature over the role, the
+//! name and the public key. A proof is the holder's signature over what both ends of a link have drawn. Whoever checks
+//! one needs the issuer's public key alone, so a node of a tree that lets clients in cannot make up any.
 
-use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
+use ring::signature::{Ed25519KeyPair, KeyPair, UnparsedPublicKey, ED25519};
 
-use crate::{hex, PkiError};
+use crate::{hex, PkiError, Role};
 
-const TOKEN: &[u8] = b"thalweg token";
-const PROOF: &[u8] = b"thalweg proof";
-/// Most bytes of a shared token's word.
+const CREDENTIAL: &[u8] = b"thalweg credential 2";
+const PROOF: &[u8] = b"thalweg proof 2";
+/// Most bytes of a shared secret's word.
 pub const MAX_WORD: usize = 1024;
+const SEED: usize = 32;
+const TOKEN: usize = SEED + 64;
 
-/// What the server keeps: every client's token follows from it.
+/// What issues tokens. Whoever has it can be anybody.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
+pub struct Secret([u8; SEED]);
 
-/// What a client keeps: shows that it belongs to the job under its name.
+/// The public side of a [`Secret`]: by it tokens' proofs are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Issuer([u8; 32]);
+
+/// What a holder keeps: shows its role and name.
 #[derive(Clone)]
-pub struct Token([u8; 32]);
+pub struct Token {
+    seed: [u8; SEED],
+    credential: [u8; 64],
+}
+
+/// The holder's public key, the credential and the signature, each in parts of 32 bytes.
+pub type Proof = [[u8; 32]; 5];
+
+/// Why a proof is not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unproven {
+    /// The issuer gave no such token for this name.
+    Token,
+    /// The token is for another role.
+    Role(Role),
+    /// The token is right, but the proof is of another link, job or name.
+    Proof,
+}
 
 impl Secret {
     /// A new random secret.
@@ -24,9 +51,7 @@ impl Secret {
     /// # Errors
     /// [`PkiError::Random`] if the system has no random numbers.
     pub fn generate() -> Result<Self, PkiError> {
-        let mut bytes = [0; 32];
-        SystemRandom::new().fill(&mut bytes).map_err(|_| PkiError::Random)?;
-        Ok(Self(bytes))
+        Ok(Self(random()?))
     }
 
     /// Reads what [`Secret::to_hex`] wrote; white space around it does not matter.
@@ -37,41 +62,100 @@ impl Secret {
         hex::decode(text.trim()).map(Self).map_err(PkiError::Secret)
     }
 
-    /// 64 hexadecimal digits, for a file that only the server can read.
-    pub fn to_hex(&self) -> String {
-        hex::encode(&self.0)
-    }
-}
-
-impl Token {
-    /// A token of known bytes.
-    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    /// Reads a token: 64 hexadecimal digits are one, any other word is hashed to one ([`Token::shared`]).
+    /// A secret that all parties of a job share: 64 hexadecimal digits, or any other word, whose SHA-256 it is.
     ///
     /// # Errors
     /// [`PkiError::Token`] if there is nothing, or more than [`MAX_WORD`] bytes or one word.
-    pub fn parse(text: &str) -> Result<Self, PkiError> {
+    pub fn shared(text: &str) -> Result<Self, PkiError> {
         let word = text.trim();
         if word.is_empty() || word.len() > MAX_WORD || word.contains(char::is_whitespace) {
             return Err(PkiError::Token(format!("{} bytes that are not one word", word.len())));
         }
-        Ok(hex::decode(word).map_or_else(|_| Self::shared(word), Self))
+        Ok(Self(hex::decode(word).unwrap_or_else(|_| digest(word))))
     }
 
-    /// A token that everybody of the job shares, from any text: its SHA-256.
-    pub fn shared(text: &str) -> Self {
-        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-        let mut bytes = [0; 32];
-        bytes.copy_from_slice(digest.as_ref());
-        Self(bytes)
-    }
-
-    /// 64 hexadecimal digits.
+    /// 64 hexadecimal digits, for a file that only its owner can read.
     pub fn to_hex(&self) -> String {
         hex::encode(&self.0)
+    }
+
+    /// What its tokens' proofs are checked by.
+    pub fn issuer(&self) -> Issuer {
+        Issuer(public(&key(&self.0)))
+    }
+
+    /// A new token for this role and name.
+    ///
+    /// # Errors
+    /// [`PkiError::Random`] if the system has no random numbers.
+    pub fn issue(&self, role: Role, name: &str) -> Result<Token, PkiError> {
+        let seed = random()?;
+        let signature = key(&self.0).sign(&credential(role, name, &public(&key(&seed))));
+        Ok(Token { seed, credential: joined(signature.as_ref()) })
+    }
+}
+
+impl Issuer {
+    /// Reads what [`Issuer::to_hex`] wrote; white space around it does not matter.
+    ///
+    /// # Errors
+    /// [`PkiError::Issuer`].
+    pub fn parse(text: &str) -> Result<Self, PkiError> {
+        hex::decode(text.trim()).map(Self).map_err(PkiError::Issuer)
+    }
+
+    /// 64 hexadecimal digits, which are no secret.
+    pub fn to_hex(&self) -> String {
+        hex::encode(&self.0)
+    }
+
+    /// Whether the holder of a token for this role and the transcript's name made the proof for this transcript.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self, role: Role, transcript: &Transcript<'_>, shown: &Proof) -> Result<(), Unproven> {
+        let [holder, c0, c1, s0, s1] = shown;
+        let given = [*c0, *c1].concat();
+        let holds = |role| verifies(&self.0, &credential(role, transcript.name, holder), &given);
+        if !holds(role) {
+            let other = Role::ALL.into_iter().find(|other| holds(*other));
+            return Err(other.map_or(Unproven::Token, Unproven::Role));
+        }
+        if !verifies(holder, &transcript.message(role), &[*s0, *s1].concat()) {
+            return Err(Unproven::Proof);
+        }
+        Ok(())
+    }
+}
+
+impl Token {
+    /// The token in a text of 192 hexadecimal digits; any other word is a secret that all parties share, which issues
+    /// one for this role and name.
+    ///
+    /// # Errors
+    /// [`PkiError::Token`] if it is no word, [`PkiError::Random`] if the system has no random numbers.
+    pub fn of(text: &str, role: Role, name: &str) -> Result<Self, PkiError> {
+        match hex::decode::<TOKEN>(text.trim()) {
+            Ok(bytes) => {
+                let (seed, credential) = bytes.split_at(SEED);
+                Ok(Self { seed: joined(seed), credential: joined(credential) })
+            }
+            Err(_) => Secret::shared(text)?.issue(role, name),
+        }
+    }
+
+    /// 192 hexadecimal digits.
+    pub fn to_hex(&self) -> String {
+        hex::encode(&[&self.seed[..], &self.credential[..]].concat())
+    }
+
+    /// Shows the role and the transcript's name without telling the token.
+    pub fn prove(&self, role: Role, transcript: &Transcript<'_>) -> Proof {
+        let own = key(&self.seed);
+        let signature = own.sign(&transcript.message(role));
+        let [c0, c1] = halves(&self.credential);
+        let [s0, s1] = halves(signature.as_ref());
+        [public(&own), c0, c1, s0, s1]
     }
 }
 
@@ -87,42 +171,30 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// What a proof is about. A proof is good for no other nonces, name or link.
+/// What a proof is about. A proof is good for no other nonces, job, name or link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transcript<'a> {
     /// Random bytes the server chose for this link.
     pub server_nonce: &'a [u8; 32],
     /// Random bytes the client chose for this link.
     pub client_nonce: &'a [u8; 32],
+    /// The job's number, so that no proof can be passed on to another job.
+    pub job: u64,
     /// The client's name.
     pub name: &'a str,
     /// The link's own secret under TLS; ties the proof to it, so that nobody in between can pass it on.
     pub binding: Option<&'a [u8; 32]>,
 }
 
-/// The token of the client called `name`: HMAC-SHA256 of "thalweg token" and the name (RFC 2104).
-pub fn token_for(secret: &Secret, name: &str) -> Token {
-    Token(mac(&secret.0, &[TOKEN, name.as_bytes()].concat()))
-}
-
-/// Shows the token without telling it: HMAC-SHA256 of the transcript.
-pub fn proof(token: &Token, transcript: &Transcript<'_>) -> [u8; 32] {
-    mac(&token.0, &transcript.message())
-}
-
-/// Whether `shown` is the proof, compared in constant time.
-pub fn verify(token: &Token, transcript: &Transcript<'_>, shown: &[u8]) -> bool {
-    let key = hmac::Key::new(hmac::HMAC_SHA256, &token.0);
-    hmac::verify(&key, &transcript.message(), shown).is_ok()
-}
-
 impl Transcript<'_> {
     /// No two transcripts give the same bytes: all but the name have a fixed length, once a byte has said
     /// whether there is a binding.
-    fn message(&self) -> Vec<u8> {
+    fn message(&self, role: Role) -> Vec<u8> {
         let mut out = PROOF.to_vec();
+        out.push(role.byte());
         out.extend_from_slice(self.server_nonce);
         out.extend_from_slice(self.client_nonce);
+        out.extend_from_slice(&self.job.to_le_bytes());
         out.push(self.binding.is_some().into());
         out.extend_from_slice(self.binding.map_or(&[][..], |b| b));
         out.extend_from_slice(self.name.as_bytes());
@@ -130,11 +202,42 @@ impl Transcript<'_> {
     }
 }
 
-fn mac(key: &[u8; 32], message: &[u8]) -> [u8; 32] {
-    let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), message);
-    let mut out = [0; 32];
-    out.copy_from_slice(tag.as_ref());
+fn credential(role: Role, name: &str, holder: &[u8; 32]) -> Vec<u8> {
+    [CREDENTIAL, &[role.byte()], holder, name.as_bytes()].concat()
+}
+
+fn key(seed: &[u8; SEED]) -> Ed25519KeyPair {
+    // It fails for a seed of another length alone, and this one has the length in its type.
+    Ed25519KeyPair::from_seed_unchecked(seed).unwrap_or_else(|_| unreachable!("a seed of {SEED} bytes"))
+}
+
+fn public(key: &Ed25519KeyPair) -> [u8; 32] {
+    joined(key.public_key().as_ref())
+}
+
+fn verifies(by: &[u8; 32], message: &[u8], signature: &[u8]) -> bool {
+    UnparsedPublicKey::new(&ED25519, by).verify(message, signature).is_ok()
+}
+
+/// The first bytes, as many as there are places; keys and signatures have exactly so many.
+fn joined<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
+    let mut out = [0; BYTES];
+    out.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
     out
+}
+
+fn halves(signature: &[u8]) -> [[u8; 32]; 2] {
+    [joined(signature), joined(signature.get(32..).unwrap_or_default())]
+}
+
+fn digest(text: &str) -> [u8; 32] {
+    joined(ring::digest::digest(&ring::digest::SHA256, text.as_bytes()).as_ref())
+}
+
+fn random() -> Result<[u8; 32], PkiError> {
+    let mut bytes = [0; 32];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| PkiError::Random)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -144,79 +247,130 @@ mod tests {
 
     #[test]
     fn tokens_and_proofs_stay_what_they_are() {
-        // Computed with Python's hmac and hashlib; another value would lock out every client in the field.
-        let token = token_for(&Secret([7; 32]), "clinic-3");
-        assert_eq!(token.to_hex(), "7a70f6225cbd3fbd9524a0e2a36221275b4b683133db8636a7b50d8ed614987e");
+        // Computed with Python's cryptography 50; another value would lock out every holder in the field.
+        let secret = Secret([7; 32]);
+        let token = Token {
+            seed: [8; 32],
+            credential: joined(
+                key(&secret.0).sign(&credential(Role::Client, "clinic-3", &public(&key(&[8; 32])))).as_ref(),
+            ),
+        };
+        assert_eq!(
+            secret.issuer().to_hex(),
+            "ea4a6c63e29c520abef5507b132ec5f9954776aebebe7b92421eea691446d22c"
+        );
+        assert_eq!(token.to_hex(), "0808080808080808080808080808080808080808080808080808080808080808bb1af5cc77468cd6657084024730ef659376a5b55a7ba5a059f2f68a579f726f1bfe01082cbf6eac6c8b55cc67e2201f7792595ce6d55b34245542146e090d06");
         let transcript = Transcript {
             server_nonce: &[1; 32],
             client_nonce: &[2; 32],
+            job: 9,
             name: "clinic-3",
             binding: Some(&[3; 32]),
         };
-        assert_eq!(
-            hex::encode(&proof(&token, &transcript)),
-            "73c434076c6f08700421350627ee2a25cd6e759476dacc6b1c68a5acc3385f4e"
-        );
+        let shown = token.prove(Role::Client, &transcript);
+        assert_eq!(hex::encode(&shown[3..].concat()), "19f54e59e287e316f7691b134596f61ad1aaa8666a7ae7bfa573353cd43648e2a8f38d7e84dfda36e6ed861a6336d81f03f8bc29b734ea0e636748e7e2b3040f");
         let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"; // FIPS 180-4, "abc"
-        assert_eq!(Token::shared("abc").to_hex(), digest);
+        assert_eq!(Secret::shared("abc\n").unwrap().to_hex(), digest);
     }
 
     #[test]
-    fn words_and_digits_are_tokens() {
+    fn words_and_digits_are_shared_secrets() {
         let digits = "0A".repeat(32);
-        assert_eq!(Token::parse(&format!(" {digits}\n")).unwrap().to_hex(), digits.to_lowercase());
-        assert_eq!(Token::parse("abc\n").unwrap().to_hex(), Token::shared("abc").to_hex());
+        assert_eq!(Secret::shared(&format!(" {digits}\n")).unwrap().to_hex(), digits.to_lowercase());
         for text in ["", " \n", "two words", &"x".repeat(MAX_WORD + 1)] {
-            assert!(matches!(Token::parse(text), Err(PkiError::Token(_))), "{text:?}");
+            assert!(matches!(Secret::shared(text), Err(PkiError::Token(_))), "{text:?}");
+            assert!(Token::of(text, Role::Client, "a").is_err());
         }
+        let secret = Secret::shared("correct-horse").unwrap();
+        let token = Token::of("correct-horse", Role::Client, "a").unwrap();
+        assert_eq!(secret.issuer().check(Role::Client, &ABOUT, &token.prove(Role::Client, &ABOUT)), Ok(()));
+        let again = Token::of(&token.to_hex(), Role::Client, "ignored").unwrap();
+        assert_eq!(again.to_hex(), token.to_hex());
     }
+
+    const ABOUT: Transcript<'_> =
+        Transcript { server_nonce: &[1; 32], client_nonce: &[2; 32], job: 3, name: "a", binding: None };
 
     #[test]
     fn secrets_differ_and_never_show() {
         let (one, other) = (Secret::generate().unwrap(), Secret::generate().unwrap());
         assert_ne!(one.to_hex(), other.to_hex());
         assert!(Secret::parse(&format!("{}\n", one.to_hex())).unwrap() == one);
+        assert_eq!(Issuer::parse(&format!("{}\n", one.issuer().to_hex())), Ok(one.issuer()));
         let error = Secret::parse("hunter2").unwrap_err().to_string();
         assert!(!error.contains("hunter2") && error.contains("64 hexadecimal digits"), "{error}");
-        let shown = format!("{one:?} {:?}", token_for(&one, "a"));
+        let shown = format!("{one:?} {:?}", one.issue(Role::Client, "a").unwrap());
         assert_eq!(shown, "Secret(..) Token(..)");
     }
 
-    fn transcript() -> impl Strategy<Value = ([u8; 32], [u8; 32], String, Option<[u8; 32]>)> {
-        any::<([u8; 32], [u8; 32], String, Option<[u8; 32]>)>()
+    #[test]
+    fn a_token_is_good_for_its_role_name_and_issuer_only() {
+        let (secret, stranger) = (Secret([7; 32]), Secret([8; 32]));
+        for role in Role::ALL {
+            let token = secret.issue(role, "a").unwrap();
+            for asked in Role::ALL {
+                // The holder may claim any role where it signs.
+                for claimed in [role, asked] {
+                    let found = secret.issuer().check(asked, &ABOUT, &token.prove(claimed, &ABOUT));
+                    let right = if asked == role { Ok(()) } else { Err(Unproven::Role(role)) };
+                    assert_eq!(found, right, "{role} as {claimed} where {asked} is asked for");
+                }
+            }
+            let shown = token.prove(role, &ABOUT);
+            assert_eq!(stranger.issuer().check(role, &ABOUT, &shown), Err(Unproven::Token));
+            let renamed = Transcript { name: "b", ..ABOUT };
+            assert_eq!(
+                secret.issuer().check(role, &renamed, &token.prove(role, &renamed)),
+                Err(Unproven::Token)
+            );
+            let elsewhere = Transcript { job: 4, ..ABOUT };
+            assert_eq!(secret.issuer().check(role, &elsewhere, &shown), Err(Unproven::Proof));
+        }
     }
 
-    fn of(t: &([u8; 32], [u8; 32], String, Option<[u8; 32]>)) -> Transcript<'_> {
-        Transcript { server_nonce: &t.0, client_nonce: &t.1, name: &t.2, binding: t.3.as_ref() }
+    #[test]
+    fn a_credential_cannot_be_taken_along_by_another_key() {
+        let secret = Secret([7; 32]);
+        let mut mine = secret.issue(Role::Client, "mine").unwrap();
+        let theirs = secret.issue(Role::Client, "a").unwrap();
+        mine.credential = theirs.credential;
+        let shown = mine.prove(Role::Client, &ABOUT);
+        assert_eq!(secret.issuer().check(Role::Client, &ABOUT, &shown), Err(Unproven::Token));
+        // The other's public key is no secret, but nothing can be signed with it.
+        let mut posed = mine.prove(Role::Client, &ABOUT);
+        posed[0] = theirs.prove(Role::Client, &ABOUT)[0];
+        assert_eq!(secret.issuer().check(Role::Client, &ABOUT, &posed), Err(Unproven::Proof));
+    }
+
+    type Parts = ([u8; 32], [u8; 32], u64, String, Option<[u8; 32]>);
+
+    fn of(t: &Parts) -> Transcript<'_> {
+        Transcript { server_nonce: &t.0, client_nonce: &t.1, job: t.2, name: &t.3, binding: t.4.as_ref() }
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn a_proof_holds_for_its_transcript_only(key: [u8; 32], one in transcript(), other in transcript()) {
-            let token = Token::from_bytes(key);
-            let shown = proof(&token, &of(&one));
-            prop_assert!(verify(&token, &of(&one), &shown));
-            prop_assert_eq!(verify(&token, &of(&other), &shown), one == other);
-            let renamed = Transcript { name: "another", ..of(&one) };
-            prop_assert_eq!(verify(&token, &renamed, &shown), one.2 == "another");
-            let unbound = Transcript { binding: None, ..of(&one) };
-            prop_assert_eq!(verify(&token, &unbound, &shown), one.3.is_none());
+        fn a_proof_holds_for_its_transcript_only(key: [u8; 32], one: Parts, other: Parts) {
+            let secret = Secret(key);
+            let token = secret.issue(Role::TreeNode, &one.3).unwrap();
+            let shown = token.prove(Role::TreeNode, &of(&one));
+            let check = |transcript: &Transcript<'_>| secret.issuer().check(Role::TreeNode, transcript, &shown).is_ok();
+            prop_assert!(check(&of(&one)));
+            prop_assert_eq!(check(&of(&other)), one == other);
+            prop_assert_eq!(check(&Transcript { name: "another", ..of(&one) }), one.3 == "another");
+            prop_assert_eq!(check(&Transcript { binding: None, ..of(&one) }), one.4.is_none());
+            let elsewhere = Transcript { job: one.2.wrapping_add(1), ..of(&one) };
+            prop_assert!(!check(&elsewhere));
         }
 
         #[test]
-        fn any_flipped_bit_is_seen(key: [u8; 32], one in transcript(), at in 0..32_usize, bit in 0..8_u8) {
-            let token = Token::from_bytes(key);
-            let mut shown = proof(&token, &of(&one));
-            shown[at] ^= 1 << bit;
-            prop_assert!(!verify(&token, &of(&one), &shown));
-            prop_assert!(!verify(&token, &of(&one), &shown[..at]));
-        }
-
-        #[test]
-        fn names_have_their_own_tokens(secret: [u8; 32], one: String, other: String) {
-            let secret = Secret(secret);
-            let same = token_for(&secret, &one).to_hex() == token_for(&secret, &other).to_hex();
-            prop_assert_eq!(same, one == other);
+        fn any_flipped_bit_is_seen(key: [u8; 32], one: Parts, part in 0..5_usize, at in 0..32_usize, bit in 0..8_u8) {
+            let secret = Secret(key);
+            let token = secret.issue(Role::Client, &one.3).unwrap();
+            let mut shown = token.prove(Role::Client, &of(&one));
+            shown[part][at] ^= 1 << bit;
+            prop_assert!(secret.issuer().check(Role::Client, &of(&one), &shown).is_err());
         }
     }
 }

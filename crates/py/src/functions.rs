@@ -51,7 +51,7 @@ pub fn pki_authority(name: &str, days: i64) -> PyResult<(String, String)> {
     Ok((authority.certificate_pem().to_owned(), authority.key_pem()))
 }
 
-/// A certificate of the authority for `name`, reachable as `hosts`: `(certificate, key)` in PEM.
+/// A certificate of the authority for `name` in a role, reachable as `hosts`: `(certificate, key)` in PEM.
 #[pyfunction]
 pub fn pki_issue(
     ca_cert: &str,
@@ -59,24 +59,38 @@ pub fn pki_issue(
     name: &str,
     hosts: Vec<String>,
     days: i64,
-    server: bool,
+    role: &str,
 ) -> PyResult<(String, String)> {
     let authority = pki::Authority::load(ca_cert, ca_key).map_err(pki_error)?;
-    let identity = authority.issue(name, &hosts, days, server).map_err(pki_error)?;
+    let identity =
+        authority.issue(name, &hosts, days, role.parse().map_err(pki_error)?).map_err(pki_error)?;
     Ok((identity.certificate, identity.key))
 }
 
-/// A new secret, in hex.
+/// A new secret that issues tokens, in hex.
 #[pyfunction]
 pub fn pki_secret() -> PyResult<String> {
     pki::Secret::generate().map(|s| s.to_hex()).map_err(pki_error)
 }
 
-/// The token of a client's name under a secret, in hex.
+/// The public key, in hex, by which tokens of a secret are checked.
 #[pyfunction]
-pub fn pki_token(secret: &str, name: &str) -> PyResult<String> {
-    let secret = pki::Secret::parse(secret).map_err(pki_error)?;
-    Ok(pki::token_for(&secret, name).to_hex())
+pub fn pki_issuer(secret: &str) -> PyResult<String> {
+    Ok(pki::Secret::parse(secret).map_err(pki_error)?.issuer().to_hex())
+}
+
+/// A new token of a secret for a role and a name, in hex.
+#[pyfunction]
+pub fn pki_token(secret: &str, role: &str, name: &str) -> PyResult<String> {
+    let role = role.parse().map_err(pki_error)?;
+    let token = pki::Secret::parse(secret).and_then(|secret| secret.issue(role, name));
+    Ok(token.map_err(pki_error)?.to_hex())
+}
+
+/// The name of the client whose proof for this job a node has passed on. `issuer` and `token` are a server's options.
+#[pyfunction]
+pub fn pki_vouched(issuer: Option<&str>, token: Option<&str>, job: u64, proof: &[u8]) -> PyResult<String> {
+    runtime::vouched(issuer, token, job, proof).map_err(raise)
 }
 
 /// Goodput of one raw TCP stream, of `streams` at once and of thalweg over loopback, interleaved, and a control

@@ -119,6 +119,16 @@ impl Server {
         self.with(|s| Ok(s.tree()))
     }
 
+    /// The proofs of these clients, as `(name, bytes)`, for the root's `pki_vouched`; of those that have shown one.
+    fn proofs<'py>(
+        &self,
+        py: Python<'py>,
+        names: Vec<String>,
+    ) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
+        let found = self.with(|s| Ok(s.proofs(&names)))?;
+        Ok(found.into_iter().map(|(name, proof)| (name, PyBytes::new(py, &proof))).collect())
+    }
+
     /// Head and cells of the sums of the round that ended last, if rounds end with sums and it had any; of a `part` of them,
     /// the first byte of updates and the one past the last, a copy.
     #[pyo3(signature = (part=None))]

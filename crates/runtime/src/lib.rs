@@ -24,7 +24,7 @@ mod tasks;
 mod tensors;
 mod told;
 
-pub use engine::GoOn;
+pub use engine::{vouched, GoOn};
 pub use error::Error;
 pub use forward::{ForwardOptions, Forwarder};
 pub use graph::{MixingRule, Node, NodeOptions, Upcoming, WaitRule};

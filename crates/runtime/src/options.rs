@@ -235,9 +235,9 @@ pub struct ServerOptions {
     pub staging: Option<u64>,
     /// Least seconds without progress that end a link.
     pub liveness: f64,
-    /// Secret in hex, from which each client's token follows.
-    pub secret: Option<String>,
-    /// One token shared by all clients.
+    /// Public key in hex of who issues the clients' tokens.
+    pub issuer: Option<String>,
+    /// Or a secret that all clients share.
     pub token: Option<String>,
     /// The job's number.
     pub job: u64,
@@ -268,7 +268,7 @@ impl Default for ServerOptions {
             precision: PrecisionRule::default(),
             staging: None,
             liveness: 10.0,
-            secret: None,
+            issuer: None,
             token: None,
             job: 1,
             seed: 0,
@@ -360,7 +360,7 @@ impl ServerOptions {
 pub struct ClientOptions {
     /// The transport's.
     pub transport: Options,
-    /// Its token, in hex.
+    /// Its token, in hex, or the secret that all share.
     pub token: Option<String>,
     /// Seconds to go on trying to reach the server.
     pub patience: f64,
@@ -368,6 +368,8 @@ pub struct ClientOptions {
     pub seed: u64,
     /// Wrappers around the transport.
     pub layers: Layers,
+    /// Of tasks: it is a node of an aggregation tree.
+    pub tree: bool,
 }
 
 impl Default for ClientOptions {
@@ -378,6 +380,7 @@ impl Default for ClientOptions {
             patience: 30.0,
             seed: 0,
             layers: Layers::default(),
+            tree: false,
         }
     }
 }

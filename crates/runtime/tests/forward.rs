@@ -307,7 +307,7 @@ fn when_the_far_end_ends_programs_are_reset_and_a_new_one_is_found() {
 #[test]
 fn only_who_has_the_token_gets_in() {
     let secret = pki::Secret::generate().unwrap();
-    let far = json!({"listen": "tcp://127.0.0.1:0", "to": "127.0.0.1:9", "secret": secret.to_hex()});
+    let far = json!({"listen": "tcp://127.0.0.1:0", "to": "127.0.0.1:9", "issuer": secret.issuer().to_hex()});
     let far = End::start(&far).unwrap();
     let near = |name: &str, token: Option<String>| {
         let mut config = json!({"listen": "127.0.0.1:0", "via": far.address(), "name": name});
@@ -316,9 +316,12 @@ fn only_who_has_the_token_gets_in() {
         }
         End::start(&config).map(drop)
     };
-    let token = pki::token_for(&secret, "site-1").to_hex();
+    let token = secret.issue(pki::Role::Forward, "site-1").unwrap().to_hex();
     near("site-1", Some(token.clone())).unwrap();
-    assert!(near("site-2", Some(token)).unwrap_err().contains("token of client \"site-2\" is wrong"));
+    assert!(near("site-2", Some(token)).unwrap_err().contains("token of \"site-2\" is wrong"));
+    let client = secret.issue(pki::Role::Client, "site-1").unwrap().to_hex();
+    let why = near("site-1", Some(client)).unwrap_err();
+    assert!(why.contains("for the role client") && why.contains("--role forward"), "{why}");
     assert!(near("site-1", None).unwrap_err().contains("neither token nor certificate"));
     let open = json!({"listen": "tcp://0.0.0.0:0", "to": "127.0.0.1:9"});
     assert!(End::start(&open).err().unwrap().contains("thalweg pki init"));

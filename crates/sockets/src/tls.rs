@@ -117,8 +117,9 @@ pub fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, Server
 /// [`ErrorKind::Security`] if the handshake is not done.
 pub fn peer<T>(operation: &'static str, address: String, stream: &TlsStream<T>) -> Result<Peer> {
     let (_, session) = stream.get_ref();
-    let certified = session.peer_certificates().and_then(|chain| chain.first()).and_then(|c| name_of(c));
-    Ok(Peer { address, certified, binding: Some(exported(operation, stream, BINDING)?) })
+    let certificate = session.peer_certificates().and_then(|chain| chain.first());
+    let (certified, role) = certificate.map_or((None, None), |c| (name_of(c), role_of(c)));
+    Ok(Peer { address, certified, role, binding: Some(exported(operation, stream, BINDING)?) })
 }
 
 /// A secret that both ends of the connection have and nobody else (RFC 5705).
@@ -140,6 +141,13 @@ fn name_of(certificate: &[u8]) -> Option<String> {
         _ => None,
     });
     common.or(dns).map(str::to_owned)
+}
+
+/// The subject's organizational unit.
+fn role_of(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let unit = certificate.subject().iter_organizational_unit().next().and_then(|unit| unit.as_str().ok());
+    unit.map(str::to_owned)
 }
 
 /// What to say of a peer whose first bytes came in the clear, if they are TLS's: a record (RFC 8446 section 5.1) of

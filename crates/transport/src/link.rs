@@ -156,6 +156,8 @@ pub struct Peer {
     pub address: String,
     /// The name its certificate vouches for, with mutual TLS.
     pub certified: Option<String>,
+    /// The role that its certificate names: its subject's organizational unit.
+    pub role: Option<String>,
     /// A secret both ends and nobody else know (RFC 5705 exporter), to tie a token's proof to this link.
     pub binding: Option<[u8; 32]>,
 }

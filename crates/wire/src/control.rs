@@ -34,8 +34,9 @@ pub const MAX_OTHERS: usize = 8;
 
 /// A number drawn anew for each connection, so that no proof can be replayed.
 pub type Nonce = [u8; 32];
-/// HMAC-SHA-256 over both nonces, the name and the channel binding, keyed with the token.
-pub type Proof = [u8; 32];
+/// The holder's public key, the issuer's signature over role, name and key, and the holder's over role, both nonces, the
+/// job, the name and the channel binding (Ed25519), each in parts of 32 bytes.
+pub type Proof = Box<[[u8; 32]; 5]>;
 
 /// What a peer says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -170,12 +171,29 @@ impl Control {
 pub struct Challenge {
     /// Oldest and newest version the server speaks.
     pub versions: (u16, u16),
-    /// The server's nonce.
+    /// The server's nonce, which begins with the job's number.
     pub nonce: Nonce,
     /// Whether a proof of a token is wanted.
     pub token: bool,
     /// Microseconds of the server's clock.
     pub clock: u64,
+}
+
+impl Challenge {
+    /// A challenge of this job. The job's number takes the place of the first bytes of `random`: this message has the same
+    /// fields in every version.
+    pub fn new(mut random: Nonce, token: bool, job: u64, clock: u64) -> Self {
+        for (place, byte) in random.iter_mut().zip(job.to_le_bytes()) {
+            *place = byte;
+        }
+        Self { versions: VERSIONS, nonce: random, token, clock }
+    }
+
+    /// The job, for which the proof is to be.
+    pub fn job(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.nonce;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
 }
 
 /// What a client says of itself.
@@ -213,6 +231,8 @@ pub enum Purpose {
     Graph,
     /// They carry other programs' TCP streams.
     Forward,
+    /// They are nodes of an aggregation tree, which are given tasks by its root and by each other.
+    Tree,
 }
 
 /// What a client that comes back still has in hand.
@@ -369,7 +389,7 @@ mod tests {
                 name: "client-1".into(),
                 instance: 9,
                 nonce: [2; 32],
-                proof: Some([3; 32]),
+                proof: Some(Box::new([[3; 32]; 5])),
                 layout: Some(layout.hash()),
                 holding: Holding::Model { round: 2, holes: holes.clone() },
                 clock: 6,
@@ -433,6 +453,15 @@ mod tests {
     }
 
     #[test]
+    fn a_challenge_names_its_job() {
+        for job in [0, 1, u64::MAX, 0x0102_0304_0506_0708] {
+            let challenge = Challenge::new([9; 32], true, job, 3);
+            assert_eq!(challenge.job(), job);
+            assert_eq!(challenge.nonce[8..], [9; 24], "the rest is as random as it was");
+        }
+    }
+
+    #[test]
     fn every_honest_hello_is_short() {
         let far = u64::MAX / 2;
         let holes: Ranges =
@@ -442,7 +471,7 @@ mod tests {
             name: "n".repeat(MAX_NAME),
             instance: u64::MAX,
             nonce: [255; 32],
-            proof: Some([255; 32]),
+            proof: Some(Box::new([[255; 32]; 5])),
             layout: Some(LayoutHash(u64::MAX)),
             holding: Holding::Model { round: u32::MAX, holes },
             clock: u64::MAX,

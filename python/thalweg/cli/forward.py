@@ -42,7 +42,7 @@ def command(
     ] = None,
     clients: Annotated[str, typer.Option(help="Far end: what near ends must show, any or certificate.")] = "any",
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Near end: file that `thalweg pki issue` made.")
+        Path | None, typer.Option(metavar="FILE", help="Near end: from `thalweg pki issue NAME --role forward`.")
     ] = None,
     name: Name = None,
     ca: Authority = None,

@@ -32,10 +32,7 @@ def command(
         int | None, typer.Option(min=1, metavar="NUMBER", help="Of a tree: how many clients this node waits for.")
     ] = None,
     token_file: Annotated[
-        PemFile, typer.Option(metavar="FILE", help="Of a tree: token for the parent, from `thalweg pki issue`.")
-    ] = None,
-    pki: Annotated[
-        PemFile, typer.Option(metavar="DIR", help="Of a tree: folder of `thalweg pki init`, for clients of this node.")
+        PemFile, typer.Option(metavar="FILE", help="Of a tree: from `thalweg pki issue NAME --role tree-node`.")
     ] = None,
     advertise: Annotated[
         str | None,
@@ -62,7 +59,7 @@ def command(
     if "://" in plan or parent is not None:
         with output(as_json=as_json) as emit:
             metrics = given(context)["record.metrics"]
-            post = {"name": name, "pki": pki, "token_file": token_file, "ca": ca, "patience": patience}
+            post = {"name": name, "token_file": token_file, "ca": ca, "cert": cert, "key": key, "patience": patience}
             post["advertise"] = advertise
             emit(_of_tree(plan, parent, clients, metrics=metrics, **post))
         return

@@ -40,29 +40,53 @@ def init(
 
 @app.command("issue")
 def issue(
-    name: Annotated[str, typer.Argument(help="Name of the client.")],
+    name: Annotated[str, typer.Argument(help="Name of the client or node.")],
     *,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="What it is: client, task-member (Flower too), tree-node, graph-node, or forward (near end)."
+        ),
+    ] = "client",
     folder: Folder = Path("pki"),
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address by which others reach it, repeatable: for a node of a graph."),
+        typer.Option(help="Name or address by which others reach it, repeatable: for a node of a tree or a graph."),
     ] = None,
     days: Days = 365,
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the files; else that of --dir.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a client's token, certificate and key, or with --host those of a node of a graph."""
+    """Make the token, certificate and key of a client or a node. Each gets in by its role, and nowhere else."""
     with output(as_json=as_json) as emit:
         from thalweg.transports import pki
 
-        certificate, key, token = pki.issue(folder, name, days, to, host or ())
+        certificate, key, token = pki.issue(folder, name, days, to, hosts=host or (), role=role)
         emit({"certificate": str(certificate), "key": str(key), "token": str(token), "days": days})
-    if not as_json and host:
-        files = ", ".join(path.name for path in (certificate, key, folder / pki.AUTHORITY))
-        typer.echo(f"copy {files} to the node's machine, over a channel you trust; there:")
-        typer.echo(f"  thalweg node PLAN --name {name} --ca ca.crt --cert {certificate.name} --key {key.name}")
-    elif not as_json:
-        typer.echo(f"copy {token} to the client's machine, over a channel you trust; there:")
-        typer.echo(f"  thalweg client tcp://SERVER:7070 --token-file {token.name}")
-        typer.echo("for a server that asks for certificates copy the other two as well:")
-        typer.echo(f"  thalweg client ... --token-file {token.name} --cert {certificate.name} --key {key.name}")
+    if not as_json:
+        _say(name, role, (certificate, key, token), folder / "ca.crt")
+
+
+def _say(name: str, role: str, files: tuple[Path, Path, Path], authority: Path) -> None:
+    """Say what to do with a party's files."""
+    certificate, key, token = files
+    pair = f"--cert {certificate.name} --key {key.name}"
+    if role == "graph-node":
+        named = ", ".join(path.name for path in (certificate, key, authority))
+        typer.echo(f"copy {named} to the node's machine, over a channel you trust; there:")
+        typer.echo(f"  thalweg node PLAN --name {name} --ca ca.crt {pair}")
+        return
+    if role == "tree-node":
+        named = ", ".join(path.name for path in (token, certificate, key))
+        typer.echo(f"copy {named} to the node's machine, over a channel you trust; there:")
+        typer.echo(f"  thalweg node URL --parent tcp://SERVER:7070 --token-file {token.name} {pair} --clients NUMBER")
+        return
+    commands = {
+        "client": "thalweg client tcp://SERVER:7070",
+        "task-member": "thalweg flower client APP_DIR tcp://SERVER:7070",
+        "forward": "thalweg forward --listen :PORT --via tcp://SERVER:7070",
+    }
+    typer.echo(f"copy {token} to the {role}'s machine, over a channel you trust; there:")
+    typer.echo(f"  {commands[role]} --token-file {token.name}")
+    typer.echo("for a server that asks for certificates copy the other two as well:")
+    typer.echo(f"  {commands[role].rpartition(' ')[0]} ... --token-file {token.name} {pair}")

@@ -150,7 +150,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         recorded(plan, server, {}, progress, tls="tls" in trust) as record,
     ):
         host = Hosting(plan, found, server, record, progress)
-        guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
+        guarded = "encrypted" if "tls" in trust else "not encrypted" if "issuer" in trust else "open to this machine"
         progress.note(f"listening on {server.address} ({guarded})")
         host.load()
         progress.note(f"waiting for {plan.job.clients} nodes")

@@ -8,6 +8,7 @@
 | ``open`` | listens for clients, as the options say, for a model of this layout | where it listens |
 | ``wait`` | waits until its clients are there, at most so long | who is there |
 | ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
+| ``proofs`` | is asked who its clients are | the proofs that they have shown it |
 | ``forget`` | waits no more for a client | nothing |
 | ``homes`` | knows where clients belong, and sends those there that are at the wrong node | nothing |
 | ``gone`` | waits no more for another node | nothing |
@@ -57,7 +58,7 @@ class Gateway:
         """Begin to connect to the parent.
 
         The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients and
-        at which ``address`` for other nodes, and the ``trust`` of the node's own servers: ``token`` or ``secret``, and
+        at which ``address`` for other nodes, and the ``trust`` of the node's own servers: ``token`` or ``issuer``, and
         ``tls``. ``clients`` is how many it has, for a parent that does not know, and ``advertise`` where clients of
         other nodes reach it, if not where it listens. Raises CoreError.
         """
@@ -138,14 +139,17 @@ class Gateway:
         server = self._server
         if server is None:
             return {"unopened": True}, None
-        if asked in ("forget", "homes", "wait"):
+        if asked in ("forget", "homes", "proofs", "wait"):
             return self._told(server, asked, head), None
         if asked == "round":
             return self._round(server, number, head, None if head.get("kept") else _given(model))
         return self._among_nodes(asked, head)
 
     def _told(self, server: _core.Server, asked: str, head: Mapping[str, Any]) -> dict[str, Any]:
-        """Hear that a client is gone or where clients belong, or say who is there."""
+        """Hear that a client is gone or where clients belong, or say who is there and has shown what."""
+        if asked == "proofs":
+            shown = server.proofs(head["clients"])
+            return {"proofs": {name: base64.b64encode(proof).decode() for name, proof in shown}}
         if asked == "wait":
             server.wait(self._expected, head["seconds"])
             return self._state(server)
@@ -180,7 +184,7 @@ class Gateway:
 
     def _open(self, head: Mapping[str, Any]) -> dict[str, Any]:
         options = dict(head["options"])
-        options |= {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
+        options |= {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
         options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
         options["workers"] = {**options["workers"], "command": live.command()}
         self._expected = options.setdefault("expected", self._expected)
@@ -208,8 +212,8 @@ class Gateway:
         return _core.Server(model, self._listen, options)
 
     def _role_of(self, top: Mapping[str, Any], model: _core.Arena, sums: SumsOf) -> Role:
-        trust = {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
-        own = {**trust, "transport": {"tls": self._trust.get("tls")}, **top["server"]}
+        trust = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
+        own = {**trust, "transport": {"tls": self._trust.get("tls")}, "tree": True, **top["server"]}
 
         def link(answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer]) -> Others:
             return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)

@@ -1,23 +1,40 @@
-"""Which parts of a round the root of a tree accepts from its nodes, and how many lines of their logs it keeps."""
+"""Which parts of a round the root of a tree accepts from its nodes, and how many lines of their logs it keeps.
+
+A node has a token of its own, and brings the updates of others. So the root checks each client's own proof: the node
+passes on what the client has signed, which is good for this job alone and which a node cannot make. A node may still
+lie about the updates of its own clients, as any aggregator may.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from thalweg.job.tops import Node
+from thalweg import _core
+from thalweg.job.tops import Heard, Node
 from thalweg.trees.merging import Part
 
+# Most proofs that the root asks for at once: some 400 bytes each, in a head of at most 1 MiB.
+MOST_PROOFS: Final = 1000
 # Most lines of a node's log between the begins of two rounds, and more for each of its clients.
 MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 
+# Asks a node for something and returns its answer.
+AskOne = Callable[[Mapping[str, Any], Node], Heard]
+
 
 class Judge:
-    """Knows whose updates count in this round, and at which node each was counted."""
+    """Knows which clients have proven that they are at a node, whose updates count in this round, and at which node."""
 
-    def __init__(self) -> None:
-        """Begin with nobody."""
+    def __init__(self, keys: Mapping[str, Any], ask: AskOne) -> None:
+        """Begin with nobody; ``keys`` has the root's ``issuer`` or ``token``, and the ``job``.
+
+        With neither of the first two nobody has to prove anything: the job is open to this machine.
+        """
+        self._issuer, self._token, self._job = keys.get("issuer"), keys.get("token"), int(keys.get("job", 1))
+        self._ask = ask
         self._counted: dict[str, str] = {}
         self._lines: dict[str, int] = {}
 
@@ -25,6 +42,18 @@ class Judge:
         """Begin a round: no update counts yet, and nodes may write lines again."""
         self._counted.clear()
         self._lines.clear()
+
+    def unproven(self, node: Node, clients: Sequence[str]) -> list[str]:
+        """Return which of these clients of a node have not shown that they are there, once it was asked."""
+        if self._issuer is None and self._token is None:
+            return []
+        missing = [client for client in clients if client not in node.proven]
+        for start in range(0, len(missing), MOST_PROOFS):
+            asked = missing[start : start + MOST_PROOFS]
+            heard = self._ask({"do": "proofs", "clients": asked}, node)
+            shown = {} if heard.head is None else heard.head["proofs"]
+            node.proven |= {client for client in asked if client in shown and self._holds(client, shown[client])}
+        return [client for client in missing if client not in node.proven]
 
     def why_not(self, part: Part, node: Node, number: int, others: Sequence[Node], *, known: bool) -> str | None:
         """Return why a node's part in a round is refused; or None, and then its updates count.
@@ -37,16 +66,24 @@ class Judge:
         names = [one["client"] for one in outcome["participants"]]
         if len(set(names)) < len(names):
             return f"its node {part.node} names a client twice"
-        elsewhere = {client: other.name for other in others if other is not node for client in other.clients}
         counting = [one["client"] for one in part.counting]
+        why = self._others_client(counting, node, others)
+        if why is None and (unproven := self.unproven(node, counting)):
+            why = f"counts {unproven[0]}, and has no proof that it was there"
+        if why is None and known and (strangers := [client for client in counting if client not in node.clients]):
+            why = f"counts {strangers[0]}, who is none of its clients"
+        if why is not None:
+            return f"its node {part.node} {why}"
+        self._counted |= dict.fromkeys(counting, part.node)
+        return None
+
+    def _others_client(self, counting: Sequence[str], node: Node, others: Sequence[Node]) -> str | None:
+        elsewhere = {client: other.name for other in others if other is not node for client in other.clients}
         for client in counting:
             if client in elsewhere:
-                return f"its node {part.node} counts {client}, who is a client of {elsewhere[client]}"
+                return f"counts {client}, who is a client of {elsewhere[client]}"
             if client in self._counted:
-                return f"its node {part.node} counts {client}, whose update counts at {self._counted[client]}"
-            if known and client not in node.clients:
-                return f"its node {part.node} counts {client}, who is none of its clients"
-        self._counted |= dict.fromkeys(counting, part.node)
+                return f"counts {client}, whose update counts at {self._counted[client]}"
         return None
 
     def lines(self, node: Node, notes: Sequence[str]) -> list[str]:
@@ -58,3 +95,10 @@ class Judge:
         if said <= most < said + len(notes):
             kept.append(f"more of {node.name} is left out until the next round")
         return kept
+
+    def _holds(self, client: str, shown: str) -> bool:
+        try:
+            proof = base64.b64decode(shown, validate=True)
+            return _core.pki_vouched(self._issuer, self._token, self._job, proof) == client
+        except (_core.CoreError, ValueError):
+            return False

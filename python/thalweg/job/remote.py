@@ -69,7 +69,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
     cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume, command="thalweg server") as host:
         address = host.server.address
-        guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
+        guarded = "encrypted" if "tls" in trust else "not encrypted" if "issuer" in trust else "open to this machine"
         progress.note(f"listening on {address} ({guarded}), record: {host.record.path}")
         if on_trees.has_nodes(plan) and plan.nodes is not None:
             progress.note(f"waiting for {plan.nodes.count} nodes")

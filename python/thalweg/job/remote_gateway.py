@@ -13,7 +13,6 @@ from thalweg import machine
 from thalweg.errors import PlanError
 from thalweg.job.exposing import exposing
 from thalweg.job.gateway import Gateway
-from thalweg.sections import SecuritySection
 from thalweg.transports import links, pki
 
 
@@ -21,16 +20,17 @@ from thalweg.transports import links, pki
 class Post:
     """Where a node listens for its clients, and how it gets into its parent's job. Files are PEM.
 
-    ``pki`` is the folder that says which clients may join it. It waits for ``clients`` of them.
+    The token says who may join it, and ``cert`` and ``key`` are what it shows them. It waits for ``clients`` of them.
     """
 
     listen: str
     parent: str
     clients: int
     name: str | None = None
-    pki: Path | None = None
     token_file: Path | None = None
     ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
     tls: str = "auto"
     patience: float = 300.0
     # Where clients of other nodes reach it, if that is not where it listens.
@@ -54,7 +54,11 @@ def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
     token = None if post.token_file is None else pki.read_token(post.token_file)
     authority = None if post.ca is None else pki.read(post.ca)
     up = links.remote_trust(post.parent, token, authority, None, post.tls)
-    security = SecuritySection(pki=None if post.pki is None else str(post.pki))
+    if (post.cert is None) != (post.key is None):
+        raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
+    identity = None
+    if post.cert is not None and post.key is not None:
+        identity = {"certificate": pki.read(post.cert), "key": pki.read(post.key)}
     name = post.name or (token.name if token else socket.gethostname())
     order: Mapping[str, Any] = {
         "name": name,
@@ -67,8 +71,9 @@ def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
             "token": up.get("token"),
             "patience": post.patience,
             "seed": os.getpid(),
+            "tree": True,
         },
-        "trust": links.server_trust(security, post.listen),
+        "trust": links.tree_node_trust(post.listen, token, identity),
     }
     gateway = Gateway(order, note)
     note(f"{name}: joining {post.parent}")

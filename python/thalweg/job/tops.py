@@ -33,6 +33,10 @@ class Node:
     has: int | None = None
     # How many clients it waits for.
     expected: int = 0
+    # Clients whose proofs it has passed on.
+    proven: set[str] = field(default_factory=set)
+    # Those that it has named without, of which it was said.
+    doubted: set[str] = field(default_factory=set)
     # It was lost, and its clients have moved to other nodes.
     is_empty: bool = False
 

@@ -107,7 +107,7 @@ class Tree:
         # The number of the model's bytes: it goes to a node once.
         self._versions = count(1)
         self._version = next(self._versions)
-        self._judge = Judge()
+        self._judge = Judge(own, self._ask_one)
         # Nodes that came by themselves and could not listen for clients.
         self._refused: set[str] = set()
         self._notes: list[str] = []
@@ -276,9 +276,15 @@ class Tree:
         return len(json.loads(self.clients()))
 
     def _new_clients(self, node: Node) -> list[str]:
-        """Return the clients that a node says it has, without those of other nodes."""
+        """Return the clients that a node says it has, with their proofs and without those of other nodes."""
         taken = {client for other in self._nodes for client in other.clients}
-        return [client for client in node.state.get("clients", ()) if client not in taken]
+        new = [client for client in node.state.get("clients", ()) if client not in taken]
+        unproven = self._judge.unproven(node, new)
+        for client in unproven:
+            if client not in node.doubted and len(node.doubted) < node.expected:
+                node.doubted.add(client)
+                self.note(f"{node.name} names {client}, and has no proof that it is there: it does not count")
+        return sorted(set(new) - set(unproven))
 
     def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
         """Run a round on all nodes, and take the mean of their sums into the model; return its outcome as JSON.
@@ -476,6 +482,7 @@ class Tree:
             node.gone = f"its node {node.name} is gone: {reply.reason}"
         if reply.head is not None and reply.head.get("unopened") is True:
             node.gone = f"its node {node.name} was started anew"
+            node.proven.clear()
             return Heard(node, None, None, node.gone, reply.between)
         head, reason = None, reply.reason
         try:
@@ -507,9 +514,9 @@ def tree_of(
     Nodes and root use TCP among themselves, whatever clients use: sums must come whole.
     """
     nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
-    kept = {key: value for key, value in told.items() if key not in ("token", "secret", "choose")}
-    own = {key: told[key] for key in ("token", "secret", "job", "liveness", "grace") if key in told}
-    own |= {"transport": {"tls": trust.get("tls")}}
+    kept = {key: value for key, value in told.items() if key not in ("token", "issuer", "choose")}
+    own = {key: told[key] for key in ("token", "issuer", "job", "liveness", "grace") if key in told}
+    own |= {"transport": {"tls": trust.get("tls")}, "tree": True}
     below = {**kept, "transport": {**told["transport"], "tls": None}}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"

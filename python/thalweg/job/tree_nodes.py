@@ -37,7 +37,12 @@ class Orders:
             "url": self.parent,
             "listen": self.network.listening(name),
             "address": self.network.address(name),
-            "options": {"transport": transport, "token": self.member.get("token"), "seed": self.seed + number},
+            "options": {
+                "transport": transport,
+                "token": self.member.get("token"),
+                "seed": self.seed + number,
+                "tree": True,
+            },
             "trust": dict(self.server),
             "threads": None,
             "parent": os.getpid(),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Of the options of a server those that one of tasks has too.
 OF_TASKS: Final = frozenset(
-    ["transport", "layers", "seed", "secret", "token", "job", "chunk", "liveness", "grace", "precision", "staging"]
+    ["transport", "layers", "seed", "issuer", "token", "job", "chunk", "liveness", "grace", "precision", "staging"]
 )
 
 # Rules of mixing -> how the core mends what is missing.
@@ -36,14 +36,14 @@ REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
 
 
 def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``, ``login``.
+    """Return the core's options of a server; ``trust`` has ``tls``, ``issuer`` or ``token``, ``login``.
 
     ``emulate`` is a layer that makes links like those of a network.
     """
     options = _core(plan, trust, emulate, client=False)
     # What follows from several keys.
     options |= {"choose": plan.chosen, "enough": plan.job.enough or 1, "precision": plan.precision}
-    options |= {"secret": trust.get("secret"), "token": trust.get("token"), "job": secrets.randbits(63)}
+    options |= {"issuer": trust.get("issuer"), "token": trust.get("token"), "job": secrets.randbits(63)}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -71,12 +71,12 @@ def node_options(
 ) -> dict[str, Any]:
     """Return the core's options of a node of a graph.
 
-    ``trust`` has ``tls``, what it shows where it dials (``own_token``), and what it asks of those that dial (``secret``
+    ``trust`` has ``tls``, what it shows where it dials (``own_token``), and what it asks of those that dial (``issuer``
     or ``token``). ``number`` is its place from 1, ``job`` that of the job, ``digests`` are of what all nodes must have
     alike: ``plan``, ``graph`` and ``start``.
     """
     options = _core(plan, trust, emulate, client=True)
-    options |= {key: trust.get(key) for key in ("secret", "token", "own_token")}
+    options |= {key: trust.get(key) for key in ("issuer", "token", "own_token")}
     if plan.transport.client_congestion:
         options["transport"]["congestion"] = plan.transport.congestion_of(number - 1)
     options |= {"seed": plan.job.seed + number, "job": job, "chunk": plan.transport.chunk}

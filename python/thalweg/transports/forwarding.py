@@ -35,7 +35,7 @@ def far_end(
     """
     trust = links.server_trust(security, url)
     transport = {"tls": trust.get("tls"), "congestion": congestion, "own": own}
-    return {"listen": url, "to": host_and_port("--to", to), "secret": trust.get("secret"), "transport": transport}
+    return {"listen": url, "to": host_and_port("--to", to), "issuer": trust.get("issuer"), "transport": transport}
 
 
 def near_end(listen: str, url: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def uses_tls(chosen: SecuritySection, url: str) -> bool:
 
 
 def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
-    """Return ``tls`` and ``secret`` of a server at ``url`` from its pki folder.
+    """Return ``tls`` and ``issuer`` of a server at ``url`` from its pki folder.
 
     Raises LinkError if ``url`` can be reached from elsewhere and no such folder is named.
     """
@@ -47,9 +47,8 @@ def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
             "Run `thalweg pki init`, give its folder with --pki, and `thalweg pki issue NAME` for each client",
         )
     place = Path(folder)
-    secret = pki.read(place / pki.SECRET).strip()
     certificates_only = chosen.clients == "certificate"
-    trust: dict[str, Any] = {} if certificates_only else {"secret": secret}
+    trust: dict[str, Any] = {} if certificates_only else {"issuer": pki.read(place / pki.ISSUER).strip()}
     if uses_tls(chosen, url):
         trust["tls"] = {
             "authority": pki.read(place / pki.AUTHORITY),
@@ -87,7 +86,7 @@ def local_trust(chosen: SecuritySection, url: str) -> tuple[dict[str, Any], dict
     if not uses_tls(chosen, url):
         return {"token": token}, {"token": token}
     authority, key = _core.pki_authority("thalweg run", 1)
-    certificate, server_key = _core.pki_issue(authority, key, "server", ["127.0.0.1", "::1", "localhost"], 1, True)
+    certificate, server_key = _core.pki_issue(authority, key, "server", ["127.0.0.1", "::1", "localhost"], 1, "server")
     identity = {"certificate": certificate, "key": server_key}
     server_tls = {"authority": authority, "identity": identity, "require_client": False}
     client_tls = {"authority": authority, "identity": None, "require_client": False, "server_name": "localhost"}
@@ -109,7 +108,7 @@ def mutual_trust(chosen: SecuritySection, url: str, names: Sequence[str]) -> dic
     authority, key = _core.pki_authority("thalweg run", 1)
     trusts = {}
     for name in names:
-        certificate, own_key = _core.pki_issue(authority, key, name, ["127.0.0.1", "::1", "localhost"], 1, False)
+        certificate, own_key = _core.pki_issue(authority, key, name, ["127.0.0.1", "::1", "localhost"], 1, "graph-node")
         identity = {"certificate": certificate, "key": own_key}
         tls = {"authority": authority, "identity": identity, "require_client": False, "server_name": "localhost"}
         trusts[name] = {**common, "tls": tls}
@@ -129,8 +128,28 @@ def node_trust(
         return {}
     raise LinkError(
         f"{url} can be reached from other machines, and nothing says who this node is and whom it may trust",
-        "Run `thalweg pki issue NAME --host HOST`, and give --ca, --cert and --key",
+        "Run `thalweg pki issue NAME --role graph-node --host HOST`, and give --ca, --cert and --key",
     )
+
+
+def tree_node_trust(url: str, token: Token | None, identity: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return ``tls`` and ``issuer`` of a node of a tree that listens at ``url`` for its clients.
+
+    It checks clients' tokens by what its own ``token`` says of their issuer, and shows them ``identity``, its
+    certificate and key in PEM. It has no secret, so it cannot make up a client. Raises LinkError if others can reach
+    ``url``, and it has not both.
+    """
+    if token is None or (identity is None and not is_local(url)):
+        if token is None and identity is None and is_local(url):
+            return {}
+        raise LinkError(
+            f"{url} can be reached from other machines, and nothing says who may join this node",
+            "Run `thalweg pki issue NAME --role tree-node --host HOST`, and give --token-file, --cert and --key",
+        )
+    if identity is None:
+        return {"issuer": token.issuer}
+    tls = {"authority": token.authority, "identity": identity, "require_client": False}
+    return {"issuer": token.issuer, "tls": tls}
 
 
 def login(path: Path | None) -> dict[str, str] | None:

@@ -22,23 +22,37 @@ AUTHORITY_KEY: Final = "ca.key"
 SERVER: Final = "server.crt"
 SERVER_KEY: Final = "server.key"
 SECRET: Final = "secret"  # noqa: S105 - the name of a file
+# The public side of the secret, by which tokens are checked.
+ISSUER: Final = "issuer.pub"
 PRIVATE: Final = 0o600
-TOKEN_HEAD: Final = "thalweg token 1"  # noqa: S105 - the first line of a file
+TOKEN_HEAD: Final = "thalweg token 2"  # noqa: S105 - the first line of a file
+# The first line of tokens of earlier releases, which name no role.
+OLD_TOKEN_HEAD: Final = "thalweg token 1"  # noqa: S105 - as above
+# What a token and a certificate may be for: each gets in where it belongs, and nowhere else.
+ROLES: Final = ("client", "task-member", "tree-node", "graph-node", "forward")
+# Those that others connect to.
+LISTENING: Final = ("tree-node", "graph-node")
 LARGEST_FILE: Final = 1 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Token:
-    """What a client needs to get in: its name, its token in hex, and the authority that the server answers to (PEM)."""
+    """What a party needs to get in: its name and role, and its token in hex.
+
+    ``issuer`` is the public key by which tokens are checked, in hex, ``authority`` whom the server answers to (PEM).
+    """
 
     name: str
+    role: str
     token: str
+    issuer: str
     authority: str
 
     def text(self) -> str:
         """Return the token as the text of its file."""
-        return f"{TOKEN_HEAD}\nname = {self.name}\ntoken = {self.token}\n{self.authority}"
+        fields = f"name = {self.name}\nrole = {self.role}\ntoken = {self.token}\nissuer = {self.issuer}\n"
+        return f"{TOKEN_HEAD}\n{fields}{self.authority}"
 
 
 def init(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
@@ -46,22 +60,36 @@ def init(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
 
     Raises PlanError if one is there already or cannot be written.
     """
-    names = [AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY, SECRET]
+    names = [AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY, SECRET, ISSUER]
     _refuse_existing([folder / name for name in names], "Take another folder with --dir, or use what is there")
     authority, authority_key = _core.pki_authority("thalweg", days)
-    server, server_key = _core.pki_issue(authority, authority_key, "server", list(hosts), days, True)
-    contents = [authority, authority_key, server, server_key, _core.pki_secret() + "\n"]
+    server, server_key = _core.pki_issue(authority, authority_key, "server", list(hosts), days, "server")
+    secret = _core.pki_secret()
+    issuer = _core.pki_issuer(secret)
+    contents = [authority, authority_key, server, server_key, f"{secret}\n", f"{issuer}\n"]
     _make_folder(folder)
     return [_write(folder / name, content) for name, content in zip(names, contents, strict=True)]
 
 
-def issue(folder: Path, name: str, days: int, output: Path | None = None, hosts: Sequence[str] = ()) -> list[Path]:
-    """Make a client's certificate, key and token in ``output`` (``folder``); return the files.
+def issue(
+    folder: Path,
+    name: str,
+    days: int,
+    output: Path | None = None,
+    *,
+    hosts: Sequence[str] = (),
+    role: str = "client",
+) -> list[Path]:
+    """Make a party's certificate, key and token for one of the ``ROLES`` in ``output`` (``folder``); return the files.
 
     With ``hosts``, names and addresses by which others reach it, the certificate is for listening as well, as nodes of
-    a graph do.
+    a tree or a graph do.
     Raises PlanError if one is there already, or ``folder`` was not made by ``init``.
     """
+    if role not in ROLES:
+        raise PlanError(f"there is no role {role!r}", f"Choose from {', '.join(ROLES)}")
+    if hosts and role not in LISTENING:
+        raise PlanError(f"nobody connects to a {role}", f"Remove --host, or give --role {' or '.join(LISTENING)}")
     if not _NAME.fullmatch(name):
         raise PlanError(
             f"{name!r} cannot be a client's name", "Take up to 128 letters, digits, dots, hyphens, underscores"
@@ -72,9 +100,11 @@ def issue(folder: Path, name: str, days: int, output: Path | None = None, hosts:
     target = output or folder
     paths = [target / f"{name}.crt", target / f"{name}.key", target / f"{name}.token"]
     _refuse_existing(paths, "Take another name, or use what is there")
-    certificate, key = _core.pki_issue(authority, read(folder / AUTHORITY_KEY), name, list(hosts), days, False)
-    token = Token(name, _core.pki_token(secret, name), authority)
+    certificate, key = _core.pki_issue(authority, read(folder / AUTHORITY_KEY), name, list(hosts), days, role)
+    token = Token(name, role, _core.pki_token(secret, role, name), _core.pki_issuer(secret), authority)
     _make_folder(target)
+    if not (folder / ISSUER).exists():  # of an earlier release
+        _write(folder / ISSUER, f"{token.issuer}\n")
     return [_write(path, content) for path, content in zip(paths, [certificate, key, token.text()], strict=True)]
 
 
@@ -97,11 +127,14 @@ def read_token(path: Path) -> Token:
     head, begin, certificates = text.partition("-----BEGIN CERTIFICATE-----")
     lines = [line.strip() for line in head.splitlines() if line.strip() and not line.startswith("#")]
     values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines[1:])}
-    if lines[:1] != [TOKEN_HEAD] or not {"name", "token"} <= values.keys():
+    if lines[:1] == [OLD_TOKEN_HEAD]:
+        mend = "Make a new one with `thalweg pki issue NAME --role ROLE`, from the server's pki folder"
+        raise PlanError(f"{path} is a token of an earlier release, which names no role", mend)
+    if lines[:1] != [TOKEN_HEAD] or not {"name", "role", "token", "issuer"} <= values.keys():
         raise PlanError(f"{path} is not a token", "Name the NAME.token that `thalweg pki issue NAME` made")
     if path.stat().st_mode & 0o077:
         raise LinkError(f"others may read the token {path}", f"Run chmod 600 {path}")
-    return Token(values["name"], values["token"], begin + certificates)
+    return Token(values["name"], values["role"], values["token"], values["issuer"], begin + certificates)
 
 
 def own_hosts() -> list[str]:
@@ -135,7 +168,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(path: Path, content: str) -> Path:
-    mode = 0o644 if path.suffix == ".crt" else PRIVATE
+    mode = 0o644 if path.suffix in (".crt", ".pub") else PRIVATE
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w") as stream:

@@ -222,6 +222,12 @@ class Round(State):
     sums: Base64 | None = None
 
 
+class Proofs(Form):
+    """Proofs that clients have shown a node, by their names."""
+
+    proofs: dict[Name, Base64]
+
+
 class Refusable(Form):
     """A node did what it was asked, or refused it for a reason."""
 
@@ -271,6 +277,7 @@ FORMS: Final[Mapping[str, type[Form]]] = {
     "open": Opened,
     "wait": State,
     "round": Round,
+    "proofs": Proofs,
     "forget": Nothing,
     "homes": Nothing,
     "gone": Nothing,

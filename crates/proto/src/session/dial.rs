@@ -42,10 +42,12 @@ pub enum ClientAction<P> {
         /// The URL; `None`: the one that the client was given.
         to: Option<String>,
     },
-    /// Prove the token: HMAC over both nonces, then tell the machine's `proven`.
+    /// Prove the token: sign both nonces and the job, then tell the machine's `proven`.
     Prove {
         /// The server's nonce.
         challenge: Nonce,
+        /// The server's job.
+        job: u64,
         /// Whether a proof is wanted at all.
         token: bool,
     },
@@ -305,9 +307,10 @@ impl<P> Dial<P> {
             );
             return self.finish(Err(reason));
         }
-        let (nonce, token) = (challenge.nonce, challenge.token);
+        let proving =
+            ClientAction::Prove { challenge: challenge.nonce, job: challenge.job(), token: challenge.token };
         link.challenge = Some(challenge);
-        self.act(ClientAction::Prove { challenge: nonce, token });
+        self.act(proving);
     }
 
     /// The proof is made, or none was wanted. `holding`: what is here after a broken connection.

@@ -369,7 +369,9 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
 
     /// A link is up. `nonce` must be fresh random bytes.
     pub(crate) fn open(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
-        let session = Session::new(now, nonce, ordered, self.config.liveness);
+        let token = self.admission.wants_token();
+        let challenge = Challenge::new(nonce, token, self.config.job, micros(now));
+        let session = Session::new(now, challenge.nonce, ordered, self.config.liveness);
         let mut served = Served {
             session,
             opened: now,
@@ -388,8 +390,6 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         served.timer = served.due(self.heartbeat());
         self.timers.insert((served.timer, link));
         self.links.insert(link, served);
-        let token = self.admission.wants_token();
-        let challenge = Challenge { versions: VERSIONS, nonce, token, clock: micros(now) };
         self.send(link, Control::Challenge(challenge));
     }
 
@@ -413,11 +413,11 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             return Err((Refusal::Version, reason));
         }
         check_name(&hello.name).map_err(|why| (Refusal::Protocol, why))?;
-        let nonce = self.links.get(&link).map_or([0; 32], |l| l.session.nonce);
-        self.admission.admit(link, &nonce, hello).map_err(|why| (Refusal::Authentication, why))?;
         if hello.purpose != self.config.purpose {
             return Err((Refusal::Protocol, other_purpose(self.config.purpose).into()));
         }
+        let nonce = self.links.get(&link).map_or([0; 32], |l| l.session.nonce);
+        self.admission.admit(link, &nonce, hello).map_err(|why| (Refusal::Authentication, why))?;
         if let Some(reason) = &self.finished {
             return Err((Refusal::Job, format!("the job is over: {reason}")));
         }
@@ -768,5 +768,9 @@ pub fn other_purpose(ours: Purpose) -> &'static str {
         Purpose::Tasks => "this server gives tasks; connect to it with thalweg.TaskClient",
         Purpose::Graph => "this is a node of a graph; only its neighbours connect to it, with thalweg node",
         Purpose::Forward => "this forwards TCP streams; connect to it with thalweg forward --via",
+        Purpose::Tree => {
+            "this is a root or a node of an aggregation tree, to which only nodes connect, with thalweg node --parent; \
+             clients connect to a node"
+        }
     }
 }

@@ -97,10 +97,11 @@ pub struct TaskClient {
 impl TaskClient {
     dial_methods!(TaskStep);
 
-    /// A client that wants to connect at once, and takes tasks of at most `max_bytes` bytes each.
-    pub fn new(config: ClientConfig, max_bytes: u64, seed: u64) -> Self {
+    /// A client that wants to connect at once, for tasks or as a node of a tree, and takes tasks of at most `max_bytes`
+    /// bytes each.
+    pub fn new(config: ClientConfig, purpose: Purpose, max_bytes: u64, seed: u64) -> Self {
         Self {
-            dial: Dial::new(config, Purpose::Tasks, seed),
+            dial: Dial::new(config, purpose, seed),
             max_bytes,
             tasks: BTreeMap::new(),
             kept: None,

@@ -20,6 +20,8 @@ use crate::{micros, Time};
 pub struct TaskConfig {
     /// The job's number, in every chunk.
     pub job: u64,
+    /// What its members are: of tasks, or nodes of a tree.
+    pub purpose: Purpose,
     /// Bytes of payload in a chunk.
     pub chunk: u32,
     /// Least time without progress that ends a link.
@@ -206,7 +208,7 @@ impl TaskServer {
     pub fn new(config: TaskConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
             job: config.job,
-            purpose: Purpose::Tasks,
+            purpose: config.purpose,
             liveness: config.liveness,
             max_members: config.max_members,
         };

@@ -83,6 +83,7 @@ pub struct TaskWorld {
 
 pub fn config() -> TaskConfig {
     TaskConfig {
+        purpose: thalweg_wire::control::Purpose::Tasks,
         job: JOB,
         chunk: CHUNK,
         liveness: 10 * SECOND,
@@ -585,5 +586,5 @@ fn header(round: u32, sender: u32, layout: &Layout) -> ChunkHeader {
 
 fn client(name: &str, instance: u64, most: u64) -> TaskClient {
     let config = ClientConfig { name: name.into(), instance, layout: None, patience: 30 * SECOND };
-    TaskClient::new(config, most, instance)
+    TaskClient::new(config, thalweg_wire::control::Purpose::Tasks, most, instance)
 }

@@ -1,26 +1,28 @@
-//! Who is let in: a token's proof, or a certificate for the name given.
+//! Who is let in: a token's proof, or a certificate, each for the name given and for what the server is there for.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use serde::{Deserialize, Serialize};
 use thalweg_pki as pki;
 use thalweg_proto::{Admission, LinkId};
 use thalweg_transport::{Options, Peer};
-use thalweg_wire::control::{Hello, Nonce};
+use thalweg_wire::control::{Hello, Nonce, Proof};
 
 use crate::{lock, Error};
 
 /// Who is at the other end of each link.
 pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
+/// The [`Evidence`] of each client that has shown a token, by name: as many as there are tokens.
+pub(crate) type Witnessed = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
 /// What a client has to show.
+#[derive(Debug, Clone)]
 enum Rule {
     /// Nothing: loopback, or a transport within the process.
     Open,
-    /// A token that follows from this secret and its name, or a certificate for its name.
-    Secret(pki::Secret),
-    /// The one token all share, or a certificate for its name.
-    Shared(pki::Token),
+    /// A token of this issuer, or a certificate for its name.
+    Issuer(pki::Issuer),
     /// A certificate for its name.
     Certificate,
 }
@@ -28,14 +30,85 @@ enum Rule {
 /// By what a server knows whom to let in.
 pub(crate) struct Keys<'a> {
     pub transport: &'a Options,
-    pub secret: Option<&'a str>,
+    /// The public key of those who issue tokens.
+    pub issuer: Option<&'a str>,
+    /// Or the secret that all share, from which the public key follows.
     pub token: Option<&'a str>,
+    /// What tokens and certificates have to be for.
+    pub role: pki::Role,
+    /// The job that proofs have to be for.
+    pub job: u64,
 }
 
 /// The gate of a server.
 pub(crate) struct Gate {
     rule: Rule,
+    role: pki::Role,
+    job: u64,
     peers: Peers,
+    witnessed: Option<Witnessed>,
+}
+
+/// A client's proof, with all that another server of the job needs to check it.
+#[derive(Serialize, Deserialize)]
+struct Evidence {
+    name: String,
+    server_nonce: Nonce,
+    client_nonce: Nonce,
+    binding: Option<[u8; 32]>,
+    proof: Proof,
+}
+
+impl Evidence {
+    fn transcript(&self, job: u64) -> pki::Transcript<'_> {
+        pki::Transcript {
+            server_nonce: &self.server_nonce,
+            client_nonce: &self.client_nonce,
+            job,
+            name: &self.name,
+            binding: self.binding.as_ref(),
+        }
+    }
+}
+
+/// The issuer of tokens that options name; `None` if they name none.
+fn issuer(issuer: Option<&str>, token: Option<&str>) -> Result<Option<pki::Issuer>, Error> {
+    let bad = |e: pki::PkiError| Error::new("options", "read the issuer of tokens", e.to_string());
+    let shared = || token.map(|token| pki::Secret::shared(token).map(|secret| secret.issuer()));
+    issuer.map(pki::Issuer::parse).or_else(shared).transpose().map_err(bad)
+}
+
+/// The name of the client whose proof for this job `evidence` is: a node of a tree passes it on to the root. `given` and
+/// `token` are as a server's options have them.
+///
+/// # Errors
+/// `refused` for what is no such proof, with the reason.
+pub fn vouched(given: Option<&str>, token: Option<&str>, job: u64, evidence: &[u8]) -> Result<String, Error> {
+    let refused = |what: &str| Error::new("refused", "check a client's proof", what);
+    let issuer = issuer(given, token)?.ok_or_else(|| refused("nothing says who issues tokens"))?;
+    let evidence: Evidence =
+        postcard::from_bytes(evidence).map_err(|_| refused("it is not in the form of a proof"))?;
+    thalweg_wire::text::check_name(&evidence.name).map_err(|why| refused(&why))?;
+    issuer
+        .check(pki::Role::Client, &evidence.transcript(job), &evidence.proof)
+        .map_err(|why| refused(&said(pki::Role::Client, &evidence.name, why)))?;
+    Ok(evidence.name)
+}
+
+/// What a person is told of a token that was not accepted where `asked` is asked for.
+fn said(asked: pki::Role, name: &str, why: pki::Unproven) -> String {
+    let mend = format!("issue one with `thalweg pki issue {name} --role {asked}`");
+    match why {
+        pki::Unproven::Role(role) => {
+            format!("the token of {name:?} is for the role {role}, and here {asked} is asked for; {mend}")
+        }
+        pki::Unproven::Token => {
+            format!("the token of {name:?} is wrong; {mend}, from the server's own pki folder")
+        }
+        pki::Unproven::Proof => {
+            format!("the proof of {name:?} is of another link or job; use the same version on both sides")
+        }
+    }
 }
 
 impl Gate {
@@ -45,24 +118,44 @@ impl Gate {
     /// If the address can be reached from elsewhere and nothing is asked for.
     pub fn new(keys: &Keys<'_>, local: bool, peers: Peers) -> Result<Self, Error> {
         let certificates = keys.transport.tls.as_ref().is_some_and(|tls| tls.require_client);
-        let bad = |e: pki::PkiError| Error::new("options", "read secret", e.to_string());
-        let rule = match (keys.secret, keys.token) {
-            (Some(secret), _) => Rule::Secret(pki::Secret::parse(secret).map_err(bad)?),
-            (None, Some(token)) => Rule::Shared(pki::Token::parse(token).map_err(bad)?),
-            (None, None) if certificates => Rule::Certificate,
-            (None, None) if local => Rule::Open,
-            (None, None) => {
+        let rule = match issuer(keys.issuer, keys.token)? {
+            Some(issuer) => Rule::Issuer(issuer),
+            None if certificates => Rule::Certificate,
+            None if local => Rule::Open,
+            None => {
                 let what = "the address can be reached from other machines, and neither token nor client \
                             certificate is asked for; make both with `thalweg pki init`";
                 return Err(Error::new("security", "start server", what));
             }
         };
-        Ok(Self { rule, peers })
+        Ok(Self { rule, role: keys.role, job: keys.job, peers, witnessed: None })
+    }
+
+    /// Keeps the proofs of those whom it lets in, and lets in nobody by certificate alone.
+    pub fn witnessing(self, witnessed: Option<Witnessed>) -> Self {
+        Self { witnessed, ..self }
+    }
+
+    fn check_certificate(&self, certified: &str, peer: &Peer, hello: &Hello) -> Result<(), String> {
+        if certified != hello.name {
+            return Err(format!(
+                "the certificate is for {certified:?}, the client says it is {:?}; start it with --name {certified}",
+                hello.name
+            ));
+        }
+        let (found, role) = (peer.role.as_deref().unwrap_or("none"), self.role);
+        if found != role.name() {
+            return Err(format!(
+                "the certificate of {certified:?} is for the role {found}, and here {role} is asked for; issue one \
+                 with `thalweg pki issue {certified} --role {role}`"
+            ));
+        }
+        Ok(())
     }
 
     fn check_token(
         &self,
-        token: &pki::Token,
+        issuer: &pki::Issuer,
         challenge: &Nonce,
         hello: &Hello,
         peer: &Peer,
@@ -73,48 +166,179 @@ impl Gate {
                 hello.name
             ));
         };
-        let transcript = pki::Transcript {
-            server_nonce: challenge,
-            client_nonce: &hello.nonce,
-            name: &hello.name,
-            binding: peer.binding.as_ref(),
+        let evidence = Evidence {
+            name: hello.name.clone(),
+            server_nonce: *challenge,
+            client_nonce: hello.nonce,
+            binding: peer.binding,
+            proof: proof.clone(),
         };
-        if pki::verify(token, &transcript, proof) {
-            return Ok(());
+        issuer
+            .check(self.role, &evidence.transcript(self.job), proof)
+            .map_err(|why| said(self.role, &hello.name, why))?;
+        if let Some(witnessed) = &self.witnessed {
+            let bytes = postcard::to_stdvec(&evidence).map_err(|e| e.to_string())?;
+            lock(witnessed).insert(evidence.name, bytes);
         }
-        Err(format!(
-            "the token of client {:?} is wrong; issue one for this name with `thalweg pki issue`, from the \
-             server's own pki folder",
-            hello.name
-        ))
+        Ok(())
     }
 }
 
 impl Admission for Gate {
     fn wants_token(&self) -> bool {
-        matches!(self.rule, Rule::Secret(_) | Rule::Shared(_))
+        matches!(self.rule, Rule::Issuer(_))
     }
 
     fn admit(&self, link: LinkId, challenge: &Nonce, hello: &Hello) -> Result<(), String> {
         let peer = lock(&self.peers).get(&link).cloned().unwrap_or_default();
         if let Some(certified) = &peer.certified {
-            return if *certified == hello.name {
-                Ok(())
-            } else {
-                Err(format!(
-                    "the certificate is for {certified:?}, the client says it is {:?}; start it with --name \
-                     {certified}",
-                    hello.name
-                ))
-            };
+            self.check_certificate(certified, &peer, hello)?;
         }
         match &self.rule {
             Rule::Open => Ok(()),
-            Rule::Secret(secret) => {
-                self.check_token(&pki::token_for(secret, &hello.name), challenge, hello, &peer)
-            }
-            Rule::Shared(token) => self.check_token(token, challenge, hello, &peer),
+            Rule::Issuer(_) if peer.certified.is_some() && self.witnessed.is_none() => Ok(()),
+            Rule::Issuer(issuer) => self.check_token(issuer, challenge, hello, &peer),
+            Rule::Certificate if peer.certified.is_some() => Ok(()),
             Rule::Certificate => Err(format!("client {:?} shows no certificate", hello.name)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_wire::control::{Holding, Purpose, VERSIONS};
+
+    use super::*;
+
+    const CHALLENGE: Nonce = [1; 32];
+
+    fn secret() -> String {
+        "07".repeat(32)
+    }
+
+    /// A gate for this role and job, the links' ends, and what it has witnessed.
+    fn gate(role: pki::Role, job: u64) -> (Gate, Peers, Witnessed) {
+        let (transport, secret) = (Options::default(), secret());
+        let keys = Keys { transport: &transport, issuer: None, token: Some(&secret), role, job };
+        let (peers, witnessed) = (Peers::default(), Witnessed::default());
+        let gate = Gate::new(&keys, false, peers.clone()).unwrap().witnessing(Some(witnessed.clone()));
+        (gate, peers, witnessed)
+    }
+
+    fn token(role: pki::Role, name: &str) -> pki::Token {
+        pki::Secret::parse(&secret()).unwrap().issue(role, name).unwrap()
+    }
+
+    fn hello(name: &str, token: &pki::Token, role: pki::Role, job: u64) -> Hello {
+        let about =
+            pki::Transcript { server_nonce: &CHALLENGE, client_nonce: &[2; 32], job, name, binding: None };
+        Hello {
+            version: VERSIONS.1,
+            name: name.into(),
+            instance: 1,
+            nonce: [2; 32],
+            proof: Some(Box::new(token.prove(role, &about))),
+            layout: None,
+            holding: Holding::Nothing,
+            clock: 0,
+            purpose: Purpose::Rounds,
+        }
+    }
+
+    #[test]
+    fn a_token_lets_in_where_its_role_belongs() {
+        for asked in pki::Role::ALL {
+            let (gate, ..) = gate(asked, 3);
+            for role in pki::Role::ALL {
+                let shown = hello("a", &token(role, "a"), asked, 3);
+                let found = gate.admit(1, &CHALLENGE, &shown);
+                assert_eq!(found.is_ok(), asked == role, "{role} where {asked} is asked for: {found:?}");
+                if let Err(why) = found {
+                    let mend = format!("thalweg pki issue a --role {asked}");
+                    assert!(why.contains(&format!("for the role {role}")) && why.contains(&mend), "{why}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_has_anothers_name() {
+        let (gate, ..) = gate(pki::Role::Client, 3);
+        let shown = hello("b", &token(pki::Role::Client, "a"), pki::Role::Client, 3);
+        assert!(gate.admit(1, &CHALLENGE, &shown).unwrap_err().contains("the token of \"b\" is wrong"));
+    }
+
+    #[test]
+    fn a_certificate_is_for_a_role_too() {
+        let (gate, peers, _) = gate(pki::Role::TreeNode, 3);
+        let gate = gate.witnessing(None);
+        let shown = Hello { proof: None, ..hello("a", &token(pki::Role::Client, "a"), pki::Role::Client, 3) };
+        for (role, right) in [(Some("tree-node"), true), (Some("client"), false), (None, false)] {
+            let (certified, role) = (Some("a".into()), role.map(str::to_owned));
+            lock(&peers).insert(1, Peer { certified, role, ..Peer::default() });
+            let found = gate.admit(1, &CHALLENGE, &shown);
+            assert_eq!(found.is_ok(), right, "{found:?}");
+            assert!(found.is_ok() || found.unwrap_err().contains("pki issue a --role tree-node"));
+        }
+        let other = Hello { name: "b".into(), ..shown };
+        assert!(gate.admit(1, &CHALLENGE, &other).unwrap_err().contains("--name a"));
+    }
+
+    #[test]
+    fn a_proof_that_is_passed_on_is_good_for_its_job_and_client() {
+        let (gate, peers, witnessed) = gate(pki::Role::Client, 3);
+        let shown = hello("a", &token(pki::Role::Client, "a"), pki::Role::Client, 3);
+        gate.admit(1, &CHALLENGE, &shown).unwrap();
+        let evidence = lock(&witnessed).get("a").cloned().unwrap();
+        let shared = secret();
+        assert_eq!(vouched(None, Some(&shared), 3, &evidence).unwrap(), "a");
+        let issuer = pki::Secret::parse(&shared).unwrap().issuer().to_hex();
+        assert_eq!(vouched(Some(&issuer), None, 3, &evidence).unwrap(), "a");
+        assert!(vouched(None, Some(&shared), 4, &evidence).unwrap_err().to_string().contains("link or job"));
+        assert!(vouched(None, Some("another"), 3, &evidence).is_err());
+        assert!(vouched(None, None, 3, &evidence).is_err());
+        for at in 0..evidence.len() {
+            let mut damaged = evidence.clone();
+            damaged[at] ^= 1;
+            assert!(vouched(None, Some(&shared), 3, &damaged).is_err(), "byte {at}");
+            assert!(vouched(None, Some(&shared), 3, &evidence[..at]).is_err());
+        }
+        // By a certificate alone nothing could be passed on.
+        let (certified, role) = (Some("a".into()), Some("client".into()));
+        lock(&peers).insert(1, Peer { certified, role, ..Peer::default() });
+        assert!(gate.admit(1, &CHALLENGE, &Hello { proof: None, ..shown }).is_err());
+    }
+
+    #[test]
+    fn a_node_of_a_tree_makes_no_client_up() {
+        let (shared, transport) = (secret(), Options::default());
+        // What a node has: its own token, and the issuer's public key.
+        let own = token(pki::Role::TreeNode, "west");
+        for (name, role) in [("client-7", pki::Role::Client), ("west", pki::Role::Client)] {
+            let about = pki::Transcript {
+                server_nonce: &CHALLENGE,
+                client_nonce: &[2; 32],
+                job: 3,
+                name,
+                binding: None,
+            };
+            let evidence = Evidence {
+                name: name.into(),
+                server_nonce: CHALLENGE,
+                client_nonce: [2; 32],
+                binding: None,
+                proof: Box::new(own.prove(role, &about)),
+            };
+            let bytes = postcard::to_stdvec(&evidence).unwrap();
+            assert!(vouched(None, Some(&shared), 3, &bytes).is_err(), "{name}");
+        }
+        let keys = Keys {
+            transport: &transport,
+            issuer: Some("king"),
+            token: None,
+            role: pki::Role::Client,
+            job: 1,
+        };
+        assert!(Gate::new(&keys, true, Peers::default()).is_err());
     }
 }

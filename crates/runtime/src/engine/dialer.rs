@@ -149,6 +149,8 @@ pub(crate) struct DialOptions {
     pub transport: Arc<dyn Transport>,
     pub options: Options,
     pub token: Option<pki::Token>,
+    /// What it is in the job.
+    pub role: pki::Role,
     pub name: String,
     /// Whose certificate the other end has to show, if it shows one: a node's has its name.
     pub expects: Option<String>,
@@ -163,18 +165,19 @@ impl DialOptions {
     ///
     /// # Errors
     /// For an impossible name, address, option or token.
-    pub fn new(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
+    pub fn new(address: &str, name: &str, options: ClientOptions, role: pki::Role) -> Result<Self, Error> {
         check_name(name).map_err(|why| Error::new("options", "start client", why))?;
         let address = Address::parse(address)?;
         let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
         let layers = Layers { emulate, ..options.layers };
         let transport = registry::transport_for(&address, &options.transport, &layers, options.seed)?;
         let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
-        let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
+        let token =
+            options.token.as_deref().map(|text| pki::Token::of(text, role, name)).transpose().map_err(bad)?;
         let instance = u64::from_le_bytes(random()?);
         let (options, started) = (options.transport, Instant::now());
         let (name, expects) = (name.into(), None);
-        Ok(Self { address, transport, options, token, name, expects, instance, started })
+        Ok(Self { address, transport, options, token, role, name, expects, instance, started })
     }
 
     /// The address of another server of this job, which has to use the same transport.
@@ -190,10 +193,14 @@ impl DialOptions {
     /// Why the other end is not who is wanted. A certificate of the right authority and host may still be another's.
     fn impostor(&self, link: &dyn Link) -> Option<String> {
         let expected = self.expects.as_ref().filter(|_| self.is_mutual())?;
-        let certified = link.peer().certified.as_ref().filter(|certified| *certified != expected)?;
+        let certified = link.peer().certified.as_ref()?;
+        let (found, asked) = (link.peer().role.as_deref().unwrap_or("none"), self.role.name());
+        if certified == expected && found == asked {
+            return None;
+        }
         Some(format!(
-            "the certificate at {} is for {certified:?}, not for {expected:?}; check the addresses, or issue one with \
-             `thalweg pki issue {expected} --host HOST`",
+            "the certificate at {} is for {certified:?} in the role {found}, not for {expected:?} in the role {asked}; \
+             check the addresses, or issue one with `thalweg pki issue {expected} --role {asked} --host HOST`",
             self.address
         ))
     }
@@ -345,7 +352,7 @@ impl<P: DialerPolicy> Dialer<P> {
     fn perform(self: &Arc<Self>, action: ClientAction<<P::Machine as DialerMachine>::Wanted>) {
         match action {
             ClientAction::Connect { after, to } => self.crew.spawn(connect(self.clone(), after, to)),
-            ClientAction::Prove { challenge, token } => self.prove(&challenge, token),
+            ClientAction::Prove { challenge, job, token } => self.prove(&challenge, job, token),
             ClientAction::Send(message) => {
                 if let Some(outbox) = self.outbox() {
                     outbox.send(&message);
@@ -369,7 +376,7 @@ impl<P: DialerPolicy> Dialer<P> {
         }
     }
 
-    fn prove(&self, challenge: &Nonce, token: bool) {
+    fn prove(&self, challenge: &Nonce, job: u64, token: bool) {
         let binding = self.link().and_then(|link| link.peer().binding);
         let mut machine = lock(&self.machine);
         let known = self.to.token.as_ref().filter(|_| token).zip(machine.nonce());
@@ -377,10 +384,11 @@ impl<P: DialerPolicy> Dialer<P> {
             let transcript = pki::Transcript {
                 server_nonce: challenge,
                 client_nonce: &nonce,
+                job,
                 name: &self.to.name,
                 binding: binding.as_ref(),
             };
-            pki::proof(token, &transcript)
+            Box::new(token.prove(self.to.role, &transcript))
         });
         machine.proven(self.now(), proof);
         drop(machine);

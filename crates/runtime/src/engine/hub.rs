@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use serde_json::{json, Value};
+use thalweg_pki as pki;
 use thalweg_proto::{Action, Admission, LinkId, Span, Time, Traffic};
 use thalweg_transport::{
     Address, Bounds, Cancel, ErrorKind, Link, Listener, Lobby, Options, Outgoing, Pending, SendReport, Sink,
@@ -17,7 +18,7 @@ use thalweg_wire::control::{Control, Nonce};
 use thalweg_wire::{Layout, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
-use super::admission::{Gate, Keys, Peers};
+use super::admission::{Gate, Keys, Peers, Witnessed};
 use super::crew::Crew;
 use super::notes::Notes;
 use super::outbox::Outbox;
@@ -154,8 +155,12 @@ pub(crate) struct HubOptions {
     pub chunk: u32,
     pub tolerance: Arc<Tolerance>,
     pub transport: Options,
-    pub secret: Option<String>,
+    pub issuer: Option<String>,
     pub token: Option<String>,
+    /// What its members' tokens and certificates have to be for.
+    pub role: pki::Role,
+    /// Where members' proofs are kept, if they are passed on.
+    pub witnessed: Option<Witnessed>,
     /// When its clock began.
     pub started: Instant,
 }
@@ -218,10 +223,12 @@ impl<P: HubPolicy> Hub<P> {
         let peers = Peers::default();
         let keys = Keys {
             transport: &options.transport,
-            secret: options.secret.as_deref(),
+            issuer: options.issuer.as_deref(),
             token: options.token.as_deref(),
+            role: options.role,
+            job: options.job,
         };
-        let gate = Gate::new(&keys, address.is_local(), peers.clone())?;
+        let gate = Gate::new(&keys, address.is_local(), peers.clone())?.witnessing(options.witnessed);
         let crew = Crew::new()?;
         let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
         let listening = Options { lobby: Some(lobby), ..options.transport };

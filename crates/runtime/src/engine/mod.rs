@@ -20,7 +20,8 @@ mod notes;
 mod outbox;
 mod turned_away;
 
-pub(crate) use self::admission::{Gate, Keys, Peers};
+pub use self::admission::vouched;
+pub(crate) use self::admission::{Gate, Keys, Peers, Witnessed};
 pub(crate) use self::crew::Crew;
 pub(crate) use self::descriptors::limit as descriptor_limit;
 pub(crate) use self::dialer::{

@@ -54,8 +54,10 @@ impl Far {
         let peers = Peers::default();
         let keys = Keys {
             transport: &options.transport,
-            secret: options.secret.as_deref(),
+            issuer: options.issuer.as_deref(),
             token: options.token.as_deref(),
+            role: thalweg_pki::Role::Forward,
+            job: handshake::JOB,
         };
         let gate = Gate::new(&keys, address.is_local(), peers.clone())?;
         let lobby = Some(Lobby::new(Bounds::of_process(descriptor_limit())));

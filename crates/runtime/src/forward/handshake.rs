@@ -16,6 +16,8 @@ use crate::{random, Error};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A far end that wants to hear more often than that is not believed.
 const LEAST_LIVENESS: Duration = Duration::from_millis(100);
+/// Streams belong to no job.
+pub(crate) const JOB: u64 = 0;
 const SHAKE_HANDS: &str = "agree on forwarding";
 
 /// Who a near end is.
@@ -84,10 +86,11 @@ fn hello(link: &Arc<dyn Link>, who: &Identity, challenge: &Challenge) -> Result<
         let transcript = pki::Transcript {
             server_nonce: &challenge.nonce,
             client_nonce: &nonce,
+            job: challenge.job(),
             name: &who.name,
             binding: link.peer().binding.as_ref(),
         };
-        pki::proof(token, &transcript)
+        Box::new(token.prove(pki::Role::Forward, &transcript))
     });
     Ok(Hello {
         version: challenge.versions.1.min(VERSIONS.1),
@@ -112,9 +115,9 @@ pub(crate) async fn far(
     gate: &Gate,
     ready: Ready,
 ) -> Result<String, Error> {
-    let nonce = random()?;
-    let token = gate.wants_token();
-    say(link, &Control::Challenge(Challenge { versions: VERSIONS, nonce, token, clock: 0 })).await?;
+    let challenge = Challenge::new(random()?, gate.wants_token(), JOB, 0);
+    let nonce = challenge.nonce;
+    say(link, &Control::Challenge(challenge)).await?;
     let refused = match hear(link).await? {
         Control::Hello(hello) if hello.purpose != Purpose::Forward => {
             Err((Refusal::Job, other_purpose(Purpose::Forward).to_owned()))
@@ -158,7 +161,8 @@ mod tests {
         let listener = Memory.listen(&address, &options).await.unwrap();
         let near = Memory.connect(&address, &options).await.unwrap();
         let far = listener.accept().await.unwrap().await.unwrap();
-        let keys = Keys { transport: &options, secret: None, token: None };
+        let role = pki::Role::Forward;
+        let keys = Keys { transport: &options, issuer: None, token: None, role, job: JOB };
         (near, far, Gate::new(&keys, true, Peers::default()).unwrap())
     }
 

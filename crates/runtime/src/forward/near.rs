@@ -93,7 +93,9 @@ impl Near {
         let address = Address::parse(via)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
         let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
-        let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
+        let token = options.token.as_deref();
+        let token = token.map(|text| pki::Token::of(text, pki::Role::Forward, &options.name));
+        let token = token.transpose().map_err(bad)?;
         let who = Identity { name: options.name.clone(), token, instance: u64::from_le_bytes(random()?) };
         let io = |e: std::io::Error| {
             Error::from(thalweg_transport::Error::io(START, format!("listen at {}", options.listen), &e))

@@ -36,10 +36,10 @@ pub struct ForwardOptions {
     pub seed: u64,
     /// Near end: its name.
     pub name: String,
-    /// Near end: its token, in hex. Far end: one token shared by all near ends.
+    /// Near end: its token, in hex. At either end: a secret that all share.
     pub token: Option<String>,
-    /// Far end: secret in hex, from which each near end's token follows.
-    pub secret: Option<String>,
+    /// Far end: public key in hex of who issues the near ends' tokens.
+    pub issuer: Option<String>,
     /// Bytes of each direction of each connection that are buffered at its receiver.
     pub window: u64,
     /// Connections at a time; further ones wait.
@@ -98,7 +98,7 @@ impl Default for ForwardOptions {
             seed: 0,
             name: "forward".into(),
             token: None,
-            secret: None,
+            issuer: None,
             window: 4 << 20,
             connections: 256,
             liveness: 10.0,

@@ -74,7 +74,7 @@ impl Node {
         if self.name.as_str() >= name {
             return Ok(None);
         }
-        let to = DialOptions::new(url, &self.name, self.options.of_dialer())?;
+        let to = DialOptions::new(url, &self.name, self.options.of_dialer(), thalweg_pki::Role::GraphNode)?;
         let (instance, started) = (self.instance, self.shared.started());
         Ok(Some(DialOptions { instance, started, expects: Some(name.into()), ..to }))
     }

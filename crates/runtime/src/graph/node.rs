@@ -112,8 +112,10 @@ impl Node {
             chunk,
             tolerance: Arc::default(),
             transport: options.transport.clone(),
-            secret: options.secret.clone(),
+            issuer: options.issuer.clone(),
             token: options.token.clone(),
+            role: thalweg_pki::Role::GraphNode,
+            witnessed: None,
             started,
         };
         let hub = Hub::start_with(&transport, &address, hub_options, |gate| {

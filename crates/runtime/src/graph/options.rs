@@ -67,9 +67,9 @@ pub struct NodeOptions {
     pub layers: Layers,
     /// Seed of the layers and of the retries' jitter.
     pub seed: u64,
-    /// Secret in hex, from which each neighbour's token follows.
-    pub secret: Option<String>,
-    /// One token that all neighbours share.
+    /// Public key in hex of who issues the neighbours' tokens.
+    pub issuer: Option<String>,
+    /// Or a secret that all neighbours share.
     pub token: Option<String>,
     /// What this node shows where it dials, in hex.
     pub own_token: Option<String>,
@@ -105,7 +105,7 @@ impl Default for NodeOptions {
             transport: Options::default(),
             layers: Layers::default(),
             seed: 0,
-            secret: None,
+            issuer: None,
             token: None,
             own_token: None,
             job: 1,
@@ -189,6 +189,7 @@ impl NodeOptions {
             patience: 0.0, // the machine has its own
             seed: self.seed,
             layers: self.layers.clone(),
+            tree: false,
         }
     }
 }

@@ -79,7 +79,7 @@ impl Client {
         model: Option<(Arena, Layout)>,
     ) -> Result<Self, Error> {
         let (patience, seed) = (seconds(options.patience), options.seed);
-        let to = DialOptions::new(address, name, options)?;
+        let to = DialOptions::new(address, name, options, thalweg_pki::Role::Client)?;
         let layout = model.as_ref().map(|(_, layout)| layout.hash());
         let config = ClientConfig { name: name.into(), instance: to.instance, layout, patience };
         let trainer = Trainer {

@@ -17,7 +17,7 @@ use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::{outcome_json, timeline_json};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
-use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
+use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, Witnessed, CALLER_PATIENCE};
 use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
 
@@ -41,6 +41,8 @@ pub(crate) struct Star {
     first: Mutex<Option<Time>>,
     /// Of the round that ended last, if rounds end with sums. Their memory is used again.
     sums: Mutex<Option<SumsOfRound>>,
+    /// Clients' proofs, for a root that is to believe in them.
+    witnessed: Witnessed,
 }
 
 type StarHub = Hub<Star>;
@@ -80,20 +82,23 @@ impl Server {
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
         };
+        let witnessed = Witnessed::default();
         let hub = HubOptions {
             job: options.job,
             chunk,
             tolerance,
             transport: options.transport.clone(),
-            secret: options.secret.clone(),
+            issuer: options.issuer.clone(),
             token: options.token.clone(),
+            role: thalweg_pki::Role::Client,
+            witnessed: options.sums.then(|| witnessed.clone()),
             started: Instant::now(),
         };
         let reducer = reducer(&layout, &model, &options)?;
         let keep = options.partial == crate::PartialRule::Keep;
         let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
         let expected = AtomicU32::new(options.expected);
-        let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums };
+        let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums, witnessed };
         let machine = |gate| proto::Server::new(config, gate);
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
@@ -111,6 +116,13 @@ impl Server {
     /// Names of the clients that are connected.
     pub fn clients(&self) -> Vec<String> {
         self.hub.as_ref().map(|hub| hub.clients()).unwrap_or_default()
+    }
+
+    /// The proofs of these clients of a node of a tree, for its root's [`crate::vouched`]; of those who have shown one.
+    pub fn proofs(&self, names: &[String]) -> Vec<(String, Vec<u8>)> {
+        let Some(hub) = &self.hub else { return Vec::new() };
+        let witnessed = lock(&hub.policy.witnessed);
+        names.iter().filter_map(|name| Some((name.clone(), witnessed.get(name)?.clone()))).collect()
     }
 
     /// What happened since the last call, in words: clients that came and went, and why.

@@ -12,6 +12,7 @@ use thalweg_wire::Layout;
 
 use super::folding::without_bytes;
 use super::sinks::TaskSink;
+use super::who;
 use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, Error};
@@ -86,9 +87,10 @@ impl TaskClient {
     /// For an impossible address, option or token; reaching the server is [`TaskClient::next_event`]'s to tell.
     pub fn start(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
         let (patience, seed) = (seconds(options.patience), options.seed);
-        let to = DialOptions::new(address, name, options)?;
+        let (purpose, role) = who(options.tree);
+        let to = DialOptions::new(address, name, options, role)?;
         let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, patience };
-        let machine = proto::TaskClient::new(config, MAX_TASK, seed);
+        let machine = proto::TaskClient::new(config, purpose, MAX_TASK, seed);
         Ok(Self { dialer: Dialer::start(to, machine, Worker::default())? })
     }
 

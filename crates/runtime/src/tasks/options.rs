@@ -19,10 +19,12 @@ pub struct TaskServerOptions {
     pub layers: Layers,
     /// Seed of the layers.
     pub seed: u64,
-    /// Secret in hex, from which each member's token follows.
-    pub secret: Option<String>,
-    /// One token shared by all members.
+    /// Public key in hex of who issues the members' tokens.
+    pub issuer: Option<String>,
+    /// Or a secret that all members share.
     pub token: Option<String>,
+    /// Its members are nodes of an aggregation tree, and their tokens are for that.
+    pub tree: bool,
     /// The job's number.
     pub job: u64,
     /// Bytes of payload in a chunk; `None`: what the transport prefers, else 256 KiB.
@@ -53,8 +55,9 @@ impl Default for TaskServerOptions {
             transport: Options::default(),
             layers: Layers::default(),
             seed: 0,
-            secret: None,
+            issuer: None,
             token: None,
+            tree: false,
             job: 1,
             chunk: None,
             liveness: 10.0,

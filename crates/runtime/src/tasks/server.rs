@@ -18,6 +18,7 @@ use super::folding::{self, SpareSums};
 use super::options::TaskServerOptions;
 use super::sinks::ResultSink;
 use super::store::{Kept, Store};
+use super::who;
 use crate::engine::{goes_on, hub_machine, patience, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
@@ -122,8 +123,10 @@ impl TaskServer {
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
         let chunk = transport.capabilities().chunk(options.chunk, DEFAULT_CHUNK);
+        let (purpose, role) = who(options.tree);
         let config = proto::TaskConfig {
             job: options.job,
+            purpose,
             chunk,
             liveness: seconds(options.liveness),
             grace: seconds(options.grace),
@@ -139,8 +142,10 @@ impl TaskServer {
             chunk,
             tolerance: Arc::default(),
             transport: options.transport.clone(),
-            secret: options.secret.clone(),
+            issuer: options.issuer.clone(),
             token: options.token.clone(),
+            role,
+            witnessed: None,
             started: Instant::now(),
         };
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);

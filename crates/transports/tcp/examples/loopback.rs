@@ -179,7 +179,7 @@ impl Setup {
         let mut connect = options;
         if argument("tls", 0)? == 1 {
             let authority = thalweg_pki::Authority::new("loopback", 1)?;
-            let own = authority.issue("server", &["127.0.0.1".into()], 1, true)?;
+            let own = authority.issue("server", &["127.0.0.1".into()], 1, thalweg_pki::Role::Server)?;
             let identity = Some(Identity { certificate: own.certificate, key: own.key });
             let tls = |identity| {
                 let authority = authority.certificate_pem().to_owned();

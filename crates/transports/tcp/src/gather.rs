@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thalweg_transport::{Error, ErrorKind, Guest, Link, Pending, Result};
+use thalweg_transport::{Error, ErrorKind, Guest, Link, Peer, Pending, Result};
 use tokio::sync::oneshot;
 use tokio::time::{timeout_at, Instant};
 
@@ -136,8 +136,9 @@ impl Waiting {
         if self.key.is_some() || usize::from(preamble.streams) != self.connections.len() {
             return bad("the connections of a link disagree on how many there are");
         }
-        let certified = self.connections.iter().flatten().next().map(|c| &c.peer.certified);
-        if certified.is_some_and(|name| *name != shaken.peer.certified) {
+        let first = self.connections.iter().flatten().next().map(|c| &c.peer);
+        let same = |peer: &Peer| peer.certified == shaken.peer.certified && peer.role == shaken.peer.role;
+        if first.is_some_and(|peer| !same(peer)) {
             return bad("the connections of a link show different certificates");
         }
         Ok(())

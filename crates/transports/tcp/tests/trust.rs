@@ -37,7 +37,9 @@ async fn an_expired_client_certificate() {
 #[tokio::test]
 async fn an_expired_server_certificate() {
     let trust = Trust::new();
-    let expired = identity(trust.authority.issue("server", &["127.0.0.1".into()], -1, true).unwrap());
+    let expired = identity(
+        trust.authority.issue("server", &["127.0.0.1".into()], -1, thalweg_pki::Role::Server).unwrap(),
+    );
     let listener = listen(&with_identity(trust.listen(false), expired)).await;
     let (client, server) = meet(&*listener, &trust.connect(None)).await;
     refused(client, &["certificate that has expired", "pki issue"]);
@@ -69,7 +71,9 @@ async fn a_missing_client_certificate() {
 #[tokio::test]
 async fn a_wrong_host_name_and_a_chosen_one() {
     let trust = Trust::new();
-    let elsewhere = identity(trust.authority.issue("server", &["fl.example.org".into()], 1, true).unwrap());
+    let elsewhere = identity(
+        trust.authority.issue("server", &["fl.example.org".into()], 1, thalweg_pki::Role::Server).unwrap(),
+    );
     let listener = listen(&with_identity(trust.listen(false), elsewhere)).await;
     let (client, server) = meet(&*listener, &trust.connect(None)).await;
     refused(client, &["another name", "fl.example.org", "tls.server_name"]);
@@ -130,6 +134,7 @@ async fn both_ends_know_each_other() {
     let listener = listen(&trust.listen(true)).await;
     let (client, server) = link(&*listener, &trust.connect(Some(trust.client("clinic 3", 1)))).await;
     assert_eq!(server.peer().certified.as_deref(), Some("clinic 3"));
+    assert_eq!(server.peer().role.as_deref(), Some("client"));
     assert_eq!(client.peer().certified.as_deref(), Some("server"));
     assert!(client.peer().binding.is_some());
     assert_eq!(client.peer().binding, server.peer().binding);

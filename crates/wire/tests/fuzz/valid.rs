@@ -35,7 +35,7 @@ fn hello(dice: &mut Dice) -> Hello {
         name: dice.text(40),
         instance: dice.any(),
         nonce: dice.bytes(),
-        proof: some(dice).then(|| dice.bytes()),
+        proof: some(dice).then(|| Box::new(std::array::from_fn(|_| dice.bytes()))),
         layout: some(dice).then(|| LayoutHash(dice.any())),
         holding: holding(dice),
         clock: dice.number(),

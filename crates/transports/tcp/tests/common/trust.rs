@@ -16,12 +16,12 @@ impl Trust {
     pub fn new() -> Self {
         let authority = Authority::new("test authority", 30).unwrap();
         let hosts = ["127.0.0.1".to_owned(), "::1".into(), "localhost".into(), "10.77.0.2".into()];
-        let server = identity(authority.issue("server", &hosts, 30, true).unwrap());
+        let server = identity(authority.issue("server", &hosts, 30, thalweg_pki::Role::Server).unwrap());
         Self { authority, server }
     }
 
     pub fn client(&self, name: &str, days: i64) -> Identity {
-        identity(self.authority.issue(name, &[], days, false).unwrap())
+        identity(self.authority.issue(name, &[], days, thalweg_pki::Role::Client).unwrap())
     }
 
     /// Options of a server.

@@ -36,7 +36,7 @@ impl Trust {
         let authority = Authority::new("test", 1).unwrap();
         // Through the files, as everybody has it.
         let loaded = Authority::load(authority.certificate_pem(), &authority.key_pem()).unwrap();
-        let server = loaded.issue("server", &["127.0.0.1".into()], 1, true).unwrap();
+        let server = loaded.issue("server", &["127.0.0.1".into()], 1, thalweg_pki::Role::Server).unwrap();
         let server = Identity { certificate: server.certificate, key: server.key };
         Self { authority: authority.certificate_pem().into(), server }
     }

@@ -1,0 +1,83 @@
+//! What the holder of a token or certificate may be in a job.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::PkiError;
+
+/// What a token or certificate is for. Each is let in where it belongs, and nowhere else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// A client of rounds: it gives updates of its own.
+    Client,
+    /// A member that is given tasks, such as a node of a Flower app: it answers for itself.
+    TaskMember,
+    /// A node of an aggregation tree: it adds up what others have given.
+    TreeNode,
+    /// A node of a graph: it averages its model with its neighbours'.
+    GraphNode,
+    /// The near end of forwarded TCP streams: it reaches what lies behind the far end.
+    Forward,
+    /// A server, by its certificate alone.
+    Server,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Client, Self::TaskMember, Self::TreeNode, Self::GraphNode, Self::Forward, Self::Server];
+
+    /// Its name, as `thalweg pki issue --role` takes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::TaskMember => "task-member",
+            Self::TreeNode => "tree-node",
+            Self::GraphNode => "graph-node",
+            Self::Forward => "forward",
+            Self::Server => "server",
+        }
+    }
+
+    /// Its byte in what is signed. Never changed: another value would lock out every holder.
+    pub(crate) const fn byte(self) -> u8 {
+        match self {
+            Self::Client => 1,
+            Self::TaskMember => 2,
+            Self::TreeNode => 3,
+            Self::GraphNode => 4,
+            Self::Forward => 5,
+            Self::Server => 6,
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Role {
+    type Err = PkiError;
+
+    fn from_str(text: &str) -> Result<Self, PkiError> {
+        let found = Self::ALL.into_iter().find(|role| role.name() == text);
+        found.ok_or_else(|| PkiError::Role(text.chars().take(64).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_bytes_differ() {
+        for (index, role) in Role::ALL.into_iter().enumerate() {
+            assert_eq!(role.to_string().parse(), Ok(role));
+            assert_eq!(usize::from(role.byte()), index + 1);
+        }
+        let error = "king".parse::<Role>().unwrap_err().to_string();
+        assert!(error.contains("king") && error.contains("tree-node"), "{error}");
+    }
+}
