@@ -387,7 +387,7 @@ class Strange:
 
 
 GOOD = {
-    "id": "1", "salt": "s", "run": 1, "group": "", "created": 1.0, "ttl": 1.0, "type": "train", "config": {},
+    "id": "1", "salt": "s", "run": 1, "group": "", "age": 1.0, "ttl": 60.0, "type": "train", "config": {},
     "records": [], "seed": 0,
 }  # fmt: skip
 
@@ -398,7 +398,7 @@ GOOD = {
         None,
         {},
         {**GOOD, "salt": 1},
-        {**GOOD, "created": "now"},
+        {**GOOD, "age": "now"},
         {**GOOD, "ttl": float("inf")},
         {**GOOD, "type": "run this"},
         {**GOOD, "config": []},
@@ -417,6 +417,16 @@ def test_a_node_refuses_what_is_no_message(head: object) -> None:
     task = Strange(head)
     Node("a", Apps(never), {}).serve([task])
     assert len(task.refused) == 1
+
+
+def test_a_message_was_created_by_the_clock_of_its_node() -> None:
+    """So a reply is not out of time because the node's clock is ahead."""
+    from thalweg.flower.client import received
+
+    task: Any = Strange(GOOD)
+    before = time.time()
+    message, _, _ = received({**GOOD, "age": 5.0}, task, "a")
+    assert before - 0.001 <= message.metadata.created_at + 5 <= time.time() + 0.001
 
 
 @pytest.mark.parametrize(

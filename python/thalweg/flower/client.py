@@ -180,7 +180,7 @@ def received(head: Mapping[str, Any], task: Given, name: str) -> tuple[Message, 
             dst_node_id=node,
             reply_to_message_id="",
             group_id=_typed(head["group"], str),
-            created_at=seconds_of(head["created"]),
+            created_at=time.time() - seconds_of(head["age"]),
             ttl=seconds_of(head["ttl"]),
             message_type=_typed(head["type"], str),
         )

@@ -258,6 +258,7 @@ class ThalwegGrid(Grid):
         first, metadata = batch[0], batch[0].metadata
         number = next(self._numbers)
         label = f"{self._run_id:x}-{number}"
+        age = max(0.0, time.time() - metadata.created_at)
         slots = None if key is None else Slots.of(first.content)
         packed = records.pack(first.content)
         head = {
@@ -267,13 +268,14 @@ class ThalwegGrid(Grid):
             "run": self._run_id,
             "type": metadata.message_type,
             "group": metadata.group_id,
-            "created": metadata.created_at,
+            # Not the time of its creation: a node's clock need not agree with this one.
+            "age": age,
             "ttl": metadata.ttl,
             "config": self._config,
             "records": packed.records,
             "fold": None if slots is None else key,
         }
-        left = max(0.0, metadata.created_at + metadata.ttl - time.time())
+        left = max(0.0, metadata.ttl - age)
         sent = Sent(number, first, names, time.monotonic(), slots is not None, loop)
         tensors = self._shelf.tensors(packed)
         returns = None if slots is None else slots.layout()
