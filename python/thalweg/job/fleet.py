@@ -44,6 +44,8 @@ class Member:
     process: subprocess.Popen[bytes] | None = None
     report: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
+    # Its process was killed, and so had no last words.
+    was_killed: bool = False
 
     def join(self, seconds: float) -> None:
         """Wait until it has ended, at most so long. Ctrl-C may have come before its thread was started."""
@@ -140,6 +142,10 @@ class Fleet:
         self.members = [member if one.name == name else one for one in self.members]
         member.thread.start()
 
+    def was_killed(self, name: str) -> bool:
+        """Return whether a client's process has ended early because it was killed."""
+        return any(one.name == name and one.failure is not None and one.was_killed for one in self.members)
+
     def tell(self, name: str, message: Mapping[str, Any]) -> None:
         """Send a process a line of JSON. One that has ended hears nothing."""
         member = next(member for member in self.members if member.name == name)
@@ -150,11 +156,15 @@ class Fleet:
         """Raise RoundError if a client has ended before the first round, with its own reason."""
         for member in self.members:
             if member.failure is not None:
-                error = member.report.get("error", {})
-                raise RoundError(
-                    f"{member.name} could not take part: {error.get('cause', member.failure)}",
-                    error.get("mend", f"See {self._log}"),
-                )
+                raise self.failed(member)
+
+    def failed(self, member: Member) -> RoundError:
+        """Return what is to be raised for a client that has ended before the first round."""
+        error = member.report.get("error", {})
+        return RoundError(
+            f"{member.name} could not take part: {error.get('cause', member.failure)}",
+            error.get("mend", f"See {self._log}"),
+        )
 
     def peaks(self) -> list[int | None] | None:
         """Return the most memory each client had, in bytes; None if they share the server's process."""
@@ -216,6 +226,7 @@ class Fleet:
                 self._heard(member, _parse(line))
         sweeper.join()
         code = process.wait()
+        member.was_killed = code < 0
         _close(process.stdin)
         said = member.report.get("error", {}).get("cause")
         self._ended(member, None if code == 0 else said or _how(code))
@@ -298,6 +309,10 @@ def _parse(line: bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+def _named(number: int) -> str:
+    return f" ({signal.Signals(number).name})" if number in set(signal.Signals) else ""
+
+
 def _how(code: int) -> str:
-    how = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    how = f"killed by signal {-code}{_named(-code)}" if code < 0 else f"ended with exit code {code}"
     return f"{how}: {guest.MAPPINGS}" if code == -signal.SIGSEGV and guest.is_inside() else how

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # What a node's process runs.
 PROGRAM: Final = "thalweg.job.node"
+# How often nodes that were killed before they have met are started again.
+RESTARTS: Final = 3
 # Seconds after which the network and Ctrl-C are looked at.
 SLICE: Final = 0.2
 # Lines of nodes that wait to be recorded; a node that says more waits.
@@ -101,24 +103,42 @@ class Course:
         self._record, self._progress = record, progress
         self._said: Queue[tuple[str, Mapping[str, Any]]] = Queue(MOST_LINES)
         self._collector = Collector(plan.members)
-        self.fleet = Fleet(record.log_path, self._ended, program=PROGRAM, on_line=self._hear)
+        self.fleet = self._new_fleet()
+        self._restarts = 0
         self._due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         self._over = False
         self.facts: Mapping[str, Any] = {}
         self.gone: dict[str, str] = {}
 
+    def _new_fleet(self) -> Fleet:
+        return Fleet(self._record.log_path, self._ended, program=PROGRAM, on_line=self._hear)
+
     def meet(self, orders: Orders) -> None:
-        """Start all nodes, and let each meet its neighbours. Raises RoundError if one cannot take part."""
+        """Start all nodes, and let each meet its neighbours. Raises RoundError if one cannot take part.
+
+        If one is killed meanwhile, all are started again: its neighbours have its address, and no iteration is lost.
+        """
+        self._progress.note(f"starting {len(self._plan.members)} nodes")
+        while not self._met(orders):
+            self.drain()
+            self.fleet.stop(grace=0.0)
+            self.drain()
+            self._over = False
+            self.fleet = self._new_fleet()
+
+    def _met(self, orders: Orders) -> bool:
+        """Start all nodes, and return whether each has met its neighbours; if one is killed they are started again."""
         names = self._plan.members
-        self._progress.note(f"starting {len(names)} nodes")
         self.fleet.start(names, orders)
         here = self._each("here")
+        if here is None:
+            return False
         self.facts = {key: next(iter(here.values()))[key] for key in ("update_bytes", "tensors", "parameters")}
         addresses = {name: said["address"] for name, said in here.items()}
         for place, name in enumerate(names):
             around = [names[neighbour] for neighbour in self._schedule.links.neighbours[place]]
             self.fleet.tell(name, {"neighbours": {neighbour: addresses[neighbour] for neighbour in around}})
-        self._each("met")
+        return self._each("met") is not None
 
     def go(self) -> None:
         """Let all nodes begin, and record their iterations until all have ended. Raises RoundError if none got on."""
@@ -142,14 +162,17 @@ class Course:
                 f"See {self._record.log_path}",
             )
 
-    def _each(self, kind: str) -> dict[str, Mapping[str, Any]]:
-        """Wait until each node has said ``kind``; return what they said."""
+    def _each(self, kind: str) -> dict[str, Mapping[str, Any]] | None:
+        """Wait until each node has said ``kind``; return what they said, None if all are to be started again."""
         heard: dict[str, Mapping[str, Any]] = {}
         while len(heard) < len(self._plan.members):
             name, said = self._next()
             if said["say"] == "ended":
-                self.fleet.check()
-                raise RoundError(f"{name} could not take part: {said['why']}", f"See {self._record.log_path}")
+                if not self.fleet.was_killed(name) or self._restarts >= RESTARTS:
+                    raise RoundError(*self._reason(name, said["why"]))
+                self._restarts += 1
+                self._told(f"{name} was lost before the nodes had met: {said['why']}; starting all nodes again")
+                return None
             if said["say"] == kind:
                 heard[name] = said
         return heard
@@ -196,10 +219,20 @@ class Course:
             while True:
                 self._said.get_nowait()
 
+    def _reason(self, name: str, why: str) -> tuple[str, str]:
+        """Return why a node could not take part, in its own last words if it had some, and what to do."""
+        error = self.fleet.reports().get(name, {}).get("error", {})
+        again = f", {self._restarts + 1} times" if self._restarts else ""
+        cause, mend = error.get("cause", f"{why}{again}"), error.get("mend", f"See {self._record.log_path}")
+        return f"{name} could not take part: {cause}", mend
+
     def _lost(self, name: str, why: str) -> None:
         self.gone[name] = why
-        self._progress.note(f"{name} is gone: {why}")
-        self._record.log(f"{name} is gone: {why}")
+        self._told(f"{name} is gone: {why}")
+
+    def _told(self, text: str) -> None:
+        self._progress.note(text)
+        self._record.log(text)
 
 
 def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphResult:

@@ -75,8 +75,25 @@ class Returning:
                 self._missed.setdefault(node.name, time.monotonic())
                 if self._root.is_connected(node, 0) or self.restart(node):
                     self._begin(node, self._bring)
-                elif self.is_over(node) or time.monotonic() - self._missed[node.name] >= self.away:
+                elif self._is_gone(node):
                     self._begin(node, self._move)
+
+    def may_open(self, node: Node) -> bool:
+        """Start a node again that was lost before all were open; return False once nobody does that any more."""
+        self._missed.setdefault(node.name, time.monotonic())
+        return self.restart(node) or not self._is_gone(node)
+
+    def has_come(self, node: Node) -> None:
+        """Hear that a node that was missed has been opened."""
+        self._missed.pop(node.name, None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a node is on its way, or clients are."""
+        return bool(self._coming)
+
+    def _is_gone(self, node: Node) -> bool:
+        return self.is_over(node) or time.monotonic() - self._missed[node.name] >= self.away
 
     def lost(self, node: Node) -> None:
         """Hear that a node has been lost, maybe on its way back."""

@@ -122,6 +122,8 @@ class Tree:
         # Clients whose processes have ended.
         self._ended: dict[str, str] = {}
         self.returning = Returning(self)
+        # Where nodes log, for people.
+        self.log = "the record's log.txt"
 
     def _top_of(self, kind: str) -> Top:
         if kind == "dedicated":
@@ -143,17 +145,46 @@ class Tree:
     def open(self, look: Callable[[], None]) -> None:
         """Wait for all nodes and have them listen. ``look`` is called several times a second and may raise.
 
-        Raises RoundError if one cannot.
+        A node that is lost meanwhile is started again, if ``returning`` can; else its clients get another node. Raises
+        RoundError if a node cannot listen, or there is none for clients of a lost one.
         """
         while not (self._there(SLICE) and self._open(look)):
             look()
+            # Of nodes that come by themselves another takes the place of one that is lost.
+            for node in self._nodes if self.placed.clients else ():
+                if node.gone is not None and not node.is_empty and not self.returning.may_open(node):
+                    self._go_on_without(node)
+
+    def _go_on_without(self, node: Node) -> None:
+        """Give the clients of a node that was never open to others. Raises RoundError if one of them gets none."""
+        left = {one.name: one for one in self._nodes if one is not node and not one.is_empty}
+        homes: Mapping[str, str] = {}
+        reasons: Sequence[str] = ()
+        if left:
+            homes, reasons = self._place(
+                node.name, node.clients, {name: len(one.clients) for name, one in left.items()}
+            )
+        why = f"{(node.gone or '').removeprefix('its node ')}, before it was open"
+        homeless = [client for client in node.clients if client not in homes]
+        if homeless:
+            no_room = "; ".join(reasons) or "there is no other node"
+            raise RoundError(f"{why}; {homeless[0]} has no node: {no_room}", f"See {self.log}")
+        self.note(f"{why}; its clients get other nodes")
+        for client, home in homes.items():
+            left[home].clients = [*left[home].clients, client]
+            left[home].expected += bool(left[home].address)
+        node.clients, node.is_empty = (), True
+        self._count -= 1
 
     def _there(self, seconds: float) -> bool:
         """Wait at most so long until enough nodes are there; return whether they are."""
         # A refused node that has left may come back and try again.
         self._refused &= set(json.loads(self._server.clients()))
         count = self._count + len(self._refused)
-        return self._server.wait(count, seconds) >= count
+        if self._server.wait(count, seconds) < count:
+            return False
+        here = set(json.loads(self._server.clients()))
+        return not self.placed.clients or here.issuperset(node.name for node in self._nodes if not node.is_empty)
 
     def _open(self, look: Callable[[], None] | None) -> bool:
         """Have nodes listen; return whether all do.
@@ -165,11 +196,14 @@ class Tree:
             names = sorted(set(json.loads(self._server.clients())) - self._refused)[: self._count]
             known = {node.name: node for node in self._nodes if node.gone is None}
             self._nodes = [known.get(name) or Node(name, ()) for name in names]
-        total = 0
-        for node in self._nodes:
-            total += node.expected if node.address else self._opening(node, look, may_fail=come)
-        if any(node.name in self._refused for node in self._nodes):
+        nodes = [node for node in self._nodes if not node.is_empty]
+        for node in nodes:
+            if node.gone is not None or not node.address:
+                self._opening(node, look, may_fail=come)
+        # Some were refused, or are lost again.
+        if not all(node.gone is None and node.address for node in nodes):
             return False
+        total = sum(node.expected for node in nodes)
         self._opened = True
         self.tell_homes()
         if come and total != self._options["expected"]:
@@ -179,15 +213,19 @@ class Tree:
             )
         return True
 
-    def _opening(self, node: Node, look: Callable[[], None] | None, *, may_fail: bool) -> int:
+    def _opening(self, node: Node, look: Callable[[], None] | None, *, may_fail: bool) -> None:
+        node.gone = None
         try:
-            return self.open_node(node, look)
+            self.open_node(node, look)
         except RoundError as error:
+            if node not in self._here():
+                return  # it is lost, and may come again
             if not may_fail:
                 raise
             self._refused.add(node.name)
             self.note(str(error))
-            return 0
+        else:
+            self.returning.has_come(node)
 
     def open_node(self, node: Node, look: Callable[[], None] | None = None) -> int:
         """Have a node listen, where it did before if it has; return for how many clients.
@@ -203,7 +241,7 @@ class Tree:
             asked["top"] = {"kind": self._kind, "top": self._of_top, "server": self._between}
         (heard,) = self._ask(asked, [node], look)
         if heard.head is None:
-            raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
+            raise RoundError(f"{node.name} cannot be a node: {heard.reason}", f"See {self.log}")
         node.address, node.peers = heard.head["address"], heard.head["peers"]
         node.reached = heard.head["reached"] or ""
         node.expected = int(heard.head["expected"])
@@ -266,6 +304,9 @@ class Tree:
         seconds = SLICE if timeout is None else timeout
         if not self._opened and not (self._there(seconds) and self._open(None)):
             return 0
+        self.returning.look(self._nodes)
+        if not self.returning.is_waiting:
+            self.returning.settle(self._nodes, _nothing)
         self._heard_all({"do": "wait", "seconds": seconds}, self._here())
         if not self.placed.clients:
             before = [list(node.clients) for node in self._nodes]
@@ -382,7 +423,7 @@ class Tree:
         if self._closed:
             return
         self._server.forget(name, why)
-        if self._kind != "dedicated":
+        if self._kind != "dedicated" and self._opened:
             self._heard_all({"do": "gone", "node": name, "why": why}, self._here())
 
     def clients(self) -> str:
@@ -422,7 +463,7 @@ class Tree:
             reasons = "; ".join(f"{part.node}: {part.reason}" for part in parts if part.reason)
             raise RoundError(
                 f"round {number} has {counted} updates, and needs {self._enough}{f' ({reasons})' if reasons else ''}",
-                "See the record's log.txt for who was lost, and why",
+                f"See {self.log} for who was lost, and why",
             )
 
     def _take(self, part: Part, heard: Heard) -> None:

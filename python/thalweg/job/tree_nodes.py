@@ -60,7 +60,8 @@ class TreeNodes:
     def start(self, server: Mapping[str, Any], member: Mapping[str, Any]) -> None:
         """Start all nodes and wait until they listen. ``server`` and ``member`` are the trust of both ends of links.
 
-        Raises RoundError if a node cannot be started, PlanError if the engine is not installed, LabError if the network
+        A node that is killed meanwhile is started again, and if that was too often, its clients get other nodes. Raises
+        RoundError if a node cannot be started, PlanError if the engine is not installed, LabError if the network
         fails.
         """
         placed = self._tree.placed
@@ -68,6 +69,9 @@ class TreeNodes:
             self._record.log(why)
         names = list(placed.clients)
         self._progress.note(f"starting {len(names)} {'node' if len(names) == 1 else 'nodes'}")
+        self._tree.log = str(self._record.log_path)
+        self._tree.returning.restart = lambda node: self._engine.restart(node.name)
+        self._tree.returning.is_over = lambda node: self._engine.is_over(node.name)
         self._engine.start(names, Orders(self._tree.address, self._network, server, member, self._plan.job.seed))
 
         def look() -> None:
@@ -75,8 +79,6 @@ class TreeNodes:
             self._network.check()
 
         self._tree.open(look)
-        self._tree.returning.restart = lambda node: self._engine.restart(node.name)
-        self._tree.returning.is_over = lambda node: self._engine.is_over(node.name)
         self._record.note(engine=self._engine.facts())
 
     def release(self) -> None:

@@ -5,12 +5,13 @@ Whoever runs a tree knows no more of an engine than ``Engine`` says.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from thalweg.job.fleet import Fleet, OnEnd, Ordering
+from thalweg.job.fleet import Fleet, Member, OnEnd, Ordering
 from thalweg.sections.trees import NodesSection
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Engine(Protocol):
         """Return whether a node that has ended is not started again."""
 
     def check(self) -> None:
-        """Raise RoundError if a node could not be started."""
+        """Raise RoundError if a node could not be started. One that was killed may be started again."""
 
     def facts(self) -> dict[str, Any]:
         """Return what the record keeps of the engine: its name, and where it has put nodes."""
@@ -61,13 +62,23 @@ class Local(Fleet):
         self._note_of_run = note
         self._orders: dict[str, Mapping[str, Any]] = {}
         self._restarts: Counter[str] = Counter()
+        # Held while the run hears of a node's end, so that it does not take a node that was started anew for that one.
+        self._telling = threading.Lock()
 
     def start(self, names: Sequence[str], orders: Ordering) -> None:
         self._orders = {name: orders.of(name, number) for number, name in enumerate(names, 1)}
         super().start(names, orders)
 
+    def check(self) -> None:
+        """Raise RoundError if a node has ended by itself. One that was killed may be started again."""
+        for member in self.members:
+            if member.failure is not None and not member.was_killed:
+                raise self.failed(member)
+
     def restart(self, name: str) -> bool:
-        if not self._has_ended(name) or self._restarts[name] >= self._most:
+        with self._telling:
+            may = self._has_ended(name) and self._restarts[name] < self._most
+        if not may:
             return False
         self._restarts[name] += 1
         self._note_of_run(f"starting {name} again")
@@ -79,6 +90,10 @@ class Local(Fleet):
 
     def facts(self) -> dict[str, Any]:
         return {"name": "local"}
+
+    def _ended(self, member: Member, failure: str | None) -> None:
+        with self._telling:
+            super()._ended(member, failure)
 
     def _has_ended(self, name: str) -> bool:
         return any(member.name == name and member.failure is not None for member in self.members)

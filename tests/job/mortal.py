@@ -1,0 +1,77 @@
+"""A node's process that is killed where a test says: ``python -m tests.job.mortal``.
+
+The variable ``MORTAL`` holds a JSON object: ``program`` is the module whose process this is, ``folder`` counts starts,
+and ``deaths`` has for each node's name where its first, second, ... process is killed: at its ``start``, or before it
+does the step of that name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from thalweg.job import gateway, node, worker
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def death_of(name: str) -> str | None:
+    """Return where this process is to be killed; None for nowhere."""
+    told = json.loads(os.environ["MORTAL"])
+    folder = Path(told["folder"])
+    starts = len(list(folder.glob(f"{name}.*")))
+    (folder / f"{name}.{starts}").touch()
+    deaths: list[str] = told["deaths"].get(name, [])
+    return deaths[starts] if starts < len(deaths) else None
+
+
+def be_node(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Be a node of a graph. Its steps are what it says: ``here``, ``met``."""
+    death, say = death_of(order["name"]), node._say
+
+    def saying(said: Mapping[str, Any]) -> None:
+        if said["say"] == death:
+            die()
+        say(said)
+
+    if death == "start":
+        die()
+    node._say = saying
+    node.take_part(order, note)
+
+
+def be_gateway(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Be a node of a tree. Its steps: ``connected``, ``opening``, and ``opened``, which the root has heard of."""
+    death = death_of(order["name"])
+
+    class Mortal(gateway.Gateway):
+        def _serve(self) -> None:
+            if death == "connected":
+                die()
+            super()._serve()
+
+        def _open(self, head: Mapping[str, Any]) -> dict[str, Any]:
+            if death == "opening":
+                die()
+            return super()._open(head)
+
+        def _told(self, server: Any, asked: str, head: Mapping[str, Any]) -> dict[str, Any]:
+            if death == "opened":
+                die()
+            return super()._told(server, asked, head)
+
+    if death == "start":
+        die()
+    Mortal(order, note).serve()
+
+
+if __name__ == "__main__":
+    works = {"thalweg.job.node": be_node, "thalweg.job.gateway": be_gateway}
+    sys.exit(worker.main(lambda: works[json.loads(os.environ["MORTAL"])["program"]]))

@@ -1,0 +1,120 @@
+"""A run goes on if a node's process is killed before it has opened, or says which, by what, and where its log is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from thalweg.errors import RoundError
+from thalweg.job import engines, on_graph
+from thalweg.job.run import run
+from thalweg.plan import Plan
+from thalweg.record import Record
+from thalweg.ui.progress import LineProgress
+
+pytestmark = pytest.mark.e2e
+
+Deaths = dict[str, list[str]]
+Dying = Callable[[str, Deaths], None]
+STEPS = {"graph": ["start", "here", "met"], "tree": ["start", "connected", "opening", "opened"]}
+
+
+class Told(LineProgress):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dying:
+    """Have the processes of nodes be killed where they are told to."""
+    of = {"graph": (on_graph, "thalweg.job.node"), "tree": (engines, "thalweg.job.gateway")}
+
+    def arrange(shape: str, deaths: Deaths) -> None:
+        module, program = of[shape]
+        (tmp_path / "starts").mkdir()
+        told = {"program": program, "folder": str(tmp_path / "starts"), "deaths": deaths}
+        monkeypatch.setenv("MORTAL", json.dumps(told))
+        monkeypatch.setattr(module, "PROGRAM", "tests.job.mortal")
+
+    return arrange
+
+
+def plan(shape: str, folder: Path, **nodes: Any) -> Plan:
+    table: dict[str, Any] = {
+        "job": {"clients": 4, "rounds": 2},
+        "model": {"name": "payload:64KiB"},
+        "record": {"folder": str(folder / "runs")},
+    }
+    if shape == "graph":
+        table["job"]["graph"] = "ring"
+    else:
+        table |= {"aggregation": {"shape": "tree"}, "nodes": {"count": 2, **nodes}, "tree": {"placement": "worst-fit"}}
+    return Plan.of(table)
+
+
+def names_of(shape: str) -> list[str]:
+    return [f"node-{place}" for place in (range(1, 5) if shape == "graph" else range(2))]
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    (record,) = (folder / "runs").iterdir()
+    return list(Record(record).rounds())
+
+
+def counted(row: dict[str, Any]) -> int:
+    return sum(client["state"] == "whole" for client in row["clients"])
+
+
+@pytest.mark.parametrize("shape", ["graph", "tree"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_node_that_is_killed_before_it_is_open_is_started_again(
+    dying: Dying, tmp_path: Path, shape: str, seed: int
+) -> None:
+    random = Random(seed)
+    # Each step once, and a node that is killed twice.
+    deaths = [STEPS[shape][seed % len(STEPS[shape])], *random.choices(STEPS[shape], k=random.randrange(2))]
+    dying(shape, {random.choice(names_of(shape)): deaths})
+    told = Told()
+    run(plan(shape, tmp_path), told)
+    assert len(rounds_of(tmp_path)) == 2
+    again = [note for note in told.notes if note.startswith("starting node") or "starting all nodes again" in note]
+    assert len(again) == len(deaths)
+    if shape == "tree":
+        assert all(counted(row) == 4 for row in rounds_of(tmp_path))
+
+
+@pytest.mark.parametrize("death", ["start", "connected", "opening"])
+def test_clients_of_a_tree_node_that_is_killed_too_often_get_another(dying: Dying, tmp_path: Path, death: str) -> None:
+    dying("tree", {"node-1": [death, death]})
+    told = Told()
+    run(plan("tree", tmp_path, restarts=1), told)
+    assert all(counted(row) == 4 for row in rounds_of(tmp_path))
+    assert [note for note in told.notes if note.startswith("node-1 is gone: killed by signal 9 (SIGKILL), before it")]
+
+
+def test_a_tree_whose_only_nodes_are_killed_says_so(dying: Dying, tmp_path: Path) -> None:
+    dying("tree", {"node-0": ["start"], "node-1": ["opening"]})
+    with pytest.raises(RoundError, match=r"^node-\d is gone: killed by signal 9 \(SIGKILL\)") as caught:
+        run(plan("tree", tmp_path, restarts=0), Told())
+    assert "there is no other node" in caught.value.cause
+    (record,) = (tmp_path / "runs").iterdir()
+    assert str(record / "log.txt") in caught.value.mend
+
+
+@pytest.mark.parametrize("death", STEPS["graph"])
+def test_a_graph_of_which_a_node_is_killed_too_often_says_so(dying: Dying, tmp_path: Path, death: str) -> None:
+    dying("graph", {"node-3": [death] * (on_graph.RESTARTS + 1)})
+    why = r"^node-3 could not take part: killed by signal 9 \(SIGKILL\), 4 times"
+    with pytest.raises(RoundError, match=why) as caught:
+        run(plan("graph", tmp_path), Told())
+    (record,) = (tmp_path / "runs").iterdir()
+    assert str(record / "log.txt") in caught.value.mend
