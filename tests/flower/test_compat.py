@@ -75,6 +75,44 @@ def test_the_nodes_that_flower_waits_for_are_known() -> None:
     assert found == [3, 0]
 
 
+def test_a_legacy_app_that_waits_for_nodes_is_known() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.server import SimpleClientManager
+    from flwr.server.compat.app_utils import start_update_client_manager_thread
+
+    from thalweg.flower import compat
+
+    looks, wanted = [], []
+
+    class Nodes:
+        def get_node_ids(self) -> list[int]:
+            looks.append(compat.only_looks(sys._getframe(1)))
+            return []
+
+    class OverError(Exception):
+        pass
+
+    def watch(number: int) -> None:
+        wanted.append(number)
+        if len(wanted) == 2:
+            raise OverError
+
+    manager, before = SimpleClientManager(), SimpleClientManager.wait_for
+    with compat.legacy_waits(watch):
+        thread, stop, registered = start_update_client_manager_thread(Nodes(), manager)  # type: ignore[arg-type]
+        registered.wait()
+        with pytest.raises(OverError):
+            manager.sample(3, min_num_clients=5)
+        stop.set()
+        thread.join()
+        assert not manager.wait_for(1, timeout=0)
+        assert manager.wait_for(0)
+    assert (looks[0], wanted) == (True, [5, 5, 1])
+    assert SimpleClientManager.wait_for is before
+    Nodes().get_node_ids()
+    assert not looks[-1]
+
+
 def test_messages_can_be_named_and_assembled() -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flwr.app import Error, Message, Metadata, RecordDict

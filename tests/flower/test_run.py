@@ -234,6 +234,36 @@ def test_a_run_ends_when_the_nodes_that_the_app_waits_for_cannot_come_back(tmp_p
 
 
 @pytest.mark.e2e
+def test_a_legacy_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
+    words = ("--run-config", "faulty-partition=-1", "--transport", "tcp", "--record", str(tmp_path))
+    done = subprocess.run(
+        program("run", str(APPS / "legacy_faulty"), *words, "--clients", "2"),
+        check=False, capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (place,) = tmp_path.iterdir()
+    record = Record(place)
+    assert record.manifest["status"] == "failed"
+    told = json.loads(done.stdout)["error"]["cause"]
+    assert told == record.manifest["reason"].partition(". Correct ")[0]
+    assert told.startswith("in 2 of 2 rounds all 2 clients failed to train; client-1: <class 'ValueError'>:")
+    assert "at legacy_faulty/client_app.py:19" in told
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("faulty", "wants"), [(0, "waits for 2 nodes, and 1"), (-1, "needs nodes, and none")])
+def test_a_legacy_run_ends_when_the_nodes_that_it_waits_for_cannot_come_back(
+    tmp_path: Path, faulty: int, wants: str
+) -> None:
+    with pytest.raises(RoundError, match=f"the app {wants} can still take part: client-1 ended with exit code 3"):
+        ran("legacy_faulty", tmp_path, f"fault='exits' faulty-partition={faulty}", **{
+            "transport.url": "tcp", "job.clients": 2,
+        })  # fmt: skip
+    (record,) = tmp_path.iterdir()
+    assert Record(record).manifest["status"] == "failed"
+
+
+@pytest.mark.e2e
 @LINUX
 def test_a_process_that_an_app_leaves_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = tmp_path / "left"

@@ -7,6 +7,9 @@ there first.
 from __future__ import annotations
 
 import importlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, SimpleNamespace
 from typing import Any, Final
 
@@ -16,6 +19,10 @@ from flwr.app import Error, Message, Metadata, RecordDict
 SERVER_NODE: Final = 1
 #: Flower's type of a message of which nothing is known any more.
 SYSTEM: Final = "system"
+#: Seconds between two looks while a legacy app waits for nodes.
+SLICE: Final = 0.2
+#: Where Flower tells a legacy app's client manager of nodes.
+_LEGACY_NODES: Final = "flwr.server.compat.app_utils"
 #: Where releases of Flower have had the class ``Run``, newest first.
 _RUNS: Final = ("flwr.supercore.run", "flwr.common.typing")
 
@@ -48,6 +55,37 @@ def nodes_waited_for(caller: FrameType) -> int:
     sample = getattr(importlib.import_module("flwr.serverapp.strategy.strategy_utils"), "sample_nodes", None)
     found = caller.f_locals.get("min_available_nodes")
     return found if caller.f_code is getattr(sample, "__code__", None) and isinstance(found, int) else 0
+
+
+def only_looks(caller: FrameType) -> bool:
+    """Return whether a caller of ``Grid.get_node_ids`` waits for nobody: what tells legacy apps of nodes."""
+    return caller.f_code.co_name == "update_registered_nodes" and caller.f_globals.get("__name__") == _LEGACY_NODES
+
+
+@contextmanager
+def legacy_waits(watch: Callable[[int], None]) -> Iterator[None]:
+    """Have ``watch`` hear several times a second for how many nodes a legacy app waits, until the block ends.
+
+    What it raises ends the wait, which otherwise takes a day. For other apps all is as before.
+    """
+    manager = importlib.import_module("flwr.server").SimpleClientManager
+    original = manager.wait_for
+
+    def wait_for(self: object, num_clients: int, timeout: int = 86400) -> bool:
+        end = time.monotonic() + timeout
+        while not original(self, num_clients, timeout=0):
+            watch(num_clients)
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            original(self, num_clients, timeout=min(SLICE, left))
+        return True
+
+    manager.wait_for = wait_for
+    try:
+        yield
+    finally:
+        manager.wait_for = original
 
 
 def run_class() -> type[Any] | None:

@@ -130,7 +130,7 @@ class Hosting:
         )
         seed_all(self.plan.job.seed)
         try:
-            with fold.installed():
+            with fold.installed(), compat.legacy_waits(self._waits):
                 app(self.grid, context)
         except (ThalwegError, _core.CoreError):
             raise
@@ -180,6 +180,11 @@ class Hosting:
                 f"the app {wants} can still take part: {ended}",
                 f"See {self.record.log_path}",
             )
+
+    def _waits(self, wanted: int) -> None:
+        """Look around while a legacy app waits for so many nodes."""
+        self._waited_for(wanted)
+        self._watch()
 
     def check(self, then: str = "") -> None:
         """Raise AppError if in any round all clients failed: the result then lacks that round.
