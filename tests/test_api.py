@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import subprocess
 import sys
 import threading
@@ -277,14 +278,30 @@ def test_too_few_updates_end_the_job_with_the_reasons() -> None:
     assert error.value.kind == "round"
 
 
-def test_another_model_is_refused_with_both_layouts() -> None:
-    class Wider(Constant):
-        def model(self) -> torch.nn.Module:
-            return torch.nn.Linear(5, 2)
+class Wider(Constant):
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(5, 2)
 
-    refusal = pytest.raises(_core.CoreError, match=r'"odd" has layout .* the same model')
-    with thalweg.Server(Constant(1.0), clients=1) as server, refusal:
-        thalweg.Client(Wider(1.0), server.address, name="odd").run()
+
+def test_both_ends_name_the_first_tensor_of_another_model(caplog: pytest.LogCaptureFixture) -> None:
+    mend = "use the same model and the same tensors at both ends"
+    said = "its model differs: weight is float32 [2, 4] here and float32 [2, 5] at the client; " + mend
+    with thalweg.Server(Constant(1.0), clients=1) as server:
+        with pytest.raises(_core.CoreError) as caught:
+            thalweg.Client(Wider(1.0), server.address, name="odd").run()
+        assert "weight is float32 [2, 5] here and float32 [2, 4] at the server; " + mend in str(caught.value)
+        assert caught.value.kind == "refused"
+        with caplog.at_level(logging.INFO, "thalweg"):
+            assert server.wait(timeout=0.5) == 0
+        assert server.absent() == {"odd": said}
+        logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+        assert logged == [
+            ("INFO", "odd was not let in: " + said),
+            ("WARNING", "waiting for 1 of 1 clients; odd: " + said),
+        ]
+        take_part(server, {"odd": Constant(1.0)})
+        assert server.wait() == 1
+        assert server.absent() == {}, "it has come with the right model"
 
 
 def test_a_name_that_is_taken_is_refused() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from thalweg import _core, algorithms, apps
 from thalweg.apps import name_of
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 Metrics = dict[str, Any]
+# How often a server that waits for clients looks for those that will not come, in seconds.
+WAIT_SLICE: Final = 0.2
 # Without any handler Python prints warnings to standard error.
 _log = logging.getLogger("thalweg")
 
@@ -159,8 +161,25 @@ class Server:
         return self._core.address
 
     def wait(self, clients: int | None = None, timeout: float | None = None) -> int:
-        """Wait until ``clients`` (default all) are connected or ``timeout`` seconds are over; return how many are."""
-        return self._core.wait(self.clients if clients is None else clients, timeout)
+        """Wait until ``clients`` (default all) are connected or ``timeout`` seconds are over; return how many are.
+
+        While it waits, the logger ``thalweg`` warns of each client that will not come by itself, with why: one that
+        left for good, or that was not let in since its model differs, with the first tensor that does. Another client
+        of that name may still come.
+        """
+        wanted = self.clients if clients is None else clients
+        end = None if timeout is None else time.monotonic() + timeout
+        warned: set[tuple[str, str]] = set()
+        while True:
+            left = WAIT_SLICE if end is None else max(0.0, end - time.monotonic())
+            here = self._core.wait(wanted, min(left, WAIT_SLICE))
+            self._tell(self._core.notes())
+            if here >= wanted or left == 0:
+                return here
+            for name, reason, gone in json.loads(self._core.departed()):
+                if gone and (name, reason) not in warned:
+                    warned.add((name, reason))
+                    _log.warning("waiting for %d of %d clients; %s: %s", wanted - here, wanted, name, reason)
 
     def round(self, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Run the next round and return the core's outcome; ``config`` reaches every ``train``.
@@ -226,9 +245,10 @@ class Server:
         return self._watch.evaluate(work)
 
     def absent(self) -> dict[str, str]:
-        """Return who missed a round or has left for good, each with why; while the server runs.
+        """Return who missed a round, left for good, or was not let in, each with why; while the server runs.
 
-        An exception that a client's training raised is named by type and text.
+        An exception that a client's training raised is named by type and text. A client whose model differs is not let
+        in; the reason names the first tensor that differs.
         """
         self._attendance.departed(json.loads(self._core.departed()))
         return {one.client: one.reason or "" for one in self._attendance.absences()}

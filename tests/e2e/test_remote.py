@@ -99,12 +99,19 @@ def test_without_a_token_nobody_gets_in(start: Start) -> None:
 
 
 def test_an_app_of_ones_own(start: Start, tmp_path: Path) -> None:
-    """The model is the server's to say, so this one uses a payload of the same layout: none, and is refused."""
+    """It is not the server's, so it is refused; both ends name the first tensor that differs."""
     (tmp_path / "my_app.py").write_text(APP)
-    server = start("server", "--clients", "1", "--rounds", "1")
-    code, _, err = start("client", address(server), "--app", "my_app:App", "--patience", "5").end()
+    (tmp_path / "other_app.py").write_text(APP.replace("Linear(4, 2)", "Linear(5, 2)"))
+    server = start("server", "--app", "my_app:App", "--clients", "1", "--rounds", "1")
+    url = address(server)
+    code, _, err = start("client", url, "--app", "other_app:App", "--name", "anna", "--patience", "5").end()
     assert code == 1
-    assert "layout" in err
+    assert "weight is float32 [2, 5] here and float32 [2, 4] at the server" in " ".join(err.split())
+    told = server.until("was not let in")
+    assert "anna was not let in: its model differs: weight is float32 [2, 4] here and" in told
+    code, _, err = start("client", url, "--app", "my_app:App", "--name", "anna").end()
+    assert code == 0, err
+    assert server.end()[0] == 0
 
 
 def test_nobody_there(start: Start) -> None:

@@ -105,6 +105,8 @@ def test_attendance_knows_who_missed_what_and_what_each_used() -> None:
         Absence("b", 1, "was still training", False),
         Absence("c", 0, "left: ValueError: x", True),
     ]
+    book.departed([])
+    assert [one.client for one in book.absences()] == ["b"], "c has come back"
     assert book.use_of("a") == {"cpu_seconds": 3.0, "peak_rss_bytes": 100}
     assert book.use_of("nobody") == {"cpu_seconds": None, "peak_rss_bytes": None}
     assert book.peak_of("b") == 7

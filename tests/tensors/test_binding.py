@@ -339,8 +339,12 @@ def test_a_model_of_the_same_layout_takes_the_arenas_values() -> None:
     first.collect("train()")
     second = attach(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), first.arena.core)
     assert agrees(second)
-    with pytest.raises(ModelError, match=r"differs from the job's"):
+    said = r"differs from the job's: weight \(float32 \[3, 3\]\) is in this model and missing in the job's"
+    with pytest.raises(ModelError, match=said):
         attach(nn.Linear(3, 3), first.arena.core)
+    said = r"1\.weight is float32 \[4\] in this model and float32 \[3\] in the job's"
+    with pytest.raises(ModelError, match=said):
+        attach(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(4), nn.Linear(3, 2)), first.arena.core)
 
 
 def arrays() -> dict[str, Any]:

@@ -227,7 +227,10 @@ impl Fuzzed {
                     self.folding.push(sender);
                 }
                 Action::Policy(RoundAction::Unstage { sender }) => drop(self.fresh.remove(&sender)),
-                Action::Joined { .. } | Action::Left { .. } | Action::Note { .. } => {}
+                Action::Joined { .. }
+                | Action::Left { .. }
+                | Action::Note { .. }
+                | Action::TurnedAway { .. } => {}
                 Action::Policy(RoundAction::Ended(outcome)) => self.ended(&outcome),
             }
         }

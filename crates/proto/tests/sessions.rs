@@ -1,6 +1,9 @@
 //! Who is let in, who is not, and with which words.
+#![allow(clippy::unwrap_used)]
 
 mod common;
+
+use std::sync::Arc;
 
 use common::{Action, ClientAction};
 use thalweg_wire::control::Purpose;
@@ -9,7 +12,7 @@ use common::party::ServerParty;
 use common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{Client, ClientConfig, LinkId, Time};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
-use thalweg_wire::LayoutHash;
+use thalweg_wire::{Dtype, Form, Layout, LayoutHash};
 
 /// A server's machine spoken to by hand.
 struct Bare {
@@ -101,7 +104,7 @@ fn another_version_is_refused_at_both_ends() {
     assert!(client.is_done());
 }
 
-fn client(layout: Option<LayoutHash>) -> Client {
+fn client(layout: Option<Arc<Layout>>) -> Client {
     let config = ClientConfig { name: "c".into(), instance: 1, layout, patience: SECOND };
     let mut client = Client::new(config, 1);
     assert!(matches!(client.poll_action(), Some(ClientAction::Connect { after: Time::ZERO, .. })));
@@ -162,25 +165,167 @@ fn a_proof_heard_on_one_connection_is_worth_nothing_on_another() {
     assert_eq!(server.party.machine.connected_clients().count(), 1, "and the first is left in peace");
 }
 
+/// The layout of [`common::party::layout`], of so many elements in "b".
+fn other(elements: u64) -> Arc<Layout> {
+    let tensors = [("a", 333), ("b", elements), ("c", 334)];
+    Arc::new(Layout::pack(tensors.map(|(name, n)| (name, Dtype::F32, vec![n]))).expect("a valid layout"))
+}
+
+const MEND: &str = "use the same model and the same tensors at both ends";
+
 #[test]
-fn another_layout_is_refused_and_both_are_named() {
-    let mut world = World::new(&Setup::default());
-    world.add(Profile { layout: Some(LayoutHash(0xbad)), ..profile("c") });
+fn both_ends_name_the_first_tensor_that_differs() {
+    let setup = Setup { elements: 1000, ..Setup::default() };
+    assert_eq!(common::party::layout(1000), *other(334));
+    let mut world = World::joined(&setup, [profile("good")]);
+    world.add(Profile { layout: Some(other(7)), ..profile("c") });
     world.pass(SECOND);
-    let Some(Err(reason)) = &world.clients[0].seen.finished else { unreachable!("it has another layout") };
-    let ours = world.server.layout.hash().to_string();
-    assert!(reason.contains(&ours) && reason.contains(&LayoutHash(0xbad).to_string()), "{reason}");
-    assert!(reason.contains("the same tensors at both ends"), "{reason}");
+    let seen = &world.clients[1].seen;
+    let told = format!(
+        "this model differs from the server's: b is float32 [7] here and float32 [334] at the server; {MEND}"
+    );
+    assert_eq!(seen.finished, Some(Err(told)));
+    assert_eq!(seen.connections, 1, "the same model would be refused again");
+    let why = format!("its model differs: b is float32 [334] here and float32 [7] at the client; {MEND}");
+    assert_eq!(world.server.log, ["+good".to_string(), format!("!c: {why}")]);
+    let departed: Vec<_> = world.server.machine.departed().collect();
+    assert_eq!(departed, [("c", why.as_str(), true)]);
+    assert_eq!(world.server.machine.connected_clients().count(), 1);
+
+    // A round that lacks it says why.
+    world.start(plan(1, 2));
+    let failure = world.finish_round(60 * SECOND).outcome.failure.unwrap();
+    assert!(failure.contains(&format!("c was not let in: {why}")), "{failure}");
+
+    // It comes back with the right model.
+    world.add(Profile { layout: Some(other(334)), ..profile("c") });
+    world.pass(SECOND);
+    assert_eq!(world.server.machine.departed().count(), 0);
+    assert_eq!(world.server.machine.connected_clients().count(), 2);
+}
+
+/// Whose layout differs, and the server that has not let it in yet, with the server's words.
+fn differing(server: &mut Bare, link: LinkId, name: &str) -> Layout {
+    let layout = Some(LayoutHash(0xbad));
+    match &server.join(link, Hello { layout, ..hello(name, 1) })[..] {
+        [Action::Send { link: to, message: Control::Layout(layout) }] if *to == link => layout.clone(),
+        other => unreachable!("{other:?}"),
+    }
+}
+
+fn turned_away(actions: &[Action]) -> Vec<(&str, &str)> {
+    let found = actions.iter().filter_map(|action| match action {
+        Action::TurnedAway { client, reason } => Some((client.as_str(), reason.as_str())),
+        _ => None,
+    });
+    found.collect()
+}
+
+#[test]
+fn what_a_tensor_is_at_the_server_the_server_knows_itself() {
+    let mut server = Bare::new(&Setup { elements: 1000, ..Setup::default() });
+    let form = |n| Some(Form { dtype: Dtype::I8, shape: vec![n] });
+    let says = [
+        ("c", form(9), "c is float32 [334] here and int8 [9] at the client"),
+        ("c", None, "c (float32 [334]) is here and missing at the client"),
+        ("more", form(9), "more (int8 [9]) is at the client and missing here"),
+        (
+            "\x1b[2J b is here",
+            form(1),
+            "\"\u{fffd}[2J b is here\" (int8 [1]) is at the client and missing here",
+        ),
+        ("neither", None, "has layout 0000000000000bad"),
+    ];
+    let count = says.len();
+    for (link, (tensor, form, expected)) in (1..).zip(says) {
+        let name = format!("c{link}");
+        assert_eq!(differing(&mut server, link, &name), common::party::layout(1000));
+        let actions = server.say(link, Control::Differs { tensor: tensor.into(), form });
+        assert_eq!(refusal(&actions, link).0, Refusal::Layout);
+        let [(client, reason)] = turned_away(&actions)[..] else { unreachable!("{actions:?}") };
+        assert!(client == name && reason.contains(expected) && reason.ends_with(MEND), "{reason}");
+        assert!(!server.party.machine.is_member(link));
+    }
+    assert_eq!(server.party.machine.departed().count(), count);
+}
+
+#[test]
+fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
+    let mut server = Bare::new(&Setup::default());
+    let hashes = "its model has layout 0000000000000bad, and the one here";
+    differing(&mut server, 1, "silent");
+    server.now += 20 * SECOND;
+    server.party.machine.timeout(server.now);
+    let actions = server.actions();
+    assert!(refusal(&actions, 1).1.starts_with(hashes));
+    assert!(turned_away(&actions)[0].1.starts_with(hashes), "{actions:?}");
+
+    differing(&mut server, 2, "gone");
+    server.party.machine.closed(server.now, 2, "cut");
+    let actions = server.actions();
+    assert!(matches!(turned_away(&actions)[..], [("gone", why)] if why.starts_with(hashes)), "{actions:?}");
+
+    // It was asked one thing.
+    for (link, message) in [(3, Control::Idle), (4, Control::Hello(hello("c", 1)))] {
+        differing(&mut server, link, "stubborn");
+        assert_eq!(refusal(&server.say(link, message), link).0, Refusal::Protocol);
+    }
+    // Nobody who was not asked is listened to.
+    server.connect(5);
+    let unasked = Control::Differs { tensor: "a".into(), form: None };
+    assert_eq!(refusal(&server.say(5, unasked.clone()), 5).0, Refusal::Protocol);
+    server.join(6, hello("in", 1));
+    assert_eq!(refusal(&server.say(6, unasked), 6).0, Refusal::Protocol);
+}
+
+/// However often they try, and under however many names.
+#[test]
+fn other_layouts_fill_no_log_and_no_memory() {
+    let mut server = Bare::new(&Setup::default());
+    let mut reported = 0;
+    for link in 1..=100 {
+        differing(&mut server, link, "again");
+        let form = Some(Form { dtype: Dtype::F64, shape: vec![1] });
+        reported += turned_away(&server.say(link, Control::Differs { tensor: "a".into(), form })).len();
+    }
+    assert_eq!(reported, 1);
+    for link in 101..=500 {
+        differing(&mut server, link, &format!("name-{link}"));
+        server.party.machine.closed(server.now, link, "cut");
+        server.actions();
+    }
+    assert_eq!(server.party.machine.departed().count(), 64);
+    // The name of a client that is here is its own.
+    server.join(501, hello("here", 1));
+    differing(&mut server, 502, "here");
+    server.party.machine.closed(server.now, 502, "cut");
+    assert!(server.party.machine.departed().all(|(name, ..)| name != "here"));
+}
+
+#[test]
+fn a_server_that_refuses_the_same_layout_is_no_riddle() {
+    let mut client = client(Some(other(7)));
+    let challenge = Challenge { versions: VERSIONS, nonce: [1; 32], token: false, clock: 0 };
+    client.control(Time::ZERO, Control::Layout((*other(8)).clone()));
+    assert!(!client.is_done(), "no Hello has been said");
+    client.control(Time::ZERO, Control::Challenge(challenge));
+    client.proven(Time::ZERO, None);
+    client.control(Time::ZERO, Control::Layout((*other(7)).clone()));
+    let actions: Vec<ClientAction> = std::iter::from_fn(|| client.poll_action()).collect();
+    let ends =
+        |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("has the same layout"));
+    assert!(actions.iter().any(ends) && client.is_done(), "{actions:?}");
 }
 
 /// It took the server's layout when it joined; its arena has that size now.
 #[test]
 fn a_client_without_a_layout_does_not_change_it_for_another_server() {
-    let mut world = World::joined(&Setup::default(), [profile("c")]);
+    let mut world = World::joined(&Setup { elements: 1000, ..Setup::default() }, [profile("c")]);
     world.run("it has heard so", SECOND, |w| w.clients[0].machine.layout().is_some());
     world.restart_server(&Setup { elements: 500, ..Setup::default() });
     world.run("it gives up", 10 * SECOND, |w| w.clients[0].seen.finished.is_some());
-    assert!(matches!(&world.clients[0].seen.finished, Some(Err(r)) if r.contains("layout")));
+    let Some(Err(reason)) = &world.clients[0].seen.finished else { unreachable!("it has another layout") };
+    assert!(reason.contains("a is float32 [333] here and float32 [166] at the server"), "{reason}");
 }
 
 #[test]

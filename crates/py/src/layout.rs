@@ -62,9 +62,10 @@ impl Layout {
         self.0.hash().to_string()
     }
 
-    /// In words, how `other` differs first; None if it does not.
-    fn difference(&self, other: &Layout) -> Option<String> {
-        self.0.difference(&other.0)
+    /// In words, the first tensor in which `other` differs; None if it does not. `here` and `there` say whose the two are.
+    #[pyo3(signature = (other, here="here", there="there"))]
+    fn difference(&self, other: &Layout, here: &str, there: &str) -> Option<String> {
+        self.0.difference(&other.0).map(|difference| difference.said(here, there))
     }
 
     fn __repr__(&self) -> String {

@@ -20,7 +20,7 @@ pub use crate::forward::Forward;
 pub use crate::parcel::{Content, Parcel, MAX_HEAD};
 pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON, MAX_URL};
 
-use crate::{text, Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
+use crate::{difference, text, Allowance, Form, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
 pub const VERSIONS: (u16, u16) = (8, 8);
@@ -151,6 +151,17 @@ pub enum Control {
         parcel: u32,
         /// Segments retransmitted over all its links since its last such message; `None` where the transport cannot tell.
         retransmissions: Option<u64>,
+    },
+    /// Server: the client's Hello names another layout than this, the job's. A [`Control::Differs`] follows; then the client
+    /// is refused.
+    Layout(Layout),
+    /// Client: the first tensor in which its layout differs from the server's, and what that tensor is in its own.
+    Differs {
+        /// The tensor's name.
+        #[serde(deserialize_with = "difference::name")]
+        tensor: String,
+        /// `None`: its layout has no such tensor.
+        form: Option<Form>,
     },
 }
 
@@ -398,7 +409,7 @@ mod tests {
             Control::Welcome(Welcome {
                 sender: 1,
                 job: 2,
-                layout,
+                layout: layout.clone(),
                 chunk: 65536,
                 heartbeat: 1,
                 liveness: 2,
@@ -430,6 +441,12 @@ mod tests {
                 deadline: Some(5_000_000),
             }),
             Control::Idle,
+            Control::Layout(layout),
+            Control::Differs {
+                tensor: "w".into(),
+                form: Some(Form { dtype: Dtype::F32, shape: vec![4, u64::MAX] }),
+            },
+            Control::Differs { tensor: "w".into(), form: None },
             Control::Elsewhere { url: "tcp://10.0.0.1:7070".into() },
             Control::Others { urls: vec!["tcp://10.0.0.1:7070".into(), "tcp://[::1]:7071".into()] },
         ]
@@ -526,6 +543,21 @@ mod tests {
         }
         let many = Control::Others { urls: vec!["tcp://a:1".into(); MAX_OTHERS + 1] };
         assert!(Control::decode(&many.encode().unwrap()).is_err());
+    }
+
+    /// The server has not let in whoever says it.
+    #[test]
+    fn a_difference_is_short() {
+        let of = |tensor: String, shape| {
+            let form = Some(Form { dtype: Dtype::F32, shape });
+            Control::Differs { tensor, form }.encode().unwrap()
+        };
+        let longest = of("n".repeat(1024), vec![u64::MAX; 16]);
+        assert!(longest.len() <= crate::MAX_HELLO as usize, "{} bytes", longest.len());
+        assert!(Control::decode(&longest).is_ok());
+        for bad in [of("n".repeat(1025), vec![1]), of(String::new(), vec![1]), of("n".into(), vec![1; 17])] {
+            assert!(Control::decode(&bad).is_err());
+        }
     }
 
     #[test]

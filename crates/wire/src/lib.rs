@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+mod difference;
 mod dtype;
 mod error;
 pub mod forward;
@@ -16,6 +17,7 @@ mod spread;
 pub mod text;
 mod tolerance;
 
+pub use difference::{Difference, Form};
 pub use dtype::Dtype;
 pub use error::WireError;
 pub use frame::{

@@ -57,7 +57,12 @@ class Attendance:
                     client.used[key] = max(part["usage"][key], client.used.get(key, 0))
 
     def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
-        """Take who is not connected any more, as the core says: name, why, and whether it left for good."""
+        """Take all who are not connected now, as the core says: name, why, and whether each left for good.
+
+        Whoever is not among them has come back, or was never gone.
+        """
+        for client in self._clients.values():
+            client.left = False
         for name, reason, left in clients:
             client = self._of(name)
             client.reason, client.left = reason, left

@@ -124,8 +124,8 @@ def _not_empty(binding: Binding) -> Binding:
 
 
 def check_layout(job: _core.Layout, own: _core.Layout) -> None:
-    """Raise ModelError with the first difference, if a model's layout is not the job's."""
-    difference = job.difference(own)
+    """Raise ModelError with the first tensor that differs, if a model's layout is not the job's."""
+    difference = own.difference(job, "in this model", "in the job's")
     if difference is not None:
         raise ModelError(
             f"the model differs from the job's: {difference}",

@@ -96,7 +96,7 @@ impl Node {
             Control::Bye { reason } | Control::Refused { reason, .. } => Some(format!("left: {reason}")),
             _ => None,
         };
-        let (job, layout) = (self.config.job, self.config.layout.hash());
+        let (job, ours) = (self.config.job, self.config.layout.clone());
         let Some(dial) = self.dial(place) else { return };
         match dial.control(now, message) {
             Heard::Nothing | Heard::Lost => {
@@ -106,14 +106,15 @@ impl Node {
             }
             Heard::Welcomed => {
                 let ordered = dial.is_ordered();
-                let same = dial.welcome().is_some_and(|w| w.job == job && w.layout.hash() == layout);
-                if same {
-                    return self.met(place, ordered);
-                }
+                let Some(welcome) = dial.welcome() else { return };
+                // A neighbour checks our Hello, and we check what it says itself.
+                let reason = match ours.difference(&welcome.layout) {
+                    None if welcome.job == job => return self.met(place, ordered),
+                    None => "the neighbour has another job; start both with the same plan".into(),
+                    Some(difference) => dial.unlike(&difference),
+                };
                 dial.act(ClientAction::Close);
-                let reason =
-                    "the neighbour has another job or layout; start both with the same plan and model";
-                dial.finish(Err(reason.into()));
+                dial.finish(Err(reason));
             }
             Heard::Message(message) => self.neighbour_says(now, place, message),
         }

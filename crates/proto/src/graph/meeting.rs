@@ -31,7 +31,7 @@ impl Node {
             let config = ClientConfig {
                 name: self.config.name.clone(),
                 instance: self.config.instance,
-                layout: Some(self.config.layout.hash()),
+                layout: Some(self.config.layout.clone()),
                 patience: PATIENCE,
             };
             Way::Dialled(Box::new(Dial::new(config, Purpose::Graph, seed)))
@@ -178,6 +178,7 @@ impl Node {
             Said::Nothing => {}
             Said::Hello(hello) => self.hello(now, link, &hello),
             Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            Said::Unlike(how) => self.refuse(now, link, Refusal::Layout, &how),
             Said::Message(_, Control::Bye { reason }) => {
                 self.drop_link(now, link, &format!("left: {reason}"));
                 self.roster.close(link);
@@ -197,12 +198,15 @@ impl Node {
         let layout = self.config.layout.hash();
         let admissible = self.roster.admissible(link, hello, Some(layout));
         let admissible = admissible
-            .and_then(|()| self.expected(hello))
+            .and_then(|()| self.expected(&hello.name))
             .and_then(|place| self.config.alike.check(&hello.holding, &hello.name).map(|()| place));
         let place = match admissible {
             Ok(place) => place,
+            Err((Refusal::Layout, reason)) => {
+                return self.roster.compare(link, hello, self.config.layout.clone(), reason);
+            }
             Err((code, reason)) => {
-                let grave = matches!(code, Refusal::Layout | Refusal::Job) && self.expected(hello).is_ok();
+                let grave = code == Refusal::Job && self.expected(&hello.name).is_ok();
                 self.turn_away(&hello.name, &reason, grave);
                 return self.refuse(now, link, code, &reason);
             }
@@ -229,8 +233,7 @@ impl Node {
     }
 
     /// The place of whoever says Hello, if it is a neighbour that dials.
-    fn expected(&self, hello: &Hello) -> Result<usize, (Refusal, String)> {
-        let name = &hello.name;
+    fn expected(&self, name: &str) -> Result<usize, (Refusal, String)> {
         let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
         // This node may not have met that neighbour yet, so the refusal is one after which the peer tries again.
         place.ok_or_else(|| {
@@ -272,6 +275,10 @@ impl Node {
 
     fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
         let Some(dropped) = self.roster.drop_link(link, reason) else { return };
+        if let Some((name, how)) = dropped.unlike {
+            let grave = self.expected(&name).is_ok();
+            self.turn_away(&name, &format!("{name:?} is not let in: {how}"), grave);
+        }
         let place = dropped.member.and_then(|number| self.numbers.get(&number).copied());
         if let Some(place) = place {
             self.lost(now, place, &dropped.reason);

@@ -1,12 +1,13 @@
 //! A client's link: the way to the server, the handshake, and coming back after a broken connection.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use thalweg_wire::control::{
     Challenge, Control, Hello, Holding, Nonce, Proof, Purpose, Refusal, Welcome, VERSIONS,
 };
 use thalweg_wire::text::{plain, MAX_REASON};
-use thalweg_wire::{LayoutHash, Ranges};
+use thalweg_wire::{Difference, Layout, LayoutHash, Ranges};
 
 use super::reaching::Reaching;
 use super::{Session, LEAST_HEARTBEAT};
@@ -27,7 +28,7 @@ pub struct ClientConfig {
     /// Random, once a process.
     pub instance: u64,
     /// Layout of its model; `None` takes the server's.
-    pub layout: Option<LayoutHash>,
+    pub layout: Option<Arc<Layout>>,
     /// How long to go on trying to be let in by the server, until when the client gives up whatever the peer does.
     pub patience: Time,
 }
@@ -200,11 +201,11 @@ impl<P> Dial<P> {
 
     /// The hash of this client's layout, or of the server's.
     pub fn layout_hash(&self) -> LayoutHash {
-        self.known_layout().unwrap_or_default()
+        self.known_layout().map(Layout::hash).unwrap_or_default()
     }
 
-    fn known_layout(&self) -> Option<LayoutHash> {
-        self.config.layout.or(self.welcome.as_ref().map(|w| w.layout.hash()))
+    fn known_layout(&self) -> Option<&Layout> {
+        self.config.layout.as_deref().or(self.welcome.as_ref().map(|w| &w.layout))
     }
 
     /// The link is up. `nonce` must be fresh random bytes.
@@ -266,6 +267,7 @@ impl<P> Dial<P> {
                 return self.welcomed(now, welcome);
             }
             Control::Refused { code, reason } => return self.refused(now, code, &reason),
+            Control::Layout(theirs) if link.greeted && !link.welcomed => return self.differs(now, &theirs),
             Control::Bye { reason } => {
                 self.act(ClientAction::Close);
                 self.finish(Ok(reason));
@@ -315,7 +317,7 @@ impl<P> Dial<P> {
 
     /// The proof is made, or none was wanted. `holding`: what is here after a broken connection.
     pub fn proven(&mut self, now: Time, proof: Option<Proof>, holding: Holding) {
-        let layout = self.known_layout();
+        let layout = self.known_layout().map(Layout::hash);
         let Some(link) = &mut self.link else { return };
         let Some(challenge) = link.challenge.as_ref().filter(|_| !link.greeted) else { return };
         link.greeted = true;
@@ -360,6 +362,34 @@ impl<P> Dial<P> {
         (self.way.home, self.way.turn) = (Some(url), 0);
         self.retry(now, &reason);
         Heard::Lost
+    }
+
+    /// The server has another layout than this client: says which tensor differs, and gives up. The server closes the link
+    /// when it hears so.
+    fn differs(&mut self, now: Time, theirs: &Layout) -> Heard {
+        let Some(difference) = self.known_layout().and_then(|ours| ours.difference(theirs)) else {
+            return self.refused(
+                now,
+                Refusal::Layout,
+                "the server refuses this model, and has the same layout",
+            );
+        };
+        let reason = self.unlike(&difference);
+        // Only home can send a client away for good.
+        if self.way.is_asking {
+            return self.refused(now, Refusal::Layout, &reason);
+        }
+        let (tensor, form) = (difference.name, difference.ours);
+        self.act(ClientAction::Send(Control::Differs { tensor, form }));
+        self.finish(Err(reason));
+        Heard::Lost
+    }
+
+    /// Why this client does not fit whom it dials, whose layout differs in this way.
+    pub fn unlike(&self, difference: &Difference) -> String {
+        let there = if self.purpose == Purpose::Graph { "neighbour" } else { "server" };
+        let said = difference.said("here", &format!("at the {there}"));
+        format!("this model differs from the {there}'s: {said}; use the same model and the same tensors at both ends")
     }
 
     fn refused(&mut self, now: Time, code: Refusal, reason: &str) -> Heard {

@@ -1,10 +1,11 @@
 //! A server's links and members: who is let in under which number, who is there, and who makes no progress.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
 use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, VERSIONS};
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
-use thalweg_wire::{LayoutHash, Ranges};
+use thalweg_wire::{Form, Layout, LayoutHash, Ranges};
 
 use super::{Liveness, Session, LEAST_HEARTBEAT};
 use crate::transfer::{both, Carried};
@@ -15,6 +16,10 @@ pub type LinkId = u64;
 
 /// How long a client may take from connecting until it says who it is. Whatever else it sends does not prolong that.
 const HELLO: Time = Time::from_secs(20);
+/// Most clients with another layout that are remembered.
+const MOST_UNLIKE: usize = 64;
+/// What to do about another layout.
+const SAME_MODEL: &str = "use the same model and the same tensors at both ends";
 
 /// Decides whom to let in.
 pub trait Admission: Send {
@@ -100,6 +105,13 @@ pub enum Action<P> {
         /// What.
         what: String,
     },
+    /// A client was not let in, for its model's layout differs from the server's.
+    TurnedAway {
+        /// Its name.
+        client: String,
+        /// Which tensor differs, and how.
+        reason: String,
+    },
     /// A client's link has ended.
     Left {
         /// Its name.
@@ -169,7 +181,16 @@ pub(crate) struct Served<L> {
     wake: Option<Time>,
     /// When this link is looked at next, as [`Roster::timers`] has it.
     timer: Time,
+    /// Its client has another layout, and is to say where the difference is.
+    unlike: Option<Unlike>,
     pub own: L,
+}
+
+/// A client whose layout differs from ours.
+struct Unlike {
+    client: String,
+    reason: String,
+    ours: Arc<Layout>,
 }
 
 impl<L> Served<L> {
@@ -221,6 +242,8 @@ pub(crate) struct Dropped<L> {
     pub link: LinkId,
     pub member: Option<u32>,
     pub reason: String,
+    /// Name of the client that was not let in because of its layout, and how it differs.
+    pub unlike: Option<(String, String)>,
     pub served: Served<L>,
 }
 
@@ -232,6 +255,8 @@ pub(crate) enum Said {
     Hello(Hello),
     /// It makes no sense here, for this reason: the link has to end.
     Senseless(&'static str),
+    /// Its layout differs from ours, in this way: the link has to end.
+    Unlike(String),
     /// It is for the policy, from this member.
     Message(u32, Control),
 }
@@ -246,6 +271,8 @@ pub struct Roster<M, L, P> {
     /// When which link is looked at next: so many events cost no look at all links.
     timers: BTreeSet<(Time, LinkId)>,
     connected: usize,
+    /// Clients that were not let in because of their layout, each with how it differs.
+    unlike: BTreeMap<String, String>,
     actions: VecDeque<Action<P>>,
     finished: Option<String>,
 }
@@ -260,6 +287,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             links: BTreeMap::new(),
             timers: BTreeSet::new(),
             connected: 0,
+            unlike: BTreeMap::new(),
             actions: VecDeque::new(),
             finished: None,
         }
@@ -332,10 +360,19 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.connected
     }
 
-    /// Members that were here and are not connected, each with why its link ended and whether it left for good.
+    /// Members that were here and are not connected, each with why its link ended and whether it left for good. Clients that
+    /// were not let in because of their layout are among them: these have given up.
     pub(crate) fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
-        let away = self.members.values().filter(|m| m.link.is_none() && self.finished.is_none());
-        away.filter_map(|m| m.parting.as_deref().map(|reason| (m.name.as_str(), reason, m.gone)))
+        let goes_on = self.finished.is_none();
+        let away = self.members.values().filter(move |m| m.link.is_none() && goes_on);
+        let away = away.filter(|m| !self.unlike.contains_key(&m.name));
+        let away = away.filter_map(|m| m.parting.as_deref().map(|reason| (m.name.as_str(), reason, m.gone)));
+        away.chain(self.unlike().filter(move |_| goes_on).map(|(name, reason)| (name, reason, true)))
+    }
+
+    /// Clients that were not let in because of their layout, each with how it differs.
+    pub(crate) fn unlike(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.unlike.iter().map(|(name, reason)| (name.as_str(), reason.as_str()))
     }
 
     pub(crate) fn act(&mut self, action: Action<P>) {
@@ -385,6 +422,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             resent: 0,
             wake: None,
             timer: Time::MAX,
+            unlike: None,
             own: L::default(),
         };
         served.timer = served.due(self.heartbeat());
@@ -422,11 +460,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             return Err((Refusal::Job, format!("the job is over: {reason}")));
         }
         if let Some((ours, theirs)) = layout.zip(hello.layout).filter(|(ours, theirs)| ours != theirs) {
-            let reason = format!(
-                "client {:?} has layout {theirs}, the server {ours}: another model, other shapes or dtypes, or another \
-                 choice of tensors; use the same model and the same tensors at both ends",
-                hello.name
-            );
+            let reason = format!("its model has layout {theirs}, and the one here {ours}; {SAME_MODEL}");
             return Err((Refusal::Layout, reason));
         }
         let namesake = self.named(&hello.name).and_then(|number| self.members.get(&number));
@@ -440,6 +474,42 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         Ok(())
     }
 
+    /// Asks a client whose Hello names another layout which tensor differs. `reason` is what to say if it does not answer.
+    pub(crate) fn compare(&mut self, link: LinkId, hello: &Hello, ours: Arc<Layout>, reason: String) {
+        let message = Control::Layout((*ours).clone());
+        let unlike = Unlike { client: hello.name.clone(), reason, ours };
+        self.on_link(link, |served| served.unlike = Some(unlike));
+        self.send(link, message);
+    }
+
+    /// A client says which tensor differs. What that is here we know ourselves.
+    fn differs(&mut self, link: LinkId, tensor: &str, form: Option<Form>) -> Option<String> {
+        let unlike = self.links.get_mut(&link)?.unlike.as_mut()?;
+        let difference = unlike.ours.difference_of(tensor, form);
+        if difference.ours.is_some() || difference.theirs.is_some() {
+            let there =
+                if self.config.purpose == Purpose::Graph { "at the neighbour" } else { "at the client" };
+            let said = difference.said("here", there);
+            unlike.reason = plain(&format!("its model differs: {said}; {SAME_MODEL}"), MAX_REASON);
+        }
+        Some(unlike.reason.clone())
+    }
+
+    /// Keeps why a client was not let in, and reports it once, however often it tries again.
+    fn turn_away(&mut self, client: &str, reason: &str) {
+        let told = self.unlike.get(client).is_some_and(|before| before == reason);
+        let connected = self.named(client).is_some_and(|number| self.link_of(number).is_some());
+        let room = self.unlike.len() < MOST_UNLIKE || self.unlike.contains_key(client);
+        // A client of this name that is here has to stay what it is.
+        if room && !connected {
+            self.unlike.insert(client.into(), reason.into());
+        }
+        // A node of a graph reports it itself.
+        if !told && self.config.purpose != Purpose::Graph {
+            self.act(Action::TurnedAway { client: client.into(), reason: reason.into() });
+        }
+    }
+
     /// Lets a client in whose old link, if it had one, was dropped before. Returns its number, and whether it is a process
     /// that we know.
     pub(crate) fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> (u32, bool) {
@@ -451,6 +521,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             (member.instance, member.link) = (hello.instance, Some(link));
             (member.gone, member.parting) = (false, None);
         }
+        self.unlike.remove(&hello.name);
         self.connected += 1;
         self.on_link(link, |served| {
             let (sent, heard) = (micros(served.opened), micros(now));
@@ -491,7 +562,12 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             return Said::Nothing;
         }
         self.on_link(link, |served| served.session.live.heard(now));
+        let asked = self.links.get(&link).is_some_and(|served| served.unlike.is_some());
         match (self.member_at(link), message) {
+            (None, Control::Differs { tensor, form }) if asked => {
+                return self.differs(link, &tensor, form).map_or(Said::Nothing, Said::Unlike);
+            }
+            (None, _) if asked => return Said::Senseless("only how the layout differs was asked"),
             (None, Control::Hello(hello)) => return Said::Hello(hello),
             (None, _) => return Said::Senseless("the first message must be a Hello"),
             (Some(_), Control::Hello(_)) => return Said::Senseless("a second Hello on one connection"),
@@ -618,6 +694,9 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         let heartbeat = self.heartbeat();
         let Some(served) = self.links.get_mut(&link) else { return Ok(()) };
         if served.member.is_none() && now >= served.opened + HELLO {
+            if let Some(unlike) = &served.unlike {
+                return Err(unlike.reason.clone());
+            }
             return Err(format!("it did not say who it is within {} s", HELLO.as_secs()));
         }
         let watched = [
@@ -645,17 +724,21 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     /// A link has ended, or is ended by us. The caller tells [`Roster::left`] once it has seen to what that means.
     pub(crate) fn drop_link(&mut self, link: LinkId, reason: &str) -> Option<Dropped<L>> {
         self.count_down(link);
-        let served = self.links.remove(&link)?;
+        let mut served = self.links.remove(&link)?;
         self.timers.remove(&(served.timer, link));
+        let unlike = served.unlike.take().map(|unlike| (unlike.client, unlike.reason));
+        if let Some((client, reason)) = &unlike {
+            self.turn_away(client, reason);
+        }
         let of = served.member.filter(|number| self.link_of(*number) == Some(link));
         let Some(member) = of.and_then(|number| self.members.get_mut(&number)) else {
-            return Some(Dropped { link, member: None, reason: reason.into(), served });
+            return Some(Dropped { link, member: None, reason: reason.into(), unlike, served });
         };
         let reason = plain(reason, MAX_REASON);
         member.link = None;
         member.parting = Some(reason.clone());
         self.connected -= 1;
-        Some(Dropped { link, member: of, reason, served })
+        Some(Dropped { link, member: of, reason, unlike, served })
     }
 
     /// Says that a member has left.

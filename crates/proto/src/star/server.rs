@@ -198,6 +198,7 @@ impl Server {
             Said::Nothing => {}
             Said::Hello(hello) => self.hello(now, link, &hello),
             Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            Said::Unlike(how) => self.refuse(now, link, Refusal::Layout, &how),
             Said::Message(sender, message) => self.member_says(now, link, sender, message),
         }
         self.advance(now);
@@ -357,7 +358,7 @@ impl Server {
 
     /// What it means for the round that a link is gone.
     fn dropped(&mut self, now: Time, dropped: Option<Dropped<Option<Model>>>) {
-        let Some(Dropped { link, member, reason, mut served }) = dropped else { return };
+        let Some(Dropped { link, member, reason, mut served, .. }) = dropped else { return };
         self.end_turn(now, link);
         let Some(sender) = member else { return };
         let gone = self.roster.member(sender).is_some_and(|m| m.gone);

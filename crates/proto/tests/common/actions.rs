@@ -55,6 +55,7 @@ impl World {
             Action::Policy(RoundAction::Unstage { sender }) => drop(self.server.staged.remove(&sender)),
             Action::Joined { client } => self.server.log.push(format!("+{client}")),
             Action::Note { client, what } => self.server.log.push(format!("{client}: {what}")),
+            Action::TurnedAway { client, reason } => self.server.log.push(format!("!{client}: {reason}")),
             Action::Left { client, reason } => self.server.log.push(format!("-{client}: {reason}")),
             Action::Policy(RoundAction::Ended(outcome)) => self.server.ended(*outcome),
         }

@@ -293,7 +293,7 @@ pub struct Profile {
     /// Its clock is ahead of the server's.
     pub skew: Time,
     pub patience: Time,
-    pub layout: Option<thalweg_wire::LayoutHash>,
+    pub layout: Option<Arc<Layout>>,
     pub token: Option<u8>,
     /// Paths up and down of its first, second, ... connection; the last is for all further ones.
     pub paths: Vec<(Path, Path)>,
@@ -340,7 +340,7 @@ impl ClientParty {
         let config = ClientConfig {
             name: profile.name.clone(),
             instance,
-            layout: profile.layout,
+            layout: profile.layout.clone(),
             patience: profile.patience,
         };
         let machine = Client::new(config, instance);

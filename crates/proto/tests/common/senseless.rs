@@ -3,7 +3,7 @@
 use thalweg_wire::control::{
     Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
 };
-use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
+use thalweg_wire::{ChunkHeader, Dtype, Form, Layout, LayoutHash, Range, Ranges};
 
 use super::{Rng, JOB};
 
@@ -59,14 +59,14 @@ pub fn hello(rng: &mut Rng, layout: &Layout) -> Hello {
 
 /// What a client may say, and now and then what only a server may.
 pub fn from_client(rng: &mut Rng, layout: &Layout) -> Control {
-    let kinds = if rng.chance(0.03) { 26 } else { 18 };
+    let kinds = if rng.chance(0.03) { 27 } else { 18 };
     let kind = rng.below(kinds);
     control(rng, layout, kind)
 }
 
 /// What a server may say, and now and then what only a client may.
 pub fn from_server(rng: &mut Rng, layout: &Layout) -> Control {
-    let kind = if rng.chance(0.1) { rng.below(26) } else { 15 + rng.below(11) };
+    let kind = if rng.chance(0.1) { rng.below(27) } else { 15 + rng.below(12) };
     control(rng, layout, kind)
 }
 
@@ -85,6 +85,11 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
             missing: rng.next(),
         },
         13 => Control::Grant { parcel: round, wanted: ranges(rng, total) },
+        14 if rng.chance(0.2) => {
+            let tensor = ["a", "b", "x"][rng.below(3) as usize].to_string();
+            let form = Form { dtype: Dtype::F32, shape: vec![rng.below(400)] };
+            Control::Differs { tensor, form: rng.chance(0.7).then_some(form) }
+        }
         14 => Control::Idle,
         15 => Control::Ping { clock: rng.next(), received: rng.next() },
         16 => Control::Pong { clock: rng.next() },
@@ -100,6 +105,7 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
             Control::Refused { code, reason: text() }
         }
         24 => challenge(rng),
+        25 if rng.chance(0.2) => Control::Layout(Layout::default()),
         _ => welcome(rng, layout),
     }
 }

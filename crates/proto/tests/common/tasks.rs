@@ -386,7 +386,8 @@ impl TaskWorld {
             }
             Action::Cancel { link, .. } => self.net.cancel(now, link, End::Server),
             Action::Close { link } => self.net.close(now, link, End::Server),
-            Action::Joined { .. } | Action::Note { .. } | Action::Left { .. } => {}
+            Action::Joined { .. } | Action::Note { .. } | Action::TurnedAway { .. } | Action::Left { .. } => {
+            }
             Action::Policy(TaskAction::Judge { task, sender, member, weight, .. }) => {
                 assert!(!self.coming.contains_key(&(task, sender)), "judged when some of it is here");
                 self.asked.push((task, member));

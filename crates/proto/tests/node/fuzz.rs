@@ -45,7 +45,7 @@ fn hello(rng: &mut Rng, nonce: Nonce) -> Hello {
 fn message(rng: &mut Rng) -> Control {
     let nonce = rng.nonce();
     let (parcel, interval) = (number(rng), Interval { start: rng.next(), end: rng.next() });
-    match rng.below(16) {
+    match rng.below(18) {
         0..=3 => Control::Hello(hello(rng, nonce)),
         4 => Control::Challenge(Challenge { versions: VERSIONS, nonce, token: false, clock: rng.next() }),
         5 => Control::Welcome(Welcome {
@@ -68,6 +68,8 @@ fn message(rng: &mut Rng) -> Control {
         12 if rng.chance(0.1) => Control::Bye { reason: "x".into() },
         13 if rng.chance(0.1) => Control::Refused { code: Refusal::Name, reason: "x".into() },
         14 => Control::Have { parcel, got: ranges(rng) },
+        15 if rng.chance(0.1) => Control::Layout((*layout(if rng.chance(0.9) { 3 } else { 20 })).clone()),
+        16 => Control::Differs { tensor: "x".into(), form: None },
         _ => Control::Pong { clock: rng.next() },
     }
 }

@@ -477,7 +477,7 @@ fn other_plans_graphs_starts_and_layouts_are_refused_by_name() {
         ("plan", |c| c.alike.plan = 9),
         ("graph", |c| c.alike.graph = 9),
         ("initial model", |c| c.alike.start = Some(9)),
-        ("layout", |c| c.layout = world::layout(17)),
+        ("at the ", |c| c.layout = world::layout(17)),
     ];
     for (word, change) in changes {
         let mut world = World::changed(1, 2, &[(0, 1)], Waiting::All, 0, change);
@@ -488,6 +488,20 @@ fn other_plans_graphs_starts_and_layouts_are_refused_by_name() {
         let told = world.parties[0].finished.join(" ");
         assert!(told.contains(word), "the one that dialled hears it too: {told}");
     }
+}
+
+#[test]
+fn both_neighbours_name_the_tensor_that_differs() {
+    let mut world = World::changed(1, 2, &[(0, 1)], Waiting::All, 0, |c| c.layout = world::layout(17));
+    world.pass(5 * SECOND);
+    let [dialled] = &world.parties[1].refused[..] else { unreachable!("one refusal") };
+    let [dialler] = &world.parties[0].finished[..] else { unreachable!("one end") };
+    let mend = "use the same model and the same tensors at both ends";
+    let ours =
+        format!("its model differs: w is float64 [200] here and float64 [17] at the neighbour; {mend}");
+    assert!(dialled.ends_with(&format!("is not let in: {ours}")), "{dialled}");
+    let theirs = "w is float64 [17] here and float64 [200] at the neighbour";
+    assert_eq!(*dialler, format!("this model differs from the neighbour's: {theirs}; {mend}"));
 }
 
 #[test]

@@ -496,6 +496,10 @@ impl<P: HubPolicy> Hub<P> {
             }
             Action::Joined { client } => self.note_of(&client, &format!("{client} joined")),
             Action::Note { client, what } => self.note_of(&client, &format!("{client}: {what}")),
+            // It is no member, so whoever comes under many names shares one bound.
+            Action::TurnedAway { client, reason } => {
+                self.note_of("", &format!("{client} was not let in: {reason}"));
+            }
             Action::Left { client, reason } => {
                 let reason = reason.strip_prefix("left: ").unwrap_or(&reason);
                 self.note_of(&client, &format!("{client} left: {reason}"));

@@ -80,11 +80,12 @@ impl Client {
     ) -> Result<Self, Error> {
         let (patience, seed) = (seconds(options.patience), options.seed);
         let to = DialOptions::new(address, name, options, thalweg_pki::Role::Client)?;
-        let layout = model.as_ref().map(|(_, layout)| layout.hash());
+        let model = model.map(|(arena, layout)| (arena, Arc::new(layout)));
+        let layout = model.as_ref().map(|(_, layout)| layout.clone());
         let config = ClientConfig { name: name.into(), instance: to.instance, layout, patience };
         let trainer = Trainer {
             lends: to.transport.capabilities().lends,
-            place: Mutex::new(model.map(|(arena, layout)| (arena, Arc::new(layout)))),
+            place: Mutex::new(model),
             last: Mutex::default(),
             spread: Mutex::default(),
             events: Mutex::default(),

@@ -3,7 +3,7 @@
 use thalweg_wire::control::{
     Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
 };
-use thalweg_wire::{Allowance, ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash, Ranges};
+use thalweg_wire::{Allowance, ChunkHeader, Dtype, Form, FrameHeader, Layout, LayoutHash, Ranges};
 
 use crate::dice::Dice;
 
@@ -66,7 +66,7 @@ fn parcel(dice: &mut Dice) -> Parcel {
 pub fn control(dice: &mut Dice) -> Control {
     let (round, clock) = (dice.any() as u32, dice.number());
     let interval = Interval { start: dice.number(), end: dice.number() };
-    match dice.below(17) {
+    match dice.below(19) {
         0 => {
             let (nonce, token) = (dice.bytes(), dice.below(2) == 1);
             Control::Challenge(Challenge { versions: VERSIONS, nonce, token, clock })
@@ -105,6 +105,15 @@ pub fn control(dice: &mut Dice) -> Control {
         13 => Control::Idle,
         14 => Control::Ping { clock, received: dice.number() },
         15 => Control::Pong { clock },
+        16 => Control::Layout(layout(dice)),
+        17 => {
+            let form = |dice: &mut Dice| Form {
+                dtype: Dtype::ALL[dice.below(Dtype::ALL.len())],
+                shape: (0..dice.below(17)).map(|_| dice.number()).collect(),
+            };
+            let form = (dice.below(3) > 0).then(|| form(dice));
+            Control::Differs { tensor: format!("t{}", dice.text(40)), form }
+        }
         _ => Control::Bye { reason: dice.text(80) },
     }
 }

@@ -1,6 +1,6 @@
 //! Who is let in, under which number, and where a client that came back goes on.
 
-use thalweg_wire::control::{Control, Hello, Holding, Welcome};
+use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome};
 use thalweg_wire::Ranges;
 
 use super::{Action, Duty, LinkId, Server};
@@ -9,8 +9,12 @@ use crate::{micros, State, Time};
 impl Server {
     pub(super) fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
         let layout = self.config.layout.hash();
-        if let Err((code, reason)) = self.roster.admissible(link, hello, Some(layout)) {
-            return self.refuse(now, link, code, &reason);
+        match self.roster.admissible(link, hello, Some(layout)) {
+            Ok(()) => {}
+            Err((Refusal::Layout, reason)) => {
+                return self.roster.compare(link, hello, self.config.layout.clone(), reason);
+            }
+            Err((code, reason)) => return self.refuse(now, link, code, &reason),
         }
         if self.is_elsewhere(&hello.name) {
             return self.send_elsewhere(now, link, &hello.name);

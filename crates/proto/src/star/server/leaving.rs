@@ -26,7 +26,9 @@ impl Server {
         let round = self.round.as_ref();
         let members = self.roster.members().iter();
         let before = members.filter(|(&sender, _)| round.is_none_or(|r| r.part(sender).is_none()));
-        let farewells: Vec<String> = before.filter_map(|(_, m)| m.farewell()).collect();
+        let farewells = before.filter_map(|(_, m)| m.farewell());
+        let turned_away = self.roster.unlike().map(|(name, how)| format!("{name} was not let in: {how}"));
+        let farewells: Vec<String> = farewells.chain(turned_away).collect();
         if farewells.is_empty() {
             return Ending::Failed(reason);
         }

@@ -15,6 +15,7 @@ impl TaskServer {
             Said::Nothing => {}
             Said::Hello(hello) => self.hello(now, link, &hello),
             Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            Said::Unlike(how) => self.refuse(now, link, Refusal::Layout, &how),
             Said::Message(sender, message) => self.member_says(now, link, sender, message),
         }
     }

@@ -108,9 +108,10 @@ impl TaskServer {
             return Err(format!("offered a result of {bytes} bytes; {most} is the most"));
         }
         let Some(wanted) = fold else { return Ok(Arc::new(layout)) };
-        if let Some(difference) = wanted.difference(&layout) {
+        if let Some(difference) = layout.difference(&wanted) {
+            let said = difference.said("in this result", "in the others");
             return Err(format!(
-                "offered a result that cannot be folded with the others: {difference}; return the same tensors"
+                "offered a result that cannot be folded with the others: {said}; return the same tensors"
             ));
         }
         let (weight, heaviest) = (result.weight, self.config.max_weight);

@@ -258,7 +258,8 @@ impl World {
             }
             Action::Cancel { link, .. } => self.net.cancel(now, link, End::Server),
             Action::Close { link } => self.net.close(now, link, End::Server),
-            Action::Joined { .. } | Action::Note { .. } | Action::Left { .. } => {}
+            Action::Joined { .. } | Action::Note { .. } | Action::TurnedAway { .. } | Action::Left { .. } => {
+            }
             Action::Policy(NodeStep::Forget { below }) => {
                 self.parties[index].sums.retain(|&round, _| round >= below);
                 self.parties[index].staged.retain(|&(round, _), _| round >= below);

@@ -1,0 +1,156 @@
+//! The first tensor in which two layouts differ, for messages and for errors.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::layout::{MAX_NAME, MAX_RANK};
+use crate::{text, Dtype, Tensor};
+
+/// Most bytes of a tensor's name in an error. Names may have more, and every character.
+const SHOWN: usize = 200;
+
+/// Element type and shape of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Form {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape, row-major; empty for a scalar.
+    #[serde(deserialize_with = "shape")]
+    pub shape: Vec<u64>,
+}
+
+impl Form {
+    /// That of a tensor.
+    pub fn of(tensor: &Tensor) -> Self {
+        Self { dtype: tensor.dtype, shape: tensor.shape.clone() }
+    }
+}
+
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?}", self.dtype.word(), self.shape)
+    }
+}
+
+/// A tensor that two layouts do not have alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Its name.
+    pub name: String,
+    /// What it is in the layout that was asked; `None` if that has no tensor of this name.
+    pub ours: Option<Form>,
+    /// What it is in the other one. If both are the same, the tensor is at another place.
+    pub theirs: Option<Form>,
+}
+
+impl Difference {
+    /// In one plain line; `here` and `there` say where the two layouts are, such as "here" and "at the server".
+    pub fn said(&self, here: &str, there: &str) -> String {
+        let name = shown(&self.name);
+        match (&self.ours, &self.theirs) {
+            (Some(ours), Some(theirs)) if ours == theirs => {
+                format!("{name} is at another place {here} than {there}: the order of the tensors differs")
+            }
+            (Some(ours), Some(theirs)) => format!("{name} is {ours} {here} and {theirs} {there}"),
+            (Some(ours), None) => format!("{name} ({ours}) is {here} and missing {there}"),
+            (None, Some(theirs)) => format!("{name} ({theirs}) is {there} and missing {here}"),
+            (None, None) => format!("{name} is neither {here} nor {there}"),
+        }
+    }
+}
+
+/// A tensor's name as it is, if it reads like one; else in quotes, so that it cannot pass for words of the error.
+fn shown(name: &str) -> String {
+    let shown = text::plain(name, SHOWN);
+    let plain = shown.chars().all(|c| c.is_alphanumeric() || "._-/:".contains(c));
+    if plain && !shown.is_empty() {
+        shown
+    } else {
+        format!("{shown:?}")
+    }
+}
+
+/// Takes a tensor's name from a message; at no time is there a copy of one that is too long.
+pub(crate) fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let name = <&str>::deserialize(from)?;
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(D::Error::custom(format!("a tensor name must have 1 to {MAX_NAME} bytes")));
+    }
+    Ok(name.into())
+}
+
+fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
+    let shape = Vec::<u64>::deserialize(from)?;
+    if shape.len() > MAX_RANK {
+        return Err(D::Error::custom(format!("a tensor has at most {MAX_RANK} dimensions")));
+    }
+    Ok(shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+
+    fn layout(tensors: &[(&str, Dtype, &[u64])]) -> Layout {
+        Layout::pack(tensors.iter().map(|(name, dtype, shape)| (*name, *dtype, shape.to_vec()))).unwrap()
+    }
+
+    fn said(ours: &Layout, theirs: &Layout) -> String {
+        ours.difference(theirs).unwrap().said("here", "at the server")
+    }
+
+    #[test]
+    fn the_first_tensor_that_differs_is_named() {
+        const F32: Dtype = Dtype::F32;
+        let base = layout(&[("a", F32, &[3]), ("layer1.weight", F32, &[10, 5]), ("z", Dtype::I64, &[])]);
+        let reshaped = layout(&[("a", F32, &[3]), ("layer1.weight", F32, &[10, 4]), ("z", F32, &[])]);
+        assert_eq!(
+            said(&base, &reshaped),
+            "layer1.weight is float32 [10, 5] here and float32 [10, 4] at the server"
+        );
+        let retyped =
+            layout(&[("a", Dtype::BF16, &[3]), ("layer1.weight", F32, &[10, 5]), ("z", Dtype::I64, &[])]);
+        assert_eq!(said(&base, &retyped), "a is float32 [3] here and bfloat16 [3] at the server");
+        let fewer = layout(&[("a", F32, &[3]), ("z", Dtype::I64, &[])]);
+        assert_eq!(said(&base, &fewer), "layer1.weight (float32 [10, 5]) is here and missing at the server");
+        assert_eq!(said(&fewer, &base), "layer1.weight (float32 [10, 5]) is at the server and missing here");
+        let short = layout(&[("a", F32, &[3])]);
+        assert_eq!(said(&fewer, &short), "z (int64 []) is here and missing at the server");
+        assert_eq!(said(&short, &fewer), "z (int64 []) is at the server and missing here");
+        let turned = layout(&[("a", F32, &[3]), ("z", Dtype::I64, &[]), ("layer1.weight", F32, &[10, 5])]);
+        assert!(said(&base, &turned).starts_with("layer1.weight is at another place here than at the server"));
+        assert_eq!(base.difference(&base.clone()), None);
+    }
+
+    #[test]
+    fn both_sides_name_the_same_tensor() {
+        let layouts = [
+            layout(&[("a", Dtype::F32, &[3]), ("b", Dtype::F32, &[])]),
+            layout(&[("b", Dtype::F32, &[]), ("a", Dtype::F32, &[3])]),
+            layout(&[("b", Dtype::F64, &[2]), ("a", Dtype::F32, &[3])]),
+            layout(&[("c", Dtype::F32, &[3]), ("b", Dtype::F32, &[])]),
+            layout(&[("a", Dtype::F32, &[4])]),
+            layout(&[]),
+        ];
+        for ours in &layouts {
+            for theirs in layouts.iter().filter(|theirs| *theirs != ours) {
+                let here = ours.difference(theirs).unwrap();
+                let there = theirs.difference_of(&here.name, here.ours.clone());
+                assert_eq!((&there.ours, &there.theirs), (&here.theirs, &here.ours));
+                assert_eq!(there.said("at A", "at B").len(), here.said("at B", "at A").len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_cannot_pass_for_other_words() {
+        let long = "x".repeat(1000);
+        for name in ["a is float32 [1] here", "a\nb", "\x1b[2J", "\u{202e}x", &long] {
+            let ours = layout(&[(name, Dtype::F32, &[1])]);
+            let said = said(&ours, &layout(&[("w", Dtype::F32, &[1])]));
+            assert!(text::is_plain(&said) && said.len() < SHOWN + 100, "{said}");
+            assert!(name == long || said.starts_with('"'), "{said}");
+        }
+    }
+}
