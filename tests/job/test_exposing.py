@@ -16,7 +16,7 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 
 
 def told(**more: Any) -> dict[str, Any]:
-    counts = dict.fromkeys(("workers", "aggregators_created", "died", "reused", "commits"), 2)
+    counts = dict.fromkeys(("workers", "aggregators_created", "died", "warm", "commits"), 2)
     sizes = {"cpu_seconds": 1.5, "pool_bytes": 4096, "sums_bytes": 128}
     now = {"folds": 7, "places": 8, "free": 3, "handover_bounds_us": [10.0, 25.0]}
     return {**counts, **sizes, "now": {**now, "handover_counts": [1, 2, 4], "handover_sum_us": 300.0}, **more}

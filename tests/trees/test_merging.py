@@ -79,7 +79,7 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
             "workers",
             "aggregators_created",
             "died",
-            "reused",
+            "warm",
             "commits",
             "cpu_seconds",
             "hops_cpu_seconds",

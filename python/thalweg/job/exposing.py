@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _OF_NODES: Final[Mapping[str, tuple[str, str, bool]]] = {
     "thalweg_workers": ("worker processes that there are to be", "workers", False),
     "thalweg_workers_started": ("worker processes started", "aggregators_created", True),
-    "thalweg_workers_reused": ("workers that began a round with the process of an earlier one", "reused", True),
+    "thalweg_workers_warm": ("workers that began a round with the process of an earlier one", "warm", True),
     "thalweg_worker_deaths": ("worker processes that ended while they were wanted", "died", True),
     "thalweg_worker_cpu_seconds": ("CPU time of workers, as of their last commits", "cpu_seconds", True),
     "thalweg_folds": ("updates that workers added, one for each worker that adds its part", "now.folds", True),

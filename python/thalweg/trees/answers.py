@@ -96,7 +96,7 @@ class Workers(Form):
     workers: Count
     aggregators_created: Count
     died: Count
-    reused: Count
+    warm: Count
     commits: Count
     started: Started
     start_us: Percentiles

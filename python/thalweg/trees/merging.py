@@ -14,7 +14,7 @@ ADDED: Final = (
     "workers",
     "aggregators_created",
     "died",
-    "reused",
+    "warm",
     "commits",
     "cpu_seconds",
     "hops_cpu_seconds",

@@ -176,7 +176,7 @@ impl Team {
             // A process that was told to end may not have ended yet.
             let stays = state.running.iter().zip(&state.is_retired).filter(|(_, is_retired)| !**is_retired);
             let used = stays.filter_map(|(line, _)| line.as_ref()).filter(|line| line.has_worked).count();
-            state.counts.reused += used as u64;
+            state.counts.warm += used as u64;
         }
         let sequence = state.ledger.add(object.name(), weight);
         state.jobs.insert(sequence, Job { object: Some(Arc::new(object)), done: Some(done) });

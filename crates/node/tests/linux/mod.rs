@@ -273,7 +273,7 @@ fn workers_give_the_bits_of_one_accumulator(routes: bool) {
         }
         let counts = bench.team.counts();
         assert_eq!((counts.started, counts.died), (workers as u64, 0), "processes serve all rounds");
-        assert_eq!(counts.reused, 2 * workers as u64);
+        assert_eq!(counts.warm, 2 * workers as u64);
         assert!(counts.cpu > 0 && !counts.handovers.last().is_empty());
         let notes = counts.kernel.map(|kernel| (kernel.direct > 40, kernel.passed));
         assert_eq!(notes, routes.then_some((true, 0)), "all notes go inside the kernel, or none");
@@ -329,7 +329,7 @@ fn workers_start_with_their_first_work_and_end_with_the_round(routes: bool) {
         let counts = bench.team.counts();
         let started = if split == Split::Clients { (1, 5) } else { (3, 9) };
         assert_eq!((first, counts.started), started, "{split:?}");
-        assert_eq!((counts.died, counts.reused), (0, 0), "{split:?}");
+        assert_eq!((counts.died, counts.warm), (0, 0), "{split:?}");
     }
 }
 

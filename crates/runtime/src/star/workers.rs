@@ -178,7 +178,7 @@ impl Reducer for Workers {
             "workers": self.team.workers(),
             "aggregators_created": counts.started,
             "died": counts.died,
-            "reused": counts.reused,
+            "warm": counts.warm,
             "commits": counts.commits,
             "started": { "template": counts.forked, "program": counts.started - counts.forked },
             "start_us": times(&counts.starts),
