@@ -1,7 +1,8 @@
 """Every listening socket of this program has a rule that bounds what a peer can take, and a test of that rule.
 
-A new listener fails here until it is listed with its rule and the place of the test. Ports that peers of a
-job reach share one rule, the lobby of ``crates/transport/src/lobby.rs``; docs/explanation/security.md has the figures.
+A new listener fails here until it is listed with its rule and the tests of it. All ports share one rule: whoever
+connects is a guest of a lobby (``crates/transport/src/lobby.rs``) until something comes that counts, and then one of a
+bounded number (``seats.rs``). docs/explanation/security.md has the figures.
 """
 
 from __future__ import annotations
@@ -22,49 +23,98 @@ PYTHON = re.compile(
 APART = {"tests", "benches", "examples", "target", "conformance"}
 
 
-class Rule(NamedTuple):
-    """How many listeners a file has, what bounds them, and the file and name of a test of that."""
+class Shown(NamedTuple):
+    """A test of a bound: its file, and the name of its function."""
 
-    times: int
-    rule: str
-    test: str
+    file: str
     name: str
 
 
-LOBBY = "the lobby of guests: a quarter of the descriptors, half of that an address, 20 s"
-HOSTILE = ("tests/hostile/test_cost.py", "test_guests_cost_what_the_documents_say")
+class Port(NamedTuple):
+    """How many listeners a file has that others can reach, the words by which it keeps the rule, and tests of it.
+
+    Each of these ports is bounded in number, for each address, and in time. ``keeper`` or the file has the words.
+    """
+
+    times: int
+    words: str
+    number: Shown
+    address: Shown
+    time: Shown
+    keeper: str | None = None
+
+
+class Own(NamedTuple):
+    """How many listeners a file has that only this user or this process can reach, and what shows that."""
+
+    times: int
+    why: str
+    shown: Shown
+
+
+GUESTS, SEATS, LOBBY = (f"crates/transport/src/{name}.rs" for name in ("guests", "seats", "lobby"))
+# The lobby of guests: a quarter of the descriptors, half of that an address, 20 s.
+FULL = Shown(GUESTS, "when_it_is_full_the_address_with_the_most_gives_way")
+SHARE = Shown(GUESTS, "beyond_its_share_an_address_displaces_its_own_oldest_silent_one")
+PATIENCE = Shown(LOBBY, "a_guest_has_to_go_in_time")
+# Behind the lobby, where no handshake tells who comes: seats for connections that have said something.
+CARRIED = Shown(SEATS, "carried_connections_are_bounded_in_number")
+OF_AN_ADDRESS = Shown(SEATS, "carried_connections_are_bounded_for_each_address")
+VISITORS = "crates/transports/zmq/src/visitors.rs"
+PROBE = "crates/runtime/src/probe.rs"
+READERS = "crates/transports/unifl/src/proxy/readers.rs"
+PAGES = "tests/job/test_page_server.py"
 OWN = "one connection that this process makes itself, and then no listener any more"
-LISTENERS = {
-    "crates/sockets/src/door.rs": Rule(1, LOBBY, *HOSTILE),
-    "crates/transports/shm/src/listener.rs": Rule(1, LOBBY, *HOSTILE),
-    "crates/transports/zmq/src/open.rs": Rule(1, LOBBY, *HOSTILE),
-    "crates/runtime/src/engine/hub.rs": Rule(1, LOBBY, *HOSTILE),
-    "crates/runtime/src/forward/far.rs": Rule(1, LOBBY, "crates/runtime/tests/forward.rs", "fn "),
-    # Bounded in number alone: no connection is ended for another, since nobody knows here which are silent.
-    "crates/runtime/src/forward/near.rs": Rule(1, "--connections", "crates/runtime/tests/forward.rs", "connections"),
-    "crates/transports/unifl/src/proxy/mod.rs": Rule(
-        1, "--connections, --idle", "crates/transports/unifl/src/proxy/settings.rs", '{"connections": 0}'
+LISTENERS: dict[str, Port | Own] = {
+    "crates/sockets/src/door.rs": Port(1, "lobby.enter(", FULL, SHARE, PATIENCE),
+    "crates/transports/shm/src/listener.rs": Port(1, "lobby.enter(", FULL, SHARE, PATIENCE),
+    "crates/transports/zmq/src/open.rs": Port(
+        1, "lobby.enter(", FULL, SHARE, PATIENCE, "crates/transports/zmq/src/visitors.rs"
     ),
-    "crates/transports/unifl/src/proxy/readers.rs": Rule(
-        2, "16 readers of this user, 10 s", "crates/transports/unifl/src/proxy/readers.rs", "mod tests"
-    ),
-    # `doctor --serve`: beyond loopback only for whoever has a certificate.
-    "crates/runtime/src/probe.rs": Rule(2, "certificates", "crates/runtime/src/probe.rs", "give --pki"),
-    "crates/node/src/freight.rs": Rule(1, OWN, "crates/node/src/freight.rs", "peer == own"),
-    "crates/node/src/routes/mod.rs": Rule(1, OWN, "crates/node/src/routes/mod.rs", "fn pair"),
-    "python/thalweg/job/page_server.py": Rule(
+    "crates/runtime/src/engine/hub.rs": Port(1, "Lobby::new(", FULL, SHARE, PATIENCE),
+    "crates/runtime/src/forward/far.rs": Port(1, "Lobby::new(", FULL, SHARE, PATIENCE),
+    "crates/runtime/src/forward/near.rs": Port(
         1,
-        "16 connections, 8 of an address, 5 s",
-        "tests/job/test_page_server.py",
-        "test_silent_ones_of_one_address_take_half_of_the_places",
+        "reception.enter(",
+        CARRIED,
+        OF_AN_ADDRESS,
+        Shown("crates/runtime/tests/forward.rs", "a_program_that_sends_nothing_is_reset_in_time"),
     ),
-    "python/thalweg/lab/keeper.py": Rule(
+    "crates/transports/unifl/src/proxy/mod.rs": Port(
         1,
-        "64 connections of this user, 1 MiB a request",
-        "tests/lab/test_keeper.py",
-        "test_who_never_ends_a_line_is_hung_up_on",
+        "reception.enter(",
+        CARRIED,
+        OF_AN_ADDRESS,
+        Shown("crates/transports/unifl/tests/proxy.rs", "a_client_that_sends_nothing_is_reset_in_time"),
     ),
-    "python/thalweg/lab/flood.py": Rule(1, OWN, "python/thalweg/lab/flood.py", "listener.accept()"),
+    # Its port, and one for each raw stream.
+    PROBE: Port(
+        2,
+        "Lobby::new(",
+        Shown(PROBE, "beyond_as_many_as_there_may_be_nobody_is_answered"),
+        OF_AN_ADDRESS,
+        Shown(PROBE, "who_asks_for_nothing_is_no_longer_than_a_guest_may_be"),
+    ),
+    "python/thalweg/job/page_server.py": Port(
+        1,
+        "_make_room(",
+        Shown(PAGES, "test_many_addresses_take_no_more_than_all_places"),
+        Shown(PAGES, "test_silent_ones_of_one_address_take_half_of_the_places"),
+        Shown(PAGES, "test_whoever_takes_too_long_is_sent_away"),
+    ),
+    READERS: Own(
+        2,
+        "a Unix socket for readers of this user: 16 of them, and one that does not read is dropped after 10 s",
+        Shown(READERS, "each_reader_has_each_line_and_one_that_goes_holds_up_nobody"),
+    ),
+    "python/thalweg/lab/keeper.py": Own(
+        1,
+        "a Unix socket in a folder of this user: 64 connections, 1 MiB a request",
+        Shown("tests/lab/test_keeper.py", "test_who_never_ends_a_line_is_hung_up_on"),
+    ),
+    "crates/node/src/freight.rs": Own(1, OWN, Shown("crates/node/src/freight.rs", "connected")),
+    "crates/node/src/routes/mod.rs": Own(1, OWN, Shown("crates/node/src/routes/mod.rs", "pair")),
+    "python/thalweg/lab/flood.py": Own(1, OWN, Shown("python/thalweg/lab/flood.py", "__init__")),
 }
 
 
@@ -84,10 +134,24 @@ def test_each_listener_is_listed_with_its_rule() -> None:
     assert found() == {path: rule.times for path, rule in LISTENERS.items()}
 
 
-@pytest.mark.parametrize("path", LISTENERS)
-def test_each_rule_is_held_by_something_that_is_there(path: str) -> None:
+@pytest.mark.parametrize("path", [path for path, rule in LISTENERS.items() if isinstance(rule, Port)])
+@pytest.mark.parametrize("bound", ["number", "address", "time"])
+def test_each_port_is_bounded_in_number_for_each_address_and_in_time(path: str, bound: str) -> None:
     rule = LISTENERS[path]
-    assert rule.name in (ROOT / rule.test).read_text()
+    assert isinstance(rule, Port)
+    assert rule.words in (ROOT / (rule.keeper or path)).read_text(), "it does not keep the rule"
+    assert is_there(getattr(rule, bound))
+
+
+@pytest.mark.parametrize("path", [path for path, rule in LISTENERS.items() if isinstance(rule, Own)])
+def test_other_listeners_are_reached_by_nobody_else(path: str) -> None:
+    rule = LISTENERS[path]
+    assert isinstance(rule, Own)
+    assert is_there(rule.shown)
+
+
+def is_there(shown: Shown) -> bool:
+    return re.search(rf"\b(?:fn|def) {shown.name}\(", (ROOT / shown.file).read_text()) is not None
 
 
 def test_all_transports_that_listen_have_a_bound_in_the_documents() -> None:

@@ -5,17 +5,27 @@
 //! connection that must show the ticket given over the link.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thalweg_arena::Arena;
-use thalweg_transport::{Address, Cancel, Link, Outgoing, Sink, Target, Transport, UpdateId};
+use thalweg_transport::{
+    Address, Bounds, Cancel, Guest, Link, Lobby, NoChunks, Options, Origin, Outgoing, Seats, Sink, Target,
+    Transport, UpdateId,
+};
 use thalweg_wire::{ChunkHeader, LayoutHash, Ranges, WireError};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+use crate::engine::descriptor_limit;
 use crate::options::{ClientOptions, ServerOptions, DEFAULT_CHUNK};
 use crate::{random, registry, Error};
 
@@ -27,8 +37,13 @@ const REPETITIONS: usize = 5;
 /// Most raw streams at once; each has buffers of the whole update at both ends.
 const MOST_STREAMS: usize = 16;
 const ROUND_TRIPS: usize = 200;
-/// How long a raw stream may stand still.
+/// How long a raw stream may stand still, and its port be open.
 const STALL: Duration = Duration::from_secs(10);
+/// Probes that are answered at a time, and those of one address. Each has memory for an update, and its raw streams too.
+const MOST_PROBES: usize = 4;
+/// How long a probe may ask nothing while nothing of it moves.
+const SILENCE: Duration = Duration::from_secs(60);
+const TICKET: usize = 16;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
@@ -42,7 +57,7 @@ enum Ask {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Raw { port: u16, ticket: [u8; 16] },
+    Raw { port: u16, ticket: [u8; TICKET] },
     Ready,
     Echo,
 }
@@ -81,6 +96,14 @@ impl Sink for Probed {
     }
 }
 
+/// Whoever comes is a guest until it asks for something, and a raw stream until it has shown its ticket.
+struct Server {
+    host: String,
+    lobby: Lobby,
+    probes: Seats,
+    silence: Duration,
+}
+
 /// Answers probes at `listen` until the time is over or `go_on` says no. `config` as for a server; beyond
 /// loopback it must ask for client certificates.
 ///
@@ -111,16 +134,19 @@ fn serve_and(
     }
     let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
     let runtime = runtime()?;
-    let listener = runtime.block_on(transport.listen(&address, &options.transport))?;
-    let host = listener.address().host;
+    let lobby = Lobby::new(Bounds::of_process(descriptor_limit()));
+    let listening = Options { lobby: Some(lobby.clone()), ..options.transport.clone() };
+    let listener = runtime.block_on(transport.listen(&address, &listening))?;
+    let (host, probes) = (listener.address().host, Seats::halved(MOST_PROBES));
+    let server = Arc::new(Server { host, lobby, probes, silence: SILENCE });
     ready(listener.address());
     runtime.spawn(async move {
         while let Ok(pending) = listener.accept().await {
-            let host = host.clone();
+            let server = server.clone();
             tokio::spawn(async move {
                 if let Ok(link) = pending.await {
                     // A probe that breaks off concerns its own peer only.
-                    let _ = answer(&link, &host).await;
+                    let _ = server.answer(&link).await;
                     link.close().await;
                 }
             });
@@ -134,42 +160,108 @@ fn serve_and(
     Ok(())
 }
 
-async fn answer(link: &Arc<dyn Link>, host: &str) -> Result<(), Error> {
-    let sink = Probed { arena: Arena::new(MOST)?, received: AtomicU64::new(0) };
+impl Server {
+    async fn answer(&self, link: &Arc<dyn Link>) -> Result<(), Error> {
+        // The lobby ends a link that asks for nothing.
+        let first = link.receive(&NoChunks).await?;
+        let origin = link.peer().address.parse::<SocketAddr>().map_or(Origin::Unknown, Origin::from);
+        let seat = timeout(self.lobby.bounds().patience, self.probes.take(origin));
+        let busy = |_| Error::new("refused", "probe", "as many probes as there may be are answered already");
+        let _seat = seat.await.map_err(busy)?;
+        link.admit();
+        let sink = Probed { arena: Arena::new(MOST)?, received: AtomicU64::new(0) };
+        let raws = Arc::new(Semaphore::new(MOST_STREAMS));
+        let mut asked = first;
+        loop {
+            let ask: Ask = serde_json::from_slice(&asked)?;
+            let reply = match ask {
+                Ask::Echo => Answer::Echo,
+                Ask::Update { .. } => Answer::Ready,
+                Ask::Raw { bytes } => self.open_raw(&raws, bytes.min(MOST)).await?,
+            };
+            link.send_control(serde_json::to_vec(&reply)?.into()).await?;
+            asked = self.next(link, &sink, &raws).await?;
+        }
+    }
+
+    /// The next thing that the peer asks for.
+    async fn next(&self, link: &Arc<dyn Link>, sink: &Probed, raws: &Semaphore) -> Result<Bytes, Error> {
+        let receiving = link.receive(sink);
+        tokio::pin!(receiving);
+        let mut before = sink.received.load(Ordering::Relaxed);
+        loop {
+            if let Ok(received) = timeout(self.silence, &mut receiving).await {
+                return Ok(received?);
+            }
+            let now = sink.received.load(Ordering::Relaxed);
+            if now == before && raws.available_permits() == MOST_STREAMS {
+                return Err(Error::new("timeout", "probe", "the peer asks for nothing"));
+            }
+            before = now;
+        }
+    }
+
+    /// A port for one raw stream, received into a buffer as large as the update.
+    async fn open_raw(&self, raws: &Arc<Semaphore>, bytes: u64) -> Result<Answer, Error> {
+        let place = raws.clone().try_acquire_owned().map_err(|_| corrupt("too many raw streams at once"))?;
+        let ip: IpAddr = self.host.parse().map_err(|e| system("listen for the raw stream", e))?;
+        let listener = TcpListener::bind(SocketAddr::new(ip, 0)).await.map_err(|e| system("listen", e))?;
+        let port = listener.local_addr().map_err(|e| system("listen", e))?.port();
+        let ticket: [u8; TICKET] = random()?;
+        let lobby = self.lobby.clone();
+        tokio::spawn(async move {
+            let Ok(Some(stream)) = timeout(STALL, holder(&listener, &lobby, ticket)).await else { return };
+            drop(listener);
+            let received = tokio::task::spawn_blocking(move || receive_raw(stream, bytes, place));
+            // A stream that breaks off concerns its own peer only.
+            let _ = received.await;
+        });
+        Ok(Answer::Raw { port, ticket })
+    }
+}
+
+/// The connection of whoever has the ticket. Others that find the port are guests, and are let go.
+async fn holder(listener: &TcpListener, lobby: &Lobby, ticket: [u8; TICKET]) -> Option<TcpStream> {
+    let mut guests = JoinSet::new();
     loop {
-        let ask: Ask = serde_json::from_slice(&link.receive(&sink).await?)?;
-        let reply = match ask {
-            Ask::Echo => Answer::Echo,
-            Ask::Update { .. } => Answer::Ready,
-            Ask::Raw { bytes } => open_raw(host, bytes.min(MOST))?,
+        let accepted = async {
+            lobby.room().await;
+            listener.accept().await
         };
-        link.send_control(serde_json::to_vec(&reply)?.into()).await?;
+        tokio::select! {
+            Some(shown) = guests.join_next() => if let Ok(Some(stream)) = shown {
+                return Some(stream);
+            },
+            accepted = accepted => {
+                let (stream, from) = accepted.ok()?;
+                guests.spawn(show(stream, lobby.enter(from), ticket));
+            }
+        }
     }
 }
 
-/// A port for one raw stream, received into a buffer as large as the update.
-fn open_raw(host: &str, bytes: u64) -> Result<Answer, Error> {
-    let ip: IpAddr = host.parse().map_err(|e| system("listen for the raw stream", e))?;
-    let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(|e| system("listen", e))?;
-    let port = listener.local_addr().map_err(|e| system("listen", e))?.port();
-    let ticket: [u8; 16] = random()?;
-    tokio::task::spawn_blocking(move || receive_raw(&listener, ticket, bytes));
-    Ok(Answer::Raw { port, ticket })
+async fn show(mut stream: tokio::net::TcpStream, guest: Guest, ticket: [u8; TICKET]) -> Option<TcpStream> {
+    let mut shown = [0; TICKET];
+    let watch = guest.watch();
+    tokio::select! {
+        biased;
+        read = stream.read_exact(&mut shown) => read.ok()?,
+        _ = watch.turned_out() => return None,
+    };
+    let stream = (shown == ticket).then(|| stream.into_std().ok())??;
+    stream.set_nonblocking(false).ok()?;
+    Some(stream)
 }
 
-fn receive_raw(listener: &TcpListener, ticket: [u8; 16], bytes: u64) -> std::io::Result<()> {
-    let (mut stream, _) = listener.accept()?;
+fn receive_raw(mut stream: TcpStream, bytes: u64, place: OwnedSemaphorePermit) -> std::io::Result<()> {
     stream.set_read_timeout(Some(STALL))?;
-    let mut shown = [0; 16];
-    stream.read_exact(&mut shown)?;
-    if shown != ticket {
-        return Ok(());
-    }
+    stream.set_write_timeout(Some(STALL))?;
     let mut buffer = vec![1_u8; bytes as usize]; // touched before the clock runs
     stream.write_all(&[0])?;
     for block in buffer.chunks_mut(BLOCK) {
         stream.read_exact(block)?;
     }
+    drop((buffer, place)); // before the peer may ask for the next stream
     stream.write_all(&[1])
 }
 
@@ -294,6 +386,7 @@ async fn measure(
     arena.claim(arena.range())?.fill(1); // touched before the clock runs
     let sink = Probed { arena: Arena::new(0)?, received: AtomicU64::new(0) };
     let prober = Prober { link, sink, host: address.host.clone(), arena };
+    prober.ask(&Ask::Echo).await?; // until it asks for something, a link may carry no chunks
     prober.update(0).await?; // the first one touches the receiver's pages
     let (mut raw, mut ours, mut together) = (Vec::new(), Vec::new(), 0.0_f64);
     for repetition in 0..REPETITIONS {
@@ -341,4 +434,99 @@ pub fn loopback(bytes: u64, streams: usize) -> Result<String, Error> {
     stop.store(true, Ordering::Relaxed);
     let served = server.join().map_err(|_| system("serve probes on loopback", "it panicked"));
     served?.and(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_transport::memory::Memory;
+
+    use super::*;
+
+    const EVER: Duration = Duration::from_secs(3600);
+
+    fn server(patience: Duration, silence: Duration) -> Server {
+        let lobby = Lobby::new(Bounds { total: 8, share: 4, patience });
+        Server { host: "127.0.0.1".into(), lobby, probes: Seats::new(1, 1), silence }
+    }
+
+    /// A link to the server, its two ends.
+    async fn link(server: &Server, name: &str) -> (Arc<dyn Link>, Arc<dyn Link>) {
+        let address = Address::parse(&format!("memory://probe-{name}:0")).unwrap();
+        let options = Options { lobby: Some(server.lobby.clone()), ..Options::default() };
+        let listener = Memory.listen(&address, &options).await.unwrap();
+        let connecting = Memory.connect(&listener.address(), &options).await;
+        (connecting.unwrap(), listener.accept().await.unwrap().await.unwrap())
+    }
+
+    async fn ask(link: &Arc<dyn Link>, ask: &Ask) {
+        link.send_control(serde_json::to_vec(ask).unwrap().into()).await.unwrap();
+    }
+
+    fn run(test: impl std::future::Future<Output = ()>) {
+        runtime().unwrap().block_on(test);
+    }
+
+    #[test]
+    fn who_asks_for_nothing_is_no_longer_than_a_guest_may_be() {
+        run(async {
+            let server = server(Duration::ZERO, EVER);
+            let (_peer, link) = link(&server, "guest").await;
+            assert_eq!(server.answer(&link).await.unwrap_err().kind(), "timeout");
+        });
+    }
+
+    #[test]
+    fn who_asks_once_and_then_nothing_is_ended() {
+        run(async {
+            let server = server(EVER, Duration::ZERO);
+            let (peer, link) = link(&server, "silent").await;
+            ask(&peer, &Ask::Echo).await;
+            let error = server.answer(&link).await.unwrap_err();
+            assert!(error.kind() == "timeout" && error.to_string().contains("asks for nothing"), "{error}");
+            assert_eq!((server.lobby.count(), server.probes.taken()), (0, 0));
+        });
+    }
+
+    #[test]
+    fn beyond_as_many_as_there_may_be_nobody_is_answered() {
+        run(async {
+            let server = server(Duration::from_millis(50), EVER);
+            let _other = server.probes.take(Origin::Unknown).await;
+            let (peer, link) = link(&server, "busy").await;
+            ask(&peer, &Ask::Echo).await;
+            assert_eq!(server.answer(&link).await.unwrap_err().kind(), "refused");
+        });
+    }
+
+    #[test]
+    fn raw_streams_of_a_probe_are_bounded() {
+        run(async {
+            let server = server(EVER, EVER);
+            let raws = Arc::new(Semaphore::new(1));
+            server.open_raw(&raws, 1).await.unwrap();
+            assert_eq!(server.open_raw(&raws, 1).await.unwrap_err().kind(), "corrupt");
+        });
+    }
+
+    #[test]
+    fn a_raw_stream_is_that_of_the_ticket_and_strangers_are_guests() {
+        run(async {
+            let server = server(EVER, EVER);
+            let ticket = [7; TICKET];
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let at = listener.local_addr().unwrap();
+            let connect = |said: &[u8]| {
+                let mut stream = TcpStream::connect(at).unwrap();
+                stream.write_all(said).unwrap();
+                stream
+            };
+            // The kernel has them in this order, and the address may have four guests.
+            let strangers =
+                [connect(&[]), connect(&[9; TICKET]), connect(&[1]), connect(&[2]), connect(&[3])];
+            let owner = connect(&ticket);
+            let held = holder(&listener, &server.lobby, ticket).await.unwrap();
+            assert_eq!(held.peer_addr().unwrap(), owner.local_addr().unwrap());
+            drop(strangers);
+        });
+    }
 }

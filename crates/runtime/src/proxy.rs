@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
+use crate::engine::descriptor_limit;
 use crate::registry::masking;
 use crate::told::{self, UNHEARD};
 use crate::Error;
@@ -35,7 +36,7 @@ impl Proxy {
             .build()
             .map_err(|e| Error::new("system", START, e.to_string()))?;
         let (sender, events) = mpsc::channel(UNHEARD);
-        let proxy = runtime.block_on(masking::Proxy::open(settings, sender))?;
+        let proxy = runtime.block_on(masking::Proxy::open(settings, descriptor_limit(), sender))?;
         let listening = proxy.listening().trim_end().to_owned();
         Ok(Self { proxy: Some(proxy), events, listening, runtime })
     }

@@ -252,6 +252,25 @@ fn sixty_four_programs_at_once_share_the_places_there_are() {
 }
 
 #[test]
+fn a_program_that_sends_nothing_is_reset_in_time() {
+    for grpc in [false, true] {
+        let (near, _far) = path("tcp", &reverser(), &json!({"first_byte": 0.05, "grpc": grpc}));
+        let error = connect(&near).read(&mut [0; 4]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(near.next("end")["error"], "accept: it sent nothing in time");
+    }
+}
+
+#[test]
+fn a_program_may_wait_for_the_server_to_speak_first() {
+    let greets = target(|mut connection| connection.write_all(b"welcome").unwrap());
+    let (near, _far) = path("tcp", &greets, &json!({}));
+    let mut greeting = [0; 7];
+    connect(&near).read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"welcome");
+}
+
+#[test]
 fn a_target_that_refuses_resets_the_program_and_says_so_at_both_ends() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let (near, far) = path("tcp", &nobody, &json!({}));

@@ -73,6 +73,10 @@ def command(
         typer.Option(metavar="SIZE", help="Most of each direction of a connection that is buffered at its receiver."),
     ] = "4MiB",
     connections: Annotated[int, typer.Option(min=1, max=4096, help="Most at a time; further ones wait.")] = 256,
+    first_byte: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Near end: how long a program may take to its first byte."),
+    ] = 20.0,
     liveness: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Far end: silence that ends a link.")
     ] = 10.0,
@@ -102,6 +106,7 @@ def command(
         limits = {
             "window": serving.size("--window", window),
             "connections": connections,
+            "first_byte": first_byte,
             "liveness": liveness,
             "grpc": grpc,
             "answers": forwarding.answers(answer or (), grpc=grpc, near=via is not None),

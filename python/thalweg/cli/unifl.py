@@ -45,6 +45,9 @@ def proxy(
         str | None, typer.Option(metavar="SIZE", help="Most of a connection that waits for the server; 32MiB.")
     ] = None,
     connections: Annotated[int, typer.Option(min=1, max=2048, help="Most at a time; further ones wait.")] = 256,
+    first_byte: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long a client may take to its first byte.")
+    ] = 20.0,
     idle: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="End clients that are silent so long; else never.")
     ] = None,
@@ -80,6 +83,7 @@ def proxy(
             holes=holes,
             align=align,
             connections=connections,
+            first_byte=first_byte,
             idle=idle,
             plain=plain,
         )

@@ -30,7 +30,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    fn end(&self, why: String) {
+    /// Ends the stream, for this reason unless it has ended already.
+    pub fn end(&self, why: String) {
         lock(&self.why).get_or_insert(why);
         self.over.notify_one();
     }

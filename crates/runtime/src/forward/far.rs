@@ -180,7 +180,7 @@ async fn target(shared: Arc<Shared>, carrier: Arc<Carrier>, stream: u32, from: S
         Ok(server) if shared.options.grpc => {
             http2::carry_far(&carrier, stream, &signals, server, shared.options.window).await
         }
-        Ok(program) => program::carry(&carrier, stream, &signals, program).await,
+        Ok(program) => program::carry(&carrier, stream, &signals, program, &|| ()).await,
         Err(why) => {
             carrier.with(|mux| mux.reset(stream, &why));
             program::Ended { error: Some(why), ..Default::default() }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_pki as pki;
-use thalweg_transport::{Address, Transport};
+use thalweg_transport::{Address, Bounds, Lobby, Reception, Seats, Transport, Visit};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -17,6 +17,7 @@ use super::handshake::{self, Identity, Ready};
 use super::http2;
 use super::options::ForwardOptions;
 use super::{program, stop};
+use crate::engine::descriptor_limit;
 use crate::{random, registry, Error};
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -82,6 +83,8 @@ pub(crate) struct Near {
     way: Way,
     listener: TcpListener,
     listen: String,
+    /// Of programs that have said nothing yet.
+    lobby: Lobby,
     first: (Arc<Carrier>, u32),
     serving: Arc<Serving>,
     connections: u64,
@@ -100,13 +103,17 @@ impl Near {
         let io = |e: std::io::Error| {
             Error::from(thalweg_transport::Error::io(START, format!("listen at {}", options.listen), &e))
         };
+        let descriptors = descriptor_limit();
+        Seats::check(START, options.connections as usize, 1, descriptors)?;
+        let bounds = Bounds { patience: options.first_byte(), ..Bounds::of_process(descriptors) };
+        let lobby = Lobby::new(bounds);
         let listener = TcpListener::bind(&options.listen).await.map_err(io)?;
         let listen = listener.local_addr().map_err(io)?.to_string();
         let way = Way { address, transport, options: options.clone(), who };
         let first = way.dial_for(Some(options.patience())).await?;
         let http2 = options.grpc.then(|| http2::Near::new(options.answers(), options.window));
         let serving = Arc::new(Serving { events, http2 });
-        Ok(Self { way, listener, listen, first, serving, connections: 0 })
+        Ok(Self { way, listener, listen, lobby, first, serving, connections: 0 })
     }
 
     pub fn listening(&self) -> Event {
@@ -158,23 +165,23 @@ impl Near {
         while programs.join_next().await.is_some() {}
     }
 
-    /// Accepts programs, as many at a time as there may be: the next ones wait in the system's queue.
+    /// Accepts programs. While there are as many as there may be, the next ones wait in the system's queue.
     async fn accept(
         &mut self,
         carrier: &Arc<Carrier>,
         streams: u32,
         programs: &mut JoinSet<()>,
     ) -> Infallible {
-        let places = Arc::new(Semaphore::new(streams as usize));
+        let reception = Reception::new(self.lobby.clone(), Seats::halved(streams as usize));
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else { std::future::pending().await };
+            reception.room().await;
             while programs.try_join_next().is_some() {}
             match self.listener.accept().await {
                 Ok((program, from)) => {
                     self.connections += 1;
-                    let serving = self.serving.clone();
+                    let (visit, serving) = (reception.enter(from), self.serving.clone());
                     let who = (self.connections, from.to_string());
-                    programs.spawn(carry(carrier.clone(), program, who, serving, place));
+                    programs.spawn(welcome(carrier.clone(), program, who, serving, visit));
                 }
                 Err(error) => {
                     let what = format!("a connection could not be accepted: {error}");
@@ -197,31 +204,52 @@ impl Near {
     }
 }
 
-async fn carry(
+/// Carries a program's connection as soon as it may be.
+async fn welcome(
     carrier: Arc<Carrier>,
     program: TcpStream,
     (connection, from): (u64, String),
     serving: Arc<Serving>,
-    place: OwnedSemaphorePermit,
+    mut visit: Visit,
 ) {
-    let Serving { events, http2 } = &*serving;
+    let events = &serving.events;
     events.tell(Event::Connection { connection, from: from.clone() }).await;
-    let ended = match carrier.open() {
-        Some((stream, signals)) => {
-            let ended = match http2 {
-                Some(calls) => http2::carry_near(&carrier, stream, &signals, program, calls, events).await,
-                None => program::carry(&carrier, stream, &signals, program).await,
-            };
-            carrier.forget(stream);
-            ended
-        }
-        None => {
-            program::reset(&program);
-            let error = Some("too many connections are just ending".into());
-            program::Ended { error, ..Default::default() }
-        }
+    let ended = match visit.seated().await {
+        Ok(()) => carry(&carrier, program, &serving, &visit).await,
+        Err(error) => turned_away(&program, error.to_string()),
     };
-    drop(place);
+    drop(visit);
     let program::Ended { sent, received, error, calls } = ended;
     events.tell(Event::End { connection, from, sent, received, error, calls }).await;
+}
+
+async fn carry(carrier: &Carrier, program: TcpStream, serving: &Serving, visit: &Visit) -> program::Ended {
+    let Some((stream, signals)) = carrier.open() else {
+        return turned_away(&program, "too many connections are just ending".into());
+    };
+    let spoke = || visit.spoke();
+    let carried = async {
+        match &serving.http2 {
+            Some(calls) => {
+                let how = (calls, &serving.events);
+                http2::carry_near(carrier, stream, &signals, program, how, &spoke).await
+            }
+            None => program::carry(carrier, stream, &signals, program, &spoke).await,
+        }
+    };
+    let silence = async {
+        signals.end(visit.silent().await.to_string());
+        std::future::pending::<Infallible>().await
+    };
+    let ended = tokio::select! {
+        ended = carried => ended,
+        never = silence => match never {},
+    };
+    carrier.forget(stream);
+    ended
+}
+
+fn turned_away(program: &TcpStream, why: String) -> program::Ended {
+    program::reset(program);
+    program::Ended { error: Some(why), ..Default::default() }
 }

@@ -46,6 +46,8 @@ pub struct ForwardOptions {
     pub connections: u32,
     /// Far end: least seconds of silence that end a link, at both its ends.
     pub liveness: f64,
+    /// Near end: seconds that a program may take from connecting to its first byte.
+    pub first_byte: f64,
     /// Near end: seconds to go on trying to reach the far end at the start, and for which programs wait when the link is
     /// lost.
     pub patience: f64,
@@ -102,6 +104,7 @@ impl Default for ForwardOptions {
             window: 4 << 20,
             connections: 256,
             liveness: 10.0,
+            first_byte: 20.0,
             patience: 10.0,
             grpc: false,
             answers: Vec::new(),
@@ -128,8 +131,9 @@ impl ForwardOptions {
         if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
             return bad("connections must be from 1 to 4096");
         }
-        if [self.liveness, self.patience].iter().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
-            return bad("liveness and patience are seconds, not negative");
+        let times = [self.liveness, self.patience, self.first_byte];
+        if times.iter().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
+            return bad("liveness, patience and first_byte are seconds, not negative");
         }
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");
@@ -153,6 +157,10 @@ impl ForwardOptions {
 
     pub(crate) fn patience(&self) -> Duration {
         seconds(self.patience)
+    }
+
+    pub(crate) fn first_byte(&self) -> Duration {
+        seconds(self.first_byte)
     }
 
     pub(crate) fn liveness(&self) -> Duration {

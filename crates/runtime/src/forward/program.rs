@@ -27,34 +27,50 @@ pub(crate) struct Ended {
     pub calls: Option<Calls>,
 }
 
+/// What hears that a program's first byte has come.
+pub(super) type Spoke<'a> = &'a (dyn Fn() + Sync);
+
 /// What a program's bytes are read from.
 pub(super) trait Source: AsyncRead + Unpin {
+    /// Waits for the first byte, or the end, and takes nothing.
+    fn begun(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+
     /// Waits until there are some, so that an idle connection holds no buffer.
     fn ready(&self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
 impl Source for tcp::ReadHalf<'_> {
+    async fn begun(&mut self) -> io::Result<()> {
+        self.peek(&mut [0]).await.map(drop)
+    }
+
     fn ready(&self) -> impl Future<Output = io::Result<()>> + Send {
         self.readable()
     }
 }
 
 impl Source for tokio::io::ReadHalf<tokio::io::DuplexStream> {
+    async fn begun(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn ready(&self) -> impl Future<Output = io::Result<()>> + Send {
         std::future::ready(Ok(()))
     }
 }
 
 /// Carries a connection until both its directions have ended, or one of them breaks: then it is reset at both ends.
+/// `spoke` is called when its first byte has come, or its end.
 pub(crate) async fn carry(
     carrier: &Carrier,
     stream: u32,
     signals: &Signals,
     mut program: TcpStream,
+    spoke: Spoke<'_>,
 ) -> Ended {
     let mut ended = Ended::default();
     let _ = program.set_nodelay(true); // small writes wait for nothing
-    if let Err(why) = carry_halves(carrier, stream, signals, program.split(), &mut ended).await {
+    if let Err(why) = carry_halves(carrier, (stream, signals), program.split(), &mut ended, spoke).await {
         carrier.with(|mux| mux.reset(stream, &why));
         reset(&program);
         ended.error = Some(why);
@@ -68,14 +84,14 @@ pub(crate) async fn carry(
 /// Why one direction broke.
 pub(super) async fn carry_halves(
     carrier: &Carrier,
-    stream: u32,
-    signals: &Signals,
+    (stream, signals): (u32, &Signals),
     (read, write): (impl Source, impl AsyncWrite + Unpin),
     ended: &mut Ended,
+    spoke: Spoke<'_>,
 ) -> Result<(), String> {
     let both = async {
         tokio::try_join!(
-            to_link(carrier, stream, signals, read, &mut ended.sent),
+            to_link(carrier, (stream, signals), read, &mut ended.sent, spoke),
             from_link(carrier, stream, signals, write, &mut ended.received),
         )
     };
@@ -94,11 +110,14 @@ pub(crate) fn reset(program: &TcpStream) {
 
 async fn to_link(
     carrier: &Carrier,
-    stream: u32,
-    signals: &Signals,
+    (stream, signals): (u32, &Signals),
     mut program: impl Source,
     sent: &mut u64,
+    spoke: Spoke<'_>,
 ) -> io::Result<()> {
+    // Before there is room for it on the link: the program is not silent because the link is slow.
+    program.begun().await?;
+    spoke();
     loop {
         let most = match carrier.with(|mux| mux.room(stream)) {
             None => return Ok(()),

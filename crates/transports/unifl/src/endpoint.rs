@@ -147,6 +147,10 @@ mod other {
             match self.0 {}
         }
 
+        fn poll_begun(&self, _: &mut Context<'_>) -> Poll<()> {
+            match self.0 {}
+        }
+
         fn repaired(&self) -> Option<u64> {
             match self.0 {}
         }

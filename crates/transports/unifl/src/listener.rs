@@ -139,7 +139,8 @@ async fn next(new: &mut mpsc::Receiver<Newcomer>, lobby: Option<&Lobby>) -> Opti
     new.recv().await
 }
 
-fn origin(from: &str) -> Origin {
+/// Who answers for a connection from this address, `host:port`.
+pub(crate) fn origin(from: &str) -> Origin {
     from.parse::<SocketAddr>().map_or(Origin::Unknown, Origin::from)
 }
 

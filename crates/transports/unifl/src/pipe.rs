@@ -326,6 +326,15 @@ impl Caller for Handle {
         Poll::Pending
     }
 
+    fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut inside = self.pipe.inside();
+        if inside.buffer.take(&mut []).is_some() || inside.end().is_some() {
+            return Poll::Ready(());
+        }
+        inside.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
     fn repaired(&self) -> Option<u64> {
         self.shared.core().endpoint.stats(self.pipe.flow).map(|stats| stats.repaired)
     }

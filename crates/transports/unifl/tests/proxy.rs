@@ -19,6 +19,8 @@ use tokio::sync::{mpsc, watch};
 mod common;
 
 const STREAM: usize = 8 << 20;
+/// Of this process, as far as the proxy knows.
+const DESCRIPTORS: u64 = 1024;
 const LOOPBACK: &str = "127.0.0.1";
 
 /// Where client and server are.
@@ -119,7 +121,7 @@ fn run(settings: ProxySettings, last: &str, ready: Sender<SocketAddr>) -> Vec<Va
     let before = forwarding();
     let events = runtime.block_on(async {
         let (sender, mut events) = mpsc::channel(100);
-        let proxy = Proxy::open(settings, sender).await.unwrap();
+        let proxy = Proxy::open(settings, DESCRIPTORS, sender).await.unwrap();
         let listening: Value = serde_json::from_str(&proxy.listening()).unwrap();
         assert_eq!((&listening["masks"], listening["why"].is_null()), (&json!(masks), !plain));
         assert!(plain || devices() == 1);
@@ -381,6 +383,18 @@ fn a_proxy_that_is_stopped_resets_both_ends() {
 }
 
 #[test]
+fn a_client_that_sends_nothing_is_reset_in_time() {
+    for network in [Network::Lossy(0.0), Network::Loopback] {
+        let mut settings = settings(network);
+        settings["first_byte"] = json!(0.05);
+        let client = |mut stream: TcpStream| broken(&mut stream);
+        let Some(outcome) = talk((network, "end"), settings, drop, client) else { continue };
+        assert_eq!(outcome.client, ErrorKind::ConnectionReset);
+        assert_eq!(outcome.end()["error"], "accept: it sent nothing in time");
+    }
+}
+
+#[test]
 fn a_server_that_is_slow_slows_the_client_and_gets_all() {
     const LONG: usize = 16 << 20;
     let (full, seen) = channel();
@@ -424,7 +438,7 @@ fn where_nothing_can_be_masked_it_is_refused() {
     let open = |listen: &str, to: &str| {
         let settings = json!({"listen": listen, "to": to});
         let (events, _) = mpsc::channel(1);
-        let opened = Proxy::open(serde_json::from_value(settings).unwrap(), events);
+        let opened = Proxy::open(serde_json::from_value(settings).unwrap(), DESCRIPTORS, events);
         let error = runtime.block_on(opened).err().unwrap();
         (format!("{:?}", error.kind()), error.to_string())
     };

@@ -31,7 +31,7 @@ use self::order::Order;
 use self::proxy::{run, Windows};
 use super::carrier::{Carrier, Signals};
 use super::events::Events;
-use super::program::{self, Ended};
+use super::program::{self, Ended, Spoke};
 
 /// Bytes between HTTP/2 and the link's stream.
 const BUFFER: usize = 256 << 10;
@@ -72,14 +72,16 @@ pub(super) async fn carry_near(
     stream: u32,
     signals: &Signals,
     mut program: TcpStream,
-    near: &Near,
-    events: &Events,
+    (near, events): (&Near, &Events),
+    spoke: Spoke<'_>,
 ) -> Ended {
     let role = Arc::new(Role::Near(Promises::new(near.answers.clone(), events.clone())));
     let (mut inner, outer) = tokio::io::duplex(BUFFER);
     let _ = program.set_nodelay(true); // small frames wait for nothing
     let proxied = async {
-        if proxy::greets(&program).await? {
+        let greets = proxy::greets(&program).await?;
+        spoke();
+        if greets {
             run((&mut program, Windows::LOCAL), (&mut inner, Windows::across(near.window)), &role).await?;
         }
         drain(&mut inner).await;
@@ -131,7 +133,7 @@ async fn both(
 ) -> Ended {
     let mut ended = Ended::default();
     let (read, write) = tokio::io::split(outer);
-    let carried = program::carry_halves(carrier, stream, signals, (read, write), &mut ended);
+    let carried = program::carry_halves(carrier, (stream, signals), (read, write), &mut ended, &|| ());
     let outcome = tokio::try_join!(carried, proxied);
     if let Err(why) = outcome {
         carrier.with(|mux| mux.reset(stream, &why));

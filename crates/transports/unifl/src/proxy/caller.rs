@@ -1,12 +1,14 @@
 //! The client's end of a proxied connection: with holes, or an ordinary kernel connection.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::task::{ready, Context, Poll};
 
 use socket2::SockRef;
 use thalweg_tcp::line::{HoledStream, Taken};
 use thalweg_transport::Counters;
+use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 
 /// What a proxy needs of a connection, beside what a link needs.
@@ -19,6 +21,10 @@ pub(crate) trait Caller: HoledStream {
 
     /// Waits until the connection breaks and returns why. For times when nothing is read.
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<io::Error>;
+
+    /// Waits until the first byte, the first hole or the end can be taken, and takes nothing. For times when nothing is
+    /// read.
+    fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Bytes that were lost and retransmitted, if known.
     fn repaired(&self) -> Option<u64>;
@@ -74,6 +80,11 @@ impl Caller for Direct {
     fn poll_broken(&self, _: &mut Context<'_>) -> Poll<io::Error> {
         // The kernel reports the error to the next write.
         Poll::Pending
+    }
+
+    fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut byte = [MaybeUninit::uninit()];
+        self.0.poll_peek(cx, &mut ReadBuf::uninit(&mut byte)).map(drop)
     }
 
     fn repaired(&self) -> Option<u64> {

@@ -16,19 +16,22 @@ mod readers;
 mod record;
 mod settings;
 
+use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_masking::Config;
 use thalweg_transport::trace::TraceFile;
-use thalweg_transport::{Error, ErrorKind, Options, Result};
+use thalweg_transport::{Error, ErrorKind, Options, Reception, Result, Visit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::endpoint::{self, Front, Newcomer};
+use crate::listener::origin;
 use crate::settings::Limits;
 pub(crate) use caller::Caller;
 use caller::Direct;
@@ -55,7 +58,7 @@ pub struct Proxy {
     new: mpsc::Receiver<Newcomer>,
     front: Option<Front>,
     shared: Arc<ProxyState>,
-    most: usize,
+    reception: Reception,
 }
 
 /// Shared by all connections.
@@ -70,13 +73,19 @@ struct ProxyState {
 }
 
 impl Proxy {
-    /// Listens. `events` gets a line of JSON for each connection that begins or ends, and a last one.
+    /// Listens, in a process that may have so many descriptors. `events` gets a line of JSON for each connection that
+    /// begins or ends, and a last one.
     ///
     /// # Errors
     /// [`ErrorKind::Address`], [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`] if loss cannot be masked and
-    /// the proxy must not be plain.
-    pub async fn open(settings: ProxySettings, events: mpsc::Sender<String>) -> Result<Self> {
+    /// the proxy must not be plain, and for more connections than descriptors allow.
+    pub async fn open(
+        settings: ProxySettings,
+        descriptors: u64,
+        events: mpsc::Sender<String>,
+    ) -> Result<Self> {
         let (limits, config) = settings.read()?;
+        let reception = settings.reception(descriptors)?;
         let trace = settings.trace()?;
         let servers = settings.servers().await?;
         let at = settings.listen_at().await?;
@@ -100,8 +109,8 @@ impl Proxy {
             map,
             events,
         };
-        let (shared, most) = (Arc::new(shared), settings.connections);
-        Ok(Self { listen: at.to_string(), holes: settings.holes, why, kernel, new, front, shared, most })
+        let (listen, shared) = (at.to_string(), Arc::new(shared));
+        Ok(Self { listen, holes: settings.holes, why, kernel, new, front, shared, reception })
     }
 
     /// Its address and mode, as a line of JSON.
@@ -121,28 +130,35 @@ impl Proxy {
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut calls = JoinSet::new();
         let mut connections = 0;
+        let reception = self.reception.clone();
         loop {
-            let free = calls.len() < self.most;
+            tokio::select! {
+                () = stopped(&mut stop) => break,
+                Some(_) = calls.join_next() => continue,
+                () = reception.room() => {}
+            }
             tokio::select! {
                 () = stopped(&mut stop) => break,
                 Some(_) = calls.join_next() => {}
-                new = self.new.recv(), if free && self.front.is_some() => {
+                new = self.new.recv(), if self.front.is_some() => {
                     if let Some((caller, from)) = new {
                         connections += 1;
+                        let visit = reception.enter(origin(&from));
                         let ends = Ends { connection: connections, from, local: None };
-                        calls.spawn(self.shared.clone().serve(caller, ends, true, stop.clone()));
+                        calls.spawn(self.shared.clone().serve(caller, visit, ends, true, stop.clone()));
                     } else {
                         self.fall_back().await;
                     }
                 }
-                accepted = self.kernel.accept(), if free => {
+                accepted = self.kernel.accept() => {
                     let Ok((stream, from)) = accepted else {
                         tokio::time::sleep(PAUSE).await;
                         continue;
                     };
                     connections += 1;
+                    let visit = reception.enter(from);
                     let ends = Ends { connection: connections, from: from.to_string(), local: None };
-                    calls.spawn(self.shared.clone().serve(Direct(stream), ends, false, stop.clone()));
+                    calls.spawn(self.shared.clone().serve(Direct(stream), visit, ends, false, stop.clone()));
                 }
             }
         }
@@ -224,6 +240,7 @@ impl ProxyState {
     async fn serve<C: Caller>(
         self: Arc<Self>,
         caller: C,
+        mut visit: Visit,
         mut ends: Ends,
         masks: bool,
         mut stop: watch::Receiver<bool>,
@@ -231,8 +248,15 @@ impl ProxyState {
         let mut pair = Pair { caller, server: None, whole: false };
         let mut cut = Cut::new(self.align, self.reliable);
         let mut totals = Totals::default();
+        let relayed = async {
+            visit.seated().await.map_err(|error| error.to_string())?;
+            tokio::select! {
+                outcome = self.relay(&mut pair, &visit, (&mut ends, masks), &mut cut, &mut totals) => outcome,
+                error = visit.silent() => Err(error.to_string()),
+            }
+        };
         let outcome = tokio::select! {
-            outcome = self.relay(&mut pair, &mut ends, masks, &mut cut, &mut totals) => outcome,
+            outcome = relayed => outcome,
             () = stopped(&mut stop) => Err("the proxy was stopped".to_owned()),
         };
         pair.whole = outcome.is_ok();
@@ -245,16 +269,26 @@ impl ProxyState {
     async fn relay<C: Caller>(
         &self,
         pair: &mut Pair<C>,
-        ends: &mut Ends,
-        masks: bool,
+        visit: &Visit,
+        (ends, masks): (&mut Ends, bool),
         cut: &mut Cut,
         totals: &mut Totals,
     ) -> std::result::Result<(), String> {
-        let server = self.reach().await.map_err(|error| format!("server: {error}"))?;
+        // It is not silent because the server is slow.
+        let begun = async {
+            poll_fn(|cx| pair.caller.poll_begun(cx)).await;
+            visit.spoke();
+            std::future::pending::<Infallible>().await
+        };
+        let server = tokio::select! {
+            server = self.reach() => server.map_err(|error| format!("server: {error}"))?,
+            never = begun => match never {},
+        };
         ends.local = server.local_addr().ok().map(|at| at.to_string());
         let server = pair.server.insert(server);
         self.say(&Record::Connection { ends, masks }).await;
-        carry(&pair.caller, server, Told { map: &self.map, ends }, cut, totals).await
+        let spoke = || visit.spoke();
+        carry(&pair.caller, server, Told { map: &self.map, ends, spoke: &spoke }, cut, totals).await
     }
 
     async fn reach(&self) -> std::io::Result<TcpStream> {

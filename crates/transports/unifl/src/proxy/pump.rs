@@ -43,6 +43,8 @@ impl<C: Caller> Drop for Pair<C> {
 pub(super) struct Told<'a> {
     pub map: &'a Map,
     pub ends: &'a Ends,
+    /// Hears that the client's first byte has come, or its end; maybe several times.
+    pub spoke: &'a (dyn Fn() + Sync),
 }
 
 impl Told<'_> {
@@ -103,7 +105,9 @@ async fn upstream(
         let place = cut.place();
         let next = poll_fn(|cx| caller.poll_take(cx, place));
         let taken = if held { timeout(PATIENCE, next).await.ok() } else { Some(next.await) };
-        let now = match taken.transpose().map_err(of_client)? {
+        let taken = taken.transpose().map_err(of_client)?;
+        (told.spoke)();
+        let now = match taken {
             Some(Taken::Bytes(0)) => break,
             Some(Taken::Bytes(count)) => {
                 cut.came(count);

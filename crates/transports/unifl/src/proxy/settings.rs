@@ -7,7 +7,9 @@ use serde::Deserialize;
 use thalweg_masking::Config;
 use thalweg_sockets::socket::resolve;
 use thalweg_transport::trace::TraceFile;
-use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Settings};
+use thalweg_transport::{
+    Address, Bounds, Error, ErrorKind, Lobby, Options, Reception, Result, Seats, Settings,
+};
 
 use super::cut::MOST_UNIT;
 use crate::settings::{self, Content, Limits};
@@ -40,6 +42,8 @@ pub struct ProxySettings {
     pub plain: bool,
     /// Connections at a time, 1 to 2048. Further ones wait.
     pub connections: usize,
+    /// Seconds that a client may take from connecting to its first byte.
+    pub first_byte: f64,
     /// Seconds of silence after which a client counts as gone; `None` for no limit.
     pub idle: Option<f64>,
     /// Bytes of a connection that wait for the server, and the largest window; 32 MiB by default.
@@ -58,6 +62,7 @@ impl Default for ProxySettings {
             align: 1,
             plain: false,
             connections: 256,
+            first_byte: 20.0,
             idle: None,
             buffer: None,
             own: Settings::default(),
@@ -82,6 +87,20 @@ impl ProxySettings {
         let (limits, config) = settings::read(&options)?;
         let limits = Limits { content: Content::Plain { reliable: self.reliable }, ..limits };
         Ok((limits, Config { fin_wait: EVER, idle: self.patience()?, ..config }))
+    }
+
+    /// Who may come: guests until their first byte, then at most `connections`. Each has two descriptors.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`], naming what is not possible.
+    pub(super) fn reception(&self, descriptors: u64) -> Result<Reception> {
+        let Ok(patience) = Duration::try_from_secs_f64(self.first_byte) else {
+            return Err(unsupported(format!("first_byte is {} seconds", self.first_byte))
+                .mend("give it as seconds, not negative"));
+        };
+        Seats::check(OPEN, self.connections, 2, descriptors)?;
+        let bounds = Bounds { patience, ..Bounds::of_process(descriptors) };
+        Ok(Reception::new(Lobby::new(bounds), Seats::halved(self.connections)))
     }
 
     /// The trace that the options name, if they do.
@@ -179,6 +198,14 @@ mod tests {
         assert!(matches!(limits.content, Content::Plain { reliable: 7 }));
         assert_eq!((limits.budget, config.idle), (0.1, Some(Duration::from_millis(2500))));
         assert!(settings("{}").read().unwrap().1.idle.is_none());
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_others() {
+        assert!(settings("{}").reception(1024).is_ok());
+        let error = settings(r#"{"connections": 1000}"#).reception(1024).unwrap_err();
+        assert!(error.to_string().contains("--connections 256"), "{error}");
+        assert!(settings(r#"{"first_byte": -1}"#).reception(1024).is_err());
     }
 
     #[test]
