@@ -27,9 +27,11 @@ impl Bare {
     }
 
     fn connect(&mut self, link: LinkId) {
-        self.challenge = [link as u8; 32];
-        self.party.machine.connected(self.now, link, self.challenge, true);
-        assert!(matches!(self.actions()[..], [Action::Send { message: Control::Challenge(_), .. }]));
+        self.party.machine.connected(self.now, link, [link as u8; 32], true);
+        let [Action::Send { message: Control::Challenge(challenge), .. }] = &self.actions()[..] else {
+            unreachable!("a challenge comes first");
+        };
+        self.challenge = challenge.nonce; // it begins with the job's number
     }
 
     fn say(&mut self, link: LinkId, message: Control) -> Vec<Action> {
