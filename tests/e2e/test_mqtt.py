@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import re
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.e2e.conftest import Start, why_no_lab
+from tests.ports import free_ports
 from thalweg.brokers.base import installed
 
 pytestmark = [
@@ -50,6 +54,44 @@ def test_a_run_has_a_broker_of_its_own(result: Run, tmp_path: Path, options: tup
     assert (broker["program"], broker["party"], broker["encrypted"]) == ("mosquitto", "server", "--tls" in options)
     words = "".join(path.read_text() for path in record.iterdir() if path.suffix in (".json", ".toml", ".log"))
     assert "password" not in words
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[str]:
+    """Run a broker that takes packets of 100,000 bytes at most; return the URL of a job on it."""
+    (port,) = free_ports(1)
+    (tmp_path / "narrow.conf").write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_packet_size 100000\npersistence false\n"
+        f"user {pwd.getpwuid(os.geteuid()).pw_name}\nlog_type notice\nlog_type information\nlog_dest stderr\n"
+    )
+    program = [installed("mosquitto") or "mosquitto", "-c", str(tmp_path / "narrow.conf")]
+    broker = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    assert broker.stderr is not None
+    assert any("running" in line for line in broker.stderr), "the broker did not start"
+    yield f"mqtt://127.0.0.1:{port}/narrow"
+    broker.terminate()
+    broker.communicate()
+
+
+@pytest.mark.parametrize("options", [(), ("--option", "version=3.1.1", "--option", "max_packet=100000")])
+def test_chunks_are_as_small_as_a_broker_wants_them(
+    result: Run, tmp_path: Path, narrow: str, options: tuple[str, ...]
+) -> None:
+    """Chunks have 262,144 bytes unless a broker wants less."""
+    job = ("--model", "payload:1MiB", "--clients", "2", "--rounds", "2")
+    done = result("run", "--transport", narrow, *job, *options)
+    assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(2, True), (2, True)]
+    log = (tmp_path / done["record"] / "run.log").read_text()
+    assert re.search(r"chunks have 9[0-9]{4} bytes and not 262144, for the broker takes no longer messages", log)
+
+
+def test_a_limit_that_no_broker_tells_is_explained(start: Start, tmp_path: Path, narrow: str) -> None:
+    job = ("--model", "payload:1MiB", "--clients", "1", "--rounds", "1", "--deadline", "5")
+    program = start("run", "--transport", narrow, *job, "--option", "version=3.1.1")
+    said = program.until("before it had taken the longest message so far, of 262")
+    assert "max_packet" in said
+    program.process.terminate()
+    program.end()
 
 
 @pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")

@@ -91,7 +91,13 @@ impl<L: Layer> Transport for Wrapped<L> {
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
         let inner = self.inner.listen(address, &self.layer.options(options)).await?;
         let (links, numbers) = (self.layer.links(Side::Accepted), self.numbers[1].clone());
-        Ok(Box::new(WrappedListener { inner, links, numbers }))
+        // What the layer adds to a chunk has to fit as well.
+        let within = Capabilities { max_chunk: inner.max_chunk(), ..self.inner.capabilities() };
+        let max_chunk = match within.max_chunk {
+            u32::MAX => u32::MAX,
+            _ => self.layer.capabilities(within).max_chunk,
+        };
+        Ok(Box::new(WrappedListener { inner, links, numbers, max_chunk }))
     }
 
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
@@ -105,6 +111,7 @@ struct WrappedListener {
     inner: Box<dyn Listener>,
     links: Arc<dyn Links>,
     numbers: Arc<Numbers>,
+    max_chunk: u32,
 }
 
 #[async_trait]
@@ -115,6 +122,10 @@ impl Listener for WrappedListener {
 
     fn notice(&self) -> Option<String> {
         self.inner.notice()
+    }
+
+    fn max_chunk(&self) -> u32 {
+        self.max_chunk
     }
 
     async fn accept(&self) -> Result<Pending> {

@@ -54,6 +54,12 @@ pub trait Listener: Send + Sync {
         None
     }
 
+    /// Most bytes of payload in a chunk on its links: fewer than [`Capabilities::max_chunk`] of the transport where a broker
+    /// told a limit of its own.
+    fn max_chunk(&self) -> u32 {
+        u32::MAX
+    }
+
     /// The next link. A peer that fails its handshake fails its own [`Pending`], not the listener.
     ///
     /// # Errors

@@ -196,7 +196,8 @@ pub(crate) struct Hub<P: HubPolicy> {
 }
 
 impl<P: HubPolicy> Hub<P> {
-    /// Listens at an address, and starts to accept.
+    /// Listens at an address, and starts to accept. `machine` is told how many bytes of payload a chunk has: those of the
+    /// options, or fewer if a broker takes no more.
     ///
     /// # Errors
     /// What the transport says of the address, or who could come in without proof.
@@ -204,10 +205,10 @@ impl<P: HubPolicy> Hub<P> {
         transport: &Arc<dyn Transport>,
         address: &Address,
         options: HubOptions,
-        machine: impl FnOnce(Box<dyn Admission>) -> P::Machine,
+        machine: impl FnOnce(Box<dyn Admission>, u32) -> P::Machine,
         policy: P,
     ) -> Result<Arc<Self>, Error> {
-        Self::start_with(transport, address, options, |gate| (machine(gate), policy))
+        Self::start_with(transport, address, options, |gate, chunk| (machine(gate, chunk), policy))
     }
 
     /// [`Hub::start`] of a machine and a policy that share something.
@@ -218,7 +219,7 @@ impl<P: HubPolicy> Hub<P> {
         transport: &Arc<dyn Transport>,
         address: &Address,
         options: HubOptions,
-        made: impl FnOnce(Box<dyn Admission>) -> (P::Machine, P),
+        made: impl FnOnce(Box<dyn Admission>, u32) -> (P::Machine, P),
     ) -> Result<Arc<Self>, Error> {
         let peers = Peers::default();
         let keys = Keys {
@@ -235,13 +236,14 @@ impl<P: HubPolicy> Hub<P> {
         let listener: Arc<dyn Listener> =
             crew.handle().block_on(transport.listen(address, &listening))?.into();
         let notice = listener.notice();
-        let (machine, policy) = made(Box::new(gate));
+        let chunk = fitting(options.chunk, listener.max_chunk());
+        let (machine, policy) = made(Box::new(gate), chunk);
         let hub = Arc::new(Self {
             machine: Mutex::new(machine),
             policy,
             started: options.started,
             job: options.job,
-            chunk: options.chunk,
+            chunk,
             tolerance: Mutex::new(options.tolerance),
             ordered: transport.capabilities().settles(),
             address: listener.address().to_string(),
@@ -258,6 +260,12 @@ impl<P: HubPolicy> Hub<P> {
         });
         if let Some(notice) = notice {
             hub.note(&notice);
+        }
+        if chunk < options.chunk {
+            hub.note(&format!(
+                "chunks have {chunk} bytes and not {}, for the broker takes no longer messages",
+                options.chunk
+            ));
         }
         crew.spawn(accept(hub.clone()));
         crew.spawn(drive(hub.clone()));
@@ -624,6 +632,16 @@ impl<P: HubPolicy> Hub<P> {
     }
 }
 
+/// The bytes of a chunk where `wanted` are asked for and a message has room for `most`. The accounts of a fold are cheapest
+/// where chunks are multiples of 64, and no chunk may cut a value.
+fn fitting(wanted: u32, most: u32) -> u32 {
+    if wanted <= most {
+        return wanted;
+    }
+    let unit = if most < 64 { 8 } else { 64 };
+    (most / unit * unit).max(8)
+}
+
 /// Accepts links as long as there are any to come.
 async fn accept<P: HubPolicy>(hub: Arc<Hub<P>>) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
@@ -715,5 +733,21 @@ async fn drive<P: HubPolicy>(hub: Arc<Hub<P>>) {
             hub.perform(action);
         }
         hub.announce();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_fits_what_a_message_has_room_for() {
+        assert_eq!(fitting(1 << 18, u32::MAX), 1 << 18);
+        assert_eq!(fitting(1 << 18, 1 << 18), 1 << 18);
+        assert_eq!(fitting(1 << 18, 100_000), 99_968);
+        assert_eq!(fitting(1344, 1343), 1280);
+        assert_eq!(fitting(4096, 63), 56);
+        assert_eq!(fitting(4096, 0), 8, "a carrier refuses to open before");
+        assert!((1..3000).all(|most| fitting(4096, most) % 8 == 0 && fitting(4096, most) <= most.max(8)));
     }
 }

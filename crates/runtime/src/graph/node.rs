@@ -118,8 +118,8 @@ impl Node {
             witnessed: None,
             started,
         };
-        let hub = Hub::start_with(&transport, &address, hub_options, |gate| {
-            let machine = proto::Node::new(config, gate);
+        let hub = Hub::start_with(&transport, &address, hub_options, |gate, chunk| {
+            let machine = proto::Node::new(proto::NodeConfig { chunk, ..config }, gate);
             let shared = Arc::new(Shared::new(machine, started, layout, sums, copy));
             (Accepted(shared.clone()), Listening(shared))
         })?;

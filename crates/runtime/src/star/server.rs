@@ -99,7 +99,7 @@ impl Server {
         let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
         let expected = AtomicU32::new(options.expected);
         let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums, witnessed };
-        let machine = |gate| proto::Server::new(config, gate);
+        let machine = |gate, chunk| proto::Server::new(proto::ServerConfig { chunk, ..config }, gate);
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
 

@@ -151,7 +151,7 @@ impl TaskServer {
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
         let store = Store::new(options.memory, folder);
         let tasks = Tasks { store, open: Mutex::default(), spare_sums: SpareSums::default(), options };
-        let machine = |gate| proto::TaskServer::new(config, gate);
+        let machine = |gate, chunk| proto::TaskServer::new(proto::TaskConfig { chunk, ..config }, gate);
         Ok(Self { hub: Hub::start(&transport, &address, hub, machine, tasks)? })
     }
 

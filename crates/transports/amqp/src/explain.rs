@@ -45,7 +45,11 @@ fn refused(operation: &'static str, place: &dyn std::fmt::Display, code: u16, sa
         RESOURCE_LOCKED => error(ErrorKind::InUse)
             .mend("end the server that has this job's name at the broker, or take another name"),
         PRECONDITION_FAILED if said.contains("larger than") => {
-            error(ErrorKind::Closed).mend("lower transport.chunk, or raise the broker's max_message_size")
+            // The broker tells its limit only so.
+            error(ErrorKind::Closed).mend(
+                "set transport.options.max_message to the broker's limit, lower transport.chunk, or raise the broker's \
+                 max_message_size",
+            )
         }
         CONNECTION_FORCED => {
             error(ErrorKind::Closed).mend("start the broker again: parties come back by themselves")

@@ -147,6 +147,10 @@ impl Listener for MessageListener {
         self.hub.address.clone()
     }
 
+    fn max_chunk(&self) -> u32 {
+        capabilities(&*self.hub.post, &self.hub.office().carrier.nature()).max_chunk
+    }
+
     async fn accept(&self) -> Result<Pending> {
         let pending = self.backlog.lock().await.recv().await;
         pending

@@ -126,8 +126,13 @@ async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedS
             _ = core.outbox.ended("receive") => return,
             came = inbox.next() => came,
         };
-        let bytes = came.as_ref().map_or(0, |(_, wire)| (*wire).min(MAIL_BYTES.into()) as u32);
-        let taken = came.and_then(|(incoming, wire)| core.take(incoming, wire));
+        let came = match came {
+            Ok(came) => came,
+            Err(error) if error.kind() == ErrorKind::Corrupt => return core.outbox.end(&words(&error)),
+            Err(error) => return core.outbox.lose(&words(&error)),
+        };
+        let bytes = came.1.min(MAIL_BYTES.into()) as u32;
+        let taken = core.take(came.0, came.1);
         core.outbox.heard();
         match taken {
             Ok(None) => {}

@@ -38,6 +38,8 @@ const INFLIGHT: u16 = 20;
 const INFLIGHT_HERE: u16 = 1024;
 /// Bytes of chunks under way on a link.
 const WINDOW: u64 = 4 << 20;
+/// Bytes of a chunk that a message has room for at least.
+const LEAST: usize = 1 << 10;
 /// Longest topic and packet header are well within it.
 const SLACK: usize = 1 << 10;
 
@@ -87,13 +89,21 @@ async fn attempt(side: Side, address: &Address, options: &Options) -> Result<Mqt
     let mut inbox = Inbox::new(reading, version, most);
     let limits = accepted(&mut inbox, &address, options).await?;
     suits(&limits, qos, &address)?;
-    let outbox = Outbox::open(writing, KEEP_ALIVE);
-    outbox.allow(limits.max_inflight.unwrap_or(INFLIGHT).clamp(1, INFLIGHT_HERE));
     let packet = limits.max_packet.map_or(most, |n| most.min(n as usize));
     let packet = if wanted_packet > 0 { packet.min(wanted_packet) } else { packet };
     let overhead = publish_overhead(&topics.mail(Mailbox::Member(MemberId([0xff; 16]))));
+    let max_message = (MAX_CHUNK as usize + HEAD_BYTES).min(packet.saturating_sub(overhead));
+    if max_message < HEAD_BYTES + LEAST {
+        let context = format!("packets may have {packet} bytes, which leaves {max_message} for a message");
+        return Err(Error::new(ErrorKind::Unsupported, CONNECT, context).mend(format!(
+            "raise the broker's limit, or transport.options.max_packet, to {} bytes or more",
+            overhead + HEAD_BYTES + LEAST
+        )));
+    }
+    let outbox = Outbox::open(writing, KEEP_ALIVE, version == Version::V5);
+    outbox.allow(limits.max_inflight.unwrap_or(INFLIGHT).clamp(1, INFLIGHT_HERE));
     let nature = Nature {
-        max_message: (MAX_CHUNK as usize + HEAD_BYTES).min(packet.saturating_sub(overhead)),
+        max_message,
         group: true,
         lossy: false,
         window: WINDOW,

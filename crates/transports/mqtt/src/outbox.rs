@@ -14,6 +14,8 @@ use crate::packets::Small;
 
 /// Bytes of messages that wait to be written before who publishes waits.
 pub(crate) const ROOM: u32 = 1 << 20;
+/// Every broker takes packets of so many bytes.
+const SHORT: usize = 4 << 10;
 /// Packets that are written with one wake-up.
 const BATCH: usize = 16;
 
@@ -33,6 +35,7 @@ pub(crate) struct Outbox {
     /// Number of the first message that is unconfirmed, or of the next one.
     confirmed: watch::Sender<u64>,
     spoke: AtomicBool,
+    tells_limit: bool,
     end: watch::Sender<Option<String>>,
 }
 
@@ -45,6 +48,23 @@ struct Ledger {
     published: u64,
     pings: VecDeque<Option<oneshot::Sender<()>>>,
     orders: BTreeMap<u16, oneshot::Sender<bool>>,
+    longest: Longest,
+}
+
+/// The longest packet with a message so far.
+#[derive(Default)]
+struct Longest {
+    bytes: usize,
+    /// What shows that the broker has taken it: so many PINGRESPs, or the confirmation of this identifier.
+    pings: usize,
+    id: u16,
+}
+
+impl Longest {
+    /// Its bytes, if it may be why the broker has hung up: the broker has not taken it, and it is no short one.
+    fn suspect(&self) -> Option<usize> {
+        (self.pings > 0 && self.bytes >= SHORT).then_some(self.bytes)
+    }
 }
 
 impl Ledger {
@@ -68,7 +88,12 @@ pub(crate) struct Admitted {
 
 impl Outbox {
     /// One that is written to `stream`. `keep_alive` is how long it may be silent.
-    pub(crate) fn open(stream: impl AsyncWrite + Send + Unpin + 'static, keep_alive: Duration) -> Arc<Self> {
+    /// `tells_limit`: the broker has said how long a packet may be, or that there is no limit.
+    pub(crate) fn open(
+        stream: impl AsyncWrite + Send + Unpin + 'static,
+        keep_alive: Duration,
+        tells_limit: bool,
+    ) -> Arc<Self> {
         let (queue, packets) = mpsc::unbounded_channel();
         let outbox = Arc::new(Self {
             queue: Mutex::new(Some(queue)),
@@ -77,6 +102,7 @@ impl Outbox {
             ledger: Mutex::default(),
             confirmed: watch::Sender::new(0),
             spoke: AtomicBool::new(true),
+            tells_limit,
             end: watch::Sender::new(None),
         });
         tokio::spawn(write(Arc::clone(&outbox), packets, stream, keep_alive));
@@ -122,6 +148,10 @@ impl Outbox {
         };
         let bytes = make(id);
         let length = bytes.len() as u64;
+        if bytes.len() > ledger.longest.bytes {
+            // The answer to the next PINGREQ comes behind those to the ones under way.
+            ledger.longest = Longest { bytes: bytes.len(), pings: ledger.pings.len() + 1, id };
+        }
         // Within the lock, so that messages go out in the order of their identifiers.
         self.put(Packet { bytes, _room: Some(admitted.room) })?;
         Ok(length)
@@ -164,6 +194,9 @@ impl Outbox {
         let found = ledger.unconfirmed.iter().find(|(_, (own, _))| *own == id).map(|(number, _)| *number);
         if let Some(number) = found {
             ledger.unconfirmed.remove(&number);
+            if ledger.longest.id == id {
+                ledger.longest.pings = 0;
+            }
         }
         let first = ledger.unconfirmed.keys().next().copied().unwrap_or(ledger.published);
         self.confirmed.send_replace(first);
@@ -193,7 +226,9 @@ impl Outbox {
     }
 
     pub(crate) fn ponged(&self) {
-        if let Some(Some(waiting)) = self.ledger().pings.pop_front() {
+        let mut ledger = self.ledger();
+        ledger.longest.pings = ledger.longest.pings.saturating_sub(1);
+        if let Some(Some(waiting)) = ledger.pings.pop_front() {
             let _ = waiting.send(());
         }
     }
@@ -211,6 +246,20 @@ impl Outbox {
             first
         });
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Ends it because the connection is lost. A broker that does not tell its limit hangs up without a word at the first
+    /// packet that is too long.
+    pub(crate) fn lose(&self, why: &str) {
+        let suspect = self.ledger().longest.suspect();
+        match suspect.filter(|_| !self.tells_limit) {
+            None => self.end(why),
+            Some(bytes) => self.end(&format!(
+                "{why} before it had taken the longest message so far, of {bytes} bytes; with version 3.1.1 a broker does not \
+                 say how many it takes: if its log says that these are too many, set transport.options.max_packet to its \
+                 limit, or lower transport.chunk"
+            )),
+        }
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -292,7 +341,7 @@ async fn write(
         }
     };
     if let Some(why) = failed {
-        outbox.end(&why);
+        outbox.lose(&why);
     }
     let _ = stream.shutdown().await; // it fails on a connection that has ended
 }
@@ -302,4 +351,79 @@ async fn write_batch(stream: &mut (impl AsyncWrite + Unpin), batch: &[Packet]) -
         stream.write_all(&packet.bytes).await?;
     }
     stream.flush().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: usize = 200_000;
+
+    fn outbox(tells_limit: bool) -> Arc<Outbox> {
+        let outbox = Outbox::open(tokio::io::sink(), Duration::from_secs(60), tells_limit);
+        outbox.allow(20);
+        outbox
+    }
+
+    async fn publish(outbox: &Outbox, bytes: usize, confirmed: bool) -> u16 {
+        let admitted = outbox.admit(bytes, confirmed).await.unwrap();
+        let mut own = 0;
+        let made = |id| {
+            own = id;
+            vec![0; bytes]
+        };
+        outbox.publish(admitted, made).unwrap();
+        own
+    }
+
+    async fn lost(outbox: &Outbox) -> String {
+        outbox.lose("it hung up");
+        outbox.ended("test").await.to_string()
+    }
+
+    fn hints(why: &str) -> bool {
+        why.contains("of 200000 bytes") && why.contains("transport.options.max_packet")
+    }
+
+    #[tokio::test]
+    async fn the_longest_message_is_suspected_until_the_broker_has_taken_it() {
+        let one = outbox(false);
+        publish(&one, LONG, false).await;
+        publish(&one, 20_000, false).await;
+        assert!(hints(&lost(&one).await));
+
+        let one = outbox(false);
+        publish(&one, LONG, false).await;
+        let (flushed, ()) = tokio::join!(one.flush(), async { one.ponged() });
+        flushed.unwrap();
+        publish(&one, LONG, false).await;
+        assert!(!hints(&lost(&one).await), "one as long has been taken");
+
+        let one = outbox(false);
+        let id = publish(&one, LONG, true).await;
+        assert!(one.confirm(id));
+        assert!(!hints(&lost(&one).await));
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_an_earlier_ping_proves_nothing() {
+        let one = outbox(false);
+        let first = one.flush();
+        let (_, why) = tokio::join!(first, async {
+            publish(&one, LONG, false).await;
+            one.ponged();
+            lost(&one).await
+        });
+        assert!(hints(&why), "{why}");
+    }
+
+    #[tokio::test]
+    async fn short_messages_and_brokers_that_tell_their_limit_are_not_suspected() {
+        let one = outbox(true);
+        publish(&one, LONG, false).await;
+        assert!(!hints(&lost(&one).await));
+        let one = outbox(false);
+        publish(&one, SHORT - 1, false).await;
+        assert!(!lost(&one).await.contains("max_packet"));
+    }
 }

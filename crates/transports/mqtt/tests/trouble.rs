@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
-use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Transport};
+use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Transport, Value};
 
 mod common;
 use common::relay::between;
@@ -114,6 +114,7 @@ async fn chunks_keep_to_the_limit_that_version_5_tells() {
     let (client, server) = link(&*listener, &address, &options).await;
     let most = client.capabilities().max_chunk;
     assert!((90_000..100_000).contains(&most), "{most}");
+    assert_eq!(listener.max_chunk(), most, "so that a session's chunks fit");
     let total = 4 * u64::from(most);
     let (source, sink) = (pattern(total, 1), Recorder::new(total));
     let received = async {
@@ -140,6 +141,18 @@ async fn a_message_over_a_limit_that_is_not_told_ends_the_link_in_words() {
     let (sent, why) = tokio::join!(client.send_update(&update), until_closed(&client));
     assert!(sent.is_ok() || sent.is_err_and(|error| error.kind() == ErrorKind::Closed));
     assert!(why.contains("hung up") || why.contains("broke"), "{why}");
+    assert!(why.contains("the longest message so far, of 200") && why.contains("max_packet"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_leaves_no_room_for_a_chunk_is_refused() {
+    let Some(broker) = broker("max_packet_size 600") else { return };
+    for more in [vec![], vec![version("3.1.1"), ("max_packet", Value::Number(600))]] {
+        let outcome = thalweg_mqtt::transport().listen(&broker.address(), &options(&more)).await;
+        let error = outcome.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("packets may have 600 bytes"), "{error}");
+    }
 }
 
 /// One chunk is lost between the broker and a party: it is noticed by its number, and the link ends.
