@@ -10,9 +10,16 @@ from thalweg.errors import PlanError
 from thalweg.plan import Plan, check_transport
 
 ALL: dict[str, Any] = {"congestion": True, "remote": True, "encrypted": True}
-ALL |= {"broker": False, "symmetric": True, "in_process": False}
+ALL |= {"broker": False, "symmetric": True, "in_process": False, "preferred_chunk": 0}
 NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False, "in_process": True}
+NONE |= {"preferred_chunk": 0}
 LOCAL: dict[str, Any] = {**ALL, "congestion": False, "remote": False, "encrypted": False}
+
+
+def setting(name: str, *needs: dict[str, Any], **kind: Any) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "meaning": "", "needs": list(needs)}
+
+
 REGISTRY: list[dict[str, Any]] = [
     {"name": "river", "available": True, "reason": None, "capabilities": ALL, "settings": []},
     {"name": "pond", "available": True, "reason": None, "capabilities": NONE, "settings": []},
@@ -26,10 +33,12 @@ REGISTRY: list[dict[str, Any]] = [
         "reason": None,
         "capabilities": ALL,
         "settings": [
-            {"name": "gates", "kind": {"type": "number", "default": 2, "least": 1, "most": 4}, "meaning": ""},
-            {"name": "mode", "kind": {"type": "choice", "default": "up", "choices": ["up", "down"]}, "meaning": ""},
-            {"name": "shut", "kind": {"type": "flag", "default": False}, "meaning": ""},
-            {"name": "leak", "kind": {"type": "share", "default": 0.5}, "meaning": ""},
+            setting("gates", type="number", default=2, least=1, most=4),
+            setting("mode", type="choice", default="up", choices=["up", "down"]),
+            setting("shut", type="flag", default=False),
+            setting("leak", type="share", default=0.5),
+            setting("pump", {"type": "word", "name": "mode", "among": ["down"]}, type="flag", default=False),
+            setting("lift", {"type": "chunk", "beside": 64}, type="number", default=9000, least=1, most=9000),
         ],
     },
 ]
@@ -56,6 +65,11 @@ def test_what_a_transport_can_do_is_accepted() -> None:
     check_transport(plan("pond", network="none"), REGISTRY)
     own = plan("lock", transport__options__gates=4, transport__options__mode="down", transport__options__shut=True)
     check_transport(own, REGISTRY)
+    # What is the default says nothing, and so does what is not known before the server is asked.
+    for given in ({"mode": "down", "pump": True}, {"pump": False}, {"lift": 9000}, {"lift": 8000}):
+        check_transport(plan("lock", **{f"transport__options__{key}": value for key, value in given.items()}), REGISTRY)
+    for chunk, lift in ((1024, 1088), (4096, 1088)):
+        check_transport(plan("lock", transport__chunk=chunk, transport__options__lift=lift), REGISTRY)
     for share in (0, 0.25, 1):
         check_transport(plan("lock", transport__options__leak=share), REGISTRY)
 
@@ -78,6 +92,11 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("weir", job__graph="ring"), "ends of a link over 'weir' are not alike"),
         (plan("pond", transport__options__gates=1), "no options of its own"),
         (plan("lock", transport__options__speed=1), "Known: gates, mode, shut, leak"),
+        (plan("lock", transport__options__pump=True), "pump means nothing with mode = 'up'"),
+        (
+            plan("lock", transport__options__lift=1089, transport__chunk=1024),
+            "Lower it to 1088, or raise transport.chunk",
+        ),
         (plan("lock", transport__options__gates=5), "a whole number from 1 to 4"),
         (plan("lock", transport__options__gates=True), "a whole number from 1 to 4"),
         (plan("lock", transport__options__mode="left"), "one of up, down"),

@@ -9,7 +9,7 @@ pub const MOST_PIECE: u64 = 4 << 20;
 /// Updates that are shorter need no Link-Enable (section 4.3).
 pub const LINK_ENABLED: u64 = 2 << 20;
 /// Bytes of the header that FedRDMA sends with the data, for the cut.
-const HEADER: u64 = 64;
+pub const HEADER: u64 = 64;
 /// Where an adaptive cut begins, and its shortest piece.
 const FIRST: u64 = 256 << 10;
 const LEAST: u64 = 64 << 10;

@@ -18,7 +18,7 @@ mod mover;
 mod slots;
 mod window;
 
-pub use cut::{count, cut, Cut, LINK_ENABLED, MOST_PIECE};
+pub use cut::{count, cut, Cut, HEADER, LINK_ENABLED, MOST_PIECE};
 pub use mover::{Config, Grant, Job, Mover, Outcome, Task, Verdict};
 pub use slots::{Credits, Slots};
 pub use window::Flight;

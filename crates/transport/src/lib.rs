@@ -38,5 +38,5 @@ pub use options::{Identity, Login, Options, Sealed, Tls};
 pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
 pub use parts::{hand_over, ALIGNED};
 pub use seats::{Reception, Seat, Seats, Visit};
-pub use settings::{Chosen, Kind, Setting, Settings, Share, Value};
+pub use settings::{Chosen, Kind, Need, Setting, Settings, Share, Value};
 pub use sink::{NoChunks, Sink, Target};

@@ -18,6 +18,26 @@ pub struct Setting {
     pub kind: Kind,
     /// What it does, for people.
     pub meaning: &'static str,
+    /// What must hold for it to have an effect. Where it does not, anything but the default is refused.
+    pub needs: &'static [Need],
+}
+
+/// What must hold for a setting to have an effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Need {
+    /// Another setting is one of some words.
+    Word {
+        /// The other setting.
+        name: &'static str,
+        /// The words.
+        among: &'static [&'static str],
+    },
+    /// The number is at most a chunk's bytes and these. [`Settings::read`] knows no chunk; plans are checked by it.
+    Chunk {
+        /// Bytes beside those of a chunk.
+        beside: u64,
+    },
 }
 
 /// What a setting may be.
@@ -156,7 +176,8 @@ impl Settings {
     /// All of `declared`, as set or by default.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] naming a setting that is not among them, or that cannot be what it was set to.
+    /// [`ErrorKind::Unsupported`] naming a setting that is not among them, that cannot be what it was set to, or that has
+    /// no effect beside the others.
     pub fn read(&self, declared: &'static [Setting]) -> Result<Chosen> {
         let bad = |context: String| Err(Error::new(ErrorKind::Unsupported, "read options", context));
         let mut chosen: BTreeMap<_, _> = declared.iter().map(|s| (s.name, s.kind.default())).collect();
@@ -175,7 +196,22 @@ impl Settings {
                 Some(setting) => chosen.insert(setting.name, value.clone()),
             };
         }
-        Ok(Chosen(chosen))
+        let chosen = Chosen(chosen);
+        let set =
+            declared.iter().filter(|s| self.0.get(s.name).is_some_and(|value| *value != s.kind.default()));
+        for setting in set {
+            for need in setting.needs {
+                let Need::Word { name, among } = need else { continue };
+                let word = chosen.text(name);
+                if !among.contains(&word) {
+                    let (setting, among) = (setting.name, among.join(" or "));
+                    return bad(format!(
+                        "{setting} means nothing with {name} = {word:?}; it is for {name} = {among}"
+                    ));
+                }
+            }
+        }
+        Ok(chosen)
     }
 }
 
@@ -222,15 +258,31 @@ mod tests {
     use super::*;
 
     const DECLARED: &[Setting] = &[
-        Setting { name: "qos", kind: Kind::Number { default: 1, least: 0, most: 2 }, meaning: "" },
-        Setting { name: "retain", kind: Kind::Flag { default: false }, meaning: "" },
+        Setting {
+            name: "qos",
+            kind: Kind::Number { default: 1, least: 0, most: 2 },
+            meaning: "",
+            needs: &[],
+        },
+        Setting {
+            name: "retain",
+            kind: Kind::Flag { default: false },
+            meaning: "",
+            needs: &[Need::Word { name: "mode", among: &["stream"] }, Need::Chunk { beside: 0 }],
+        },
         Setting {
             name: "mode",
             kind: Kind::Choice { default: "stream", choices: &["stream", "unary"] },
             meaning: "",
+            needs: &[],
         },
-        Setting { name: "part", kind: Kind::Share { default: Share::millionths(20_000) }, meaning: "" },
-        Setting { name: "topic", kind: Kind::Text { default: "thalweg" }, meaning: "" },
+        Setting {
+            name: "part",
+            kind: Kind::Share { default: Share::millionths(20_000) },
+            meaning: "",
+            needs: &[],
+        },
+        Setting { name: "topic", kind: Kind::Text { default: "thalweg" }, meaning: "", needs: &[] },
     ];
 
     fn set(json: &str) -> Result<Chosen> {
@@ -247,9 +299,9 @@ mod tests {
 
     #[test]
     fn what_is_set_counts() {
-        let chosen = set(r#"{"qos": 2, "retain": true, "mode": "unary", "topic": "x"}"#).unwrap();
+        let chosen = set(r#"{"qos": 2, "retain": true, "mode": "stream", "topic": "x"}"#).unwrap();
         assert_eq!((chosen.number("qos"), chosen.flag("retain")), (2, true));
-        assert_eq!((chosen.text("mode"), chosen.text("topic")), ("unary", "x"));
+        assert_eq!((chosen.text("mode"), chosen.text("topic")), ("stream", "x"));
     }
 
     #[test]
@@ -264,6 +316,17 @@ mod tests {
         assert!(serde_json::from_str::<Settings>(r#"{"part": 1.5}"#).is_err());
         let back = serde_json::to_string(&serde_json::from_str::<Settings>(r#"{"part": 0.25}"#).unwrap());
         assert_eq!(back.unwrap(), r#"{"part":0.25}"#);
+    }
+
+    #[test]
+    fn what_has_no_effect_beside_another_setting_is_refused() {
+        let error = set(r#"{"retain": true, "mode": "unary"}"#).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let said = "retain means nothing with mode = \"unary\"; it is for mode = stream";
+        assert!(error.to_string().contains(said), "{error}");
+        for fine in [r#"{"retain": true}"#, r#"{"retain": false, "mode": "unary"}"#] {
+            assert!(set(fine).is_ok(), "{fine}");
+        }
     }
 
     #[test]

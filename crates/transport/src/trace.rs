@@ -14,6 +14,7 @@ pub const TRACE: Setting = Setting {
     kind: Kind::Text { default: "" },
     meaning: "a file to whose end this end writes what it believes about the path while updates pass, in JSON lines: RTT, \
               rate, window, loss; `thalweg report` draws it",
+    needs: &[],
 };
 
 /// Between two lines of a link, at least.

@@ -76,7 +76,7 @@ def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
     for what, (wanted, able, key) in asked.items():
         if wanted and not able:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
-    _options(plan, name, entry["settings"])
+    _options(plan, name, entry["settings"], can)
     if plan.layers.compress is not None and not can["symmetric"]:
         raise PlanError(
             f"{name} masks holes in what it receives, and behind a hole a compressed chunk cannot be read",
@@ -89,9 +89,10 @@ def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _options(plan: Plan, name: str, settings: Sequence[Mapping[str, Any]]) -> None:
+def _options(plan: Plan, name: str, settings: Sequence[Mapping[str, Any]], can: Mapping[str, Any]) -> None:
     known = {setting["name"]: setting["kind"] for setting in settings}
-    for key, value in (plan.transport.options or {}).items():
+    given = plan.transport.options or {}
+    for key, value in given.items():
         if key not in known:
             raise PlanError(
                 f"transport.options.{key} is not among those of the transport {name!r}",
@@ -99,6 +100,31 @@ def _options(plan: Plan, name: str, settings: Sequence[Mapping[str, Any]]) -> No
             )
         if not _fits(value, known[key]):
             raise PlanError(f"transport.options.{key} is {value!r}", f"It is {setting_words(known[key])}")
+    all_of = {key: kind["default"] for key, kind in known.items()} | given
+    chunk = plan.transport.chunk or can["preferred_chunk"]
+    for setting in settings:
+        if all_of[setting["name"]] != setting["kind"]["default"]:
+            for need in setting["needs"]:
+                _need(setting["name"], need, all_of, chunk)
+
+
+def _need(key: str, need: Mapping[str, Any], options: Mapping[str, Any], chunk: int) -> None:
+    """Refuse an option that has no effect beside the others, or beyond a chunk of so many bytes. Raises PlanError.
+
+    ``chunk`` is 0 if the server says how long a chunk is.
+    """
+    if need["type"] == "word" and options[need["name"]] not in need["among"]:
+        other, word = need["name"], options[need["name"]]
+        raise PlanError(
+            f"transport.options.{key} means nothing with {other} = {word!r}",
+            f"Remove it, or set transport.options.{other} to {' or '.join(map(repr, need['among']))}",
+        )
+    if need["type"] == "chunk" and chunk and options[key] > chunk + need["beside"]:
+        beside = f" and {need['beside']} bytes beside it" if need["beside"] else ""
+        raise PlanError(
+            f"transport.options.{key} is {options[key]}, more than a chunk of {chunk} bytes{beside}, and means no more",
+            f"Lower it to {chunk + need['beside']}, or raise transport.chunk",
+        )
 
 
 def _fits(value: object, kind: Mapping[str, Any]) -> bool:

@@ -47,23 +47,32 @@ pub const SETTINGS: &[Setting] = &[
         name: "exchange",
         kind: Kind::Choice { default: "fanout", choices: &["fanout", "direct", "topic"] },
         meaning: "the exchange that messages are routed by; the same for all parties",
+        needs: &[],
     },
     Setting {
         name: "confirms",
         kind: Kind::Flag { default: true },
         meaning: "whether the broker confirms what it has taken",
+        needs: &[],
     },
     Setting {
         name: "prefetch",
         kind: Kind::Number { default: 16, least: 1, most: 1024 },
         meaning: "messages the broker sends ahead of their acknowledgements",
+        needs: &[],
     },
     Setting {
         name: "max_message",
         kind: Kind::Number { default: 16 << 20, least: 4 << 10, most: 128 << 20 },
         meaning: "bytes of the largest message; the broker's max_message_size, or less",
+        needs: &[],
     },
-    Setting { name: "vhost", kind: Kind::Text { default: "/" }, meaning: "the virtual host at the broker" },
+    Setting {
+        name: "vhost",
+        kind: Kind::Text { default: "/" },
+        meaning: "the virtual host at the broker",
+        needs: &[],
+    },
 ];
 
 /// AMQP 0-9-1: `amqp://host:port/job`, where a broker is.

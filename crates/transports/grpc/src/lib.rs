@@ -45,17 +45,20 @@ const SETTINGS: &[Setting] = &[
         meaning:
             "stream: chunks are messages of one stream; unary: a whole update is the one message of a call; push: \
              so is each piece of it, and waits for the answer to the one before, as in FATE",
+        needs: &[],
     },
     Setting {
         name: "largest",
         kind: Kind::Number { default: 512 << 20, least: 4 << 20, most: (2 << 30) - 1 },
         meaning:
             "unary: most bytes of a message, which both ends hold whole, with a copy of it at the sender",
+        needs: &[],
     },
     Setting {
         name: "piece",
         kind: Kind::Number { default: 1 << 20, least: 64 << 10, most: 4 << 20 },
         meaning: "push: most bytes of an update in a call, but of one chunk at least",
+        needs: &[],
     },
 ];
 

@@ -19,24 +19,28 @@ pub(crate) const SETTINGS: &[Setting] = &[
         kind: Kind::Number { default: 100, least: 1, most: 100 },
         meaning: "share of an update's chunks after which its receiver wants nothing sent again; repair.policy stands in \
                   for the rest",
+        needs: &[],
     },
     Setting {
         name: "critical",
         kind: Kind::Text { default: "" },
         meaning: "byte ranges of an update that are sent until they arrive, such as 0-65536,131072-132096; its first \
                   and last chunk always are",
+        needs: &[],
     },
     Setting {
         name: "deadline_ms",
         kind: Kind::Number { default: 0, least: 0, most: LONGEST },
         meaning: "milliseconds after an update's first packet at which its receiver wants nothing more but what is \
                   critical; 0 for none",
+        needs: &[],
     },
     Setting {
         name: "repair",
         kind: Kind::Share { default: Share::millionths(0) },
         meaning: "repair packets that this end sends beside an update's last packets, as a share of these; twice the \
                   share that the path loses is a good choice; 0 for none but on a path that loses 8 % or more",
+        needs: &[],
     },
 ];
 

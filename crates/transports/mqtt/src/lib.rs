@@ -28,26 +28,31 @@ const SETTINGS: &[Setting] = &[
         name: "version",
         kind: Kind::Choice { default: "5", choices: &["3.1.1", "5"] },
         meaning: "of MQTT; with 5 the broker says its limits",
+        needs: &[],
     },
     Setting {
         name: "qos",
         kind: Kind::Number { default: 0, least: 0, most: 2 },
         meaning: "quality of service: 0 at most once, 1 at least once, 2 exactly once, between each end and the broker",
+        needs: &[],
     },
     Setting {
         name: "prefix",
         kind: Kind::Text { default: "thalweg" },
         meaning: "what all topics begin with; the job's name follows",
+        needs: &[],
     },
     Setting {
         name: "retain",
         kind: Kind::Flag { default: false },
         meaning: "whether the broker retains the model for clients that come late; with version 5",
+        needs: &[],
     },
     Setting {
         name: "max_packet",
         kind: Kind::Number { default: 0, least: 0, most: 268_435_455 },
         meaning: "most bytes of a packet that the broker takes; 0 as it says, which only version 5 does",
+        needs: &[],
     },
 ];
 

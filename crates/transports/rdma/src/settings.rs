@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
-use thalweg_pieces::{Config, Cut, Flight, MOST_PIECE};
-use thalweg_transport::{Kind, Options, Result, Setting};
+use thalweg_pieces::{Config, Cut, Flight, HEADER, MOST_PIECE};
+use thalweg_transport::{Kind, Need, Options, Result, Setting};
+use thalweg_wire::MAX_CHUNK;
 
 use crate::WORKS;
 
 /// Slots of the ring that commit records are written into.
 pub(crate) const SLOTS: usize = 256;
+
+/// Of what says how pieces are written one at a time.
+const PIECES: Need = Need::Word { name: "mode", among: &["fedrdma-e", "fedrdma"] };
 
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
@@ -18,35 +22,41 @@ pub(crate) const SETTINGS: &[Setting] = &[
                   whom nobody writes then, if either end says so; written one piece at a time, from the last to the first \
                   (FedRDMA-E, section 3.2); one piece at a time, each with a header, into one slot (FedRDMA, section 3.1); \
                   or written each at once",
+        needs: &[],
     },
     Setting {
         name: "piece",
-        kind: Kind::Number { default: MOST_PIECE, least: 4096, most: 1 << 30 },
-        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of a piece",
+        kind: Kind::Number { default: MOST_PIECE, least: 4096, most: MAX_CHUNK as u64 + HEADER },
+        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of a piece; a whole chunk and its header are the most",
+        needs: &[PIECES, Need::Chunk { beside: HEADER }],
     },
     Setting {
         name: "link_enable",
         kind: Kind::Number { default: 4096, least: 0, most: 1 << 20 },
         meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of the small piece that leaves first of chunks from 2 MiB on \
                   (section 4.3); 0 for none",
+        needs: &[PIECES],
     },
     Setting {
         name: "delay_us",
         kind: Kind::Number { default: 0, least: 0, most: 10_000_000 },
         meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", microseconds between a piece's completion and the next piece \
                   (section 3.2): with \"fedrdma\" what gives the receiver time to empty the slot",
+        needs: &[PIECES],
     },
     Setting {
         name: "race",
         kind: Kind::Flag { default: false },
         meaning: "with mode = \"fedrdma-e\", for comparison only: the header is sent as printed (section 3.2), as the first bytes \
                   of the last piece, and the receiver takes what is there when it sees it; damaged chunks are asked for again",
+        needs: &[Need::Word { name: "mode", among: &["fedrdma-e"] }],
     },
     Setting {
         name: "trust",
         kind: Kind::Choice { default: "tls", choices: &["tls", "fabric"] },
         meaning: "\"fabric\": updates that nothing seals are written over the RDMA network in the clear, because that \
                   network is trusted; \"tls\": such links are tcp under TLS",
+        needs: &[],
     },
 ];
 
@@ -109,5 +119,45 @@ impl Choices {
              trust = \"fabric\""
                 .into()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_transport::ErrorKind;
+
+    fn read(own: &str) -> Result<Choices> {
+        let own = serde_json::from_str(own).expect("a JSON object");
+        Choices::read(&Options { own, ..Options::default() })
+    }
+
+    #[test]
+    fn what_means_nothing_in_a_mode_is_refused() {
+        for mode in ["window", "pull", "whole"] {
+            for own in [r#""piece": 8192"#, r#""link_enable": 0"#, r#""delay_us": 1"#, r#""race": true"#] {
+                let error = read(&format!(r#"{{"mode": "{mode}", {own}}}"#)).expect_err(own);
+                assert_eq!(error.kind(), ErrorKind::Unsupported);
+                assert!(
+                    error.to_string().contains(&format!("means nothing with mode = \"{mode}\"")),
+                    "{error}"
+                );
+            }
+        }
+        assert!(read(r#"{"mode": "fedrdma", "race": true}"#).is_err());
+        for own in [
+            r#"{"piece": 4194304, "link_enable": 4096, "delay_us": 0, "race": false}"#,
+            r#"{"mode": "fedrdma", "piece": 8192, "link_enable": 0, "delay_us": 1}"#,
+            r#"{"mode": "fedrdma-e", "piece": 8192, "link_enable": 0, "delay_us": 1, "race": true}"#,
+        ] {
+            assert!(read(own).is_ok(), "{own}");
+        }
+    }
+
+    #[test]
+    fn a_piece_is_at_most_the_longest_chunk_and_its_header() {
+        assert!(read(r#"{"mode": "fedrdma-e", "piece": 4194368}"#).is_ok());
+        let error = read(r#"{"mode": "fedrdma-e", "piece": 4194369}"#).expect_err("too long");
+        assert!(error.to_string().contains("from 4096 to 4194368"), "{error}");
     }
 }

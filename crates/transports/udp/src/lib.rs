@@ -57,6 +57,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         name: "paced",
         kind: Kind::Flag { default: true },
         meaning: "false, for comparison only: this end sends as fast as its socket takes it, whatever is lost of it",
+        needs: &[],
     },
 ];
 

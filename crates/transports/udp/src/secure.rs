@@ -21,6 +21,7 @@ pub const CIPHER: Setting = Setting {
     name: "cipher",
     kind: Kind::Choice { default: "aes-256-gcm", choices: &["aes-256-gcm", "chacha20-poly1305"] },
     meaning: "what seals datagrams under TLS; the listening side's choice counts",
+    needs: &[],
 };
 
 /// The listening end's choice, as the hello has it: 0 in the clear.

@@ -10,36 +10,43 @@ pub(crate) const SETTINGS: &[Setting] = &[
         name: "backend",
         kind: Kind::Choice { default: "tun", choices: &["tun", "ebpf"] },
         meaning: "who receives: a TCP of our own behind a TUN device, or the kernel's with eBPF programs in front of it",
+        needs: &[],
     },
     Setting {
         name: "budget",
         kind: Kind::Share { default: Share::millionths(20_000) },
         meaning: "share of an update that may be masked; the sender retransmits what is lost beyond it",
+        needs: &[],
     },
     Setting {
         name: "refuse",
         kind: Kind::Share { default: Share::millionths(1_000_000) },
         meaning: "the link ends when more than this share of an update is lost, masked or retransmitted",
+        needs: &[],
     },
     Setting {
         name: "control",
         kind: Kind::Choice { default: "delay", choices: &["delay", "paper", "fixed", "none"] },
         meaning: "how the window is set: by queueing delay, as in the paper, always `window`, or not at all",
+        needs: &[],
     },
     Setting {
         name: "window",
         kind: Kind::Number { default: 1 << 20, least: 1 << 14, most: 1 << 26 },
         meaning: "with control = \"fixed\", bytes that a connection may have under way",
+        needs: &[],
     },
     Setting {
         name: "reorder_packets",
         kind: Kind::Number { default: 3, least: 1, most: 1000 },
         meaning: "packets after which a gap in front of them counts as lost",
+        needs: &[],
     },
     Setting {
         name: "reorder_ms",
         kind: Kind::Number { default: 50, least: 1, most: 10_000 },
         meaning: "most milliseconds, and else a quarter of the round trip, after which it does so too",
+        needs: &[],
     },
     TRACE,
 ];

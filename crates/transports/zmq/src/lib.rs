@@ -52,11 +52,13 @@ const SETTINGS: &[Setting] = &[
         },
         meaning: "sockets: `router` a ROUTER and DEALERs; `pubsub` PUB and SUB both ways, as in FedComm; `pushpull` \
                   PUSH and PULL both ways; `reqrep` REQ and REP, where each message waits for its answer",
+        needs: &[],
     },
     Setting {
         name: "second_port",
         kind: SettingKind::Number { default: 0, least: 0, most: 65_535 },
         meaning: "but for `router`, the server's port for what clients say; 0 lets the system choose",
+        needs: &[],
     },
 ];
 
