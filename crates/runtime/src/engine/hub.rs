@@ -748,6 +748,8 @@ mod tests {
         assert_eq!(fitting(1344, 1343), 1280);
         assert_eq!(fitting(4096, 63), 56);
         assert_eq!(fitting(4096, 0), 8, "a carrier refuses to open before");
-        assert!((1..3000).all(|most| fitting(4096, most) % 8 == 0 && fitting(4096, most) <= most.max(8)));
+        assert!(
+            (1..3000).all(|most| fitting(4096, most).is_multiple_of(8) && fitting(4096, most) <= most.max(8))
+        );
     }
 }
