@@ -62,7 +62,10 @@ fn what_does_not_fit_is_refused_with_a_mend() {
     says(accumulator.finish(&mut [0; 399], Repair::Zero).unwrap_err(), "400 bytes");
     says(accumulator.finish_part(64, &mut [0; 336], Repair::Zero).unwrap_err(), "multiple");
     says(accumulator.merge(&accumulator).unwrap_err(), "twice");
-    says(accumulator.merge(&self::accumulator(99)).unwrap_err(), "w is float32 [100] here and float32 [99] there");
+    says(
+        accumulator.merge(&self::accumulator(99)).unwrap_err(),
+        "w is float32 [100] here and float32 [99] there",
+    );
     let wide = Accumulator::new(accumulator.layout().clone(), Precision::F64);
     says(accumulator.merge(&wide).unwrap_err(), "f32 and f64");
 }
