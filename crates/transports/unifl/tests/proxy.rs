@@ -387,9 +387,13 @@ fn a_client_that_sends_nothing_is_reset_in_time() {
     for network in [Network::Lossy(0.0), Network::Loopback] {
         let mut settings = settings(network);
         settings["first_byte"] = json!(0.05);
+        let server = |listener: TcpListener| broken(&mut accepted(&listener));
         let client = |mut stream: TcpStream| broken(&mut stream);
-        let Some(outcome) = talk((network, "end"), settings, drop, client) else { continue };
-        assert_eq!(outcome.client, ErrorKind::ConnectionReset);
+        let Some(outcome) = talk((network, "end"), settings, server, client) else { continue };
+        assert_eq!(
+            (outcome.server, outcome.client),
+            (ErrorKind::ConnectionReset, ErrorKind::ConnectionReset)
+        );
         assert_eq!(outcome.end()["error"], "accept: it sent nothing in time");
     }
 }
