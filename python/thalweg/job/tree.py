@@ -427,8 +427,9 @@ class Tree:
             self._heard_all({"do": "gone", "node": name, "why": why}, self._here())
 
     def clients(self) -> str:
-        """Return the names of the clients that are connected, as JSON."""
-        return json.dumps(sorted(name for node in self._here() for name in node.state.get("clients", [])))
+        """Return the names of the clients that are connected, as JSON. What else a node names is left out."""
+        said = ((name, node) for node in self._here() for name in node.state.get("clients", []))
+        return json.dumps(sorted(name for name, node in said if name in node.clients))
 
     def notes(self) -> list[str]:
         """Return what happened since the last call."""
