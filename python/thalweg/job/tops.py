@@ -43,13 +43,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Heard:
-    """A node's answer; without ``head`` there is none, for this reason."""
+    """A node's answer; without ``head`` there is none, for this reason. ``is_lost``: the node went away meanwhile."""
 
     node: Node
     head: dict[str, Any] | None
     tensors: _core.Arena | None
     reason: str
     between: Sequence[Mapping[str, Any]]
+    is_lost: bool = False
 
 
 # Asks nodes something; gives what each answers, in the order in which answers come.

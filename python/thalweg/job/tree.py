@@ -70,6 +70,10 @@ class Serving(Protocol):
         """Tell everybody that the job is over, and stop."""
 
 
+class LostNodeError(RoundError):
+    """A node went away while it was to be opened."""
+
+
 class Tree:
     """A root that asks nodes for each round, and has their sums meet at the top."""
 
@@ -217,9 +221,9 @@ class Tree:
         node.gone = None
         try:
             self.open_node(node, look)
+        except LostNodeError:
+            return  # it may come again
         except RoundError as error:
-            if node not in self._here():
-                return  # it is lost, and may come again
             if not may_fail:
                 raise
             self._refused.add(node.name)
@@ -241,7 +245,8 @@ class Tree:
             asked["top"] = {"kind": self._kind, "top": self._of_top, "server": self._between}
         (heard,) = self._ask(asked, [node], look)
         if heard.head is None:
-            raise RoundError(f"{node.name} cannot be a node: {heard.reason}", f"See {self.log}")
+            kind = LostNodeError if heard.is_lost else RoundError
+            raise kind(f"{node.name} cannot be a node: {heard.reason}", f"See {self.log}")
         node.address, node.peers = heard.head["address"], heard.head["peers"]
         node.reached = heard.head["reached"] or ""
         node.expected = int(heard.head["expected"])
@@ -538,7 +543,7 @@ class Tree:
             node.state = head
             for line in self._judge.lines(node, head["notes"]):
                 self.note(line)
-        return Heard(node, head, reply.tensors, reason, reply.between)
+        return Heard(node, head, reply.tensors, reason, reply.between, reply.is_lost)
 
 
 def tree_of(
