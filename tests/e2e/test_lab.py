@@ -83,7 +83,13 @@ def ended(pid: int) -> bool:
 
 def nothing_left_of(state: State) -> bool:
     """Whether no process is inside a lab's namespaces, and its keeper and folder are gone."""
-    return not namespaces.inside(state.hosts.values()) and not state.alive and not state.folder.exists()
+    left = {
+        "inside": namespaces.inside(state.hosts.values()),
+        "keeper": state.alive,
+        "folder": state.folder.exists(),
+    }
+    assert not any(left.values()), left
+    return True
 
 
 def groups_of(pid: int) -> list[Path]:
