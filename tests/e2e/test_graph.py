@@ -364,7 +364,7 @@ def test_a_node_that_is_dialled_needs_a_certificate_in_its_own_name(start: Start
     node(start, guarded, "berta", shows="clara").until("waiting for anna, clara")
     code, out, err = node(start, guarded, "anna").end()
     assert code != 0
-    assert 'is for "clara", not for "berta"' in json.loads(out)["error"]["cause"], err
+    assert 'is for "clara" in the role graph-node, not for "berta"' in json.loads(out)["error"]["cause"], err
 
 
 def test_a_node_with_another_plan_is_refused(start: Start, guarded: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_chunks_are_as_small_as_a_broker_wants_them(
     job = ("--model", "payload:1MiB", "--clients", "2", "--rounds", "2")
     done = result("run", "--transport", narrow, *job, *options)
     assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(2, True), (2, True)]
-    log = (tmp_path / done["record"] / "run.log").read_text()
+    log = (tmp_path / done["record"] / "log.txt").read_text()
     assert re.search(r"chunks have 9[0-9]{4} bytes and not 262144, for the broker takes no longer messages", log)
 
 
