@@ -155,8 +155,18 @@ def test_server_and_clients_take_apps(start: Start) -> None:
     ("arguments", "code", "cause", "mend"),
     [
         ([], 2, "trains an app of its own", "--app"),
-        (["--app", "own:App"], 1, "another choice of tensors", "use the same model and the same tensors"),
-        (["--app", "own:Head", "--tensors", "*"], 1, "another choice of tensors", "the same tensors"),
+        (
+            ["--app", "own:App"],
+            1,
+            "body (float32 [1000]) is here and missing at the server",
+            "use the same model and the same tensors",
+        ),
+        (
+            ["--app", "own:Head", "--tensors", "*"],
+            1,
+            "body (float32 [1000]) is here and missing at the server",
+            "the same tensors",
+        ),
     ],
 )
 def test_a_client_without_the_app_or_with_another_is_told(
