@@ -150,7 +150,7 @@ def job(
         "grace": 0.5,
         **options,
     }
-    own = {"token": TOKEN, "grace": told["grace"], "transport": {}}
+    own = {"token": TOKEN, "grace": told["grace"], "transport": {}, "tree": True}
     tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top, choose=choose)
     trust = {"token": TOKEN}
     with session(Plan.of({}), CLIENTS, print) as network:
