@@ -2,12 +2,12 @@
 //!
 //! * [`Authority`] makes the certificates of a server and its clients for (mutual) TLS, and a key for CURVE beside them.
 //! * A [`Secret`] issues a [`Token`] for a [`Role`] and a name. Its holder shows a proof, tied to both ends' nonces, the
-//!   job and the encrypted link, never the token itself; whoever knows the [`Issuer`] can check it, and make none.
+//!   job and the encrypted link, never the token itself. With the [`Issuer`] a server can check a proof, but not make one.
 //!
 //! ```
 //! use thalweg_pki::{Role, Secret, Transcript};
 //!
-//! let secret = Secret::generate()?; // of whoever decides who takes part
+//! let secret = Secret::generate()?; // the operator's
 //! let token = secret.issue(Role::Client, "clinic-3")?; // for the client
 //! let transcript = Transcript {
 //!     server_nonce: &[1; 32], client_nonce: &[2; 32], job: 9, name: "clinic-3", binding: None
