@@ -201,22 +201,29 @@ def test_a_client_app_that_cannot_be_imported_is_an_error_that_says_so(tmp_path:
     assert re.search(r"a_module_that_nobody_has.* at \S+\.py:\d+$", entry["clients"][0]["reason"])
 
 
-@pytest.mark.e2e
-def test_a_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
-    words = ("--run-config", "fault='raises' faulty-partition=-1", "--transport", "tcp", "--record", str(tmp_path))
+def failed(app: str, config: str, folder: Path) -> tuple[Record, dict[str, str]]:
+    """Run an app whose two clients cannot train; return its record and the error that the command prints."""
+    words = ("--run-config", config, "--transport", "tcp", "--record", str(folder))
     done = subprocess.run(
-        program("run", str(APPS / "faulty"), *words, "--clients", "2"),
+        program("run", str(APPS / app), *words, "--clients", "2"),
         check=False, capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    (place,) = tmp_path.iterdir()
+    (place,) = folder.iterdir()
     record = Record(place)
     assert record.manifest["status"] == "failed"
+    error: dict[str, str] = json.loads(done.stdout)["error"]
+    return record, error
+
+
+@pytest.mark.e2e
+def test_a_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
+    record, error = failed("faulty", "fault='raises' faulty-partition=-1", tmp_path)
     said = "in 2 of 2 rounds all 2 clients failed to train; client-1: <class 'ValueError'>:"
-    for told in (record.manifest["reason"], json.loads(done.stdout)["error"]["cause"]):
+    for told in (record.manifest["reason"], error["cause"]):
         assert told.startswith(said)
         assert "at faulty/client_app.py:22; then the ServerApp raised KeyError" in told
-    assert str(record.path / "log.txt") in json.loads(done.stdout)["error"]["mend"]
+    assert str(record.path / "log.txt") in error["mend"]
     assert "this client cannot train" in (record.path / "log.txt").read_text()
 
 
@@ -235,16 +242,8 @@ def test_a_run_ends_when_the_nodes_that_the_app_waits_for_cannot_come_back(tmp_p
 
 @pytest.mark.e2e
 def test_a_legacy_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
-    words = ("--run-config", "faulty-partition=-1", "--transport", "tcp", "--record", str(tmp_path))
-    done = subprocess.run(
-        program("run", str(APPS / "legacy_faulty"), *words, "--clients", "2"),
-        check=False, capture_output=True, text=True, timeout=LIMIT,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    (place,) = tmp_path.iterdir()
-    record = Record(place)
-    assert record.manifest["status"] == "failed"
-    told = json.loads(done.stdout)["error"]["cause"]
+    record, error = failed("legacy_faulty", "faulty-partition=-1", tmp_path)
+    told = error["cause"]
     assert told == record.manifest["reason"].partition(". Correct ")[0]
     assert told.startswith("in 2 of 2 rounds all 2 clients failed to train; client-1: <class 'ValueError'>:")
     assert "at legacy_faulty/client_app.py:19" in told
