@@ -368,7 +368,7 @@ pub struct ClientOptions {
     pub seed: u64,
     /// Wrappers around the transport.
     pub layers: Layers,
-    /// Of tasks: it is a node of an aggregation tree.
+    /// Of a client of tasks: it joins as a node of an aggregation tree, and not as a member of tasks.
     pub tree: bool,
 }
 

@@ -12,7 +12,7 @@ use crate::guests::Origin;
 use crate::lobby::{Guest, Lobby};
 use crate::{Error, ErrorKind, Result};
 
-/// One of so many descriptors of the process may belong to a connection that is carried. A quarter is for guests
+/// Carried connections may use one in so many of the process's descriptors. A quarter is for guests
 /// ([`crate::Bounds::of_process`]); the job keeps the rest.
 const PART: u64 = 2;
 

@@ -33,7 +33,8 @@ pub enum Need {
         /// The words.
         among: &'static [&'static str],
     },
-    /// The number is at most a chunk's bytes and these. [`Settings::read`] knows no chunk; plans are checked by it.
+    /// The number is at most the chunk's length plus `beside`. [`Settings::read`] does not know the chunk's length, so only the
+    /// check of a plan enforces this.
     Chunk {
         /// Bytes beside those of a chunk.
         beside: u64,

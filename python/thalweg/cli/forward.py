@@ -75,7 +75,7 @@ def command(
     connections: Annotated[int, typer.Option(min=1, max=4096, help="Most at a time; further ones wait.")] = 256,
     first_byte: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Near end: how long a program may take to its first byte."),
+        typer.Option(min=0, metavar="SECONDS", help="Near end: reset a program that sends nothing for this long."),
     ] = 20.0,
     liveness: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Far end: silence that ends a link.")

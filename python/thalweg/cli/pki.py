@@ -25,7 +25,7 @@ def init(
     days: Days = 365,
     as_json: Json = False,
 ) -> None:
-    """Make a certificate authority, the server's certificate and the secret of clients' tokens."""
+    """Make a certificate authority, the server's certificate, and the secret and public key of tokens."""
     with output(as_json=as_json) as emit:
         from thalweg.transports import pki
 

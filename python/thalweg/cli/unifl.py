@@ -46,7 +46,7 @@ def proxy(
     ] = None,
     connections: Annotated[int, typer.Option(min=1, max=2048, help="Most at a time; further ones wait.")] = 256,
     first_byte: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long a client may take to its first byte.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Reset a client that sends nothing for this long.")
     ] = 20.0,
     idle: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="End clients that are silent so long; else never.")

@@ -58,7 +58,7 @@ def nodes_waited_for(caller: FrameType) -> int:
 
 
 def only_looks(caller: FrameType) -> bool:
-    """Return whether a caller of ``Grid.get_node_ids`` waits for nobody: what tells legacy apps of nodes."""
+    """Return whether a caller of ``Grid.get_node_ids`` is Flower's thread that lists nodes for legacy apps."""
     return caller.f_code.co_name == "update_registered_nodes" and caller.f_globals.get("__name__") == _LEGACY_NODES
 
 

@@ -79,7 +79,7 @@ class Returning:
                     self._begin(node, self._move)
 
     def may_open(self, node: Node) -> bool:
-        """Start a node again that was lost before all were open; return False once nobody does that any more."""
+        """Restart a node that was lost before all were open; return False once it is not awaited any more."""
         self._missed.setdefault(node.name, time.monotonic())
         return self.restart(node) or not self._is_gone(node)
 

@@ -35,7 +35,7 @@ class Node:
     expected: int = 0
     # Clients whose proofs it has passed on.
     proven: set[str] = field(default_factory=set)
-    # Those that it has named without, of which it was said.
+    # Clients that it has named without a proof; the log says so once.
     doubted: set[str] = field(default_factory=set)
     # It was lost, and its clients have moved to other nodes.
     is_empty: bool = False

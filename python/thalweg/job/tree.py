@@ -154,13 +154,13 @@ class Tree:
         """
         while not (self._there(SLICE) and self._open(look)):
             look()
-            # Of nodes that come by themselves another takes the place of one that is lost.
+            # Where nodes come by themselves, another one takes the place of a node that is lost.
             for node in self._nodes if self.placed.clients else ():
                 if node.gone is not None and not node.is_empty and not self.returning.may_open(node):
                     self._go_on_without(node)
 
     def _go_on_without(self, node: Node) -> None:
-        """Give the clients of a node that was never open to others. Raises RoundError if one of them gets none."""
+        """Move the clients of a node that never opened to other nodes. Raises RoundError if one of them gets none."""
         left = {one.name: one for one in self._nodes if one is not node and not one.is_empty}
         homes: Mapping[str, str] = {}
         reasons: Sequence[str] = ()

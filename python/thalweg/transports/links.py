@@ -44,7 +44,7 @@ def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
             return {}
         raise LinkError(
             f"{url} can be reached from other machines, and nothing says who may join",
-            "Run `thalweg pki init`, give its folder with --pki, and `thalweg pki issue NAME` for each client",
+            "Run `thalweg pki init`, give its folder with --pki, and run `thalweg pki issue NAME --role ROLE` for each",
         )
     place = Path(folder)
     certificates_only = chosen.clients == "certificate"

@@ -91,9 +91,7 @@ def issue(
     if hosts and role not in LISTENING:
         raise PlanError(f"nobody connects to a {role}", f"Remove --host, or give --role {' or '.join(LISTENING)}")
     if not _NAME.fullmatch(name):
-        raise PlanError(
-            f"{name!r} cannot be a client's name", "Take up to 128 letters, digits, dots, hyphens, underscores"
-        )
+        raise PlanError(f"{name!r} cannot be a name", "Take up to 128 letters, digits, dots, hyphens, underscores")
     if name in ("ca", "server", "secret"):
         raise PlanError(f"the name {name!r} is the authority's own", "Take another name")
     authority, secret = read(folder / AUTHORITY), read(folder / SECRET).strip()

@@ -39,8 +39,8 @@ pub struct Counts {
     pub folded: u64,
     /// Commits of all workers.
     pub commits: u64,
-    /// Workers that began a round with a process that had worked in an earlier one. None of them was reused, as LIFL has it
-    /// (section 5.3): in a run no process takes over the work of another level.
+    /// Workers that began a round with a process that had worked in an earlier one. This is not LIFL's reuse
+    /// (section 5.3), where an aggregator takes over the work of another level: no process of a run does.
     pub warm: u64,
     /// Nanoseconds of CPU time of workers, as they said when they last committed.
     pub cpu: u64,

@@ -181,7 +181,7 @@ pub(crate) struct Served<L> {
     wake: Option<Time>,
     /// When this link is looked at next, as [`Roster::timers`] has it.
     timer: Time,
-    /// Its client has another layout, and is to say where the difference is.
+    /// Set while this client has to say which tensor differs.
     unlike: Option<Unlike>,
     pub own: L,
 }
@@ -482,7 +482,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.send(link, message);
     }
 
-    /// A client says which tensor differs. What that is here we know ourselves.
+    /// A client says which tensor differs. What we have instead is looked up here.
     fn differs(&mut self, link: LinkId, tensor: &str, form: Option<Form>) -> Option<String> {
         let unlike = self.links.get_mut(&link)?.unlike.as_mut()?;
         let difference = unlike.ours.difference_of(tensor, form);
@@ -500,7 +500,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         let told = self.unlike.get(client).is_some_and(|before| before == reason);
         let connected = self.named(client).is_some_and(|number| self.link_of(number).is_some());
         let room = self.unlike.len() < MOST_UNLIKE || self.unlike.contains_key(client);
-        // A client of this name that is here has to stay what it is.
+        // A client of this name that is connected is not the one that was turned away.
         if room && !connected {
             self.unlike.insert(client.into(), reason.into());
         }

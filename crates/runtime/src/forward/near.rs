@@ -83,7 +83,7 @@ pub(crate) struct Near {
     way: Way,
     listener: TcpListener,
     listen: String,
-    /// Of programs that have said nothing yet.
+    /// Programs that have sent nothing yet are its guests.
     lobby: Lobby,
     first: (Arc<Carrier>, u32),
     serving: Arc<Serving>,

@@ -14,7 +14,7 @@ use crate::packets::Small;
 
 /// Bytes of messages that wait to be written before who publishes waits.
 pub(crate) const ROOM: u32 = 1 << 20;
-/// Every broker takes packets of so many bytes.
+/// No broker has a limit below this.
 const SHORT: usize = 4 << 10;
 /// Packets that are written with one wake-up.
 const BATCH: usize = 16;
@@ -55,13 +55,14 @@ struct Ledger {
 #[derive(Default)]
 struct Longest {
     bytes: usize,
-    /// What shows that the broker has taken it: so many PINGRESPs, or the confirmation of this identifier.
+    /// How many PINGRESPs have to come until it is known that the broker has taken it; 0: it is known. A confirmation of `id`
+    /// shows it too.
     pings: usize,
     id: u16,
 }
 
 impl Longest {
-    /// Its bytes, if it may be why the broker has hung up: the broker has not taken it, and it is no short one.
+    /// Its length, if it may be the reason why the broker closed the connection.
     fn suspect(&self) -> Option<usize> {
         (self.pings > 0 && self.bytes >= SHORT).then_some(self.bytes)
     }

@@ -11,7 +11,7 @@ use crate::WORKS;
 /// Slots of the ring that commit records are written into.
 pub(crate) const SLOTS: usize = 256;
 
-/// Of what says how pieces are written one at a time.
+/// What settings need that say how pieces are written one at a time.
 const PIECES: Need = Need::Word { name: "mode", among: &["fedrdma-e", "fedrdma"] };
 
 pub(crate) const SETTINGS: &[Setting] = &[
