@@ -1,4 +1,4 @@
-//! Connecting: the control connection first, then the datagrams' sockets.
+//! Connects a link: first the control connection, then the handshake of the UDP sockets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,11 @@ use crate::hello::{self, Dialect, Ends};
 
 const CONNECT: &str = "connect";
 
-/// Connects within [`Options::connect_timeout`].
+/// Connects within [`Options::connect_timeout`]. Tries the host's addresses in turn; each gets an equal share
+/// of the time.
+///
+/// # Errors
+/// The error of the last address; [`ErrorKind::Timeout`] if that did not answer.
 pub async fn connect(address: &Address, options: &Options, dialect: &Dialect) -> Result<Ends> {
     let candidates = resolve(CONNECT, address).await?;
     let share = options.connect_timeout() / candidates.len() as u32;
@@ -30,7 +34,7 @@ pub async fn connect(address: &Address, options: &Options, dialect: &Dialect) ->
 async fn reach(address: &Address, to: SocketAddr, options: &Options, dialect: &Dialect) -> Result<Ends> {
     let mut control = crate::control(options);
     if let Some(tls) = &mut control.tls {
-        // The certificate is of the name that was asked for.
+        // The certificate must be for the host name in the address, not for its IP address.
         tls.server_name.get_or_insert_with(|| address.host.clone());
     }
     let inner = Tcp.connect(&control_address(to), &control).await?;
@@ -43,12 +47,12 @@ fn silent(address: &Address, limit: Duration) -> Error {
         .mend("let TCP and UDP through the firewall, take tcp, or raise connect_timeout_ms")
 }
 
-/// Where the control connection goes for datagrams to the same host.
+/// The address of the control connection, at the same host and port.
 pub(crate) fn control_address(to: SocketAddr) -> Address {
     Address { scheme: Tcp.name().into(), host: to.ip().to_string(), port: Some(to.port()), job: None }
 }
 
-/// What `address` stands for, at least one.
+/// Resolves `address` to at least one socket address.
 pub(crate) async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
     let none = |why: String| {
         Error::new(ErrorKind::Address, operation, format!("{address} does not resolve{why}"))

@@ -1,59 +1,63 @@
-//! What a datagram begins with.
+//! The format of a datagram. All numbers are little-endian.
 //!
 //! | byte | field | |
 //! |---|---|---|
-//! | 0 | key | 16 random bytes, told to the peer over the control connection |
+//! | 0 | key | 16 random bytes, which the peer receives over the control connection |
 //! | 16 | kind | 1 chunk, 2 probe, 3 report, 4 hello |
-//! | 17 | flags | bit 0: a report is wanted |
-//! | 18 | told | 6 bytes; control messages that the sender had sent before, see [turns](crate::turns); 0 in a chunk that waits for none |
-//! | 24 | position | u64; what the sender has sent up to and with this datagram, by [`cost`](crate::window::cost) |
-//! | 32 | | a chunk: its frame, header and payload; a report: u64, what has come, by cost |
+//! | 17 | flags | bit 0: asks for a report |
+//! | 18 | told | 6 bytes: number of control messages that the sender has sent before; see below |
+//! | 24 | position | u64: total [`cost`](crate::window::cost) sent, up to and with this datagram |
+//! | 32 | | chunk: its frame, header and payload; report: u64, total cost received |
 //!
-//! Under TLS datagrams are [sealed](crate::secure). A report's position and told are the greatest that have come; a hello's position is the number of the socket pair.
+//! [`turns`](crate::turns) explains `told`; it is 0 in a chunk that waits for no message. A report has the
+//! greatest `told` and `position` that have arrived. A hello's position is the number of its socket pair.
+//! Under TLS, datagrams are [sealed](crate::secure).
 
 use thalweg_seal::TAG_BYTES;
 use thalweg_wire::{FrameHeader, Kind as Frame, HEADER_BYTES};
 
 use crate::{CHUNK, MAX_CHUNK};
 
-/// Bytes before a chunk's frame.
+/// Length of the prefix: the bytes before a chunk's frame.
 pub const PREFIX_BYTES: usize = 32;
 /// Bytes before a chunk's payload.
 pub(crate) const CHUNK_HEADER_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
-/// The longest datagram that is not fragmented: 1500 bytes without the headers of UDP and IPv6.
+/// The longest datagram that IP does not fragment: 1500 bytes without the headers of UDP and IPv6.
 pub const WHOLE: usize = 1500 - 8 - 40;
 const _: () = assert!(CHUNK_HEADER_BYTES + CHUNK as usize + TAG_BYTES <= WHOLE);
-/// The longest datagram there is.
+/// The longest datagram that a link sends.
 pub(crate) const LONGEST: usize = CHUNK_HEADER_BYTES + MAX_CHUNK as usize + TAG_BYTES;
 const _: () = assert!(LONGEST <= 65_507, "longer than UDP over IPv4 takes");
 
-/// Shows that a datagram is of the link. Whoever cannot see the link's traffic cannot guess it.
+/// Shows that a datagram belongs to the link. A peer that cannot see the link's traffic cannot guess the key.
 pub type Key = [u8; 16];
 
-/// What can be put on the wire: the first [`PREFIX_BYTES`] begin with the key and stay readable when it is sealed.
+/// A datagram that can be encoded. Its first [`PREFIX_BYTES`] begin with the key. Sealing authenticates these
+/// bytes and does not encrypt them.
 pub trait Encode {
-    /// Appends all but a chunk's payload.
+    /// Appends the datagram without a chunk's payload.
     fn encode(&self, key: &Key, out: &mut Vec<u8>);
 }
 
-/// What a datagram is.
+/// The kind of a datagram, with what is specific to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A chunk, whole, with its frame's header.
+    /// A whole chunk; this is its frame's header.
     Chunk(FrameHeader),
     /// Asks for a report.
     Probe,
-    /// What has come, by cost.
+    /// Total cost received.
     Report(u64),
-    /// Says where the sender's socket can be reached.
+    /// Tells the listener's end the address of the sender's socket.
     Hello,
 }
 
+/// A decoded datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Datagram {
     pub kind: Kind,
     pub report_wanted: bool,
-    /// Less than 2^48.
+    /// Number of control messages sent before; less than 2^48.
     pub told: u64,
     pub position: u64,
 }
@@ -79,8 +83,9 @@ impl Encode for Datagram {
 }
 
 impl Datagram {
-    /// Decodes and checks; a chunk's payload is what follows [`CHUNK_HEADER_BYTES`], as long as its header says.
-    /// `None` for whatever is not of this link: it is dropped, as anybody can send us anything.
+    /// Decodes and checks a datagram. A chunk's payload starts at [`CHUNK_HEADER_BYTES`] and has exactly the
+    /// header's length. Returns `None` for a datagram that does not belong to the link; the caller drops it,
+    /// since anybody can send to a UDP port.
     pub(crate) fn decode(key: &Key, bytes: &[u8]) -> Option<Self> {
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES)?;
         if prefix[..16] != key[..] || prefix[17] > 1 {

@@ -1,5 +1,6 @@
-//! Receiving: datagrams into the places the sink names, and control messages from a task that reads them. What the
-//! datagrams say, and what is answered, is the [`Reader`]'s.
+//! The receiving side of a link. It copies chunks from datagrams into the targets that the sink gives, and
+//! delivers control messages in order with them. A [`Reader`] parses the datagrams of one transport and
+//! writes the answers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,71 +21,76 @@ use crate::socket::{Buffer, Lane};
 use crate::turns::Turns;
 
 const RECEIVE: &str = "receive";
-/// Receives before the end of a link at most: several times what a receive buffer holds.
+/// Most receive calls when a link ends. They read several times what a receive buffer holds.
 const BEFORE_END: usize = 256;
-/// Receives before other tasks have their turn.
+/// Most receive calls before other tasks may run.
 const AT_ONCE: usize = 4;
-/// Bytes of chunks that may wait for a control message before nothing is answered any more, so that the window stops the
-/// sender. What is in flight by then is still read: the message may be behind it, in a datagram.
+/// Bytes of chunks that may wait for a control message. Beyond that the receiver sends no more reports, so
+/// the window stops the sender. The receiver still reads what is in flight: the awaited message may follow in
+/// a datagram.
 const HELD: usize = 1 << 20;
 
-/// What a datagram brings.
+/// The content of a datagram.
 pub struct Came {
-    /// Control messages that its sender had sent before, if it is one that says so.
+    /// Number of control messages that the peer had sent before this datagram. `None` if the datagram does
+    /// not say.
     pub told: Option<u64>,
-    /// A chunk's header, and where in the datagram its payload begins.
+    /// The chunk's header, and the offset of its payload in the datagram.
     pub chunk: Option<(FrameHeader, usize)>,
 }
 
-/// A chunk that did not come, made from others.
+/// A lost chunk, rebuilt from other datagrams (`ltp`'s repair packets).
 pub struct Rebuilt {
-    /// Control messages that are to be delivered before.
+    /// Number of control messages to be delivered before this chunk.
     pub told: u64,
-    /// Its header.
+    /// The chunk's header.
     pub header: FrameHeader,
-    /// Its payload.
+    /// The chunk's payload.
     pub payload: Vec<u8>,
 }
 
-/// What one transport's datagrams say. Without IO.
+/// Parses the datagrams of one transport and writes its answers. Does no I/O.
 pub trait Reader: Send {
-    /// What it answers with.
+    /// A datagram that answers the peer: a report, say.
     type Answer: Encode;
 
-    /// A datagram of the link has come, opened; sealed it had `extra` bytes more. `None` for what is none of ours, and for
-    /// what a peer may not say that has not `proved` who it is: of such nothing is kept.
+    /// Parses a datagram, already opened if it was sealed. `extra` is the number of bytes that sealing had
+    /// added. Returns `None` for a datagram that is not valid, or that a peer which has not `proved` its
+    /// identity may not send. The reader keeps nothing of such a datagram.
     fn read(&mut self, key: &Key, datagram: &[u8], extra: usize, proved: bool) -> Option<Came>;
 
-    /// A chunk that can be rebuilt from what was read.
+    /// Returns a chunk that can be rebuilt from the datagrams so far, until there is none.
     fn rebuilt(&mut self) -> Option<Rebuilt> {
         None
     }
 
-    /// What the peer is to be told after a receive; `told` is the greatest that has come. What cannot be sent now is
-    /// not sent again.
+    /// The answer to send after a receive, if any. `told` is the greatest message count received. The caller
+    /// sends the answer once; if the socket has no room, it is lost.
     fn answer(&mut self, told: u64) -> Option<Self::Answer>;
 
-    /// When there will be something to answer though nothing comes.
+    /// When an answer is due even if nothing arrives.
     fn wakes(&self) -> Option<Instant> {
         None
     }
 }
 
-/// One direction's receiving side.
+/// The receiving side of one direction.
 pub struct Intake<R> {
     lane: Arc<Lane>,
     buffer: Buffer,
+    /// Messages of the control connection, from [`pass_on`].
     control: mpsc::Receiver<Result<Bytes>>,
-    /// A control message that has come before what was sent before it.
+    /// A control message, or the connection's end, that is not due yet: datagrams from before it may be in
+    /// flight.
     early: Option<Result<Bytes>>,
-    /// Whether a message was given to our caller, who is not back yet.
+    /// True if `next` has returned a message and has not been called again.
     given: bool,
     turns: Turns,
-    /// Which messages have come, by the connection or in datagrams.
+    /// Removes duplicates: each message may arrive on the connection and in datagrams.
     taken: Taken,
     held: Held,
     reader: R,
-    /// What the last receive brought, by datagram.
+    /// The parsed datagrams of the last receive.
     came: Vec<Option<Came>>,
 }
 
@@ -103,7 +109,7 @@ impl Held {
 }
 
 impl<R: Reader> Intake<R> {
-    /// Receives from `lane`, and control messages from `control`.
+    /// Creates the receiving side: datagrams come from `lane`, control messages from `control`.
     pub fn new(lane: Arc<Lane>, control: mpsc::Receiver<Result<Bytes>>, reader: R) -> Self {
         Self {
             lane,
@@ -119,7 +125,10 @@ impl<R: Reader> Intake<R> {
         }
     }
 
-    /// The next control message; chunks go to `sink` meanwhile.
+    /// Returns the next control message. Until then, gives chunks to `sink`.
+    ///
+    /// # Errors
+    /// The end of the link, and a sink's target of the wrong length.
     pub async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
         if std::mem::take(&mut self.given) {
             self.turns.delivered();
@@ -150,10 +159,11 @@ impl<R: Reader> Intake<R> {
                     }
                     self.say_taken(shared);
                 }
-                // An error is an ICMP message's, and the next call shows it.
+                // An error here comes from an ICMP message. The receive call reports and clears it.
                 _ = self.lane.readable(), if room => self.take(sink, shared, AT_ONCE)?,
                 () = sleep_until(wakes), if timed => self.tell(shared),
-                // Nobody will tell any more what was sent before it.
+                // The link has ended, so no probe will show any more that earlier datagrams have arrived.
+                // Read what the kernel holds, then deliver the message.
                 _ = shared.ended(RECEIVE), if waits => {
                     self.take(sink, shared, BEFORE_END)?;
                     self.given = true;
@@ -164,7 +174,7 @@ impl<R: Reader> Intake<R> {
         }
     }
 
-    /// Gives the chunks to `sink` whose turn it is now.
+    /// Gives waiting chunks to `sink`, as far as their messages have been delivered.
     fn release(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
         while self.held.chunks.front().is_some_and(|(told, ..)| self.turns.is_due(*told)) {
             let Some((_, header, payload)) = self.held.chunks.pop_front() else { break };
@@ -174,7 +184,7 @@ impl<R: Reader> Intake<R> {
         Ok(())
     }
 
-    /// Takes what the kernel holds for us, in at most `most` receives.
+    /// Reads what the kernel holds, in at most `most` receive calls.
     fn take(&mut self, sink: &dyn Sink, shared: &Shared, most: usize) -> Result<()> {
         for _ in 0..most {
             if !self.has_room() {
@@ -183,7 +193,8 @@ impl<R: Reader> Intake<R> {
             match self.lane.receive(&mut self.buffer) {
                 Ok(()) => self.sort(sink, shared)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(_) => {} // an ICMP message's; the datagrams behind it are still there
+                // An ICMP message caused the error. The datagrams behind it can still be read.
+                Err(_) => {}
             }
         }
         Ok(())
@@ -196,7 +207,8 @@ impl<R: Reader> Intake<R> {
         let mut said = false;
         for datagram in self.buffer.datagrams() {
             if let Some(Word::Message(number)) = Word::read(&self.lane.key, datagram).filter(|_| proved) {
-                // The next one is taken if there is room for it; else it comes again.
+                // Take the message only if it is the next in order and none waits. Otherwise the peer repeats
+                // it.
                 if self.early.is_none() && self.taken.by_datagram(number) {
                     self.early = Some(Ok(Word::message(datagram)));
                     self.turns.heard(number);
@@ -246,7 +258,8 @@ impl<R: Reader> Intake<R> {
         shared.sent.fetch_add(self.lane.tell(&taken) as u64, Relaxed);
     }
 
-    /// Whether another receive may be held. A peer that keeps to its window never sends more than that.
+    /// Whether the receiver may keep the chunks of another receive. A peer that respects its window never
+    /// sends more.
     fn has_room(&self) -> bool {
         self.held.bytes < HELD + self.lane.window as usize
     }
@@ -265,7 +278,7 @@ impl<R: Reader> Intake<R> {
     }
 }
 
-/// Copies a chunk into its place, once.
+/// Copies a chunk into its target and gives that to `sink`, with the outcome of the checksum.
 fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared) -> Result<()> {
     let Some(mut target) = sink.place(&header.chunk) else { return Ok(()) };
     let place = target.bytes_mut();
@@ -280,7 +293,8 @@ fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared)
     Ok(())
 }
 
-/// Passes control messages on until the link ends, which is noticed here whoever waits for it.
+/// Task of a link: forwards control messages until the link ends. So the end is noticed even if nobody calls
+/// `receive`. If the admission queue evicts the peer, the task closes the link.
 pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<Shared>, to: mpsc::Sender<Result<Bytes>>) {
     tokio::select! {
         () = pass_all_on(&*inner, &shared, to) => {}

@@ -1,16 +1,17 @@
-//! What must hold for any datagram; for libFuzzer, and for the tests below.
+//! Properties that hold for any input bytes. libFuzzer checks them, and so do the tests below.
 
 use thalweg_seal::{Cipher, Secret, TAG_BYTES};
 
 use crate::datagram::{Datagram, Encode, Key, Kind, CHUNK_HEADER_BYTES, PREFIX_BYTES};
 use crate::secure::{End, Seal};
 
-/// The key of the link whose datagrams these are.
+/// The key of the link that the datagrams belong to.
 pub const KEY: Key = *b"a link's own key";
-/// Where a chunk's frame begins in one.
+/// Where a chunk's frame begins in a datagram.
 pub const FRAME: usize = PREFIX_BYTES;
 
-/// A datagram of the link decodes to what encodes to it again, or is none; a chunk is as long as it says.
+/// Decoding either fails, or encoding the result gives a datagram that decodes to the same. A chunk has the
+/// length that its header says.
 pub fn datagram(bytes: &[u8]) {
     let Some(datagram) = Datagram::decode(&KEY, bytes) else { return };
     let mut again = Vec::new();
@@ -23,8 +24,8 @@ pub fn datagram(bytes: &[u8]) {
     assert_eq!(Datagram::decode(&KEY, &again), Some(datagram));
 }
 
-/// Whatever comes instead of a sealed datagram is refused, changes nothing, and the sealed one is still opened, once.
-/// The first two bytes say at which of its bytes it is damaged, and how; the others are what is sealed.
+/// A damaged, cut or unsealed datagram does not open and changes nothing, so the intact one still opens,
+/// exactly once. The first input byte chooses the byte to damage, the second how; the rest is the plaintext.
 pub fn sealed(bytes: &[u8]) {
     let Some(([at, with], contents)) = bytes.split_first_chunk::<2>() else { return };
     let secret = Secret::new(Cipher::ChaCha20Poly1305, &[9; 32], &KEY);
@@ -69,7 +70,8 @@ mod tests {
         kinds.into_iter().map(encode).collect()
     }
 
-    /// The link's key at the beginning, and often a chunk's checksum that fits.
+    /// Usually writes the link's key to the beginning, and often corrects a chunk's checksum, so that more
+    /// inputs pass the first checks.
     fn mend(dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]) {
         if dice.below(4) > 0 && bytes.len() > PREFIX_BYTES {
             bytes[..KEY.len()].copy_from_slice(&KEY);

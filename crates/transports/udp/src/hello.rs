@@ -1,14 +1,15 @@
-//! The first messages on the control connection, and what both ends make of them. `udp`'s begin with `tlwu`; those of
-//! [another transport](Dialect) with something else.
+//! The handshake of a link. Its messages go over the control connection. Those of `udp` begin with `tlwu` and
+//! a version byte; [another transport](Dialect) has its own letters.
 //!
-//! 1. The listener's end opens two UDP sockets and says the link's key, their ports, and what the receiving one
-//!    holds: `tlwu`, version, key (16 bytes), how datagrams are sealed (a byte), two ports (u16), window (u64).
-//! 2. The connecting end opens two sockets and says what its receiving one holds: `tlwu`, version, window (u64).
-//!    It sends a hello from each until it hears the next message, so that the listener's end learns where they are
-//!    behind address translation, and that datagrams pass at all.
-//! 3. The listener's end has heard both: `tlwu`, version.
+//! 1. The listener's end opens two UDP sockets. It sends: `tlwu`, version, key (16 bytes), cipher (1 byte, 0
+//!    for none), the ports of pair 0 and pair 1 (u16 each), the window of its receiving socket (u64).
+//! 2. The connecting end opens two UDP sockets. It sends: `tlwu`, version, the window of its receiving socket
+//!    (u64). Then it sends hellos from both sockets until it receives message 3. The hellos show the
+//!    listener's end the sockets' addresses behind NAT, and that datagrams pass.
+//! 3. The listener's end has received both hellos. It sends: `tlwu`, version.
 //!
-//! Pair 0 carries chunks from the connecting end to the listener's, pair 1 the other way; reports go against them.
+//! Pair 0 carries chunks from the connecting end to the listener's end, pair 1 carries chunks the other way.
+//! Reports travel against the chunks of their pair.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,38 +26,39 @@ use crate::datagram::{Datagram, Key, Kind};
 use crate::secure::{self, End, Seal};
 use crate::socket::{Lane, Unbound, Way};
 
-/// What tells a transport over datagrams from others.
+/// What distinguishes one datagram transport from another.
 #[derive(Debug)]
 pub struct Dialect {
-    /// Its name, and scheme.
+    /// The transport's name, and the scheme of its addresses.
     pub name: &'static str,
-    /// What its first messages begin with; the version is the last byte.
+    /// What each handshake message begins with. The last byte is the version.
     pub magic: [u8; 5],
-    /// Its settings, `cipher` among them.
+    /// The transport's settings, which include `cipher`.
     pub settings: &'static [Setting],
 }
 
-/// What shaking hands comes to.
+/// The result of a handshake.
 pub struct Ends {
     /// The control connection.
     pub inner: Arc<dyn Link>,
-    /// The socket that chunks are sent from, and what the peer's holds, by [`cost`](crate::window::cost).
+    /// The socket that sends chunks.
     pub outgoing: Lane,
-    /// What the peer's receive buffer holds, by [`cost`](crate::window::cost).
+    /// What the peer's receiving socket holds, by [`cost`](crate::window::cost).
     pub window: u64,
-    /// The socket that chunks come to.
+    /// The socket that receives chunks.
     pub incoming: Lane,
-    /// How much the peer may send.
+    /// Whether the peer has authenticated, and how much it may send before that.
     pub standing: Standing,
 }
 
-/// Between two hellos; doubled up to the second.
+/// Pause after the first hello, and the longest pause. Each pause is twice the one before.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// Refuses what a transport over datagrams cannot honour.
+/// Checks the address and refuses options that a datagram transport does not support.
 ///
 /// # Errors
-/// [`ErrorKind::Address`], [`ErrorKind::Unsupported`].
+/// [`ErrorKind::Address`] for another scheme or a missing port; [`ErrorKind::Unsupported`] for `congestion`
+/// or several streams; the errors of reading `own`.
 pub fn check(operation: &'static str, address: &Address, options: &Options, dialect: &Dialect) -> Result<()> {
     let name = dialect.name;
     if address.scheme != name || address.port.is_none() {
@@ -81,7 +83,8 @@ pub fn check(operation: &'static str, address: &Address, options: &Options, dial
     options.own.read(dialect.settings).map(drop)
 }
 
-/// The listener's end. The peer's sockets are `guests` in a lobby, if there is one.
+/// Handshake of the listener's end. `guests` are the places of the peer's two sockets in the admission queue,
+/// if there is one.
 pub(crate) async fn answer(
     inner: Arc<dyn Link>,
     ip: IpAddr,
@@ -111,13 +114,13 @@ pub(crate) async fn answer(
     Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new(guests) })
 }
 
-/// Where a control connection comes from.
+/// The IP address that the control connection comes from.
 pub(crate) fn source(operation: &'static str, peer: &Peer) -> Result<IpAddr> {
     let strange = |_| Error::new(ErrorKind::System, operation, format!("{} is no address", peer.address));
     peer.address.parse::<SocketAddr>().map(|from| from.ip()).map_err(strange)
 }
 
-/// The connecting end; the peer is at `ip`.
+/// Handshake of the connecting end; the peer is at `ip`.
 pub(crate) async fn ask(
     inner: Arc<dyn Link>,
     ip: IpAddr,
@@ -152,6 +155,7 @@ pub(crate) async fn ask(
     Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new([]) })
 }
 
+/// Sends hellos from all sockets, for as long as the caller polls it.
 async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {
     let (mut pause, most) = REPEAT;
     loop {
@@ -170,7 +174,7 @@ fn new_key(operation: &'static str) -> Result<Key> {
     Ok(key)
 }
 
-/// The numbers of a message, of so many bytes each.
+/// Parses a handshake message: the magic bytes, then little-endian numbers of these sizes in bytes.
 fn numbers<const N: usize>(
     operation: &'static str,
     dialect: &Dialect,

@@ -1,14 +1,14 @@
-//! The udp transport: chunks travel as datagrams, control messages over a TCP connection (FedComm, section 3.2,
-//! sends END over TCP for the same reason: it must not be lost).
+//! The `udp` transport. Chunks travel as UDP datagrams; control messages travel over a TCP connection.
+//! FedComm (section 3.2) sends its END message over TCP for the same reason: it must not be lost.
 //!
-//! A link is one inner `tcp` link and two pairs of UDP sockets, one for each direction of chunks, so that whoever
-//! sends reads the reports of its own direction and nobody else's. Every datagram carries the link's
-//! [key](datagram) and one whole chunk; nothing is split, so what is lost is exactly one chunk, and nothing is
-//! sent again here: the session asks for what is missing. A [window](window) bounds what is under way. With TLS the
-//! control connection is encrypted and each datagram [sealed](secure).
+//! A link consists of one inner `tcp` link and two pairs of UDP sockets, one pair for each direction of
+//! chunks. A sender therefore reads only the reports about its own direction. Each datagram holds the link's
+//! [key](datagram) and one whole chunk, so a lost datagram is exactly one lost chunk. This transport never
+//! retransmits a chunk; the session asks for missing ranges again. A [window](window) limits the bytes in
+//! flight. With TLS, the control connection is encrypted and each datagram is [sealed](secure).
 //!
-//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`], [`said`] and [`shared`] know nothing of
-//! windows and reports: another transport over datagrams is made of them too.
+//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`], [`said`] and
+//! [`shared`] do not depend on the window or on reports. The `ltp` transport uses them too.
 #![forbid(unsafe_code)]
 
 pub mod connect;
@@ -44,10 +44,11 @@ use thalweg_transport::{
 use crate::hello::{Dialect, Ends};
 use crate::link::UdpLink;
 
-/// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
-/// IPv6 too, and it is a multiple of 64 as chunks are.
+/// Default payload of a chunk, in bytes. With all headers, such a datagram fits into an Ethernet frame, over
+/// IPv6 too. Like every chunk size, it is a multiple of 64.
 pub const CHUNK: u32 = 1344;
-/// Most bytes of payload in one chunk: one datagram, in fragments beyond [`CHUNK`], has less than 64 KiB.
+/// Largest payload of a chunk, in bytes. A chunk is one datagram, and a UDP datagram is shorter than 64 KiB.
+/// IP fragments datagrams that are longer than the path's MTU.
 pub const MAX_CHUNK: u32 = 60 << 10;
 
 pub(crate) const SETTINGS: &[Setting] = &[
@@ -63,7 +64,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
 
 const DIALECT: Dialect = Dialect { name: "udp", magic: *b"tlwu\x03", settings: SETTINGS };
 
-/// Datagrams over UDP: `udp://host:port`. The port is the control connection's.
+/// The `udp` transport, at `udp://host:port`. The port belongs to the control connection; the system chooses
+/// the UDP ports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Udp;
 
@@ -108,7 +110,7 @@ fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
     Ok(Arc::new(UdpLink::new(ends, chosen.flag("paced"), trace)))
 }
 
-/// What the control connection is made with.
+/// The options of the inner `tcp` link: all but the `udp` transport's own settings.
 fn control(options: &Options) -> Options {
     Options { own: Settings::default(), ..options.clone() }
 }

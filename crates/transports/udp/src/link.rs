@@ -1,4 +1,6 @@
-//! A link: an inner tcp link for control messages, and a pair of sockets for each direction's chunks.
+//! A `udp` link: an inner `tcp` link for control messages, and a pair of UDP sockets for each direction of
+//! chunks. Three tasks run with it: one receives control messages, one repeats probes, one repeats control
+//! messages.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -19,9 +21,10 @@ use crate::shared::Shared;
 use crate::socket::Lane;
 use crate::Udp;
 
-/// Control messages that wait to be received; beyond that they wait in the kernel.
+/// Control messages received ahead of the caller. Further ones wait in the kernel.
 const CONTROL: usize = 1;
 
+/// One end of a link. Dropping it ends the link and its tasks.
 pub(crate) struct UdpLink {
     inner: Arc<dyn Link>,
     sender: Arc<Mutex<Sender>>,
@@ -33,7 +36,7 @@ pub(crate) struct UdpLink {
 }
 
 impl UdpLink {
-    /// Joins the control link, the pair to send on, paced or not, with the peer's window, and the pair to receive on.
+    /// Creates a link from a finished handshake and starts its tasks.
     pub(crate) fn new(ends: Ends, paced: bool, trace: Option<Trace>) -> Self {
         let Ends { inner, outgoing, window, incoming, standing } = ends;
         let shared = Arc::new(Shared::new(inner.peer().address.clone(), standing));
@@ -66,7 +69,7 @@ impl Link for UdpLink {
         self.shared.check("send control")?;
         let _speaking = self.shared.speaking.lock().await;
         self.inner.send_control(message.clone()).await?;
-        // In the same poll as the message went out: a caller that gives up cannot come between.
+        // There is no await below, so cancelling the caller cannot leave a message sent but not counted.
         self.shared.spoken(&self.outgoing, message);
         send::probe(&self.outgoing, &self.shared);
         self.shared.spoke.notify_one();
@@ -113,6 +116,7 @@ impl Link for UdpLink {
 impl Drop for UdpLink {
     fn drop(&mut self) {
         self.shared.refuse("the link was dropped");
-        self.tasks.iter().for_each(AbortHandle::abort); // and with them the last hold on the control connection
+        // The tasks hold references to the control connection; aborting them releases it.
+        self.tasks.iter().for_each(AbortHandle::abort);
     }
 }

@@ -1,5 +1,5 @@
-//! Accepting links: those of the control listener, each in a task that shakes hands over UDP too. Only those are given out
-//! that have done so: whoever accepts waits for no peer.
+//! Accepts links. Each connection of the control listener gets a task, which shakes hands over UDP too.
+//! `accept` returns only links whose handshake is over, so it never waits for a slow peer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,22 +15,23 @@ use crate::connect::{control_address, resolve};
 use crate::hello::{self, Dialect, Ends};
 
 const ACCEPT: &str = "accept";
-/// Handshakes at a time; beyond that, links wait at the control listener. A lobby has room for less.
+/// Most handshakes at a time. Further connections wait at the control listener. An admission queue allows
+/// fewer.
 const MOST: usize = 1024;
 
-/// Makes a link of what shaking hands has come to.
+/// Makes a link from the result of a handshake.
 pub type Make = fn(Ends, &Options) -> Result<Arc<dyn Link>>;
 
-/// A listener of a transport over datagrams.
+/// The listener of a datagram transport.
 pub struct DatagramListener {
     address: Address,
     inner: Box<dyn Listener>,
     shaker: Shaker,
-    /// Dropped with the listener, and the handshakes with it.
+    /// The running handshakes. Dropping the listener aborts them.
     shaking: Mutex<JoinSet<Result<Arc<dyn Link>>>>,
 }
 
-/// What a handshake needs to know.
+/// What a handshake needs.
 #[derive(Clone)]
 struct Shaker {
     ip: IpAddr,
@@ -39,7 +40,7 @@ struct Shaker {
     make: Make,
 }
 
-/// Listens for links of one dialect, which `make` makes.
+/// Listens for links of one transport, described by `dialect`. `make` turns a finished handshake into a link.
 pub async fn listen(
     address: &Address,
     options: &Options,
@@ -63,7 +64,7 @@ impl Listener for DatagramListener {
         let mut shaking = self.shaking.lock().await;
         loop {
             tokio::select! {
-                // One that was aborted or panicked is nobody's link.
+                // A task that panicked or was aborted has no link.
                 Some(done) = shaking.join_next() => if let Ok(link) = done {
                     return Ok(Box::pin(std::future::ready(link)));
                 },
@@ -89,7 +90,8 @@ impl Shaker {
         (self.make)(ends, &self.options)
     }
 
-    /// Shakes hands with a peer whose two sockets have places in the lobby, beside its control connection.
+    /// Shakes hands. If there is an admission queue, the peer's two sockets take places in it, beside that of
+    /// the control connection. If the queue evicts one of them, the handshake fails.
     async fn answer(&self, inner: Arc<dyn Link>) -> Result<Ends> {
         let Self { ip, options, dialect, .. } = self;
         let Some(lobby) = &options.lobby else {

@@ -1,5 +1,6 @@
-//! A window over bad paths on a virtual clock: those of `ltp`'s table (`crates/sending/tests/ltp/paths.rs`), as far as a
-//! sender that resends nothing knows them. A table under version control says what arrives.
+//! Simulates a window over bad paths, on a virtual clock. The paths are those of `ltp`'s table
+//! (`crates/sending/tests/ltp/paths.rs`), as far as they matter without retransmission. A table under version
+//! control says what arrives.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,25 +13,29 @@ use crate::datagram::WHOLE;
 use crate::recorded;
 use crate::window::{cost, Permit, Window};
 
-/// Bytes on the link of a datagram with a chunk, of any other, and what the first costs.
+/// Bytes on the network link of a datagram with a chunk, with the headers of UDP and IP.
 const BYTES: usize = WHOLE + 28;
+/// Bytes on the network link of any other datagram.
 const SMALL: usize = 32 + 28;
+/// Cost of a datagram with a chunk.
 const FULL: u64 = cost(WHOLE);
 /// What the peer's receive buffer holds, by cost.
 const BUFFER: u64 = 64 << 20;
 const SECOND: Duration = Duration::from_secs(1);
 
+/// An event of the simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A datagram up to this position comes; it has so many bytes of chunks by cost, and may want a report.
+    /// A datagram arrives: its position, the cost of its chunk (0 for a probe), and whether it asks for a
+    /// report.
     Datagram(u64, u64, bool),
-    /// A report comes: what was seen, and what was received.
+    /// A report arrives: the highest position seen, and the total cost received.
     Report(u64, u64),
-    /// The sender wakes up.
+    /// A timer of the sender.
     Wake,
 }
 
-/// One sender with always something to send, and its receiver.
+/// A sender that always has data, its receiver, and the path between them.
 struct World {
     began: Instant,
     now: Duration,
@@ -82,7 +87,8 @@ impl World {
                     self.wakes = None;
                     self.send();
                 }
-                Event::Wake => {} // it woke up sooner
+                // It was replaced by an earlier timer.
+                Event::Wake => {}
             }
         }
         self.now = until;
@@ -97,7 +103,7 @@ impl World {
         }
     }
 
-    /// Sends what may be sent now, as `Sender::room` has it.
+    /// Sends what the window permits, as `Sender::room` does, and sets a timer for the rest.
     fn send(&mut self) {
         loop {
             let wakes = match self.window.permit(self.began + self.now) {
@@ -132,7 +138,7 @@ impl World {
     }
 }
 
-/// A path: what it is called, its way there in the first two seconds and later, and its way back.
+/// A path: its forward direction in the first two seconds and after them, and its backward direction.
 struct Path {
     name: &'static str,
     first: Shape,
@@ -140,7 +146,8 @@ struct Path {
     back: Shape,
 }
 
-/// A path of so many Mbit/s. `change` makes both ways bad, `lossy` only the way there.
+/// A path with a rate in Mbit/s and an RTT in ms. `change` alters both directions, `lossy` the forward one
+/// only.
 fn path(
     name: &'static str,
     [megabits, rtt_ms]: [u32; 2],
@@ -158,7 +165,7 @@ fn paths() -> Vec<Path> {
     let loss = |loss: f64| move |shape: Shape| Shape { loss, ..shape };
     let jitter = |keep_order: bool| move |shape: Shape| Shape { jitter: 0.05, keep_order, ..shape };
     let overtaking = |shape: Shape| Shape { reorder: 0.01, ..shape };
-    // A quarter of 100 Mbit/s times 40 ms.
+    // A quarter of the BDP of 100 Mbit/s and 40 ms.
     let short = |shape: Shape| Shape { queue_bytes: Some(125_000), ..shape };
     let burst = Burst { enter: 0.001, leave: 0.1, loss_bad: 1.0, loss_good: 0.0 };
     let bursts = move |shape: Shape| Shape { burst: Some(burst), ..shape };
@@ -179,7 +186,8 @@ fn paths() -> Vec<Path> {
     ]
 }
 
-/// Shares of the rate in percent between two times.
+/// Runs a path for 14 s. The row has what arrived in three intervals and what was sent in the last, in
+/// percent of the rate.
 fn row(path: &Path) -> String {
     let mut world = World::new(&path.first, &path.back, 7);
     let rate = path.there.rate.expect("every path has one") as f64;
@@ -208,7 +216,7 @@ fn row(path: &Path) -> String {
     )
 }
 
-/// `THALWEG_REWRITE=1 cargo test -p thalweg-udp --lib paths` writes the table anew.
+/// `THALWEG_REWRITE=1 cargo test -p thalweg-udp --lib paths` rewrites the table.
 #[test]
 fn bad_paths_are_as_in_the_table() {
     let mut table = String::from(

@@ -1,14 +1,16 @@
-//! What has come, as reports say it.
+//! Reads the `udp` transport's datagrams and counts what has arrived, for reports to the sender.
 
 use crate::datagram::{Datagram, Key, Kind, CHUNK_HEADER_BYTES};
 use crate::deliver::{Came, Reader};
 use crate::window::cost;
 
+/// Counts what has arrived in one direction, and writes reports of it.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
-    /// The greatest position that has come, and what has come in all, by cost.
+    /// Greatest position received, and total cost received.
     seen: u64,
     received: u64,
+    /// A datagram has asked for a report since the last one.
     wanted: bool,
 }
 
@@ -33,7 +35,7 @@ impl Reader for Reports {
         Some(Came { told: Some(found.told), chunk })
     }
 
-    /// What cannot be told now is asked for again.
+    /// If this report gets lost, the sender asks again.
     fn answer(&mut self, told: u64) -> Option<Datagram> {
         let kind = Kind::Report(self.received);
         let report = Datagram { kind, report_wanted: false, told, position: self.seen };

@@ -1,9 +1,9 @@
-//! Datagrams sealed one by one, where the control connection runs under TLS.
+//! Encryption of datagrams, one by one, if the control connection uses TLS.
 //!
-//! The keys follow from the secret that TLS gives both ends of the control connection (RFC 5705) and from the link's
-//! key: one for each direction of each socket pair, so that a datagram sent back, or to the other pair, is refused. Of
-//! the 16 bytes of the link's key a sealed datagram has the first 8; in place of the others is its number, from which
-//! the nonce follows. The 32 bytes before the contents stay readable and are authenticated; a tag follows the contents.
+//! The keys are derived from TLS's exporter (RFC 5705) and the link's key. Each direction of each socket pair
+//! has its own, so a datagram that is reflected, or sent to the other pair, does not open. A sealed datagram
+//! has the first 8 bytes of the link's key, and in place of the other 8 its number, from which the nonce
+//! follows. The 32 bytes of the prefix are authenticated and not encrypted; a tag follows the contents.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,10 +13,12 @@ use thalweg_transport::{Error, ErrorKind, Kind, Options, Peer, Result, Setting};
 use crate::datagram::{Key, PREFIX_BYTES};
 use crate::hello::Dialect;
 
+/// Bytes of the link's key that stay in a sealed datagram.
 const KEY: usize = 8;
+/// Where the number stands in a sealed datagram.
 const NUMBER: std::ops::Range<usize> = KEY..16;
 
-/// The choice of a cipher.
+/// The setting that chooses the cipher.
 pub const CIPHER: Setting = Setting {
     name: "cipher",
     kind: Kind::Choice { default: "aes-256-gcm", choices: &["aes-256-gcm", "chacha20-poly1305"] },
@@ -24,7 +26,7 @@ pub const CIPHER: Setting = Setting {
     needs: &[],
 };
 
-/// The listening end's choice, as the hello has it: 0 in the clear.
+/// The cipher's byte in the handshake, as the listening end chooses it: 0 if datagrams are not sealed.
 pub(crate) fn choice(options: &Options, dialect: &Dialect) -> Result<u8> {
     let chosen = options.own.read(dialect.settings)?;
     Ok(match (&options.tls, chosen.text("cipher")) {
@@ -34,10 +36,10 @@ pub(crate) fn choice(options: &Options, dialect: &Dialect) -> Result<u8> {
     })
 }
 
-/// What keys are made from, if the hello's choice is not to send in the clear.
+/// The secret that a link's keys are derived from; `None` if datagrams are not sealed.
 ///
 /// # Errors
-/// [`ErrorKind::Security`] for a choice that does not fit the control connection.
+/// [`ErrorKind::Security`] for an unknown cipher, and if one end uses TLS where the other does not.
 pub(crate) fn secret(operation: &'static str, choice: u8, peer: &Peer, key: &Key) -> Result<Option<Secret>> {
     let cipher = match choice {
         0 => None,
@@ -57,21 +59,21 @@ fn disagree(operation: &'static str) -> Error {
         .mend("set tls at both ends, or at neither, and use the same release")
 }
 
-/// Which end of a link one is.
+/// One end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Connecting,
     Listening,
 }
 
-/// One socket's keys.
+/// The keys of one socket, for both directions.
 pub(crate) struct Seal {
     sealer: Sealer,
     opener: Mutex<Opener>,
 }
 
 impl Seal {
-    /// Of the socket of `pair` at `end`, for the transport of that name.
+    /// The keys of the socket of `pair` at `end`, for the transport called `name`.
     pub(crate) fn new(secret: &Secret, name: &str, pair: u8, end: End) -> Self {
         let numbers = |end| [b' ', pair, u8::from(end == End::Listening)];
         let label = |end| [b"thalweg ", name.as_bytes(), &numbers(end)].concat();
@@ -79,7 +81,7 @@ impl Seal {
         Self { sealer: secret.sealer(&label(end)), opener: Mutex::new(secret.opener(&label(peer))) }
     }
 
-    /// Seals the datagram that `out` has from `start` on.
+    /// Seals in place the datagram that begins at `start` in `out`, and appends its tag.
     pub(crate) fn close(&self, out: &mut Vec<u8>, start: usize) {
         let sealed = (|| {
             let number = self.sealer.number().ok()?;
@@ -89,12 +91,14 @@ impl Seal {
         })();
         match sealed {
             Some(tag) => out.extend_from_slice(&tag),
-            None => out.truncate(start), // there are no numbers left, after 2^63: as good as lost
+            // All 2^63 numbers are used up. Drop the datagram, as if it were lost.
+            None => out.truncate(start),
         }
     }
 
-    /// Opens a datagram in place, so that it is as one in the clear; returns its length. `None` if it is not of this
-    /// link and direction, came before, or was changed.
+    /// Opens a datagram in place and restores the link's key in it. Returns its length without the tag.
+    /// Returns `None` if it belongs to another link or direction, was changed, arrived before, or is too late
+    /// for the replay window.
     pub(crate) fn open(&self, key: &Key, datagram: &mut [u8]) -> Option<usize> {
         let length = datagram.len().checked_sub(TAG_BYTES)?;
         let (header, sealed) = datagram.split_at_mut_checked(PREFIX_BYTES)?;

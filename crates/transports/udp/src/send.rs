@@ -1,7 +1,8 @@
-//! Sending chunks: batches of datagrams, as many as the window permits.
+//! The sending side of a link: it sends chunks in batches of datagrams, as many as the window permits.
 //!
-//! After each control message a probe follows the chunks before it, again until a report says that it came: the
-//! peer delivers the message when the probe shows that nothing before it is still under way.
+//! After each control message, the sender also sends a probe. It repeats the probe until a report confirms
+//! it. The probe shows the peer that no datagram from before the message is still in flight, so the peer may
+//! deliver the message.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
@@ -20,27 +21,29 @@ use crate::window::{cost, Permit, Window, MOST_PATIENCE};
 use crate::MAX_CHUNK;
 
 const SEND: &str = "send update";
-/// Receives of reports before something else has its turn: a peer may send them faster than they are read.
+/// Receive calls for reports before the sender goes on. A peer may send reports faster than we read them.
 const AT_ONCE: usize = 4;
 
-/// One direction's sending side. Its lock is fair and held for one batch.
+/// The sending side of one direction. Its mutex is fair and is held for one batch at a time.
 pub(crate) struct Sender {
     lane: Arc<Lane>,
     window: Window,
     batch: Vec<u8>,
     reports: Buffer,
-    /// Control messages whose probe, or a later datagram, has come, as the peer says.
+    /// Number of control messages that the peer knows to have been sent: the greatest `told` of its reports.
     known: u64,
     trace: Option<Trace>,
 }
 
-/// What a batch holds.
+/// A batch of datagrams for one send.
 #[derive(Default)]
 struct Batch {
     chunks: usize,
-    /// Bytes of each datagram but the last, which may have less.
+    /// Bytes of each datagram. The last one may be shorter.
     length: usize,
+    /// Position at the end of the batch, by cost.
     position: u64,
+    /// Positions of the datagrams that ask for a report.
     reported: Vec<u64>,
 }
 
@@ -54,7 +57,7 @@ impl Sender {
         self.window.round_trip()
     }
 
-    /// Takes reports that are there.
+    /// Reads the reports and acknowledgements that have arrived. With `timely`, their delay is an RTT sample.
     fn hear(&mut self, shared: &Shared, timely: bool) {
         self.reports.fit(shared.standing.is_proved());
         for _ in 0..AT_ONCE {
@@ -76,13 +79,13 @@ impl Sender {
         }
     }
 
-    /// Waits until something may be sent; says how much, by cost. Asks for a report where none comes, for as
-    /// long as the link lives: a peer that does not read stops us, it does not make us lose anything.
+    /// Waits until the window permits sending. Returns how much, by cost. If no report arrives, it probes for
+    /// as long as the link lives: a peer that does not read stops the sender, and nothing is lost.
     async fn room(&mut self, shared: &Shared) -> u64 {
         loop {
             self.hear(shared, true);
             let permit = self.window.permit(Instant::now());
-            // What it waits for is worth a line, not each batch.
+            // Write a line to the trace only when the sender has to wait, not for each batch.
             if let Some(trace) = self.trace.as_mut().filter(|_| !matches!(permit, Permit::Now(_))) {
                 trace.note(|at| self.window.believes().json(at));
             }
@@ -92,7 +95,7 @@ impl Sender {
                 Permit::Report(by) => {
                     tokio::select! {
                         biased;
-                        // An error is an ICMP message's: the next call goes on.
+                        // An error here comes from an ICMP message. The next receive clears it.
                         _ = self.lane.readable() => {}
                         () = sleep_until(by.into()) => self.probe(shared),
                     }
@@ -112,8 +115,9 @@ impl Sender {
         self.window.probed(Instant::now());
     }
 
-    /// Puts together the chunks of `update` from `next` on: of one length, but for a last shorter one, as a
-    /// system call takes no others. `None` once cancelled.
+    /// Builds a batch from the chunks of `update`, starting with chunk `next`. All datagrams have the same
+    /// length, but the last may be shorter: GSO accepts nothing else. Returns `None` if the update was
+    /// cancelled.
     fn gather(&mut self, shared: &Shared, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
         self.batch.clear();
         let chunks = update.chunks().get(next..)?;
@@ -147,7 +151,7 @@ impl Sender {
         Some(batch)
     }
 
-    /// Sends one batch; says how many chunks and bytes it had.
+    /// Sends one batch. Returns its number of chunks and its bytes.
     async fn send(&mut self, shared: &Shared, update: &Outgoing, next: usize) -> Result<(usize, usize)> {
         let room = self.room(shared).await;
         let batch = self.gather(shared, update, next, room).ok_or_else(SendReport::cancelled)?;
@@ -162,14 +166,14 @@ impl Sender {
     }
 }
 
-/// Asks the peer what has come, if there is room for it.
+/// Sends a probe, which asks the peer for a report. Drops it if the socket has no room.
 pub(crate) fn probe(lane: &Lane, shared: &Shared) {
     let (told, position) = (shared.told.load(Acquire), shared.position.load(Acquire));
     let probe = Datagram { kind: Kind::Probe, report_wanted: true, told, position };
     shared.sent.fetch_add(lane.tell(&probe) as u64, Relaxed);
 }
 
-/// Probes again for as long as the peer has not reported the last control message's, however long that takes.
+/// After each control message, repeats the probe until the peer reports it. There is no limit on the time.
 pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>) {
     loop {
         shared.spoke.notified().await;
@@ -187,7 +191,8 @@ pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>
     }
 }
 
-/// Takes reports that are there, unless an update that is being sent takes them: it may wait for one for long.
+/// Reads the reports that have arrived, unless a running `send_update` holds the sender. That call reads them
+/// itself, and may hold the lock for long.
 pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<Shared>)) {
     if let Ok(mut sender) = sender.try_lock() {
         sender.hear(&shared, false);
@@ -195,6 +200,9 @@ pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<Shared>)) {
 }
 
 /// Sends the chunks of an update.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a chunk longer than [`MAX_CHUNK`]; the link's end; cancellation.
 pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
@@ -221,7 +229,8 @@ async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) ->
         let around = CHUNK_HEADER_BYTES + sender.lane.extra();
         sender.window.carry(around + longest as usize);
         if next == 0 {
-            sender.hear(shared, false); // what came meanwhile says nothing about the round trip
+            // Reports that waited in the socket give no RTT sample.
+            sender.hear(shared, false);
         }
         let (chunks, bytes) = sender.send(shared, update, next).await?;
         (next, wire) = (next + chunks, wire + bytes as u64);
@@ -230,7 +239,7 @@ async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) ->
             sender.end_trace();
         }
         drop(sender);
-        // A link that is never held up leaves room for the others, batch by batch.
+        // A link that never has to wait would keep the thread. Let other tasks run after each batch.
         tokio::task::yield_now().await;
     }
     Ok(wire)

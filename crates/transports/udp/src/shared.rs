@@ -1,4 +1,5 @@
-//! What both directions know of the link.
+//! The state of a link that its sending side, its receiving side and its tasks share: counters, the queue of
+//! unacknowledged control messages, and whether the link has ended.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -10,32 +11,36 @@ use tokio::sync::{watch, Mutex, Notify};
 use crate::said::Said;
 use crate::socket::Lane;
 
+/// How a link has ended.
 #[derive(Debug, Clone)]
 struct End {
     why: String,
-    /// Whether what still comes is refused too: closed at this end, or the peer broke the protocol.
+    /// Receiving fails too, at once. True if this end closed the link or the peer broke the protocol.
     refused: bool,
 }
 
-/// Counters of a link, and whether it has ended.
+/// State shared by both directions of a link.
 pub struct Shared {
+    /// The peer's address, for error messages.
     who: String,
-    /// How much the peer may send.
+    /// Whether the peer has authenticated, and how much it may send before that.
     pub standing: Standing,
+    /// Set when the link has ended.
     end: watch::Sender<Option<End>>,
-    /// Control messages sent.
+    /// Number of control messages sent.
     pub told: AtomicU64,
-    /// What has been sent of datagrams, by cost.
+    /// Total cost of the chunk datagrams sent, by [`cost`](crate::window::cost). Probes repeat this position.
     pub position: AtomicU64,
-    /// A control message has been sent.
+    /// Wakes the task that repeats probes, after a control message was sent.
     pub spoke: Notify,
-    /// The same, for who repeats messages.
+    /// Wakes the task that repeats control messages, after a control message was sent.
     pub said_more: Notify,
-    /// Control messages that the peer is not known to have.
+    /// Control messages that the peer has not acknowledged.
     pub said: Said,
-    /// Updates are sent here whose chunks wait for no message.
+    /// True once this end has sent a detached update, whose chunks wait for no control message.
     pub detached: AtomicBool,
-    /// Held while a control message is sent and counted: its number is its place on the control connection.
+    /// Held while a control message is sent and counted, so that its number is its place on the control
+    /// connection.
     pub speaking: Mutex<()>,
     /// Bytes of datagrams sent.
     pub sent: AtomicU64,
@@ -46,7 +51,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Of a link to `who`, for people.
+    /// Creates the state of a link to `who`, which error messages name.
     pub fn new(who: String, standing: Standing) -> Self {
         let zero = AtomicU64::default;
         Self {
@@ -66,8 +71,10 @@ impl Shared {
         }
     }
 
-    /// The control connection has taken `message`, which gets its number. Who waits for no message with chunks wants no
-    /// chunk to wait for a reply either: there the message goes in a datagram at once, too.
+    /// Numbers a control message that the control connection has accepted, and keeps it for repetition.
+    ///
+    /// If this end sends detached updates, the message also goes out in a datagram at once: an end whose
+    /// chunks do not wait for messages should not wait 100 ms for the peer's answer either.
     pub fn spoken(&self, lane: &Lane, message: Bytes) {
         let number = self.told.fetch_add(1, Release) + 1;
         if let Some(sent) = self.said.say(number, message, self.detached.load(Relaxed).then_some(lane)) {
@@ -76,12 +83,12 @@ impl Shared {
         self.said_more.notify_one();
     }
 
-    /// The peer has ended the link; what came before can still be received.
+    /// Marks the link as ended by the peer. What arrived before can still be received.
     pub fn ended_by_peer(&self, why: &str) {
         self.set(why, false);
     }
 
-    /// The link ends, and nothing more is taken from the peer.
+    /// Ends the link; receiving fails at once, even if more has arrived.
     pub fn refuse(&self, why: &str) {
         self.set(why, true);
     }
@@ -98,7 +105,10 @@ impl Shared {
         Error::closed(operation, format!("{}: {why}", self.who))
     }
 
-    /// Whether sending makes sense.
+    /// Checks that the link has not ended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`](thalweg_transport::ErrorKind::Closed), with the reason.
     pub fn check(&self, operation: &'static str) -> Result<()> {
         if self.end.borrow().is_some() {
             return Err(self.closed(operation));
@@ -106,14 +116,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until sending makes no sense any more.
+    /// Waits until the link has ended. Returns the error for the caller's operation.
     pub async fn ended(&self, operation: &'static str) -> Error {
-        // It cannot fail: we hold the sender.
+        // This cannot fail: we hold the sender.
         let _ = self.end.subscribe().wait_for(Option::is_some).await;
         self.closed(operation)
     }
 
-    /// Waits until receiving makes no sense any more.
+    /// Waits until receiving fails, see [`Shared::refuse`]. Returns the error for the caller's operation.
     pub async fn refused(&self, operation: &'static str) -> Error {
         let _ = self.end.subscribe().wait_for(|end| end.as_ref().is_some_and(|end| end.refused)).await;
         self.closed(operation)

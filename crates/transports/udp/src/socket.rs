@@ -1,4 +1,5 @@
-//! One UDP socket of a link: it sends batches by GSO and receives them by GRO, where the system has these.
+//! The UDP sockets of a link. A socket sends batches with GSO and receives them with GRO, where the system
+//! supports these.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -13,45 +14,48 @@ use tokio::net::UdpSocket;
 use crate::datagram::{Datagram, Encode, Key, Kind, WHOLE};
 use crate::secure::Seal;
 
-/// Bytes that one receive may bring: what the kernel joins at most.
+/// Bytes of one receive buffer: the most that GRO joins.
 const SLOT: usize = 64 << 10;
-/// The same from a guest, which has nothing to say but hellos and probes.
+/// The same for an unauthenticated peer, from which only hellos and probes are expected.
 const GUEST_SLOT: usize = 2 << 10;
-/// Bytes that the kernel holds from a guest.
+/// Size of the kernel's receive buffer for an unauthenticated peer, in bytes.
 const GUEST_BUFFER: usize = 16 << 10;
-/// Receives in one system call.
+/// Receive buffers of one system call.
 const SLOTS: usize = 4;
 /// Most bytes of one send.
 const MOST: usize = 65_000;
-/// What we ask the kernel for where the options say nothing; it grants less if net.core.rmem_max is.
+/// Buffer size to ask the kernel for if the options name none. The kernel grants at most net.core.rmem_max
+/// and wmem_max.
 const WANTED: usize = 8 << 20;
 
-/// A socket that datagrams of one peer are sent and received by.
+/// A connected UDP socket: it exchanges datagrams with one peer, in one direction of chunks.
 pub struct Lane {
     socket: UdpSocket,
     state: UdpSocketState,
     peer: SocketAddr,
-    /// What the kernel is asked to hold of what comes.
+    /// Size of the receive buffer to ask the kernel for, in bytes.
     wanted: usize,
-    /// What the peer may have in flight towards this socket at most, by [`cost`](crate::window::cost).
+    /// Most that the peer may have in flight towards this socket, by [`cost`](crate::window::cost).
     pub window: u64,
-    /// Of the link.
+    /// The link's key.
     pub key: Key,
     seal: Option<Seal>,
 }
 
-/// A socket that has no peer yet.
+/// A bound UDP socket that has no peer yet.
 pub(crate) struct Unbound {
     socket: UdpSocket,
     wanted: usize,
-    /// What its receive buffer holds, by [`cost`](crate::window::cost).
+    /// What its receive buffer will hold, by [`cost`](crate::window::cost).
     pub window: u64,
+    /// The port that the system has chosen.
     pub port: u16,
 }
 
 impl Unbound {
-    /// A socket at `ip` with buffers as the options say, else as large as they are granted. It says what it will hold;
-    /// of a listener with a lobby it holds little until [`Lane::admit`].
+    /// Binds a socket at `ip` with the buffer sizes of the options, or the largest ones that the kernel
+    /// grants. `window` follows from the size granted. With an admission queue, the receive buffer stays
+    /// small until [`Lane::admit`].
     pub(crate) fn new(operation: &'static str, ip: IpAddr, options: &Options) -> Result<Self> {
         let failed = |e: &io::Error| Error::io(operation, format!("a UDP socket at {ip}"), e);
         let wanted = options.receive_buffer.map_or(WANTED, |bytes| bytes as usize);
@@ -71,12 +75,17 @@ impl Unbound {
         }
         let socket = UdpSocket::from_std(socket.into()).map_err(|e| failed(&e))?;
         let port = socket.local_addr().map_err(|e| failed(&e))?.port();
-        // Half: the kernel frees what was read by quarters of the buffer.
+        // Announce half the buffer. The kernel frees the memory of datagrams that were read only by quarters
+        // of the buffer.
         Ok(Self { socket, wanted, window: granted as u64 / 2, port })
     }
 
-    /// Waits for the peer's hello and takes its source as the peer. It must come from `ip`, where the control connection
-    /// comes from: who sends from there receives there, so nobody can have datagrams sent to somebody else.
+    /// Waits for the peer's hello and takes its source as the peer's address. The source must have the IP
+    /// address of the control connection, `ip`. TCP's handshake has shown that the peer receives there, so
+    /// nobody can direct our datagrams at a third party (RFC 9000, section 8.1).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Security`] if the hello comes from another IP address; errors of the socket.
     pub(crate) async fn greeted(
         self,
         operation: &'static str,
@@ -105,7 +114,7 @@ impl Unbound {
         }
     }
 
-    /// Takes datagrams of `peer` alone from now on.
+    /// Connects the socket: from now on it receives from `peer` only.
     pub(crate) async fn joined(
         self,
         operation: &'static str,
@@ -118,7 +127,8 @@ impl Unbound {
         self.socket.connect(peer).await.map_err(failed)?;
         let state = match way {
             Way::In => UdpSocketState::new(UdpSockRef::from(&self.socket)),
-            // It would forbid the kernel to fragment what this socket sends; what the kernel can do, any socket tells.
+            // Creating the state sets the don't-fragment option on its socket, but this one must send long
+            // chunks in fragments. Another socket tells just as well what the kernel supports.
             Way::Out => probe(peer).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
         };
         let state = state.map_err(failed)?;
@@ -133,11 +143,12 @@ fn elsewhere(operation: &'static str, ip: IpAddr, from: SocketAddr) -> Error {
         .mend("let UDP and TCP leave the client's network by the same address, or take tcp")
 }
 
+/// A socket that is only asked what the kernel supports.
 fn probe(peer: SocketAddr) -> io::Result<Socket> {
     Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP))
 }
 
-/// Which way a socket's chunks go.
+/// Whether a socket receives or sends chunks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Way {
     In,
@@ -145,33 +156,38 @@ pub(crate) enum Way {
 }
 
 impl Lane {
-    /// The peer has proved who it is: the kernel may hold what was said that it would.
+    /// Raises the receive buffer to its full size, since the peer has authenticated.
     pub fn admit(&self) {
-        // It was granted before; where it is not any more, chunks are lost that might not have been.
+        // The kernel has granted this size before. If it refuses now, more datagrams may get lost; that is no
+        // error.
         let _ = SockRef::from(&self.socket).set_recv_buffer_size(self.wanted);
     }
 
-    /// Datagrams of one length, but the last which may be shorter, that one send takes.
+    /// Most datagrams of `length` bytes in one send; the last one may be shorter.
     pub fn most_segments(&self, length: usize) -> usize {
         if length > WHOLE {
-            return 1; // GSO cuts into packets, and this one is several
+            // GSO sends each segment as one packet, but this datagram needs several.
+            return 1;
         }
         self.state.max_gso_segments().min(MOST / length.max(1)).max(1)
     }
 
-    /// Sends datagrams of `length` bytes each, but the last which may be shorter. What the system refuses for
-    /// reasons of the network is as good as lost.
+    /// Sends datagrams of `length` bytes each; the last one may be shorter. If the network is the reason that
+    /// the system refuses them, they count as lost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the system sends no datagrams of this length.
     pub async fn send(&self, contents: &[u8], length: usize) -> Result<()> {
         match self.send_once(contents, length).await {
             Ok(()) => Ok(()),
-            // Whoever knows better what this system can do now sends one at a time.
+            // quinn-udp has found out that GSO does not work here. Send the datagrams one by one.
             Err(_) if contents.len() > length && self.state.max_gso_segments() == 1 => {
                 for one in contents.chunks(length) {
                     self.send_once(one, length).await.or_else(|e| self.judge(&e))?;
                 }
                 Ok(())
             }
-            // An ICMP message about an earlier datagram; this one has not been sent.
+            // An ICMP message about an earlier datagram caused the error; this one was not sent.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 self.send_once(contents, length).await.or_else(|e| self.judge(&e))
             }
@@ -179,6 +195,7 @@ impl Lane {
         }
     }
 
+    /// An error if the datagram is too long for the system. Other errors count as loss.
     fn judge(&self, error: &io::Error) -> Result<()> {
         if quinn_udp::is_msg_size_err(error) {
             let context = format!("{}: the system sends no datagrams of this length", self.peer);
@@ -197,7 +214,7 @@ impl Lane {
         }
     }
 
-    /// Sends at once or not at all.
+    /// Sends at once, or fails with `WouldBlock`.
     pub fn try_send(&self, contents: &[u8], length: usize) -> io::Result<()> {
         let segment_size = (contents.len() > length).then_some(length);
         let transmit = Transmit { destination: self.peer, ecn: None, contents, segment_size, src_ip: None };
@@ -214,7 +231,8 @@ impl Lane {
         }
     }
 
-    /// Appends a datagram as it goes on the wire; `payload` is a chunk's.
+    /// Appends a datagram in its form on the wire, sealed if the link is. `payload` is a chunk's payload or a
+    /// message's text.
     pub fn append(&self, datagram: &impl Encode, payload: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         datagram.encode(&self.key, out);
@@ -224,24 +242,27 @@ impl Lane {
         }
     }
 
-    /// Sends one datagram without a payload if there is room for it.
+    /// Sends one datagram without a payload; drops it if the socket has no room. Returns the bytes sent.
     pub fn tell(&self, datagram: &impl Encode) -> usize {
         self.tell_with(datagram, &[])
     }
 
-    /// The same with what follows the datagram's own bytes.
+    /// The same for a datagram with a payload, `rest`.
     pub fn tell_with(&self, datagram: &impl Encode, rest: &[u8]) -> usize {
         let mut bytes = Vec::with_capacity(64 + rest.len());
         self.append(datagram, rest, &mut bytes);
         self.try_send(&bytes, bytes.len()).map_or(0, |()| bytes.len())
     }
 
-    /// Waits until there may be something to receive.
+    /// Waits until the socket may have something to receive.
     pub async fn readable(&self) -> io::Result<()> {
         self.socket.readable().await
     }
 
-    /// Receives what is there into `buffer`, opened; the datagrams' places in it go to `places`.
+    /// Receives what has arrived into `buffer`, opens sealed datagrams, and drops those that do not open.
+    ///
+    /// # Errors
+    /// `WouldBlock` if nothing has arrived; errors that ICMP messages caused.
     pub fn receive(&self, buffer: &mut Buffer) -> io::Result<()> {
         buffer.places.clear();
         let size = buffer.slot;
@@ -269,29 +290,30 @@ impl Lane {
     }
 }
 
-/// What one receive brings.
+/// The datagrams of one receive call.
 pub struct Buffer {
     bytes: Vec<u8>,
-    /// Bytes of each of its parts.
+    /// Bytes of each of the [`SLOTS`] parts of `bytes`.
     slot: usize,
+    /// Start and end of each datagram in `bytes`.
     places: Vec<(usize, usize)>,
 }
 
 impl Buffer {
-    /// An empty one, for what a guest says.
-    #[allow(clippy::new_without_default)] // it takes memory
+    /// A small buffer, for a peer that has not authenticated yet.
+    #[allow(clippy::new_without_default)] // no Default: it allocates
     pub fn new() -> Self {
         Self { bytes: vec![0; SLOTS * GUEST_SLOT], slot: GUEST_SLOT, places: Vec::new() }
     }
 
-    /// For all that may come, once the peer has `proved` who it is; takes 256 KiB.
+    /// Replaces the small buffer by one of 256 KiB, once the peer has authenticated.
     pub fn fit(&mut self, proved: bool) {
         if proved && self.slot < SLOT {
             *self = Self { bytes: vec![0; SLOTS * SLOT], slot: SLOT, places: Vec::new() };
         }
     }
 
-    /// The datagrams that came.
+    /// The datagrams of the last receive.
     pub fn datagrams(&self) -> impl Iterator<Item = &[u8]> {
         self.places.iter().filter_map(|&(start, end)| self.bytes.get(start..end))
     }

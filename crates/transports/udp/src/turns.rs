@@ -1,32 +1,36 @@
-//! Chunks and control messages take different ways; here it is decided whose turn it is. Without IO.
+//! The order between chunks and control messages, which travel separately. Does no I/O.
 //!
-//! Each datagram says how many control messages its sender had sent before it. Two rules follow:
+//! Each datagram has a count, `told`: how many control messages its sender had sent before it. Two rules
+//! follow:
 //!
-//! - A chunk waits until so many messages have been delivered: else it might come before the announcement of its
-//!   round, and nobody would want it. A chunk of a detached update needs no announcement: it says 0, and waits for nothing.
-//! - The `n`-th message waits until a datagram has come that was sent after it: what was sent before the message
-//!   has then come, or is lost, or was overtaken by that datagram on the path. A probe follows each message, and is
-//!   repeated until it came, so a lost datagram delays a message and does not stop it.
+//! - A chunk waits until that many messages have been delivered. Otherwise it could arrive before the
+//!   announcement of its round, and the sink would refuse it. A chunk of a detached update needs no
+//!   announcement: its count is 0, so it waits for nothing.
+//! - Message `n` waits for a datagram that was sent after it. Everything sent before the message has then
+//!   arrived, is lost, or was overtaken by that datagram. The sender repeats a probe after each message until
+//!   it is reported. So a lost datagram delays a message and does not block it for ever.
 
-/// How far both ways have come.
+/// How far the control messages of one direction have come.
 #[derive(Debug, Default)]
 pub struct Turns {
+    /// Greatest count of all datagrams.
     told: u64,
+    /// Number of messages delivered.
     delivered: u64,
 }
 
 impl Turns {
-    /// A datagram has come that says `told`.
+    /// Notes a datagram with the count `told`.
     pub fn heard(&mut self, told: u64) {
         self.told = self.told.max(told);
     }
 
-    /// The greatest that was said.
+    /// The greatest count received.
     pub fn told(&self) -> u64 {
         self.told
     }
 
-    /// Whether a chunk that says `told` may be given to its receiver.
+    /// Whether a chunk with the count `told` may be given to the sink.
     pub fn is_due(&self, told: u64) -> bool {
         told <= self.delivered
     }
@@ -36,7 +40,7 @@ impl Turns {
         self.told > self.delivered
     }
 
-    /// A control message has been delivered, and its receiver is back for more.
+    /// Notes that a control message was delivered and that its receiver is ready for more.
     pub fn delivered(&mut self) {
         self.delivered += 1;
     }
@@ -50,13 +54,14 @@ mod tests {
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Sent {
-        /// With its number, and what it says.
+        /// A chunk: its number, and its message count.
         Chunk(u32, u64),
         Message(u64),
     }
 
-    /// What is sent as `script` says (true: a control message, with its probe), and what a receiver makes of it when
-    /// the two ways deliver by turns as `order` says (true: the control connection). `lost` numbers never come.
+    /// Simulates a sender and a receiver. `script` lists what is sent: true is a control message with its
+    /// probe, false is a chunk. `order` says which way delivers next; true is the control connection. Chunks
+    /// whose numbers are in `lost` never arrive. Returns what was sent and what was delivered.
     fn run(script: &[bool], order: &[bool], lost: &[u32]) -> (Vec<Sent>, Vec<Sent>) {
         let (mut sent, mut datagrams, mut messages) = (Vec::new(), VecDeque::new(), VecDeque::new());
         let mut told = 0;

@@ -1,12 +1,14 @@
-//! How much may be under way, and how fast. Reads no clock: `now` is an argument.
+//! The send window: how many bytes may be in flight, and how fast they are sent. The window reads no clock;
+//! `now` is an argument.
 //!
-//! Two bounds hold at once. One is the peer's receive buffer, so that a peer that does not read stops its sender
-//! and loses nothing: a datagram is counted by [`cost`], which is no less than what the kernel charges for it. The
-//! other is that of [`thalweg_sending`], which `ltp` has too: BBR's congestion window and pacing rate. They follow what is
-//! delivered and do not react to loss.
+//! Two limits hold at once. The first is the peer's receive buffer: a peer that does not read stops its
+//! sender, and no datagram is lost. Each datagram counts with its [`cost`], which is at least what the kernel
+//! charges for it. The second limit comes from [`thalweg_sending`], which `ltp` uses too: BBR's cwnd and
+//! pacing rate. They follow the delivery rate and do not react to loss.
 //!
-//! Nothing is sent again, and no datagram is acknowledged by itself. The peer says what it has read when a datagram asks
-//! for it: a mark. Whatever a report passes over has been lost or will be late; it holds up nothing.
+//! Nothing is retransmitted, and single datagrams are not acknowledged. Some datagrams, called marks, ask for
+//! a report; the peer then reports what it has received. Datagrams that a report passes over are lost or
+//! late, and hold up nothing.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,31 +17,37 @@ use thalweg_sending::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Time, Trips, 
 
 use crate::datagram::WHOLE;
 
-/// What the kernel charges a receive buffer for a packet beside its bytes, at most: Linux rounds the data up to a
-/// power of two and adds the packet's own description.
+/// Most bytes that the kernel charges a receive buffer for a packet beyond its data. Linux rounds the data up
+/// to a power of two and adds the size of its own packet structure.
 pub const OVERHEAD: usize = 1024;
-/// What a datagram that is not fragmented costs at most.
+/// Cost of the longest datagram that IP does not fragment.
 const FULL: u64 = cost(WHOLE);
-/// Where a link begins, 16 datagrams of one packet: somewhat above TCP's 10 (RFC 6928), as none will be sent again.
+/// Initial window in full-sized datagrams. TCP begins with 10 segments (RFC 6928). We begin with more,
+/// because lost chunks are not retransmitted.
 const INITIAL: u64 = 16;
-/// So much of what is sent makes up for loss at most. It is also the most that is lost because of it, in queues too short
-/// to be seen.
+/// Upper bound of loss compensation, as a share of the sending rate. If a queue is too short to be noticed,
+/// compensation itself causes loss; this is also the upper bound of that loss.
 const MADE_UP: f64 = 0.4;
-/// Between two reports the queue may change by so much, which is no jitter.
+/// RTT differences up to this value do not count as jitter. Few RTT samples are taken, and the queue may
+/// change by this much between two of them.
 const UNSTEADY: Duration = Duration::from_millis(20);
-/// A report is asked for so many times in each window, and more often where what asks for it gets lost.
+/// Reports requested per window. The interval shrinks with the path's loss rate, since a lost datagram cannot
+/// ask for a report.
 const REPORTS: u64 = 8;
-/// Datagrams that were asked to be reported and that we remember.
+/// Most report requests tracked at once.
 const MARKS: usize = 64;
-/// What may be sent in one go where nothing is paced; the socket takes less.
+/// Permit of a sender that is not paced, by cost. One system call takes less.
 const UNPACED: u64 = 1 << 24;
-/// How long a report may be away before we ask again; doubled each time.
+/// Base of the report timeout. The timeout doubles after each probe, up to `MOST_PATIENCE`.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// Longest report timeout.
 pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a datagram counts for against the peer's receive buffer.
+/// What a datagram of `bytes` bytes counts against the peer's receive buffer, at most.
 ///
-/// In fragments each packet is charged, and in one piece (over loopback) what its memory is rounded up to.
+/// The kernel may receive a long datagram in fragments, and then it charges each packet. Or it receives it in
+/// one piece, over loopback, and then it charges the size rounded up to a power of two. The cost is the
+/// greater of both.
 pub(crate) const fn cost(bytes: usize) -> u64 {
     if bytes <= WHOLE {
         return (bytes + OVERHEAD) as u64;
@@ -53,49 +61,56 @@ pub(crate) const fn cost(bytes: usize) -> u64 {
     }
 }
 
-/// What the sender may do.
+/// What the sender may do now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
-    /// Send as much, by cost.
+    /// Send datagrams of at most this cost.
     Now(u64),
-    /// Wait until then.
+    /// Wait until this time: pacing.
     At(Instant),
-    /// Wait for a report; ask for one if none has come by then.
+    /// Wait for a report: the window is full. If none has arrived by this time, send a probe.
     Report(Instant),
 }
 
-/// A datagram that asks for a report.
+/// A datagram that asked for a report.
 #[derive(Clone, Copy)]
 struct Mark {
+    /// Total cost sent, up to and with this datagram.
     position: u64,
     sent: Time,
     stamp: Stamp,
 }
 
+/// Limits what one direction of a link has in flight.
 pub(crate) struct Window {
-    /// Without, everything may be sent at once.
+    /// If false, everything may be sent at once.
     paced: bool,
-    /// The peer's receive buffer.
+    /// The cost that the peer's receive buffer holds.
     peer: u64,
     began: Instant,
     rate: Rate,
     pacer: Pacer,
     delivery: Delivery,
     trips: Trips,
+    /// Total cost sent.
     sent: u64,
-    /// The greatest position reported, and what had come by then.
+    /// Highest position that the peer has reported.
     seen: u64,
+    /// Total cost that the peer had received by then.
     received: u64,
-    /// The most that was ever missing of what was seen.
+    /// Largest value of `seen - received` so far, which is the total cost that counts as lost.
     missing: u64,
+    /// Position of the last datagram that asked for a report.
     marked: u64,
     marks: VecDeque<Mark>,
+    /// When the last report arrived or was asked for, and how long to wait for the next one.
     heard: Instant,
     patience: Duration,
-    /// What had been sent when a report was asked for without a datagram of an update.
+    /// `sent` when a full window last led to a probe, since no report had arrived in time.
     probed: u64,
-    /// What has been lost and what has come since the last mark was reported.
+    /// Cost lost and cost received since a report last covered a mark.
     untold: (u64, u64),
+    /// Why the sender does not send, for the trace.
     waits: Waits,
 }
 
@@ -123,17 +138,17 @@ impl Window {
         }
     }
 
-    /// Datagrams of an update are this long at most, from now on.
+    /// From now on, datagrams have at most this length, in bytes.
     pub(crate) fn carry(&mut self, longest: usize) {
         self.rate.carry(cost(longest));
     }
 
-    /// What has been sent, by cost.
+    /// Total cost sent.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// The smoothed round trip.
+    /// The smoothed RTT.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.trips.smooth()
     }
@@ -147,11 +162,12 @@ impl Window {
     }
 
     fn size(&self) -> u64 {
-        // What is lost is under way until a report passes over it.
+        // The cwnd, limited by the peer's buffer. A lost datagram stays in flight until a report passes over
+        // it.
         self.rate.flight().max(2 * self.rate.full()).min(self.peer)
     }
 
-    /// What may be sent now, or what to wait for.
+    /// Returns what the sender may do now, and notes for the trace why it waits.
     pub(crate) fn permit(&mut self, now: Instant) -> Permit {
         let permit = self.next(now);
         self.waits = match permit {
@@ -163,7 +179,7 @@ impl Window {
         permit
     }
 
-    /// What it believes about the path, by cost.
+    /// The sender's path estimate for the trace, by cost.
     pub(crate) fn believes(&self) -> Belief {
         let (in_flight, delivered) = (self.under_way(), self.delivery.delivered());
         let (lost, waits, window) = (self.seen - self.received, self.waits, self.size());
@@ -189,8 +205,8 @@ impl Window {
         Permit::Now(room.min(self.pacer.saved() as u64))
     }
 
-    /// Whether the last datagram of a batch, which ends at `position`, should ask for a report: where it fills
-    /// the window, and else eight times in each window.
+    /// Whether the last datagram of a batch should ask for a report. `position` is where the batch ends. A
+    /// report is wanted when the batch fills the window, and [`REPORTS`] times per window otherwise.
     pub(crate) fn wants_report(&self, position: u64) -> bool {
         position - self.seen + self.rate.full() > self.size() || position - self.marked >= self.interval()
     }
@@ -199,7 +215,8 @@ impl Window {
         ((self.size() / REPORTS) as f64 * (1.0 - self.rate.path_loss())) as u64
     }
 
-    /// Datagrams have been sent up to `position`; `reported` are the ends of those that ask for a report.
+    /// Notes that datagrams were sent up to `position`. `reported` holds the positions of those that ask for
+    /// a report.
     pub(crate) fn sent_to(&mut self, now: Instant, position: u64, reported: &[u64]) {
         let (time, alone) = (self.time(now), self.under_way() == 0);
         if alone {
@@ -217,38 +234,41 @@ impl Window {
         }
     }
 
-    /// There is nothing to send, though something may be sent.
+    /// Notes that the sender has no more data (it is application-limited).
     pub(crate) fn idle(&mut self) {
         self.delivery.idle(self.under_way());
         self.waits = Waits::Idle;
     }
 
-    /// We have asked for a report.
+    /// Notes that a probe was sent, and doubles the report timeout.
     pub(crate) fn probed(&mut self, now: Instant) {
         self.probed = self.sent;
         (self.heard, self.patience) = (now, (2 * self.patience).min(MOST_PATIENCE));
     }
 
-    /// How long a report may take to come.
+    /// The report timeout before it is doubled.
     pub(crate) fn wait(&self) -> Duration {
         self.trips.smooth().map_or(10 * PATIENCE, |trip| PATIENCE + 2 * trip).min(MOST_PATIENCE)
     }
 
-    /// The peer says that it has read up to the position `seen`, and `received` in all. `timely` if it is read as
-    /// soon as it came, so that it says something about the round trip.
+    /// Processes a report: the peer has read up to position `seen`, and a cost of `received` in total.
+    /// `timely` says that we read the report as soon as it arrived, so its delay is an RTT sample.
     pub(crate) fn reported(&mut self, now: Instant, seen: u64, received: u64, timely: bool) {
         if seen > self.sent || received > seen {
-            return; // it cannot be
+            // An honest peer cannot report this.
+            return;
         }
         if seen < self.seen || received < self.received {
-            return self.rate.overtaken(); // late
+            // A later report has overtaken this one.
+            return self.rate.overtaken();
         }
         let (time, came) = (self.time(now), received - self.received);
         if came > seen - self.seen {
             self.rate.overtaken();
         }
         (self.seen, self.received) = (seen, received);
-        // What is missing now may still come, where datagrams overtake others: only a new greatest is lost.
+        // Missing datagrams may only have been overtaken. So only a new maximum of the missing cost counts as
+        // loss.
         let lost = (seen - received).saturating_sub(self.missing);
         self.missing += lost;
         (self.heard, self.patience) = (now, self.wait());
@@ -261,8 +281,8 @@ impl Window {
         let Some(mark) = asked else { return };
         let (lost, came) = std::mem::take(&mut self.untold);
         self.delivery.arrived(time, came, mark.sent, mark.stamp);
-        // What a later datagram, or a probe, has caused to be reported says nothing on the mark's round trip (Karn and
-        // Partridge 1987).
+        // Take no RTT sample if a later datagram or a probe may have caused the report (Karn and Partridge
+        // 1987; RFC 6298, section 3).
         let by_probe = self.rate.base().is_some() && mark.position <= self.probed && self.probed <= seen;
         let caused = (lost == 0 || mark.position == seen) && !by_probe;
         let trip = (timely && caused).then(|| time.saturating_sub(mark.sent));
@@ -286,8 +306,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A link of `rate` a second by cost and a one-way `delay`; what it did with a
-    /// sender that has always something to send.
+    /// A simulated link with a receiver. The sender always has data. Rates are by cost; the delay is one-way.
     struct Path {
         window: Window,
         now: Instant,
@@ -295,10 +314,10 @@ mod tests {
         came: u64,
         reports: VecDeque<(Instant, u64, u64)>,
         queued: Duration,
-        /// Both ends are only now and then at work: times after which they are, drawn from this seed (xorshift64).
+        /// If set, both ends react late, by delays drawn from this seed (xorshift64).
         late: Option<u64>,
         began: Instant,
-        /// How long the queue may be; what comes beyond it is lost.
+        /// Longest time in the queue. Datagrams beyond it are dropped.
         holds: Duration,
     }
 
@@ -320,13 +339,14 @@ mod tests {
             }
         }
 
-        /// When an end that is wanted at `at` gets to work, up to 12 ms later.
+        /// When an end that should work at `at` gets to run: up to 12 ms later.
         fn at_work(&mut self, at: Instant) -> Instant {
             let Some(dice) = &mut self.late else { return at };
             *dice ^= *dice << 13;
             *dice ^= *dice >> 7;
             *dice ^= *dice << 17;
-            // Ends are at work in slices of time, so that what comes meanwhile is seen at once.
+            // A late end wakes up at a multiple of the slice, so it sees everything that arrived meanwhile at
+            // once.
             let slice = 4 * MS;
             let next = (at - self.began).as_nanos() / slice.as_nanos() + 1;
             match *dice % 4 {
@@ -336,7 +356,7 @@ mod tests {
             }
         }
 
-        /// Lets one datagram go; every `lost`-th does not arrive, with 0 none.
+        /// Sends one datagram. Every `lost`-th one is dropped; with 0, none is.
         fn send(&mut self, rate: f64, delay: Duration, lost: u64) {
             let position = self.window.sent() + FULL;
             let asks = self.window.wants_report(position);
@@ -370,7 +390,8 @@ mod tests {
                     Permit::At(at) => self.now = self.at_work(at.max(self.now + MS / 10)),
                     Permit::Report(by) => {
                         if self.reports.is_empty() {
-                            // The window has shrunk since the last datagram was sent: we ask.
+                            // The window has shrunk since the last datagram was sent, so no report is due.
+                            // Send a probe.
                             self.window.probed(by);
                             self.reports.push_back((
                                 self.free.max(by) + 2 * delay,
@@ -404,15 +425,16 @@ mod tests {
         }
     }
 
-    /// Busy machines: what was delivered bit by bit is reported at once. A queue of 100 ms of the rate, or 64 KiB if
-    /// that is more, as the emulated networks have it, must never be full: nothing is lost by our own pacing.
+    /// On busy hosts, one late report covers what arrived over a longer time. Pacing must not overflow the
+    /// queue even then. The queue holds 100 ms at the link's rate or 64 KiB, whichever is more, as in the
+    /// emulated networks.
     #[test]
     fn ends_that_are_late_overrun_no_queue() {
         for (megabits, delay) in
             [(5.0, 50), (5.0, 0), (20.0, 0), (20.0, 25), (60.0, 0), (60.0, 10), (100.0, 20)]
         {
             for seed in 1..20 {
-                // By cost; a datagram has 1456 bytes with its IP header.
+                // Convert to cost: a datagram has 1456 bytes with its IP header.
                 let bytes = megabits * 1e6 / 8.0;
                 let (rate, delay) = (bytes * FULL as f64 / 1_456.0, delay * MS + MS / 10);
                 let mut path = Path::new(4 << 20);
@@ -483,7 +505,8 @@ mod tests {
         }
         window.reported(now, FULL, FULL, true);
         assert_eq!(window.permit(now), Permit::Now(FULL));
-        window.reported(now, 0, 0, true); // late
+        // An old report changes nothing.
+        window.reported(now, 0, 0, true);
         assert_eq!(window.permit(now), Permit::Now(FULL));
     }
 
@@ -500,11 +523,13 @@ mod tests {
             window.probed(now);
         }
         assert!(pauses.is_sorted() && pauses[9] == MOST_PATIENCE, "{pauses:?}");
-        window.reported(now, FULL, 0, true); // all was lost
+        // The peer has received nothing.
+        window.reported(now, FULL, 0, true);
         assert_eq!(window.permit(now), Permit::Now(FULL));
     }
 
-    /// What arrived of a link's rate from the third second on, what was sent, and the longest queue of these 8 s.
+    /// Runs one link for 2 s and then 8 s. The row has what arrived and what was sent in those 8 s, as shares
+    /// of the link's rate, and the longest queue.
     fn row(megabits: f64, delay: Duration, lost: u64, holds: Option<Duration>) -> String {
         let rate = megabits * 1e6 / 8.0;
         let mut path = Path::new(64 << 20);
@@ -524,8 +549,8 @@ mod tests {
         )
     }
 
-    /// Behaviour under loss as a table under version control. `THALWEG_REWRITE=1 cargo test -p thalweg-udp --lib table`
-    /// writes it anew.
+    /// Compares the behaviour under loss with a table under version control.
+    /// `THALWEG_REWRITE=1 cargo test -p thalweg-udp --lib table` rewrites the table.
     #[test]
     fn behaviour_under_loss_is_as_in_the_table() {
         let mut table = String::from(

@@ -1,4 +1,4 @@
-//! The transport contract over udp links.
+//! Runs the transport contract's tests over `udp` links.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn between(host: &str, listen: Options, connect: Options) -> Factory {
     factory.intruder = Some(Arc::new(|address| {
         Box::pin(async move {
             let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
-            // The other end may have hung up in the middle of it.
+            // The listener may close the connection meanwhile.
             let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await;
         })
     }));

@@ -1,5 +1,5 @@
-//! What peers cost at most that have not proved who they are: docs/explanation/security.md says it. Alone in its process,
-//! whose memory it looks at.
+//! Checks what unauthenticated peers cost at most, as docs/explanation/security.md states. It measures the
+//! memory of its own process, so no other test shares the file.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -15,11 +15,12 @@ mod common;
 use common::listen;
 
 const GUESTS: usize = 60;
-/// Descriptors and bytes of memory for each.
+/// Descriptors of each unauthenticated peer.
 const SOCKETS: usize = 3;
+/// Most bytes of memory for each.
 const EACH: u64 = 128 << 10;
 
-/// Bytes of this process in memory (proc(5), statm); `None` where the system does not say.
+/// Resident bytes of this process (proc(5), statm); `None` where the system does not say.
 fn resident() -> Option<u64> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
     pages.split(' ').nth(1)?.parse::<u64>().ok().map(|pages| pages * 4096)
@@ -29,7 +30,7 @@ fn descriptors() -> Option<usize> {
     std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count)
 }
 
-/// Shakes hands by hand, and sends as many long datagrams as the kernel takes.
+/// Shakes hands as a connecting end, then sends as many long datagrams as the kernel accepts.
 async fn shake(listener: &dyn Listener) -> (Arc<dyn Link>, [UdpSocket; 2]) {
     let address = Address { scheme: "tcp".into(), ..listener.address() };
     let control = Tcp.connect(&address, &Options::default()).await.unwrap();
@@ -47,7 +48,8 @@ async fn shake(listener: &dyn Listener) -> (Arc<dyn Link>, [UdpSocket; 2]) {
     }
     for socket in &sockets {
         for _ in 0..16 {
-            let _ = socket.send(&[&offer[5..21], &[1; 60_000]].concat()).await; // the kernel may have no room
+            // The kernel may have no room for it.
+            let _ = socket.send(&[&offer[5..21], &[1; 60_000]].concat()).await;
         }
     }
     (control, sockets.try_into().unwrap())

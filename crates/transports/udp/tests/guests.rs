@@ -1,5 +1,5 @@
-//! Peers that have not proved who they are: what they may have of sockets and memory, and where datagrams go. The peer is
-//! made by hand.
+//! Unauthenticated peers: how many sockets and how much memory they get, and where datagrams go. The tests
+//! play the connecting end themselves.
 #![allow(clippy::unwrap_used)]
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,7 +19,7 @@ mod common;
 use common::{link, listen};
 
 const MAGIC: &[u8] = b"tlwu\x03";
-/// Descriptors of a guest: its control connection and two sockets.
+/// Descriptors of an unauthenticated peer: its control connection and two UDP sockets.
 const SOCKETS: usize = 3;
 
 fn lobby(guests: usize) -> (Lobby, Options) {
@@ -29,7 +29,7 @@ fn lobby(guests: usize) -> (Lobby, Options) {
     (lobby, options)
 }
 
-/// Connects the control connection, and hears the listener's first message.
+/// Opens a control connection and receives the listener's first message.
 async fn knock(listener: &dyn Listener) -> Option<(Arc<dyn Link>, Bytes)> {
     let address = Address { scheme: "tcp".into(), ..listener.address() };
     let control = Tcp.connect(&address, &Options::default()).await.ok()?;
@@ -47,7 +47,7 @@ fn datagram(key: &[u8], kind: u8, told: u8, position: u64, rest: &[u8]) -> Vec<u
     [key, &[kind, 0, told, 0, 0, 0, 0, 0], &position.to_le_bytes(), rest].concat()
 }
 
-/// Shakes hands with datagrams from `from`, but for the listener's last word.
+/// Shakes hands with datagrams from `from`, up to the listener's last message, which it does not read.
 async fn shake(listener: &dyn Listener, from: Ipv4Addr) -> (Arc<dyn Link>, Vec<u8>, UdpSocket, UdpSocket) {
     let (control, offer) = knock(listener).await.unwrap();
     control.send_control([MAGIC, &1_000_000_u64.to_le_bytes()].concat().into()).await.unwrap();
@@ -61,13 +61,14 @@ async fn shake(listener: &dyn Listener, from: Ipv4Addr) -> (Arc<dyn Link>, Vec<u
 async fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
     loop {
         if let Ok(link) = listener.accept().await.unwrap().await {
-            return link; // those that were turned away before are none
+            // An error belongs to a peer that was evicted.
+            return link;
         }
     }
 }
 
-/// Peers that knock and say nothing more have the places that there are and no others, whoever was there first goes, and a
-/// client gets in beside them.
+/// Peers that only open the control connection fill their places in the admission queue and no more. The
+/// oldest are evicted, so a client still gets in.
 #[tokio::test]
 async fn those_that_only_knock_give_way_and_a_client_gets_in() {
     const KNOCKS: usize = 60;
@@ -79,7 +80,7 @@ async fn those_that_only_knock_give_way_and_a_client_gets_in() {
             knocked.extend(knock(&*listener).await);
             assert!(lobby.count() <= lobby.bounds().total);
         }
-        // All but the last few are hung up on.
+        // All but the last few have been disconnected.
         let rest = knocked.split_off(KNOCKS.saturating_sub(4).min(knocked.len()));
         for (control, _) in &knocked {
             assert!(control.receive(&Recorder::new(0)).await.is_err());
@@ -103,7 +104,8 @@ async fn those_that_only_knock_give_way_and_a_client_gets_in() {
     assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "still here");
 }
 
-/// A guest has three descriptors, each with a place in the lobby; who is admitted has none there.
+/// An unauthenticated peer has three descriptors, each with a place in the admission queue. An admitted peer
+/// has no place there.
 #[tokio::test]
 async fn each_descriptor_of_a_guest_has_a_place() {
     let (lobby, options) = lobby(10 * SOCKETS);
@@ -114,8 +116,8 @@ async fn each_descriptor_of_a_guest_has_a_place() {
     assert_eq!(lobby.count(), 0);
 }
 
-/// Nothing is sent to an address that has not shown that it receives there: who connects from one cannot have datagrams
-/// sent to another.
+/// The listener sends no datagrams to an address from which no TCP connection came. So a peer cannot direct
+/// datagrams at somebody else.
 #[tokio::test]
 async fn datagrams_from_another_address_than_the_control_connections_are_refused() {
     let (_, options) = lobby(4 * SOCKETS);
@@ -134,7 +136,8 @@ async fn datagrams_from_another_address_than_the_control_connections_are_refused
     }
 }
 
-/// Says again and again that a message was sent: what the kernel holds for a guest is soon full, and the rest is lost.
+/// Sends probes that say that a message was sent, for as long as it is polled. The small kernel buffer soon
+/// overflows; overflowing probes are lost.
 async fn probe(up: &UdpSocket, key: &[u8]) -> std::convert::Infallible {
     loop {
         tokio::task::yield_now().await;
@@ -149,7 +152,8 @@ fn chunk(key: &[u8], told: u8, offset: u64, payload: &[u8]) -> Vec<u8> {
     datagram(key, 1, told, 0, &[&header[..], payload].concat())
 }
 
-/// Chunks of a guest are dropped, also those that say that they wait for a message; its messages still come.
+/// The receiver drops chunks of an unauthenticated peer, even those that claim to wait for a message. Its
+/// messages still arrive.
 #[tokio::test]
 async fn nothing_is_kept_of_a_guests_chunks() {
     let (_, options) = lobby(4 * SOCKETS);
@@ -184,8 +188,8 @@ async fn nothing_is_kept_of_a_guests_chunks() {
     assert_eq!(sink.seen().ranges.bytes(), 50, "none of those before was kept");
 }
 
-/// The listener's kernel holds for a link what its window says only once its peer is admitted. What a socket of this kind
-/// would get is asked of one made here.
+/// The kernel's receive buffer has its full size only after the peer was admitted. The test asks a socket of
+/// its own what size the kernel grants.
 #[tokio::test]
 async fn the_kernel_holds_little_for_a_guest() {
     let granted = |wanted: usize| {
@@ -198,7 +202,7 @@ async fn the_kernel_holds_little_for_a_guest() {
     let ((control, key, up, _down), server) =
         tokio::join!(shake(&*listener, Ipv4Addr::LOCALHOST), accept(&*listener));
     assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), MAGIC);
-    // Nobody receives: the kernel keeps what it can of many probes, and drops the others.
+    // Nobody receives yet: the kernel keeps the chunks that fit and drops the others.
     let full = granted(8 << 20) as u64 / 2_000;
     for n in 0..full {
         up.send(&chunk(&key, 0, n * 500, &[1; 500])).await.unwrap();

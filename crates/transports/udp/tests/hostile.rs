@@ -1,4 +1,4 @@
-//! Datagrams and handshakes that are not as they should be harm nobody. The peer is made by hand.
+//! Malformed datagrams and handshakes do no harm. The tests play the peer themselves.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use common::{link, listen};
 
 const HEADER: usize = 84;
 
-/// A connecting end whose datagrams the test makes.
+/// A connecting end whose datagrams the test writes.
 struct Peer {
     control: Arc<dyn Link>,
     key: Vec<u8>,
@@ -42,7 +42,7 @@ fn datagram(key: &[u8], kind: u8, position: u64, rest: &[u8]) -> Vec<u8> {
     [key, &[kind, 0, 0, 0, 0, 0, 0, 0], &position.to_le_bytes(), rest].concat()
 }
 
-/// The datagram, saying that so many control messages were sent before it.
+/// Sets the datagram's message count: that many control messages were sent before it.
 fn after(told: u8, mut datagram: Vec<u8>) -> Vec<u8> {
     datagram[18] = told;
     datagram
@@ -63,7 +63,7 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
         control.send_control(answer.into()).await.unwrap();
         let key = offer[5..21].to_vec();
         let (up, down) = (socket_to(&offer[22..24]).await, socket_to(&offer[24..26]).await);
-        // Strangers, and hellos that are not what they should be, first.
+        // First send datagrams from a stranger and hellos that are wrong.
         let stranger = socket_to(&offer[22..24]).await;
         for wrong in [datagram(&[0; 16], 4, 0, &[]), datagram(&key, 4, 1, &[]), vec![], vec![0; 3000]] {
             stranger.send(&wrong).await.unwrap();
@@ -76,7 +76,7 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
     tokio::join!(shake, accept)
 }
 
-/// Numbers that look random and are the same each time (xorshift64).
+/// A reproducible random sequence (xorshift64).
 struct Dice(u64);
 
 impl Dice {
@@ -101,7 +101,7 @@ fn damaged(n: usize, key: &[u8], dice: &mut Dice) -> Vec<u8> {
         1 => [key, &dice.bytes(1_500)].concat(),
         2 => datagram(key, dice.roll() as u8, dice.roll(), &dice.bytes(200)),
         3 => {
-            // Not the flag, told or the position, which may have any value.
+            // Damage the flag, the message count and the position never: they may have any value.
             let at = [0, 15, 16, 32, 40, 50, 60, 70, HEADER - 1][dice.roll() as usize % 9];
             good[at] ^= 1 << (dice.roll() % 8);
             good
@@ -121,7 +121,7 @@ async fn random_datagrams_are_dropped() {
     for round in 0..40_u64 {
         for n in 0..60 {
             for socket in [&peer.up, &peer.down] {
-                // An ICMP message about another one may be told here.
+                // An ICMP message about an earlier datagram may cause an error here.
                 let _ = socket.send(&damaged(n, &peer.key, &mut dice)).await;
             }
         }
@@ -158,7 +158,8 @@ async fn a_damaged_payload_is_reported_and_the_link_goes_on() {
     assert_eq!(&sink.bytes(thalweg_wire::Range::new(0, 100))[..], &[2; 100]);
 }
 
-/// Chunks come before the message that announces them, more of them than are held; they wait, and none is lost.
+/// Chunks arrive before the message that announces them, more of them than the receiver keeps. They wait, and
+/// none is lost.
 #[tokio::test]
 async fn chunks_that_overtake_a_message_wait_for_it() {
     let options = Options { receive_buffer: Some(4 << 20), ..Options::default() };
@@ -190,7 +191,7 @@ async fn chunks_that_overtake_a_message_wait_for_it() {
     assert_eq!(recorder.seen().ranges.bytes(), chunks * 1000);
 }
 
-/// A message comes before chunks that were sent before it; it waits until a later datagram shows where they are.
+/// A message arrives before chunks that were sent before it. It waits for a datagram that was sent after it.
 #[tokio::test]
 async fn a_message_waits_for_what_was_sent_before_it() {
     let listener = listen(&Udp, &Options::default()).await;
@@ -208,7 +209,7 @@ async fn a_message_waits_for_what_was_sent_before_it() {
     peer.up.send(&after(1, datagram(&peer.key, 2, 0, &[]))).await.unwrap();
     assert_eq!(receive.await.unwrap(), "end");
     assert_eq!(recorder.seen().ranges.bytes(), 100);
-    // And where the peer has gone, nothing is waited for.
+    // After the peer has closed the link, the message waits for nothing.
     peer.control.send_control(Bytes::from_static(b"last")).await.unwrap();
     peer.control.close().await;
     assert_eq!(server.receive(&recorder).await.unwrap(), "last");
@@ -259,29 +260,29 @@ async fn a_server_of_another_transport_is_no_udp_server() {
     assert!(error.to_string().contains("not those of a udp link"), "{error}");
 }
 
-/// A message that TCP is late with comes in a datagram, once, and in its turn.
+/// If a datagram brings a message before TCP does, the link delivers it once and in order.
 #[tokio::test]
 async fn a_message_is_taken_from_whichever_way_is_first() {
     let listener = listen(&Udp, &Options::default()).await;
     let (peer, link) = by_hand(&*listener).await;
     let message = |number: u8, text: &[u8]| after(number, datagram(&peer.key, 6, 0, text));
-    // The second before the first is not taken; the first is, once.
+    // Message 2 is not taken before message 1. Message 1 is taken once.
     for sent in [message(2, b"two"), message(1, b"one"), message(1, b"one")] {
         peer.up.send(&sent).await.unwrap();
     }
     assert_eq!(link.receive(&Recorder::new(0)).await.unwrap(), &b"one"[..]);
-    // The control connection brings the first again, and the second.
+    // The control connection brings message 1 again, and message 2.
     for text in ["one", "two"] {
         peer.control.send_control(text.into()).await.unwrap();
     }
     peer.up.send(&after(2, datagram(&peer.key, 2, 0, &[]))).await.unwrap();
     assert_eq!(link.receive(&Recorder::new(0)).await.unwrap(), &b"two"[..]);
-    // Those that come too late are not taken either, and the third is.
+    // Message 2 is a duplicate now. Message 3 is taken.
     for sent in [message(2, b"two"), message(3, b"three")] {
         peer.up.send(&sent).await.unwrap();
     }
     assert_eq!(link.receive(&Recorder::new(0)).await.unwrap(), &b"three"[..]);
-    // The peer is told how many have been taken.
+    // The link acknowledges how many messages it has taken.
     let (mut taken, mut bytes) = (0, [0; 64]);
     while taken < 3 {
         let length = peer.up.recv(&mut bytes).await.unwrap();
@@ -291,7 +292,7 @@ async fn a_message_is_taken_from_whichever_way_is_first() {
     }
 }
 
-/// Of a peer that says nothing of it, messages come again in datagrams until it has taken them.
+/// The link repeats a message in datagrams until the peer acknowledges it.
 #[tokio::test]
 async fn a_message_is_repeated_until_it_is_taken() {
     let listener = listen(&Udp, &Options::default()).await;

@@ -1,4 +1,4 @@
-//! What is lost, and what is not.
+//! Which datagrams get lost, and which do not.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use common::{link, listen, small};
 const CLIENTS: u64 = 4;
 const UPDATE: u64 = 8 << 20;
 
-/// An update from one end to the other; all of it must come, and nothing is sent twice.
+/// Sends an update from one end to the other. All of it must arrive; nothing is retransmitted.
 async fn whole(from: Arc<dyn Link>, to: Arc<dyn Link>, source: Arena, chunk: u32) {
     let recorder = Arc::new(Recorder::new(source.len()));
     let _pump = Pump::start(&to, &recorder);
@@ -50,8 +50,9 @@ async fn no_datagram_is_lost_at_loopback() {
     }
 }
 
-/// FedComm's chunks of 512 values, the other papers' of 4,000, and the longest there are: each a datagram, which the
-/// receive buffer holds though the kernel charges more for it than its bytes.
+/// Chunks of 512 values (FedComm), of 4,000 values (other papers) and of the maximum size. Each is one
+/// datagram. The receive buffer holds the window, though the kernel charges more for a datagram than its
+/// bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_of_any_size_are_datagrams_that_come() {
     for chunk in [64, 2_048, 16_000, MAX_CHUNK] {
@@ -63,7 +64,7 @@ async fn chunks_of_any_size_are_datagrams_that_come() {
     }
 }
 
-/// Nobody reads meanwhile: unpaced, all is sent and most of it lost; then the end still comes.
+/// Without pacing, a peer that does not read loses most of an update. The end of the update still arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unpaced_chunks_do_not_wait_for_a_peer_that_does_not_read() {
     let own = Settings::default().with("paced", Value::Flag(false));
@@ -80,7 +81,8 @@ async fn unpaced_chunks_do_not_wait_for_a_peer_that_does_not_read() {
     assert!(0 < came && came < report.chunks / 2, "{came} of {} came", report.chunks);
 }
 
-/// The peer stops to read for longer than any timer of ours, again and again.
+/// The peer stops reading again and again, each time for longer than the first report timeouts. Nothing is
+/// lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_datagram_is_lost_while_the_peer_does_not_read() {
     let listener = listen(&Udp, &small()).await;

@@ -1,4 +1,4 @@
-//! Options, and what the counters say.
+//! Options that `udp` refuses, its counters, and its trace.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What several test files need.
+//! Helpers that several test files use.
 #![allow(dead_code, clippy::unwrap_used)] // each file uses a part; a panic is how tests report
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ pub use certificates::Trust;
 use thalweg_transport::{Address, Link, Listener, Options, Transport};
 use thalweg_udp::Udp;
 
-/// What certificates are added to.
+/// The options that certificates are added to.
 pub fn plain() -> Options {
     small()
 }
@@ -25,7 +25,7 @@ pub async fn listen(transport: &dyn Transport, options: &Options) -> Box<dyn Lis
     transport.listen(&Address::parse("udp://127.0.0.1:0").unwrap(), options).await.unwrap()
 }
 
-/// Both ends of a link: the connecting and the accepted one.
+/// Returns both ends of a link: first the connecting one, then the accepted one.
 pub async fn link(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc<dyn Link>) {
     let address = listener.address();
     let accept = async { listener.accept().await.unwrap().await.unwrap() };
