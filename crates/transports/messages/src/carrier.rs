@@ -1,7 +1,8 @@
-//! What a protocol has to do, for links to be made of it.
+//! The traits that a message protocol implements, so that links can run over it.
 //!
-//! There is one listener, and members. Each has a carrier of its own, opened by [`Post::open`], and reads one stream of
-//! messages: the listener its inbox; a member its own inbox and the group's, in the order in which they were published.
+//! A job has one listener and several members. Each opens a carrier of its own with [`Post::open`] and reads
+//! one stream of messages. The listener reads its own mailbox. A member reads its own mailbox and the
+//! group's, in the order of publication.
 //!
 //! | | ZMTP | MQTT | AMQP |
 //! |---|---|---|---|
@@ -23,90 +24,95 @@ use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Origin, Peer, Result, Setting};
 
-/// A protocol: opens carriers.
+/// A message protocol. It opens carriers.
 #[async_trait]
 pub trait Post: Send + Sync + 'static {
-    /// Name of the transport, also the scheme of its addresses.
+    /// The name of the transport and the scheme of its addresses.
     fn name(&self) -> &'static str;
 
-    /// What links over it can do. `fan_out` if [`Nature::group`] can be; a link says what its carrier's nature makes of
-    /// it; `max_chunk` leaves room for [`crate::HEAD_BYTES`] in the largest message.
+    /// The capabilities of links over this protocol. `fan_out` says that [`Nature::group`] is possible; a
+    /// link reports what its carrier really has. `max_chunk` leaves room for [`crate::HEAD_BYTES`] in the
+    /// largest message.
     fn capabilities(&self) -> Capabilities;
 
-    /// What only this protocol can be told, in [`Options::own`].
+    /// The settings of this protocol alone, in [`Options::own`].
     fn settings(&self) -> &'static [Setting] {
         &[]
     }
 
-    /// Opens a carrier: connects, logs in, makes its mailboxes. What is published to these once it is open arrives.
-    /// Waits at most [`Options::connect_timeout`].
+    /// Opens a carrier: connects, logs in and creates its mailboxes. Messages published to them afterwards
+    /// arrive. Waits at most [`Options::connect_timeout`].
     ///
     /// # Errors
-    /// As `Transport::listen` and `Transport::connect`. [`ErrorKind::InUse`] if another listener has the address
-    /// and the protocol can tell; [`ErrorKind::Unreachable`] if there is nobody, or no broker, at the address;
-    /// [`ErrorKind::Security`] for a login or a certificate that is refused; [`ErrorKind::Unsupported`] for an
-    /// option it cannot honour.
+    /// As `Transport::listen` and `Transport::connect`. [`ErrorKind::InUse`] if another listener has the
+    /// address and the protocol can tell; [`ErrorKind::Unreachable`] if nobody, or no broker, is at the
+    /// address; [`ErrorKind::Security`] for a refused login or certificate; [`ErrorKind::Unsupported`] for an
+    /// option that the protocol does not have.
     async fn open(&self, side: Side, address: &Address, options: &Options) -> Result<Arc<dyn Carrier>>;
 }
 
-/// Whose carrier is opened.
+/// Who opens a carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The listener's: reads [`Mailbox::Listener`].
+    /// The listener, which reads [`Mailbox::Listener`].
     Listener,
-    /// A member's: reads its own [`Mailbox::Member`], and [`Mailbox::Group`] if there is one.
+    /// A member, which reads its own [`Mailbox::Member`], and [`Mailbox::Group`] if there is one.
     Member(MemberId),
 }
 
-/// One party's connection to the post. All methods are called from several tasks at once, but for [`Carrier::next`].
+/// One party's connection to the protocol's network, or to its broker. Several tasks call the methods at
+/// once, but only one calls [`Carrier::next`].
 #[async_trait]
 pub trait Carrier: Send + Sync {
-    /// What it is like, once open: a broker may have told its limits.
+    /// The properties of this carrier. A broker may have set its limits while it was opened.
     fn nature(&self) -> Nature;
 
-    /// Where members find the listener, with the port that the system chose; the broker's address if there is one.
+    /// The address at which members find the listener, with the port that the system chose. With a broker,
+    /// the broker's address.
     fn address(&self) -> Address;
 
-    /// Publishes a message, and waits while the carrier's own buffer, which is bounded, is full. Messages from one
-    /// carrier to one reader keep their order, whichever of its mailboxes they go to. Dropping the future publishes
-    /// the message whole or not at all. What it keeps it copies.
+    /// Publishes a message. Waits while the carrier's own, bounded buffer is full. Messages from one carrier
+    /// to one reader keep their order, through whichever of the reader's mailboxes they go. Dropping the
+    /// future publishes the message whole or not at all. The carrier copies what it keeps.
     ///
-    /// Returns the bytes that its protocol makes of it on the wire, as well as it can tell.
+    /// Returns the bytes of the message on the wire, as exactly as the protocol can tell.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] with the reason, if the carrier has ended. A reader who is not there is no error here:
-    /// the message vanishes, and [`Event::Gone`] tells if the protocol does.
+    /// [`ErrorKind::Closed`] with the reason, if the carrier has ended. An absent reader is no error: the
+    /// message is lost, and [`Event::Gone`] reports the reader's end if the protocol can.
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64>;
 
-    /// Whether [`Carrier::publish_shared`] keeps a body as it is. Senders of the same chunk then share a copy of it.
+    /// Whether [`Carrier::publish_shared`] keeps a reference to the body. If so, all sends of a chunk share
+    /// one copy.
     fn shares(&self) -> bool {
         false
     }
 
-    /// As [`Carrier::publish`], with a chunk's body that others hold too.
+    /// The same as [`Carrier::publish`], for a chunk's body that other sends share.
     ///
     /// # Errors
-    /// As [`Carrier::publish`].
+    /// The same as [`Carrier::publish`].
     async fn publish_shared(&self, to: Mailbox, head: &[u8], body: Arc<Vec<u8>>) -> Result<u64> {
         self.publish(to, Message { head, body: &body, care: Care::Bulk }).await
     }
 
-    /// Whether [`Carrier::publish_kept`] keeps, if this is the listener's carrier.
+    /// Whether [`Carrier::publish_kept`] retains messages. Only asked of the listener's carrier.
     fn keeps(&self) -> bool {
         false
     }
 
-    /// As [`Carrier::publish`] to the group. Besides, the post keeps the message, in place of the one it kept as
-    /// `place`, until the listener's carrier is closed: a member whose carrier is opened later gets it, if it can be
-    /// done before what is published to that member then.
+    /// Publishes to the group, and has the broker retain the message. It replaces the message retained at the
+    /// same `place`. The broker retains it until the listener's carrier is closed. A member that joins later
+    /// receives it, before what is published to that member if the protocol can do so.
     ///
     /// # Errors
-    /// As [`Carrier::publish`].
+    /// The same as [`Carrier::publish`].
     async fn publish_kept(&self, _place: u64, message: Message<'_>) -> Result<u64> {
         self.publish(Mailbox::Group, message).await
     }
 
-    /// Waits until the post has what was published before: the broker has confirmed it, where it does.
+    /// Waits until everything published before is out of this carrier's hands: with a broker, until the
+    /// broker has confirmed it.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] with the reason.
@@ -114,156 +120,165 @@ pub trait Carrier: Send + Sync {
         Ok(())
     }
 
-    /// What comes next. One caller at a time, which takes at once what comes; dropping the future loses nothing.
+    /// Waits for the next event. There is one caller at a time, and it handles each event at once. Dropping
+    /// the future loses nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] with the reason, when the carrier has ended: the connection broke, the broker went
-    /// away, [`Carrier::close`] was called. It does not connect again by itself: another one is opened.
+    /// [`ErrorKind::Closed`] with the reason, when the carrier has ended: the connection broke, the broker
+    /// went away, or [`Carrier::close`] was called. A carrier does not reconnect; its owner opens another
+    /// one.
     async fn next(&self) -> Result<Event>;
 
-    /// Who is at `mailbox` (the listener, or a member), as far as the protocol knows by its own means: an address
-    /// for people, a name that a certificate vouches for. [`Peer::binding`] stays empty.
+    /// What the protocol itself knows about the reader of `mailbox` (the listener or a member): an address
+    /// for messages to people, the name in a certificate. [`Peer::binding`] stays empty.
     fn peer(&self, mailbox: Mailbox) -> Peer {
         Peer { address: format!("{} {mailbox}", self.address()), ..Peer::default() }
     }
 
-    /// What the kernel says of the connection that leads to `mailbox`; with a broker, of the one to the broker.
+    /// The kernel's measurements of the connection to `mailbox`; with a broker, of the connection to the
+    /// broker.
     fn network(&self, _mailbox: Mailbox) -> Network {
         Network::default()
     }
 
-    /// Why what is published waits at the moment, for people: an alarm of the broker.
+    /// Why published messages have to wait now, for people: an alarm of the broker, say. `None` if they do
+    /// not.
     fn held(&self) -> Option<String> {
         None
     }
 
-    /// Who answers for a member that is not admitted: its address, if the protocol tells it.
+    /// The address that an unauthenticated member counts for in the admission queue, if the protocol knows
+    /// it.
     fn origin(&self, _member: MemberId) -> Origin {
         Origin::Unknown
     }
 
-    /// The session has let a member in: its connections are no longer those of guests.
+    /// The session has admitted a member. Its connections leave the admission queue.
     fn admit(&self, _member: MemberId) {}
 
-    /// The link with a member has ended: whatever is kept for it may go.
+    /// The link with a member has ended. The carrier may drop what it keeps for that member.
     fn forget(&self, _member: MemberId) {}
 
-    /// Ends it: what was published before still goes out, as far as the protocol can promise; waiting calls fail.
-    /// Idempotent. Dropping a carrier ends it too.
+    /// Ends the carrier. Messages published before still go out, as far as the protocol can promise. Waiting
+    /// calls fail. Idempotent. Dropping a carrier ends it too.
     async fn close(&self);
 }
 
-/// What a carrier is like.
+/// The properties of a carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nature {
-    /// Most bytes of a message, head and body.
+    /// Most bytes of a message, head and body together.
     pub max_message: usize,
-    /// Whether there is a mailbox of the group: one publish reaches all members, and is sent once.
+    /// Whether the group has a mailbox: a message to it is published once and reaches all members.
     pub group: bool,
-    /// Whether messages may be lost without the carrier's end. One that is not lossy and loses one all the same (a
-    /// broker that drops from a full queue) is noticed by its number, and the link breaks.
+    /// Whether single messages may get lost while the carrier goes on. If a carrier that is not lossy loses a
+    /// message (a broker drops from a full queue), the receiver notices it by its number, and the link
+    /// breaks.
     pub lossy: bool,
-    /// Bytes of chunks that may be under way on a link, in queues of brokers and of libraries. Receivers grant no more.
-    /// So a member's mailbox holds at most these, [`crate::CONTROL_WINDOW`] bytes of other messages and some heads; the
-    /// listener's mailbox as much for each member. In the group's, besides, is what is not addressed to a member.
+    /// Most cost of chunks in flight on a link, in the queues of brokers and libraries. Receivers grant no
+    /// more. So a member's mailbox holds at most this, [`crate::CONTROL_WINDOW`] of other messages, and some
+    /// heads. The listener's mailbox holds as much for each member. Messages to the group that do not address
+    /// a member come on top.
     pub window: u64,
-    /// Times each byte of a body is copied in user space on its way out, between [`Message::body`] and the kernel;
-    /// beside the copy that senders share.
+    /// How often a carrier copies each byte of a body in user space on the way out, between [`Message::body`]
+    /// and the kernel. The copy that sends share is not counted here.
     pub copies_out: u64,
-    /// The same on its way in, between the kernel and [`Letter::bytes`].
+    /// The same on the way in, between the kernel and [`Letter::bytes`].
     pub copies_in: u64,
 }
 
-/// What the kernel says of a connection. `None` where it cannot be asked.
+/// The kernel's measurements of a connection. `None` where the kernel cannot be asked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Network {
-    /// Segments retransmitted by this end.
+    /// Segments that this end has retransmitted.
     pub retransmissions: Option<u64>,
-    /// Smoothed round-trip time.
+    /// The smoothed RTT.
     pub round_trip: Option<Duration>,
     /// The congestion control in use.
     pub congestion: Option<String>,
 }
 
-/// Whom a message is for.
+/// The destination of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mailbox {
     /// The listener.
     Listener,
     /// One member.
     Member(MemberId),
-    /// All members, of a carrier with [`Nature::group`]. Only the listener writes to it.
+    /// All members; only with [`Nature::group`]. Only the listener publishes to it.
     Group,
 }
 
-/// A message to publish: a reader gets the body behind the head, or apart.
+/// A message to publish. Its reader gets the body behind the head, or separately.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
-    /// Some tens of bytes.
+    /// The encoded head, some tens of bytes.
     pub head: &'a [u8],
-    /// Bytes of a chunk, borrowed from the arena, or of a control message; may be empty.
+    /// The payload of a chunk, borrowed from the arena, or a part of a control message. May be empty.
     pub body: &'a [u8],
-    /// How much depends on it.
+    /// How reliably the message must travel.
     pub care: Care,
 }
 
-/// How much depends on a message. A protocol with several grades of care may take a lesser one for what needs less, if
-/// order is kept among messages of the same care.
+/// How reliably a message must travel. A protocol with several grades (QoS) may use a lower one for a lower
+/// value here, if messages of the same value keep their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Care {
-    /// All: a link that loses it breaks.
+    /// It must arrive: a link that loses it breaks.
     Control,
-    /// It is of a chunk, which [`Nature::lossy`] carriers may lose.
+    /// It is a chunk. A [`Nature::lossy`] carrier may lose it.
     Bulk,
-    /// Nothing but a time: it may be lost, and should not wait for anything.
+    /// It only tells a time. It may get lost, and should wait for nothing.
     Hint,
 }
 
 impl Message<'_> {
-    /// Bytes of head and body.
+    /// Bytes of head and body together.
     pub fn length(&self) -> usize {
         self.head.len() + self.body.len()
     }
 
-    /// Head and body in one piece: the one copy that most carriers need.
+    /// Copies head and body into one buffer. Most carriers need no other copy.
     pub fn joined(&self) -> Vec<u8> {
         [self.head, self.body].concat()
     }
 }
 
-/// What comes from a carrier.
+/// An event that a carrier reports.
 #[derive(Debug)]
 pub enum Event {
-    /// A message.
+    /// A message arrived.
     Letter(Letter),
-    /// A member has gone, or for a member, the listener: nothing published to it will be read.
+    /// A reader has gone: a member, or the listener if this is a member's carrier. Nobody reads what is
+    /// published to it.
     Gone {
-        /// Who.
+        /// The reader's mailbox.
         mailbox: Mailbox,
-        /// Why, for people.
+        /// The reason, for people.
         why: String,
     },
-    /// Somebody did not get in, for the listener: refused by the protocol's own handshake.
+    /// At the listener: the protocol's own handshake has refused a connection.
     Refused(Error),
 }
 
-/// A message that came.
+/// A message that arrived.
 pub struct Letter {
-    /// Head and body, or the head alone. Its length has been checked against [`Nature::max_message`].
+    /// Head and body together, or the head alone. The carrier has checked its length against
+    /// [`Nature::max_message`].
     pub bytes: Bytes,
-    /// The body, if the protocol carries it apart. Its length has been checked too.
+    /// The body, if the protocol carries it separately. The carrier has checked its length too.
     pub body: Option<Bytes>,
-    /// Who the protocol itself knows has sent it: a connection's identity. `None` if it knows nothing.
+    /// The sender, if the protocol itself knows it: the identity of a connection, say.
     pub from: Option<MemberId>,
-    /// Bytes that it took on the wire, as well as the protocol can tell.
+    /// Bytes of the message on the wire, as exactly as the protocol can tell.
     pub wire: u64,
-    /// Dropped once the message is in the queue of its link, which is bounded: the place of an acknowledgement. The
-    /// message does not wait for a link that does not receive, so that others' behind it come through.
+    /// Dropped once the message is in the queue of its link; the protocol then sends its acknowledgement. The
+    /// queue is bounded by the window. So a link that does not receive holds up no messages of other links.
     pub receipt: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Letter {
-    /// What is behind a head of this length; `None` if the body is apart, and something else is there.
+    /// The bytes behind a head of this length. `None` if the body came separately and there are such bytes.
     pub(crate) fn behind(&self, head: usize) -> Option<Bytes> {
         match &self.body {
             None => Some(self.bytes.slice(head..)),
@@ -279,12 +294,13 @@ impl std::fmt::Debug for Letter {
     }
 }
 
-/// The name of a member's mailbox: random, so that nobody takes another's by chance. As text, 32 hexadecimal digits.
+/// The name of a member's mailbox. It is random, so two members do not get the same one by chance. As text,
+/// it has 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId(pub [u8; 16]);
 
 impl MemberId {
-    /// A new one. Its first byte is not 0, which ZMTP keeps for itself.
+    /// A new random name. Its first byte is not 0, since ZMTP reserves such identities.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the system has no randomness.
@@ -297,7 +313,7 @@ impl MemberId {
         Ok(Self(bytes))
     }
 
-    /// Reads the text of one; `None` if it is not.
+    /// Parses the text of a name; `None` if it is not one.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         let number = u128::from_str_radix(text, 16).ok().filter(|_| digits)?;

@@ -1,29 +1,32 @@
-//! What the other end has granted, and what of it is used up.
+//! Flow control by credit: what the other end has granted to this one, and what this end grants.
 
 use tokio::sync::{watch, Mutex};
 
-/// Credit in one direction of a link; in bytes, counted from the link's beginning.
+/// Credit to send in one direction of a link, by cost. Totals count from the link's beginning.
 pub(crate) struct Credit {
     account: watch::Sender<Account>,
-    /// Those who wait, in the order they came.
+    /// Makes waiting senders take credit in the order of their arrival.
     queue: Mutex<()>,
 }
 
+/// The totals of a [`Credit`].
 #[derive(Debug, Clone, Copy)]
 struct Account {
+    /// Total cost sent or reserved.
     used: u64,
+    /// Total cost that the other end permits.
     granted: u64,
     window: u64,
 }
 
 impl Credit {
-    /// Nothing is used of `window` bytes.
+    /// Credit of `window`, of which nothing is used.
     pub(crate) fn new(window: u64) -> Self {
         let account = Account { used: 0, granted: window, window };
         Self { account: watch::Sender::new(account), queue: Mutex::new(()) }
     }
 
-    /// The other end grants, as a total. An older grant that comes late changes nothing.
+    /// Processes a grant, which is a total. A late grant with an older total changes nothing.
     pub(crate) fn grant(&self, total: u64) {
         self.account.send_if_modified(|account| {
             let more = total > account.granted;
@@ -32,18 +35,19 @@ impl Credit {
         });
     }
 
-    /// Uses `bytes`, if they are there.
+    /// Reserves `bytes` of credit, or returns `None` if there are not so many.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Taken<'_>> {
         let mut enough = false;
         self.account.send_if_modified(|account| {
             enough = account.used.saturating_add(bytes) <= account.granted;
             account.used += if enough { bytes } else { 0 };
-            false // nobody waits for less
+            // A waiting sender can do nothing with less credit, so wake nobody.
+            false
         });
         enough.then(|| Taken { credit: self, bytes })
     }
 
-    /// Uses `bytes` as soon as they are there.
+    /// Reserves `bytes` of credit; waits until there are so many.
     pub(crate) async fn take(&self, bytes: u64) -> Taken<'_> {
         let _first = self.queue.lock().await;
         let mut changed = self.account.subscribe();
@@ -51,39 +55,40 @@ impl Credit {
             if let Some(taken) = self.try_take(bytes) {
                 return taken;
             }
-            // It fails when the sender is gone, which we hold.
+            // This cannot fail: we hold the sender.
             let _ = changed.changed().await;
         }
     }
 
-    /// Whether `bytes` could be taken now.
+    /// Whether `bytes` could be reserved now.
     pub(crate) fn has(&self, bytes: u64) -> bool {
         let account = self.account.borrow();
         account.used.saturating_add(bytes) <= account.granted
     }
 
-    /// Whether the other end has taken in nearly all that was sent, as far as its grants tell: it grants by quarters.
+    /// Whether at most a quarter of the window is unconfirmed. The receiver grants in quarters of its window,
+    /// so grants tell nothing more exact.
     pub(crate) fn is_drained(&self) -> bool {
         let account = *self.account.borrow();
         let taken_in = account.granted.saturating_sub(account.window);
         account.used.saturating_sub(taken_in) <= account.window / 4
     }
 
-    /// Whether all that was sent is taken in, as far as grants tell.
+    /// Whether grants confirm that the receiver has taken everything.
     pub(crate) fn is_idle(&self) -> bool {
         let account = *self.account.borrow();
         account.used <= account.granted.saturating_sub(account.window)
     }
 }
 
-/// Credit that is used. Dropped, it is given back; what has gone out is kept.
+/// Reserved credit. Dropping it returns the credit, unless [`Taken::keep`] was called.
 pub(crate) struct Taken<'a> {
     credit: &'a Credit,
     bytes: u64,
 }
 
 impl Taken<'_> {
-    /// It has gone out, or may have.
+    /// Uses the credit for good: the message went out, or may have.
     pub(crate) fn keep(mut self) {
         self.bytes = 0;
     }
@@ -99,31 +104,33 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// What this end grants.
+/// What this end grants to the other, by cost.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     window: u64,
     granted: u64,
+    /// Total cost that was received and taken, or will never arrive.
     taken_in: u64,
 }
 
 impl Allowance {
-    /// The other end may send `window` bytes.
+    /// Permits the other end to send `window`.
     pub(crate) fn new(window: u64) -> Self {
         Self { window, granted: window, taken_in: 0 }
     }
 
-    /// What has been granted in all.
+    /// Total cost granted.
     pub(crate) fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// What may be under way.
+    /// Most cost that may be in flight.
     pub(crate) fn window(&self) -> u64 {
         self.window
     }
 
-    /// `bytes` were taken in, or will never come. Whether to tell the other end, which is so for each quarter.
+    /// Notes that `bytes` were taken, or will never arrive. Returns whether to send a grant, which is due
+    /// after each quarter of the window.
     pub(crate) fn take_in(&mut self, bytes: u64) -> bool {
         self.taken_in = self.taken_in.saturating_add(bytes);
         let due = self.taken_in.saturating_add(self.window);
@@ -144,7 +151,8 @@ mod tests {
         assert!(credit.try_take(41).is_none() && !credit.is_drained());
         drop(credit.try_take(40).unwrap());
         credit.try_take(40).unwrap().keep();
-        credit.grant(90); // late
+        // An older total changes nothing.
+        credit.grant(90);
         assert!(!credit.has(1));
         credit.grant(175);
         assert!(credit.is_drained() && !credit.is_idle() && credit.has(75) && !credit.has(76));

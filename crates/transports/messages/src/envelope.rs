@@ -1,16 +1,17 @@
-//! The head of a message: what it is, on which link, and its number.
+//! The head of a message: its kind, its link and its number.
 //!
 //! | byte | field | |
 //! |---|---|---|
 //! | 0 | magic | `tm` |
 //! | 2 | version | 1 |
 //! | 3 | kind | of [`Kind`] |
-//! | 4 | instance | u64, the listener's; 0 in a hello |
-//! | 12 | member | 16 bytes; 0 to a group |
+//! | 4 | instance | u64, chosen by the listener; 0 in a hello |
+//! | 12 | member | 16 bytes; 0 in a message to the group |
 //! | 28 | fields | little-endian, by kind |
 //!
-//! The number of a chunk is one more than that of the chunk before, and it says the number of the last one before it
-//! that was published for certain: what was given up halfway is a gap that the receiver does not mind.
+//! Chunks are numbered consecutively. Each chunk also has the number of the last chunk before it whose
+//! publication was confirmed. The sender leaves a gap in the numbers if it is cancelled while it publishes a
+//! chunk. Because of the second number, the receiver does not take that gap for loss.
 
 use thalweg_wire::Kind as frame;
 use thalweg_wire::{FrameHeader, HEADER_BYTES};
@@ -20,73 +21,77 @@ use crate::MemberId;
 const MAGIC: [u8; 2] = *b"tm";
 const VERSION: u8 = 1;
 const COMMON: usize = 28;
-/// Most slots that a chunk to the group can address.
+/// Most slots in the bit set of a chunk to the group.
 pub(crate) const MAX_SLOTS: u32 = 1024;
 
-/// Which link a message belongs to.
+/// The link that a message belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tag {
     pub instance: u64,
     pub member: MemberId,
 }
 
-/// What has been granted and sent so far on a link, all counted from its beginning.
+/// The state of one direction of a link. All values count from the link's beginning.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Ledger {
-    /// Bytes of chunks that the other end may send.
+    /// Total cost of chunks that the other end may send.
     pub granted_bulk: u64,
-    /// Cost of control messages that the other end may send.
+    /// Total cost of control messages that the other end may send.
     pub granted_control: u64,
-    /// Number of the last control message.
+    /// Number of the last control message sent.
     pub control: u64,
     pub before: Before,
 }
 
-/// What has been sent before a message.
+/// What was sent before a message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Before {
-    /// Number of the last chunk to this mailbox, for certain.
+    /// Number of the last chunk to this mailbox whose publication was confirmed.
     pub bulk: u64,
-    /// Number of the last chunk to the group, for certain.
+    /// Number of the last chunk to the group whose publication was confirmed.
     pub group: u64,
-    /// Cost of all chunks sent to this member, both ways.
+    /// Total cost of the chunks sent to this member, through its own mailbox and through the group.
     pub position: u64,
 }
 
-/// What a message says, but for its body.
+/// A message without its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A member asks to be let in, again and again: what it grants, and its half of a secret (zeros in the clear).
+    /// A member asks for a link; it repeats this until the listener answers. Has the window that it grants,
+    /// and its public key (zeros without encryption).
     Hello { window: u64, key: [u8; 32] },
-    /// The listener's answer, until something else comes: the member's slot, the group's last number, what it grants, its half of a secret.
+    /// The listener's answer, repeated until another message of the member arrives. Has the member's slot,
+    /// the group's last number, the window that the listener grants, and its public key.
     Welcome { slot: u32, group: u64, window: u64, key: [u8; 32] },
-    /// A chunk for one; the body is its payload.
+    /// A chunk for one end; the body is its payload.
     Chunk { number: u64, previous: u64, header: FrameHeader },
-    /// A chunk for those of the group whose slots' bits are set; whether the post keeps it for who comes later.
+    /// A chunk for the members of the group whose slots' bits are set. `kept` says that the broker retains it
+    /// for members that join later.
     GroupChunk { number: u64, previous: u64, slots: Slots, header: FrameHeader, kept: bool },
-    /// A chunk for one who holds its payload: it is that of the group's chunk `group`.
+    /// A chunk whose payload the member already holds: that of the group's chunk number `group`.
     KeptChunk { number: u64, previous: u64, group: u64, header: FrameHeader },
-    /// An update begins: this is the header of its first chunk, which comes behind. It has no number and costs nothing,
-    /// since nothing depends on it.
+    /// Announces an update: has the header of its first chunk, which follows. Nothing depends on this
+    /// message, so it has no number and uses no credit.
     Begins { header: FrameHeader },
-    /// The same, to those of the group whose slots' bits are set.
+    /// The same, for the members of the group whose slots' bits are set.
     GroupBegins { slots: Slots, header: FrameHeader },
-    /// A member tells which chunks it holds that the post has kept; the body is of [`crate::shelf`].
+    /// A member tells which retained chunks it holds. [`crate::shelf`] defines the body.
     Holds,
-    /// A part of a control message: the body is what begins at `offset` of `total` bytes, whose checksum this is.
+    /// A part of a control message. The body begins at `offset` of the message's `total` bytes; `checksum` is
+    /// that of the whole message.
     Control { number: u64, before: Before, total: u32, offset: u32, checksum: u32 },
-    /// How things stand; a sign of life, too.
+    /// The sender's state; also a keep-alive.
     Ledger(Ledger),
-    /// The link has ended; the body says why.
+    /// The link has ended; the body has the reason.
     Bye,
 }
 
-/// A set of slots.
+/// A set of slots, as bits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Slots(Vec<u8>);
 
 impl Slots {
-    /// Adds one below [`MAX_SLOTS`].
+    /// Adds a slot, which must be less than [`MAX_SLOTS`].
     pub(crate) fn insert(&mut self, slot: u32) {
         let byte = slot as usize / 8;
         if self.0.len() <= byte {
@@ -100,7 +105,7 @@ impl Slots {
     }
 }
 
-/// The bytes of a head.
+/// Encodes a head.
 pub(crate) fn encode(tag: Tag, kind: &Kind) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
     out.extend_from_slice(&MAGIC);
@@ -164,8 +169,8 @@ pub(crate) fn encode(tag: Tag, kind: &Kind) -> Vec<u8> {
     out
 }
 
-/// Reads a head; with it, where the body begins. `None` if it is none. Nothing is allocated by a length that the bytes
-/// do not have.
+/// Decodes a head. Returns the offset of the body too; `None` if the bytes are not a valid head. Never
+/// allocates more than the bytes have.
 pub(crate) fn decode(bytes: &[u8]) -> Option<(Tag, Kind, usize)> {
     let mut rest = Fields(bytes.get(COMMON..)?);
     if bytes[..2] != MAGIC || bytes[2] != VERSION {
@@ -250,7 +255,7 @@ impl Fields<'_> {
     }
 }
 
-/// A message of each kind, for tests.
+/// One encoded message of each kind.
 #[cfg(test)]
 pub(crate) fn samples() -> Vec<Vec<u8>> {
     let tag = Tag { instance: 11, member: MemberId([0x81; 16]) };

@@ -1,9 +1,10 @@
-//! One update to a group: each chunk is published once, to those who have room for it.
+//! The group send: an update goes to several members at once, and each chunk is published once.
 //!
-//! The group goes at the pace of its slowest member. Who keeps others waiting, who have taken in nearly all that was sent
-//! to them, leaves once that has cost them as much time as the rest would take the server to send again, and gets it by
-//! itself. So waiting costs at most twice what the better choice would have (the ski rental problem; Karlin et al.,
-//! Competitive snoopy caching, Algorithmica 1988), and members whose pace differs by chance stay together.
+//! The group moves at the pace of its slowest member. When members that have received nearly everything wait
+//! for a slower one, their waiting time is counted against it. Once that exceeds the time to send the rest of
+//! the update again, the slow member leaves the group and gets the rest separately. So waiting costs at most
+//! twice the optimum (ski rental problem; Karlin et al., Competitive snoopy caching, Algorithmica 1988), and
+//! members whose pace differs by chance stay together.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,30 +21,35 @@ use crate::send;
 use crate::shared::{lock, words, LinkState};
 use crate::{Care, Mailbox, MemberId, Message};
 
+/// Called once for each member, with its index and the outcome.
 type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
+/// The send of the rest of an update to a member that has left the group.
 type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>)> + Send>>;
 
-/// So long all wait for any member in any case.
+/// The group waits at least this long for a member before it removes that member.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// The least pause between two looks at who is late.
+/// Least pause between two checks for slow members.
 const MOMENT: Duration = Duration::from_millis(1);
-/// Most bytes that go to the group past a member of whom nothing is heard meanwhile.
+/// Most bytes published to the group past a member without any message of it. Beyond that, the group send
+/// falls back to separate sends.
 const MOST_PASSED: u64 = 32 << 20;
 
-/// Whether to publish to the group: what is not addressed to a member crosses its link all the same. For one alone it
-/// is worth it if the post then keeps what it has not yet.
+/// Whether a group send pays off. Every chunk crosses the links of members that it is not for, too, so at
+/// least half of all members must be addressed. For a single member it pays off if the broker then retains
+/// chunks that it does not retain yet.
 pub(crate) fn is_worth(office: &Office, members: &[Arc<LinkState>], update: &Outgoing) -> bool {
     let many = 2 * members.len() >= lock(&office.links).values().filter(|entry| entry.is_member()).count();
     office.carrier.nature().group && many && (members.len() > 1 || is_to_be_kept(office, update))
 }
 
+/// Whether the broker can retain the update, and does not retain its first chunk yet.
 fn is_to_be_kept(office: &Office, update: &Outgoing) -> bool {
     let first = update.chunks().first().filter(|_| office.carrier.keeps());
     let frame = first.and_then(|chunk| update.frame(chunk));
     frame.is_some_and(|(header, _)| lock(&office.kept).number(&header).is_none())
 }
 
-/// Sends `update` to `members`, all of this office's. `done` hears of each once, by its place.
+/// Sends `update` to `members`, all of this carrier. Calls `done` once for each, with its index.
 pub(crate) async fn send(office: &Office, members: Vec<Arc<LinkState>>, update: &Outgoing, done: Done<'_>) {
     let told: Vec<AtomicBool> = members.iter().map(|_| AtomicBool::new(false)).collect();
     let tell = |index: usize, outcome| {
@@ -62,32 +68,36 @@ pub(crate) async fn send(office: &Office, members: Vec<Arc<LinkState>>, update: 
     }
 }
 
-/// A member that still goes with the group.
+/// A member that is still in the group.
 struct Member {
     index: usize,
     shared: Arc<LinkState>,
     wire: u64,
-    /// How long others, who had taken in theirs, have waited for it.
+    /// How long members that had received nearly everything have waited for this one.
     awaited: Duration,
-    /// It has no room for the next chunk.
+    /// Whether it has no credit for the next chunk.
     is_full: bool,
 }
 
+/// The state of a group send.
 struct Sending<'a> {
     office: &'a Office,
     update: &'a Outgoing,
     tell: Done<'a>,
+    /// Members in the group.
     together: Vec<Member>,
+    /// Members that have left it.
     alone: FuturesUnordered<Alone>,
     started: Instant,
     pace: Pace,
 }
 
-/// How the send to the group goes on; by tokio's clock, which tests may pause.
+/// Progress of the group, on tokio's clock, which tests may pause.
 struct Pace {
     started: tokio::time::Instant,
-    /// How long members have waited for others.
+    /// Total time that members have waited for others.
     waited: Duration,
+    /// Payload sent to the group, and payload of the whole update.
     sent: u64,
     total: u64,
 }
@@ -97,7 +107,7 @@ impl Pace {
         Self { started: tokio::time::Instant::now(), waited: Duration::ZERO, sent: 0, total }
     }
 
-    /// How long the rest would take, had nobody to wait for another; [`PATIENCE`] at least.
+    /// How long the rest would take if no member waited for another; at least [`PATIENCE`].
     fn rest(&self, now: tokio::time::Instant) -> Duration {
         let worked = (now - self.started).saturating_sub(self.waited);
         let rest = (self.total - self.sent) as f64 / self.sent.max(1) as f64;
@@ -141,7 +151,8 @@ impl<'a> Sending<'a> {
                         self.pace.sent += chunk.range().len();
                         break;
                     }
-                    Ok(false) => {} // another sender was quicker
+                    // Another send has used the credit. Try again.
+                    Ok(false) => {}
                     Err(error) => self.fail(&error),
                 }
             }
@@ -161,7 +172,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Whether somebody else's mailbox fills with what is not addressed to it.
+    /// Whether too much has passed a member for which it was not meant; see [`MOST_PASSED`].
     fn is_costly(&self) -> bool {
         let links = lock(&self.office.links);
         let passed = |entry: &Entry| entry.shared.passed.load(Ordering::Relaxed) > MOST_PASSED;
@@ -174,8 +185,8 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Waits until all who go together have room for what costs `bytes`; who is waited for too long goes alone from
-    /// chunk `at`.
+    /// Waits until all members of the group have credit for a chunk of this cost. A member that others wait
+    /// for too long leaves, and gets the chunks from `at` on separately.
     async fn gather(&mut self, at: usize, bytes: u64) {
         let mut since = None;
         loop {
@@ -198,7 +209,8 @@ impl<'a> Sending<'a> {
             let until = self.together.iter().any(waits).then(|| self.part(at, now));
             since = until.map(|_| now);
             if until == Some(now) {
-                continue; // somebody has left
+                // A member has left; check again.
+                continue;
             }
             tokio::select! {
                 () = &mut moved => {}
@@ -208,14 +220,15 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Counts time that some waited, against those they waited for.
+    /// Adds `waited` to the waiting time of the members that others waited for.
     fn count(&mut self, waited: Duration) {
         self.pace.waited += waited;
         self.together.iter_mut().filter(|member| member.is_full).for_each(|member| member.awaited += waited);
     }
 
-    /// Parts with those who have been waited for too long. Returns `now` if there were any, else until when the others
-    /// wait. Of members for whom all wait in turn, none is slow: the least counts for nothing.
+    /// Removes the members that others have waited for too long. Returns `now` if there were any; otherwise,
+    /// until when to wait. If members wait for each other in turn, none of them is slow. So the least waiting
+    /// time is subtracted from all.
     fn part(&mut self, at: usize, now: tokio::time::Instant) -> tokio::time::Instant {
         let limit = self.pace.rest(now);
         let least = self.together.iter().map(|member| member.awaited).min().unwrap_or_default();
@@ -228,13 +241,13 @@ impl<'a> Sending<'a> {
         }
         slow.into_iter().for_each(|member| self.leave(member, at));
         if self.together.len() == 1 {
-            // What goes to the group crosses the links of all.
+            // A group of one would send its chunks across the links of all members.
             self.together.pop().into_iter().for_each(|member| self.leave(member, at));
         }
         now
     }
 
-    /// Sends a member the chunks from `at` on by itself.
+    /// Sends the chunks from `at` on to a member separately.
     fn leave(&mut self, member: Member, at: usize) {
         let (whole, started) = (self.update.clone(), self.started);
         let rest = whole.with_chunks(whole.chunks()[at..].iter().cloned());
@@ -251,7 +264,8 @@ impl<'a> Sending<'a> {
         }));
     }
 
-    /// Publishes one chunk, while those who go alone go on. Whether it has: there must be room for all.
+    /// Publishes one chunk, while the separate sends continue. Returns false if a member has no credit for it
+    /// any more.
     async fn publish(&mut self, chunk: &ChunkRef, first: bool) -> Result<bool> {
         let (office, update, tell) = (self.office, self.update, self.tell);
         let publishing = publish(office, update, &mut self.together, chunk, first);
@@ -319,7 +333,7 @@ async fn publish(
     Ok(true)
 }
 
-/// Counts a chunk as sent once it is published, or given up halfway.
+/// Counts a chunk as sent when dropped: once it is published, or if publishing is cancelled.
 struct Placed<'a> {
     members: &'a [Member],
     bytes: u64,
@@ -333,7 +347,7 @@ impl Drop for Placed<'_> {
     }
 }
 
-/// What was sent and copied once counts once, in equal parts.
+/// Divides the bytes that were sent and copied once among the members, so that their sum is right.
 fn share(members: &mut [Member], wire: u64, copied: u64) {
     let count = members.len() as u64;
     let part = |of: u64, index: usize| of / count + u64::from((index as u64) < of % count);

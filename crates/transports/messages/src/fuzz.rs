@@ -1,16 +1,16 @@
-//! What must hold for any message that a carrier brings; for libFuzzer, and for the test below.
+//! Properties that hold for any message. libFuzzer checks them, and so does the test below.
 
 use crate::envelope::{decode, encode};
 use crate::shelf::Told;
 use crate::HEAD_BYTES;
 
-/// A head decodes to what encodes to it again, or to nothing.
+/// Decoding a head either fails, or encoding the result gives a head that decodes to the same.
 pub fn envelope(bytes: &[u8]) {
     let Some((tag, kind, head)) = decode(bytes) else { return };
     assert!(head <= bytes.len().min(HEAD_BYTES), "a head of {head} bytes");
     let again = encode(tag, &kind);
     assert_eq!(decode(&again), Some((tag, kind, head)));
-    // A list of numbers is read from whatever follows.
+    // Any bytes can be read as a list of held chunks.
     let _ = Told::read(&bytes[head..]).has(u64::MAX);
 }
 
@@ -21,7 +21,7 @@ mod tests {
 
     #[test]
     fn damaged_heads_are_refused_or_read_back() {
-        /// Where a chunk's header begins in its head: behind the common fields, or behind its numbers.
+        /// Offsets of a chunk's header in a head: after the common fields, or after two or three numbers.
         const HEADERS: [usize; 3] = [28, 28 + 16, 28 + 24];
         let mend = |dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]| {
             let at = HEADERS[dice.below(HEADERS.len())];

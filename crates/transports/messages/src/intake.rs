@@ -1,4 +1,5 @@
-//! What comes on a link: numbers are checked, credit is kept, and it waits for whoever receives.
+//! The receive queue of a link. It checks the numbers of arriving messages, counts credit, and holds messages
+//! until the application receives them.
 
 use std::sync::Mutex;
 
@@ -11,27 +12,29 @@ use crate::envelope::{Before, Ledger};
 use crate::shared::lock;
 use crate::HEAD_BYTES;
 
-/// What a control message costs beside its bytes.
+/// Cost of a control message beyond its bytes.
 pub(crate) const CONTROL_COST: u64 = 64;
-/// Cost of control messages that a member may have under way before it is admitted, whatever its window is: twice that of
-/// the largest. Chunks may not be under way then.
+/// Most control messages, by cost, that a member may have in flight before it is admitted. It is twice the
+/// largest message, whatever the window is. Chunks are not permitted then.
 pub(crate) const GUEST_WINDOW: u64 = 2 * (MAX_HELLO as u64 + CONTROL_COST);
 
-/// Most announcements that wait to be received; of more than these nothing is kept. A link has one an update.
+/// Most announcements of updates that wait to be received; further ones are dropped. A link has one for each
+/// update.
 const ANNOUNCEMENTS: usize = 16;
 
-/// What a chunk costs: its bytes and as much as its head may have, so that small ones are bounded too.
+/// Cost of a chunk: its bytes and the most bytes of a head. So the window bounds the number of small chunks
+/// too.
 pub(crate) fn chunk_cost(length: u64) -> u64 {
     length + HEAD_BYTES as u64
 }
 
-/// Something to receive.
+/// An entry of the receive queue.
 pub(crate) enum Item {
-    /// An update begins with this chunk.
+    /// An update begins; this is the header of its first chunk.
     Begins(ChunkHeader),
     Chunk(FrameHeader, Bytes),
     Control(Fragment),
-    /// Nothing comes any more.
+    /// The link has ended: no entry follows.
     End,
 }
 
@@ -49,45 +52,50 @@ impl Fragment {
     }
 }
 
-/// What became of a message.
+/// The result of processing a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It waits to be received, or says nothing new.
+    /// The message was queued, or is a duplicate.
     Fine,
-    /// The other end is to hear of a grant.
+    /// A grant is due to the other end.
     Grant,
-    /// Something was lost that must not be.
+    /// A message was lost that must not get lost.
     Lost(String),
-    /// The other end does not keep to the protocol.
+    /// The other end breaks the protocol.
     Corrupt(String),
 }
 
-/// What has come. The queue holds no more than was granted.
+/// The receive queue. It holds no more than was granted.
 pub(crate) struct Intake {
     ledger: Mutex<Came>,
     put: mpsc::UnboundedSender<Item>,
     get: tokio::sync::Mutex<Inbox>,
 }
 
+/// The numbers and the credit of what has arrived.
 struct Came {
+    /// Number of the last control message, of the last chunk to this end, and of the last chunk to the group.
     control: u64,
     bulk: u64,
     group: u64,
-    /// Bytes of chunks that came, that were taken, and that never will.
+    /// Cost of chunks that arrived.
     seen: u64,
+    /// Cost of chunks that the application has taken.
     taken: u64,
+    /// Cost of chunks that will never arrive.
     written_off: u64,
+    /// Cost of the control messages in the queue.
     control_waiting: u64,
     announcements: usize,
     bulk_allowance: Allowance,
     control_allowance: Allowance,
-    /// Whether the other end may use them.
+    /// Whether the other end was admitted and may use its windows.
     open: bool,
 }
 
 impl Intake {
-    /// Nothing has come yet; the group's numbers begin behind `group`. The allowances, for chunks and for control messages,
-    /// are of no use before it is `open`.
+    /// An empty queue. The group's numbers begin after `group`. The other end may use the windows, for chunks
+    /// and for control messages, only if the queue is `open`.
     pub(crate) fn new(
         (bulk_allowance, control_allowance): (Allowance, Allowance),
         group: u64,
@@ -111,28 +119,29 @@ impl Intake {
         Self { ledger: Mutex::new(came), put, get }
     }
 
-    /// The other end may use its windows from now on.
+    /// The other end was admitted and may use its windows.
     pub(crate) fn open(&self) {
         lock(&self.ledger).open = true;
     }
 
-    /// What has been granted: bytes of chunks, cost of control messages.
+    /// Total cost granted for chunks, and for control messages.
     pub(crate) fn granted(&self) -> (u64, u64) {
         let came = lock(&self.ledger);
         (came.bulk_allowance.granted(), came.control_allowance.granted())
     }
 
-    /// Who receives; one at a time.
+    /// Locks the receiving end of the queue; one task receives at a time.
     pub(crate) async fn inbox(&self) -> tokio::sync::MutexGuard<'_, Inbox> {
         self.get.lock().await
     }
 
-    /// Nothing comes any more, behind what has come.
+    /// Marks the end of the link, after all that has arrived.
     pub(crate) fn end(&self) {
-        let _ = self.put.send(Item::End); // the receiver lives as long as we do
+        // This cannot fail: we own the receiver.
+        let _ = self.put.send(Item::End);
     }
 
-    /// An update begins.
+    /// Queues the announcement of an update.
     pub(crate) fn begins(&self, chunk: ChunkHeader) {
         let mut came = lock(&self.ledger);
         if came.announcements < ANNOUNCEMENTS {
@@ -141,7 +150,7 @@ impl Intake {
         }
     }
 
-    /// A chunk to this end's own mailbox.
+    /// Processes a chunk to this end's own mailbox. `numbers` are its number and the confirmed one before it.
     pub(crate) fn chunk(
         &self,
         lossy: bool,
@@ -156,7 +165,7 @@ impl Intake {
         self.accept(&mut came, lossy, header, payload)
     }
 
-    /// A chunk to the group; `None` if it is for others.
+    /// Processes a chunk to the group. `chunk` is `None` if it addresses only other members.
     pub(crate) fn group_chunk(
         &self,
         lossy: bool,
@@ -170,7 +179,8 @@ impl Intake {
         chunk.map_or(Verdict::Fine, |(header, payload)| self.accept(&mut came, lossy, header, payload))
     }
 
-    /// A chunk of `length` bytes that should be held here, and is not: a hole.
+    /// Processes a chunk that names a retained payload which this end does not hold. The chunk stays a hole;
+    /// its credit is returned.
     pub(crate) fn missing(&self, lossy: bool, numbers: (u64, u64), length: u64) -> Verdict {
         let mut came = lock(&self.ledger);
         if let Err(verdict) = in_order(&mut came.bulk, lossy, numbers, "chunks") {
@@ -196,7 +206,8 @@ impl Intake {
         }
         came.seen = came.seen.saturating_add(chunk_cost(length));
         let (waiting, window) = (came.seen - came.taken, came.bulk_allowance.window());
-        // What was written off may still come, where messages of different care overtake each other.
+        // With a lossy carrier, messages of different grades may overtake each other. So a chunk may arrive
+        // after it was counted as lost, and up to two windows may wait.
         if waiting > if lossy { 2 * window } else { window } {
             return Verdict::Corrupt(format!("{waiting} bytes of chunks under way; {window} were granted"));
         }
@@ -204,11 +215,12 @@ impl Intake {
         Verdict::Fine
     }
 
-    /// A part of a control message.
+    /// Processes a part of a control message.
     pub(crate) fn control(&self, lossy: bool, number: u64, before: &Before, part: Fragment) -> Verdict {
         let mut came = lock(&self.ledger);
         if number <= came.control {
-            return Verdict::Fine; // again
+            // A duplicate.
+            return Verdict::Fine;
         }
         if number != came.control + 1 {
             let lost = number - came.control - 1;
@@ -228,7 +240,7 @@ impl Intake {
         verdict
     }
 
-    /// How things stand at the other end.
+    /// Processes the other end's state.
     pub(crate) fn ledger(&self, lossy: bool, ledger: &Ledger) -> Verdict {
         let mut came = lock(&self.ledger);
         if ledger.control > came.control {
@@ -238,12 +250,12 @@ impl Intake {
         came.reconcile(lossy, &ledger.before)
     }
 
-    /// An announcement was taken.
+    /// Notes that the application has taken an announcement.
     pub(crate) fn take_announcement(&self) {
         lock(&self.ledger).announcements -= 1;
     }
 
-    /// A chunk was taken. Whether to tell of a grant.
+    /// Notes that the application has taken a chunk. Returns whether a grant is due.
     pub(crate) fn take_chunk(&self, length: usize) -> bool {
         let mut came = lock(&self.ledger);
         let cost = chunk_cost(length as u64);
@@ -251,7 +263,7 @@ impl Intake {
         came.bulk_allowance.take_in(cost)
     }
 
-    /// A part of a control message was taken. Whether to tell of a grant.
+    /// Notes that the application has taken a part of a control message. Returns whether a grant is due.
     pub(crate) fn take_control(&self, length: usize) -> bool {
         let mut came = lock(&self.ledger);
         let cost = Fragment::cost(length);
@@ -260,10 +272,11 @@ impl Intake {
     }
 }
 
-/// Checks the number of a chunk against the last one that came.
+/// Checks a chunk's number against the last one. An error is the verdict on a duplicate, or on loss.
 fn in_order(last: &mut u64, lossy: bool, (number, previous): (u64, u64), what: &str) -> Result<(), Verdict> {
     if number <= *last {
-        return Err(Verdict::Fine); // again
+        // A duplicate.
+        return Err(Verdict::Fine);
     }
     if !lossy && previous > *last {
         return Err(Verdict::Lost(format!("{} {what} were lost on the way", previous - *last)));
@@ -273,7 +286,9 @@ fn in_order(last: &mut u64, lossy: bool, (number, previous): (u64, u64), what: &
 }
 
 impl Came {
-    /// Sets what was sent against what came: what is missing never will.
+    /// Compares what the other end has sent with what has arrived. If a published chunk is missing, the link
+    /// breaks, unless the carrier is lossy. Otherwise the credit of missing chunks is returned: they were
+    /// lost, or cancelled while they were published, and will never arrive.
     fn reconcile(&mut self, lossy: bool, before: &Before) -> Verdict {
         if !lossy {
             let (bulk, group) =
@@ -293,7 +308,7 @@ impl Came {
     }
 }
 
-/// The receiving end of the queue, and the control message that is not yet whole.
+/// The receiving end of the queue, with the control message whose parts are being joined.
 pub(crate) struct Inbox {
     items: mpsc::UnboundedReceiver<Item>,
     part: Option<(Fragment, BytesMut)>,
@@ -301,7 +316,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// The next thing; `None` behind the last, again and again.
+    /// Waits for the next entry. Returns `None` once the link has ended, as often as it is called.
     pub(crate) async fn next(&mut self) -> Option<Item> {
         if self.ended {
             return None;
@@ -311,10 +326,10 @@ impl Inbox {
         item
     }
 
-    /// Takes in a part of a control message; the message, if that makes it whole.
+    /// Adds a part of a control message. Returns the message once it is complete.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The reason, in words, if the parts do not fit together or the checksum is wrong.
     pub(crate) fn join(&mut self, part: Fragment) -> Result<Option<Bytes>, String> {
         let whole = part.total as usize;
         if whole > MAX_CONTROL as usize {
@@ -362,7 +377,7 @@ mod tests {
         Fragment { total: bytes as u32, offset: 0, checksum: 0, bytes: vec![0; bytes].into() }
     }
 
-    /// What another end claims to have sent may be any numbers.
+    /// The other end may claim to have sent any numbers.
     #[test]
     fn numbers_that_cannot_be_break_the_link_and_nothing_else() {
         for lossy in [false, true] {
@@ -377,7 +392,7 @@ mod tests {
         }
     }
 
-    /// They cost no credit, so their number is bounded by itself.
+    /// Announcements use no credit, so they have a limit of their own.
     #[tokio::test]
     async fn of_announcements_few_wait() {
         let intake = intake(true);

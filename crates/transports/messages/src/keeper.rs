@@ -1,4 +1,5 @@
-//! The task beside each link: says how things stand when there is something to say, notices silence, says farewell.
+//! The supervising task of each link. It sends this end's state when that has changed, ends the link after
+//! silence, and says goodbye at the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,42 +11,46 @@ use crate::envelope::{encode, Kind};
 use crate::shared::{words, LinkState};
 use crate::{Care, Message};
 
-/// How often a handshake's messages are repeated, until there is an answer.
+/// Pause between repetitions of a handshake message, until it is answered.
 pub(crate) const AGAIN: Duration = Duration::from_millis(250);
-/// How often things are said again while something is under way that may be lost.
+/// Pause between repetitions of this end's state, while something is in flight on a lossy carrier.
 const REPEAT: Duration = Duration::from_millis(500);
-/// How often a sign of life is given.
+/// Pause between keep-alives.
 const SIGN: Duration = Duration::from_secs(10);
-/// After how long without one a link has ended.
+/// A link ends if nothing arrives for this long.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How long a farewell may take.
+/// Longest time that a goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Numbers of what is published to the group. Held while a message is published.
+/// Numbers of the chunks to the group. The lock is held while a message is published to the group.
 #[derive(Debug, Default)]
 pub(crate) struct GroupNumbers {
+    /// Number of the last chunk begun.
     pub begun: u64,
+    /// Number of the last chunk whose publication was confirmed.
     pub certain: u64,
 }
 
-/// What a listener says to a member until it is known to have heard.
+/// What a listener needs to repeat its welcome until the member answers.
 pub(crate) struct Greeting {
     pub group: Arc<Mutex<GroupNumbers>>,
+    /// The listener's public key; zeros without encryption.
     pub key: [u8; 32],
     pub deadline: Instant,
 }
 
-/// Keeps a link until it has ended, and its farewell is said.
+/// Runs until the link has ended, then sends the goodbye. If the admission queue evicts the peer, the link
+/// ends.
 pub(crate) async fn keep(shared: Arc<LinkState>, greeting: Option<Greeting>) {
     tokio::select! {
         () = stay(&shared, greeting) => {}
         error = shared.ends.standing.turned_out() => shared.end(&words(&error)),
     }
-    // Where nobody listens any more, this fails or takes too long; the other end then sees it by itself.
+    // If nobody reads any more, this fails or times out. The other end then notices the silence.
     let _ = tokio::time::timeout(FAREWELL, farewell(&shared)).await;
 }
 
-/// Greets, and then says how things stand, until the link has ended.
+/// Welcomes the member, then sends this end's state when it is due, until the link ends.
 async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
     if let Some(greeting) = greeting {
         greet(shared, &greeting).await;
@@ -59,7 +64,8 @@ async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
             () = shared.tell.notified() => {}
             () = tokio::time::sleep(pause) => {
                 if shared.ends.carrier.held().is_some() {
-                    shared.hear(0); // nobody can say a word
+                    // The broker holds up messages, so silence says nothing about the other end.
+                    shared.hear(0);
                 } else if shared.heard().elapsed() > SILENCE {
                     shared.end(&format!("nothing was heard of the other end for {} s", SILENCE.as_secs()));
                 }
@@ -74,10 +80,12 @@ async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
     }
 }
 
+/// Repeats the welcome until the member answers or the deadline passes.
 async fn greet(shared: &LinkState, greeting: &Greeting) {
     let again_and_again = async {
         while !shared.is_ready() && !shared.has_ended() {
-            let _ = welcome(shared, greeting).await; // an error has ended the link
+            // An error has ended the link.
+            let _ = welcome(shared, greeting).await;
             tokio::time::sleep(AGAIN).await;
         }
     };
@@ -91,9 +99,10 @@ async fn greet(shared: &LinkState, greeting: &Greeting) {
     }
 }
 
-/// Nothing goes to the group between the number said and the saying, so that the member knows where it begins.
+/// Sends a welcome. The group's lock is held meanwhile, so no chunk goes to the group between reading its
+/// number and sending it: the member knows exactly where it begins.
 async fn welcome(shared: &LinkState, greeting: &Greeting) -> Result<u64> {
-    // Without a group nobody waits for a member that does not take its greeting.
+    // Without a group, do not take the lock: a member that does not read its welcome must hold up nobody.
     let numbers = if shared.nature.group { Some(greeting.group.lock().await) } else { None };
     let _turn = shared.turn.lock().await;
     let group = numbers.as_ref().map_or(0, |numbers| numbers.certain);

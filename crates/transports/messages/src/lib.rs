@@ -1,12 +1,12 @@
-//! What transports share that move messages: ZMTP without a broker, MQTT and AMQP with one.
+//! The part that transports over message protocols share: ZMTP without a broker, MQTT and AMQP with one.
 //!
-//! A protocol implements [`Post`] and [`Carrier`]: publish a message to a mailbox, take the next one for me. The rest
-//! is written once over these, and [`Messages`] is the transport. [`switchboard`] is a carrier within a process, for
-//! tests.
+//! A protocol implements [`Post`], which opens connections, and [`Carrier`], which publishes messages to
+//! mailboxes and reads its own. Everything else is written once, on top of these traits; [`Messages`] is the
+//! transport. [`switchboard`] is a carrier within one process, for tests.
 //!
-//! On the wire each message has a head of its own: which link, which number. A member says hello until the listener
-//! answers. Chunks and control messages are sent within what the receiver has granted, so queues on the way are
-//! bounded; one that was lost is noticed by its number, and one that comes twice is dropped.
+//! Each message begins with a head: the link it belongs to, and its number. A member repeats its hello until
+//! the listener answers. A sender sends only what the receiver has granted, so queues on the way are bounded.
+//! The receiver notices a lost message by the numbers, and drops duplicates.
 #![forbid(unsafe_code)]
 
 pub mod carrier;
@@ -31,8 +31,8 @@ pub use carrier::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Natu
 pub use link::Messages;
 pub use shelf::SHELF_BYTES;
 
-/// Most bytes of a message's head. A carrier's largest message less this is its largest chunk.
+/// Most bytes of a message's head. The largest chunk of a carrier is its largest message minus this.
 pub const HEAD_BYTES: usize = 256;
 
-/// Cost of messages that are no chunks, under way on a link: their bytes, and 64 more for each.
+/// Most control messages in flight on a link, by cost: their bytes plus 64 for each.
 pub const CONTROL_WINDOW: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! A link over a carrier, and the transport that makes them.
+//! The `Transport` and `Link` over a message protocol. The other modules do the work.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use thalweg_transport::{
 use crate::shared::LinkState;
 use crate::{listener, member, receive, send, Post};
 
-/// The transport over a protocol.
+/// A transport over the protocol `P`.
 #[derive(Debug, Clone)]
 pub struct Messages<P>(Arc<P>);
 
 impl<P: Post> Messages<P> {
-    /// Links over `post`.
+    /// A transport over `post`.
     pub fn new(post: P) -> Self {
         Self(Arc::new(post))
     }
@@ -46,7 +46,7 @@ impl<P: Post> Transport for Messages<P> {
     }
 }
 
-/// One end of a link. Dropped, it ends.
+/// One end of a link. Dropping it ends the link.
 pub(crate) struct MessageLink(pub Arc<LinkState>);
 
 #[async_trait]

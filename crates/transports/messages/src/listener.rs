@@ -1,4 +1,5 @@
-//! Accepting links: one task reads the listener's inbox for all of them.
+//! The listener. One task reads its mailbox for all links. When the carrier ends, the task ends all links and
+//! opens another carrier.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,22 +26,23 @@ use crate::{
     fanout, Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES,
 };
 
-/// Links that wait to be accepted, or for a member's first word; a member beyond them says hello again. More than a lobby
-/// has guests.
+/// Most links that wait to be accepted or for their member's first message. Beyond that, hellos are ignored;
+/// members repeat them. An admission queue allows fewer.
 const BACKLOG: usize = 2048;
-/// Answers at a time to those of whom there is no link; others are not answered.
+/// Most goodbyes being sent at a time to members without a link. Beyond that, their messages are ignored.
 const ANSWERS: usize = 16;
-/// Members that were told of the end of a link, and are not told again.
+/// How many members are remembered that were told that they have no link. They are not told again.
 const TOLD: usize = 64;
-/// Bytes of chunks that a listener grants to all its members together, and the least it grants to one.
+/// Cost of chunks that a listener grants to all members together.
 const BUDGET: u64 = 64 << 20;
+/// Least cost of chunks that it grants to one member.
 const LEAST_WINDOW: u64 = 1 << 20;
-/// Most bytes that are believed to be granted.
+/// Upper bound of the window that a peer's hello or welcome may claim.
 pub(crate) const MAX_WINDOW: u64 = 1 << 32;
-/// Pauses between attempts to open a carrier again.
+/// The first and the longest pause between attempts to open a carrier.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// What links over a carrier can do.
+/// The capabilities of links over a carrier.
 pub(crate) fn capabilities(post: &dyn Post, nature: &Nature) -> Capabilities {
     let said = post.capabilities();
     let room = u32::try_from(nature.max_message.saturating_sub(HEAD_BYTES)).unwrap_or(u32::MAX);
@@ -52,18 +54,18 @@ pub(crate) fn capabilities(post: &dyn Post, nature: &Nature) -> Capabilities {
     }
 }
 
-/// What an end grants: what the carrier says, but room for one chunk at least.
+/// The window that an end grants: the carrier's, but at least one chunk.
 pub(crate) fn window(nature: &Nature, capabilities: &Capabilities) -> u64 {
     nature.window.max(chunk_cost(capabilities.max_chunk.into()))
 }
 
-/// One opened carrier of the listener, and the links over it.
+/// One carrier of the listener, with the links over it.
 pub(crate) struct Office {
     pub carrier: Arc<dyn Carrier>,
     pub instance: u64,
     pub links: Mutex<HashMap<MemberId, Entry>>,
     pub group: Arc<AsyncMutex<GroupNumbers>>,
-    /// The group's last number that was published for certain.
+    /// Number of the last chunk to the group whose publication was confirmed.
     pub certain: Arc<AtomicU64>,
     pub moved: Arc<Notify>,
     pub kept: Arc<Mutex<Kept>>,
@@ -71,40 +73,43 @@ pub(crate) struct Office {
     answers: Arc<Semaphore>,
 }
 
+/// A link of the listener.
 pub(crate) struct Entry {
     pub shared: Arc<LinkState>,
-    /// The link that was given out, to know it again.
+    /// The link that `accept` returned, to find the entry of a link.
     pub link: Weak<MessageLink>,
-    /// Until its member has said a word.
+    /// Set until the member has sent a message after its hello.
     waiting: Option<Waiting>,
 }
 
 impl Entry {
-    /// Whether its other end is admitted. Nobody else counts where it is decided how updates are sent.
+    /// Whether the member is admitted. Others do not count when the listener decides how to send an update.
     pub(crate) fn is_member(&self) -> bool {
         self.shared.ends.standing.is_proved()
     }
 }
 
-/// A link whose member has only said hello.
+/// A link whose member has only sent hellos.
 struct Waiting {
     link: Arc<MessageLink>,
-    /// Its place among those that wait to be accepted.
+    /// Its place in the queue of links to be accepted.
     place: OwnedPermit<Pending>,
     guest: Option<Guest>,
 }
 
+/// What the listener's task and its handle share.
 struct Hub {
     post: Arc<dyn Post>,
     options: Options,
     address: Address,
     backlog: mpsc::Sender<Pending>,
     office: Mutex<Arc<Office>>,
-    /// Nobody accepts any more.
+    /// Set when the listener was dropped.
     deaf: AtomicBool,
     changed: Notify,
 }
 
+/// The handle of a listener.
 pub(crate) struct MessageListener {
     hub: Arc<Hub>,
     backlog: AsyncMutex<mpsc::Receiver<Pending>>,
@@ -179,20 +184,21 @@ impl Drop for MessageListener {
 }
 
 impl Office {
-    /// The members behind links that this office has given out; `None` if one of them is not.
+    /// The state of each of these links. `None` if one of them does not belong to this carrier.
     fn members(&self, links: &[Arc<dyn Link>]) -> Option<Vec<Arc<LinkState>>> {
         let given = lock(&self.links);
         let place = |link: *const ()| given.values().find(|entry| entry.link.as_ptr().cast::<()>() == link);
         links.iter().map(|link| place(Arc::as_ptr(link).cast()).map(|entry| entry.shared.clone())).collect()
     }
 
+    /// The lowest slot that no link uses.
     fn free_slot(links: &HashMap<MemberId, Entry>) -> u32 {
         let mut taken: Vec<u32> = links.values().map(|entry| entry.shared.ends.slot).collect();
         taken.sort_unstable();
         (0..).zip(&taken).find(|(free, slot)| free != *slot).map_or(taken.len() as u32, |(free, _)| free)
     }
 
-    /// Tells somebody that there is no such link, once.
+    /// Tells a member, once, that it has no link here.
     fn turn_away(self: &Arc<Self>, tag: Tag, why: &'static str) {
         let Ok(permit) = self.answers.clone().try_acquire_owned() else { return };
         let mut told = lock(&self.told);
@@ -207,7 +213,7 @@ impl Office {
         tokio::spawn(async move {
             let head = encode(tag, &Kind::Bye);
             let message = Message { head: &head, body: why.as_bytes(), care: Care::Control };
-            // An error ends the carrier, which its reader sees.
+            // An error ends the carrier; the reading task sees that.
             let _ = office.carrier.publish(Mailbox::Member(tag.member), message).await;
             drop(permit);
         });
@@ -223,14 +229,15 @@ impl Hub {
         self.deaf.load(Ordering::Acquire)
     }
 
-    /// Reads for all links, and opens another carrier when one has ended.
+    /// The listener's task: reads for all links, and opens another carrier when one has ended.
     async fn run(self: Arc<Self>) {
         loop {
             let office = self.office();
             let why = self.serve(&office).await;
             let links: Vec<_> = lock(&office.links).drain().map(|(_, entry)| entry.shared).collect();
             let Some(error) = why else {
-                let _ = office.carrier.flush().await; // it has ended if this fails
+                // An error means that the carrier has ended.
+                let _ = office.carrier.flush().await;
                 return office.carrier.close().await;
             };
             links.iter().for_each(|shared| shared.end(&words(&error)));
@@ -240,7 +247,7 @@ impl Hub {
         }
     }
 
-    /// Opens a carrier at the same address, as often as it takes. `None` once nobody accepts any more.
+    /// Opens a carrier at the same address and tries until it succeeds. `None` once the listener was dropped.
     async fn reopen(&self) -> Option<Office> {
         let (mut pause, mut said) = (PAUSES.0, String::new());
         while !self.is_deaf() {
@@ -248,7 +255,7 @@ impl Hub {
                 Ok(office) => return Some(office),
                 Err(error) if error.to_string() != said => {
                     said = error.to_string();
-                    // Whoever accepts hears why there are no links, unless there is plenty to accept.
+                    // `accept` reports why there are no links. If its queue is full, this report is dropped.
                     let _ = self.backlog.try_send(Box::pin(std::future::ready(Err(error))));
                 }
                 Err(_) => {}
@@ -261,7 +268,8 @@ impl Hub {
         None
     }
 
-    /// Reads until the carrier has ended; `None` when nobody accepts any more and the last link has ended.
+    /// Reads until the carrier ends, and returns why. `None` once the listener was dropped and the last link
+    /// has ended.
     async fn serve(self: &Arc<Self>, office: &Arc<Office>) -> Option<Error> {
         loop {
             if self.is_deaf() && lock(&office.links).is_empty() {
@@ -281,7 +289,7 @@ impl Hub {
                 }
                 Ok(Event::Gone { .. }) => {}
                 Ok(Event::Refused(error)) => {
-                    // With plenty to accept, one refused need not be told of.
+                    // If the queue is full, the report of a refused connection is dropped.
                     let _ = self.backlog.try_send(Box::pin(std::future::ready(Err(error))));
                 }
                 Err(error) => return Some(error),
@@ -289,17 +297,20 @@ impl Hub {
         }
     }
 
-    /// Takes in one message.
+    /// Processes one message.
     fn take(self: &Arc<Self>, office: &Arc<Office>, letter: &Letter) {
         let Some((tag, kind, head)) = decode(&letter.bytes) else { return };
         if letter.from.is_some_and(|from| from != tag.member) {
-            return; // somebody who gives another's name
+            // The sender uses another member's name.
+            return;
         }
         let known = lock(&office.links).get(&tag.member).map(|entry| entry.shared.clone());
         match (known, kind) {
-            (Some(shared), Kind::Hello { .. }) => shared.hear(letter.wire), // its greeting is repeated anyway
+            // The greeting is repeated in any case.
+            (Some(shared), Kind::Hello { .. }) => shared.hear(letter.wire),
             (Some(shared), kind) if shared.ends.tag == tag => {
-                // Before the link is given out: what its member holds is not sent to it.
+                // First process the message, then let the link be accepted. So the listener knows which
+                // retained chunks the member holds before it sends anything.
                 dispatch(&shared, kind, head, letter);
                 if shared.make_ready() {
                     give_out(office, tag.member);
@@ -313,7 +324,7 @@ impl Hub {
         }
     }
 
-    /// Somebody new says hello: a link that waits to be accepted.
+    /// Creates a link for a new member that has sent a hello. It waits for the member's next message.
     fn welcome(
         self: &Arc<Self>,
         office: &Arc<Office>,
@@ -328,7 +339,8 @@ impl Hub {
         }
         let lobby = self.options.lobby.as_ref();
         if lobby.is_some_and(|lobby| !lobby.has_room()) {
-            return; // others are still leaving
+            // Evicted members have not left yet. The member repeats its hello.
+            return;
         }
         let Ok(place) = self.backlog.clone().try_reserve_owned() else { return };
         let guest = lobby.map(|lobby| lobby.enter(office.carrier.origin(member)));
@@ -370,6 +382,7 @@ impl Hub {
         tokio::spawn(self.clone().keep(office.clone(), shared, greeting));
     }
 
+    /// Runs the supervising task of a link, and removes the link when it has ended.
     async fn keep(self: Arc<Self>, office: Arc<Office>, shared: Arc<LinkState>, greeting: Greeting) {
         let member = shared.ends.tag.member;
         keep(shared.clone(), Some(greeting)).await;
@@ -382,7 +395,8 @@ impl Hub {
     }
 }
 
-/// A member has said its first word: its link may be accepted. Whoever accepts waits for nobody else.
+/// Lets a link be accepted, since its member has answered the welcome. So `accept` never waits for a silent
+/// member.
 fn give_out(office: &Office, member: MemberId) {
     let waiting = lock(&office.links).get_mut(&member).and_then(|entry| entry.waiting.take());
     if let Some(Waiting { link, place, guest }) = waiting {

@@ -1,4 +1,5 @@
-//! Connecting: a member says hello until the listener answers.
+//! Connects a member: it repeats a hello until the listener answers, and then reads its carrier until the
+//! link ends.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
@@ -19,9 +20,10 @@ use crate::shelf::Shelf;
 use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side, HEAD_BYTES};
 
 const CONNECT: &str = "connect";
-/// How long what was published before the end may take to go out.
+/// Longest time for messages that were published before the end to go out.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// Connects a member to the listener at `address`, within [`Options::connect_timeout`].
 pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Options) -> Result<MessageLink> {
     let deadline = Instant::now() + options.connect_timeout();
     let member = MemberId::random()?;
@@ -51,12 +53,13 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
     });
     closing.keep();
     tell(&shared, shelf.of(welcome.instance, welcome.group)).await;
-    shared.tell.notify_one(); // the listener waits for a word
+    // The listener waits for a message before it lets the link be accepted.
+    shared.tell.notify_one();
     tokio::spawn(serve(shared.clone()));
     Ok(MessageLink(shared))
 }
 
-/// What the listener has answered.
+/// The listener's answer to a hello.
 struct Welcome {
     instance: u64,
     slot: u32,
@@ -65,6 +68,7 @@ struct Welcome {
     key: [u8; 32],
 }
 
+/// A member's request for a link.
 struct Hello<'a> {
     address: &'a Address,
     carrier: &'a Arc<dyn Carrier>,
@@ -74,7 +78,8 @@ struct Hello<'a> {
 }
 
 impl Hello<'_> {
-    /// Says hello until there is an answer; with it, what came meanwhile of what the post has kept.
+    /// Repeats the hello until it is answered. Returns the answer and the retained chunks that arrived
+    /// meanwhile.
     async fn ask(&self) -> Result<(Welcome, Shelf)> {
         let mut shelf = Shelf::default();
         let (window, key) = (self.window, self.half.public);
@@ -93,7 +98,10 @@ impl Hello<'_> {
         }
     }
 
-    /// What an event says to a hello; `None` if it is of something else.
+    /// Reads the answer to a hello from an event; `None` if the event has another meaning.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] if the listener has gone or refuses; the carrier's error.
     fn answer(&self, event: Event, shelf: &mut Shelf) -> Result<Option<Welcome>> {
         let letter = match event {
             Event::Letter(letter) => letter,
@@ -128,7 +136,7 @@ fn nobody(address: &Address, why: &str) -> Error {
         .mend("start the server first, or check the address")
 }
 
-/// Tells the listener what is held here of what the post has kept, before anything else is said on the link.
+/// Tells the listener which retained chunks this member holds. This is the first message on the link.
 async fn tell(shared: &LinkState, shelf: Shelf) {
     shared.hear(shelf.wire());
     let told = shelf.told(shared.nature.max_message - HEAD_BYTES);
@@ -141,7 +149,7 @@ async fn tell(shared: &LinkState, shelf: Shelf) {
     let _ = shared.publish(&Kind::Holds, &told).await;
 }
 
-/// Reads what comes until the link has ended, then ends the carrier.
+/// Reads the carrier until the link has ended, then closes the carrier.
 async fn serve(shared: Arc<LinkState>) {
     let keeper = tokio::spawn(keep(shared.clone(), None));
     let carrier = shared.ends.carrier.clone();
@@ -158,7 +166,8 @@ async fn serve(shared: Arc<LinkState>) {
             Err(error) => shared.end(&words(&error)),
         }
     }
-    let _ = keeper.await; // it fails if the runtime ends, and then all does
+    // This fails only when the runtime shuts down.
+    let _ = keeper.await;
     let _ = tokio::time::timeout(LINGER, carrier.close()).await;
 }
 
@@ -170,7 +179,7 @@ fn take(shared: &LinkState, letter: &Letter) {
     }
 }
 
-/// Ends a carrier if no link comes of it.
+/// Closes a carrier if connecting fails or is cancelled.
 struct CloseOnDrop(Option<Arc<dyn Carrier>>);
 
 impl CloseOnDrop {

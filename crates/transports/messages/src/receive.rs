@@ -1,4 +1,5 @@
-//! Receiving on a link: what the carrier brings is sorted, and given to whoever receives.
+//! The receiving side of a link. `dispatch` sorts what the carrier brings into the receive queue; `receive`
+//! takes it from there.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +16,7 @@ use crate::{Letter, Mailbox};
 
 const RECEIVE: &str = "receive";
 
-/// Takes in a message of this link from the carrier. It never waits.
+/// Processes a message of this link. Never waits.
 pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Letter) {
     shared.hear(letter.wire);
     let Some(body) = letter.behind(head) else { return };
@@ -32,7 +33,8 @@ pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Let
         Kind::GroupChunk { number, previous, slots, header, .. } if member => {
             let mine = slots.contains(shared.ends.slot).then_some((header, body));
             if mine.is_some() {
-                lock(&shared.shelf).clear(); // another update: what was kept of the last one is not asked for
+                // A new update begins, so the retained chunks of the last one are not needed any more.
+                lock(&shared.shelf).clear();
             }
             shared.intake.group_chunk(lossy, (number, previous), mine)
         }
@@ -55,7 +57,8 @@ pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Let
             shared.intake.ledger(lossy, &ledger)
         }
         Kind::Bye => return shared.end(&format!("the other end has closed the link ({})", said(&body))),
-        Kind::Welcome { .. } if member => Verdict::Grant, // it has not heard of us yet
+        // The listener has not heard of this member yet: send a message.
+        Kind::Welcome { .. } if member => Verdict::Grant,
         _ => Verdict::Fine,
     };
     match verdict {
@@ -66,7 +69,7 @@ pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Let
     }
 }
 
-/// An update begins. Who may not send its chunks may not say so.
+/// Processes the announcement of an update. A peer that may not send chunks may not announce them either.
 fn begins(shared: &LinkState, header: &FrameHeader) -> Verdict {
     match shared.ends.standing.check(header.kind, header.length()) {
         Ok(()) => {
@@ -77,13 +80,16 @@ fn begins(shared: &LinkState, header: &FrameHeader) -> Verdict {
     }
 }
 
-/// What the other end says, made fit for a message to people.
+/// Makes text from the other end fit for an error message: short, and without control characters.
 pub(crate) fn said(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(300)]);
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// The next control message; chunks before it go to the sink.
+/// Returns the next control message. Until then, gives chunks to the sink.
+///
+/// + Errors
+/// The reason of the link's end, and a sink's target of the wrong length.
 pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes> {
     let mut inbox = shared.intake.inbox().await;
     loop {
@@ -121,11 +127,12 @@ pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes
             }
             Item::End => return Err(shared.fault(RECEIVE)),
         }
-        // A link that never runs dry leaves room for the others, message by message.
+        // A link that always has messages would keep the thread. Let other tasks run after each message.
         tokio::task::yield_now().await;
     }
 }
 
+/// Copies a chunk into its target and gives that to `sink`, with the outcome of the checksum.
 fn deliver(shared: &LinkState, header: &FrameHeader, payload: &[u8], sink: &dyn Sink) -> Result<()> {
     let length = payload.len() as u64;
     let mut copies = shared.nature.copies_in;
@@ -162,7 +169,7 @@ mod tests {
     use crate::switchboard::{Habits, Switchboard};
     use crate::{MemberId, Post, Side};
 
-    /// A listener's end of a link.
+    /// The listener's end of a link.
     async fn link(standing: Standing) -> Arc<LinkState> {
         let (board, member) = (Switchboard::new(Habits::default()), MemberId([0x81; 16]));
         let address = Address::parse("board://receive:0").unwrap();
@@ -182,7 +189,7 @@ mod tests {
         })
     }
 
-    /// The link's other end says that an update begins.
+    /// The other end announces an update.
     fn announce(shared: &LinkState) {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length: 9 };
         let bytes = encode(shared.ends.tag, &Kind::Begins { header: FrameHeader::chunk(chunk, 0) });

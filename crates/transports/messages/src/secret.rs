@@ -1,7 +1,7 @@
-//! A secret of two ends: X25519 (RFC 7748) between a hello and its answer.
+//! A shared secret of both ends: X25519 (RFC 7748), with the public keys in the hello and the welcome.
 //!
-//! Who stands between the ends, a broker say, and answers for both shares another secret with each. So the proof of a
-//! token that is tied to it fails.
+//! If somebody in the middle, such as a broker, answers for both ends, it shares a different secret with
+//! each. A token's proof is bound to the secret, so the proof then fails.
 
 use ring::agreement::{agree_ephemeral, EphemeralPrivateKey, UnparsedPublicKey, X25519};
 use ring::digest::{digest, SHA256};
@@ -10,15 +10,15 @@ use thalweg_transport::{Error, ErrorKind, Result};
 
 use crate::envelope::Tag;
 
-/// One end's half.
+/// One end's key pair.
 pub(crate) struct Half {
     private: Option<EphemeralPrivateKey>,
-    /// What the other end is told; zeros if there is to be no secret.
+    /// The public key that the other end receives; zeros without encryption.
     pub public: [u8; 32],
 }
 
 impl Half {
-    /// A new one, or none.
+    /// Creates a key pair, or none if no secret is `wanted`.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the system has no randomness.
@@ -34,10 +34,11 @@ impl Half {
         Ok(Self { private: Some(private), public })
     }
 
-    /// The secret with the other half, for one link; `member_first` are both public halves, the member's first.
+    /// Computes the secret of one link from the other end's public key. `member_first` has both public keys,
+    /// the member's first.
     ///
     /// # Errors
-    /// [`ErrorKind::Security`] if the other end has none, or a useless one.
+    /// [`ErrorKind::Security`] if the other end has sent no public key, or an invalid one.
     pub(crate) fn agree(
         self,
         theirs: &[u8; 32],

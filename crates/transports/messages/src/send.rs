@@ -1,4 +1,5 @@
-//! Sending on a link: chunks within what is granted, control messages between them.
+//! The sending side of a link. Chunks and control messages wait for credit, and a control message goes
+//! between chunks.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,10 +19,14 @@ type Publishing<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
 
 const CONTROL: &str = "send control";
 pub(crate) const UPDATE: &str = "send update";
-/// Most bytes of a control message in one message: a chunk's worth, so that it holds up others as little.
+/// Most bytes of a control message in one part. It is the size of a large chunk, so a part holds up other
+/// messages no longer than that.
 const PART: usize = 256 << 10;
 
-/// Sends one control message, in as many parts as it takes.
+/// Sends one control message, in several parts if it is long.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a message that is too long; the reason of the link's end.
 pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
@@ -60,7 +65,7 @@ async fn parts(shared: &LinkState, message: &Bytes) -> Result<()> {
     }
 }
 
-/// A message that was begun and not ended has broken its link: the other end waits for the rest.
+/// Ends the link if a control message is cancelled between its parts. The other end would wait for the rest.
 struct BreakOnDrop<'a>(Option<&'a LinkState>);
 
 impl Drop for BreakOnDrop<'_> {
@@ -71,7 +76,7 @@ impl Drop for BreakOnDrop<'_> {
     }
 }
 
-/// The chunk's size must be one that the carrier takes.
+/// Returns an error if a chunk is larger than the carrier can carry.
 pub(crate) fn check_chunks(shared: &LinkState, update: &Outgoing) -> Result<()> {
     let most = shared.ends.capabilities.max_chunk;
     match update.chunks().iter().find(|c| c.range().len() > most.into()) {
@@ -83,13 +88,14 @@ pub(crate) fn check_chunks(shared: &LinkState, update: &Outgoing) -> Result<()> 
     }
 }
 
-/// Sends the chunks of an update; done when the post has the last.
+/// Sends the chunks of an update. Returns once the carrier has the last one confirmed (see
+/// [`Carrier::flush`]).
 pub(crate) async fn update(shared: &LinkState, update: &Outgoing) -> Result<SendReport> {
     check_chunks(shared, update)?;
     shared.check(UPDATE)?;
     tokio::select! {
         biased;
-        // Nothing is lent to whatever is on its way: the carrier has its own copy.
+        // Cancelling ends no loan too early: the carrier has a copy of what is in flight.
         () = update.cancel().cancelled() => Err(SendReport::cancelled()),
         () = shared.ended() => Err(shared.closed(UPDATE)),
         report = chunks(shared, update) => report,
@@ -108,8 +114,9 @@ async fn chunks(shared: &LinkState, update: &Outgoing) -> Result<SendReport> {
     Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
 }
 
-/// Sends one chunk, behind its header alone if it is the first: a message comes whole, and long before it has, its first
-/// bytes are there. Dropped while it is published, it leaves a gap that the other end does not mind.
+/// Sends one chunk. If it is the `first` of an update, its header goes ahead alone: a message is delivered
+/// only when it is complete, but the receiver should know when the update begins. Cancelling while the chunk
+/// is published leaves a gap in the numbers, which the other end accepts.
 async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, first: bool) -> Result<u64> {
     let credit = shared.bulk.take(chunk_cost(chunk.range().len())).await;
     let mut numbers = shared.turn.lock().await;
@@ -141,7 +148,8 @@ async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, fir
     Ok(wire)
 }
 
-/// Publishes a chunk, in a copy that its senders share if the carrier keeps it. With it, the bytes copied.
+/// Publishes a chunk. If the carrier keeps a reference to the body, all sends of the chunk share one copy.
+/// Returns the number of bytes copied too.
 pub(crate) fn publish_chunk<'a>(
     carrier: &'a dyn Carrier,
     to: Mailbox,

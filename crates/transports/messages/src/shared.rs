@@ -1,4 +1,4 @@
-//! What both directions know of a link.
+//! The state of a link that its sending side, its receiving side and its supervising task share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,78 +13,82 @@ use crate::intake::Intake;
 use crate::shelf::{Kept, Shelf, Told};
 use crate::{Care, Carrier, Mailbox, Message, Nature, CONTROL_WINDOW};
 
-/// How far a link's end has come.
+/// How far a link has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum State {
     Open,
-    /// Nothing more can be sent; what came before can still be received.
+    /// Nothing more can be sent. What arrived before can still be received.
     Ended,
-    /// Nothing more is received either: closed at this end, or the peer broke the protocol.
+    /// Receiving fails too: this end has closed the link, or the peer broke the protocol.
     Refused,
 }
 
-/// Who is at this link's ends, and how they talk.
+/// The fixed properties of a link.
 pub(crate) struct Ends {
     pub carrier: Arc<dyn Carrier>,
-    /// Where the other end reads.
+    /// The other end's mailbox.
     pub to: Mailbox,
     pub tag: Tag,
-    /// The member's place in a group.
+    /// The member's bit in messages to the group.
     pub slot: u32,
     pub peer: Peer,
     pub capabilities: Capabilities,
-    /// Woken when a link of the listener's has been granted more, or has ended.
+    /// Shared by all links of a listener. Wakes the group send when a link gets credit or ends.
     pub moved: Arc<Notify>,
-    /// Bytes of chunks that this end grants, and that the other end does.
+    /// Cost of chunks that this end grants at first, and that the other end does.
     pub windows: (u64, u64),
-    /// The last number of the group: what was published for certain, at the listener; what came first, at a member.
+    /// Last number of a chunk to the group. At the listener: of the last confirmed one, shared by all links.
+    /// At a member: the number in the listener's welcome.
     pub group: Arc<AtomicU64>,
-    /// What the post keeps for who comes later, at the listener.
+    /// At the listener: the chunks that the broker retains for members that join later.
     pub kept: Arc<Mutex<Kept>>,
-    /// How much the other end may send.
+    /// Whether the other end has authenticated, and how much it may send before that.
     pub standing: Standing,
 }
 
-/// The numbers of what this end sends to the other's own mailbox. Held while a message is published.
+/// Numbers of the messages to the other end's own mailbox. The lock is held while a message is published.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
     pub control: u64,
-    /// The last chunk begun, and the last that was published for certain.
+    /// Number of the last chunk begun.
     pub bulk: u64,
+    /// Number of the last chunk whose publication was confirmed.
     pub certain: u64,
 }
 
+/// The state of a link.
 pub(crate) struct LinkState {
     pub ends: Ends,
     pub nature: Nature,
-    /// Fair: a control message waits for the message being published, not for an update.
+    /// Fair, so a control message waits only for the message being published and not for a whole update.
     pub turn: tokio::sync::Mutex<Numbers>,
-    /// One control message at a time, since it may have several parts.
+    /// Held while the parts of a control message are sent, so that messages do not mix.
     pub whole: tokio::sync::Mutex<()>,
     pub bulk: Credit,
     pub control: Credit,
-    /// Bytes of chunks that have gone to the other end, or may have.
+    /// Total cost of the chunks that went to the other end, or may have.
     pub position: AtomicU64,
     pub intake: Intake,
-    /// Something is to be said of how things stand.
+    /// Tells the supervising task to send this end's state.
     pub tell: Notify,
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
     heard: Mutex<Instant>,
-    /// Bytes that went to the group and not to this member, since it was last heard of.
+    /// Bytes published to the group but not for this member, since a message of it last arrived.
     pub passed: AtomicU64,
-    /// Of what the post has kept: what is here, at a member; what the member says is there, at the listener.
+    /// At a member: the retained chunks that it holds.
     pub shelf: Mutex<Shelf>,
+    /// At the listener: the retained chunks that the member has reported to hold.
     pub told: Mutex<Told>,
     state: watch::Sender<State>,
     why: OnceLock<Error>,
-    /// Whether the other end is known to know of the link.
+    /// Whether the other end is known to have heard of the link.
     ready: watch::Sender<bool>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is changed, so a poisoned one is whole.
+    // No code panics while it holds the lock, so a poisoned value is still consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -116,7 +120,7 @@ impl LinkState {
         })
     }
 
-    /// The other end has proved who it is.
+    /// The session has admitted the other end.
     pub(crate) fn admit(&self) {
         self.ends.standing.admit();
         self.intake.open();
@@ -126,7 +130,8 @@ impl LinkState {
     }
 
     fn advance(&self, to: State, why: Error) {
-        let _ = self.why.set(why); // the first reason counts
+        // Only the first reason is kept.
+        let _ = self.why.set(why);
         self.state.send_if_modified(|state| {
             let further = *state < to;
             *state = if further { to } else { *state };
@@ -140,32 +145,32 @@ impl LinkState {
         Error::new(kind, "link", format!("{}: {why}", self.ends.peer.address))
     }
 
-    /// Ends the link; wakes whoever sends. What came before can still be received.
+    /// Ends the link and wakes senders. What arrived before can still be received.
     pub(crate) fn end(&self, why: &str) {
         self.advance(State::Ended, self.because(ErrorKind::Closed, why));
     }
 
-    /// Ends the link, and takes nothing more from the other end.
+    /// Ends the link, and makes receiving fail too.
     pub(crate) fn refuse(&self, why: &str) {
         self.advance(State::Refused, self.because(ErrorKind::Closed, why));
     }
 
-    /// The other end does not keep to the protocol.
+    /// Ends the link because the other end broke the protocol.
     pub(crate) fn corrupt(&self, why: &str) {
         self.advance(State::Refused, self.because(ErrorKind::Corrupt, why));
     }
 
     async fn reached(&self, state: State) {
-        // It fails when the sender is gone, which lives as long as we do.
+        // This cannot fail: we hold the sender.
         let _ = self.state.subscribe().wait_for(|now| *now >= state).await;
     }
 
-    /// Waits until nothing more can be sent.
+    /// Waits until sending fails.
     pub(crate) async fn ended(&self) {
         self.reached(State::Ended).await;
     }
 
-    /// Waits until nothing more is received.
+    /// Waits until receiving fails.
     pub(crate) async fn refused(&self) {
         self.reached(State::Refused).await;
     }
@@ -174,24 +179,24 @@ impl LinkState {
         *self.state.borrow() >= State::Ended
     }
 
-    /// Why it ended, in words for the other end.
+    /// The reason of the end, for the goodbye to the other end.
     pub(crate) fn farewell(&self) -> String {
         self.why.get().map(ToString::to_string).unwrap_or_default()
     }
 
-    /// The error of a sender.
+    /// The error that a sender gets.
     pub(crate) fn closed(&self, operation: &'static str) -> Error {
         let why = self.why.get().map_or_else(|| "the link has ended".into(), words);
         Error::closed(operation, why)
     }
 
-    /// The error of a receiver, which says if the other end broke the protocol.
+    /// The error that a receiver gets. Its kind says whether the other end broke the protocol.
     pub(crate) fn fault(&self, operation: &'static str) -> Error {
         let kind = self.why.get().map_or(ErrorKind::Closed, Error::kind);
         Error::new(kind, operation, words(&self.closed("link")))
     }
 
-    /// Whether sending makes sense.
+    /// Returns an error if the link has ended.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         if self.has_ended() {
             Err(self.closed(operation))
@@ -200,7 +205,7 @@ impl LinkState {
         }
     }
 
-    /// The other end knows of the link. Whether that is news.
+    /// Notes that the other end has heard of the link. Returns whether that is new.
     pub(crate) fn make_ready(&self) -> bool {
         self.ready.send_if_modified(|ready| !std::mem::replace(ready, true))
     }
@@ -209,10 +214,10 @@ impl LinkState {
         *self.ready.borrow()
     }
 
-    /// Waits until the other end knows of the link.
+    /// Waits until the other end has heard of the link.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if it ends before, [`ErrorKind::Timeout`] too.
+    /// The reason of the link's end, if it ends before: [`ErrorKind::Closed`] or [`ErrorKind::Corrupt`].
     pub(crate) async fn until_ready(&self, operation: &'static str) -> Result<()> {
         let mut ready = self.ready.subscribe();
         tokio::select! {
@@ -222,28 +227,30 @@ impl LinkState {
         }
     }
 
-    /// Something came.
+    /// Notes that a message of `wire` bytes arrived.
     pub(crate) fn hear(&self, wire: u64) {
         self.received.fetch_add(wire, Ordering::Relaxed);
         *lock(&self.heard) = Instant::now();
         self.passed.store(0, Ordering::Relaxed);
     }
 
-    /// When something last came.
+    /// When the last message arrived.
     pub(crate) fn heard(&self) -> Instant {
         *lock(&self.heard)
     }
 
-    /// What has been sent before a message that is published now. The turn must be held.
+    /// What was sent before the message that is about to be published. The caller holds `turn`.
     pub(crate) fn before(&self, numbers: &Numbers) -> Before {
-        // The position first: what a group send adds meanwhile must not be missed at the other end.
+        // Read the position first. A group send may publish a chunk meanwhile, and the other end must not
+        // miss it.
         let position = self.position.load(Ordering::Acquire);
         let group =
             if self.ends.to == Mailbox::Listener { 0 } else { self.ends.group.load(Ordering::Acquire) };
         Before { bulk: numbers.certain, group, position }
     }
 
-    /// Publishes a message without a chunk's bytes to the other end's own mailbox. The turn must be held.
+    /// Publishes a message without a chunk's payload to the other end's own mailbox. The caller holds `turn`.
+    /// An error ends the link.
     pub(crate) async fn publish(&self, kind: &Kind, body: &[u8]) -> Result<u64> {
         let head = encode(self.ends.tag, kind);
         let care = match kind {
@@ -258,7 +265,7 @@ impl LinkState {
         Ok(wire)
     }
 
-    /// Says how things stand.
+    /// Publishes this end's state.
     pub(crate) async fn publish_ledger(&self) -> Result<u64> {
         let numbers = self.turn.lock().await;
         let (granted_bulk, granted_control) = self.intake.granted();
@@ -267,7 +274,7 @@ impl LinkState {
         self.publish(&Kind::Ledger(ledger), &[]).await
     }
 
-    /// What the other end says of how things stand.
+    /// Processes the grants in the other end's state.
     pub(crate) fn settle(&self, ledger: &Ledger) {
         self.bulk.grant(ledger.granted_bulk);
         self.control.grant(ledger.granted_control);
@@ -278,7 +285,8 @@ impl LinkState {
         let mut network = self.ends.carrier.network(self.ends.to);
         let to_broker = self.ends.capabilities.broker && self.ends.to != Mailbox::Listener;
         if to_broker && self.ends.slot > 0 {
-            // All links of a listener share its connection to the broker: the first tells of it.
+            // All links of a listener share its connection to the broker. Count retransmissions only once, on
+            // the link in slot 0.
             network.retransmissions = network.retransmissions.map(|_| 0);
         }
         Counters {
@@ -293,7 +301,7 @@ impl LinkState {
     }
 }
 
-/// An error without its operation, to be put after other words.
+/// The text of an error without its operation, to be part of another error.
 pub(crate) fn words(error: &Error) -> String {
     let text = error.to_string();
     text.split_once(": ").map_or(text.clone(), |(_, context)| context.into())

@@ -1,7 +1,7 @@
-//! Chunks to the group that a post has kept for members that come later, as MQTT's retained messages are.
+//! Chunks to the group that a broker retains for members that join later (MQTT's retained messages).
 //!
-//! A member that comes late gets them before anything else, and tells the listener which it holds. When the listener
-//! sends it a chunk that is one of these, it sends the number alone.
+//! A member that joins late receives these chunks first, and tells the listener which ones it holds. To send
+//! it one of them, the listener then sends only the number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -9,24 +9,25 @@ use std::ops::RangeInclusive;
 use bytes::Bytes;
 use thalweg_wire::FrameHeader;
 
-/// Bytes of payload that a member holds at most; of what comes beyond, the listener sends it the chunks.
+/// Most bytes of payload that a member holds. The listener sends it all other chunks in full.
 pub const SHELF_BYTES: u64 = 256 << 20;
-/// Stretches of numbers that a member tells at most.
+/// Most ranges of numbers that a member reports.
 const STRETCHES: usize = 4096;
-/// Bytes of a stretch: its first and its last number.
+/// Encoded bytes of a range: its first and its last number.
 const STRETCH: usize = 16;
 
-/// What a member holds, by the number that it had in the group.
+/// The retained chunks that a member holds, by their number in the group.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {
+    /// Number, then the listener's instance and the payload.
     chunks: BTreeMap<u64, (u64, Bytes)>,
     bytes: u64,
-    /// Bytes that all that came took on the wire.
+    /// Bytes on the wire of all retained chunks that arrived.
     wire: u64,
 }
 
 impl Shelf {
-    /// Counts bytes that came on the wire.
+    /// Counts bytes that arrived on the wire.
     pub(crate) fn hear(&mut self, wire: u64) {
         self.wire += wire;
     }
@@ -35,7 +36,7 @@ impl Shelf {
         self.wire
     }
 
-    /// Holds a chunk of a listener's `instance`, if there is room.
+    /// Holds a chunk from the listener's `instance`, unless there is no room or its length is wrong.
     pub(crate) fn put(&mut self, instance: u64, number: u64, header: &FrameHeader, payload: Bytes) {
         let length = payload.len() as u64;
         if payload.len() != header.length() || self.bytes + length > SHELF_BYTES {
@@ -46,14 +47,15 @@ impl Shelf {
         }
     }
 
-    /// What of it is of `instance`, and of the group's first `last` numbers: others have nothing to do with the link.
+    /// Keeps only chunks of this `instance`, up to the group's number `last`. Others do not belong to the
+    /// link.
     pub(crate) fn of(mut self, instance: u64, last: u64) -> Self {
         self.chunks.retain(|number, (of, _)| *of == instance && *number <= last);
         self.bytes = self.chunks.values().map(|(_, payload)| payload.len() as u64).sum();
         self
     }
 
-    /// The payload of a chunk, which is not held any more.
+    /// Removes a chunk and returns its payload.
     pub(crate) fn take(&mut self, number: u64) -> Option<Bytes> {
         let (_, payload) = self.chunks.remove(&number)?;
         self.bytes -= payload.len() as u64;
@@ -64,7 +66,7 @@ impl Shelf {
         *self = Self::default();
     }
 
-    /// The numbers, for the listener, in at most `most` bytes; empty if nothing is held.
+    /// Encodes the numbers of the chunks as ranges, in at most `most` bytes. Empty if no chunk is held.
     pub(crate) fn told(&self, most: usize) -> Vec<u8> {
         let mut stretches: Vec<(u64, u64)> = Vec::new();
         for &number in self.chunks.keys() {
@@ -81,12 +83,13 @@ impl Shelf {
     }
 }
 
-/// Which numbers a member has said that it holds.
+/// The numbers of the chunks that a member has reported to hold.
 #[derive(Debug, Default)]
 pub(crate) struct Told(Vec<RangeInclusive<u64>>);
 
 impl Told {
-    /// Reads what [`Shelf::told`] has written; whatever else it is, it is few bytes.
+    /// Decodes the output of [`Shelf::told`]. Other bytes give meaningless ranges, but never more than
+    /// [`STRETCHES`].
     pub(crate) fn read(body: &[u8]) -> Self {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         let stretches = body.chunks_exact(STRETCH).take(STRETCHES);
@@ -98,7 +101,8 @@ impl Told {
     }
 }
 
-/// What the post keeps, as the listener published it: by the chunk's first byte, its number and all that it says.
+/// At the listener: the chunks that the broker retains. Key: the chunk's offset; value: its number in the
+/// group and its header.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(HashMap<u64, (u64, FrameHeader)>);
 
@@ -107,7 +111,7 @@ impl Kept {
         self.0.insert(header.chunk.offset, (number, header));
     }
 
-    /// The number of a chunk that says the same, its checksum too.
+    /// The number of the retained chunk with exactly this header, checksum included.
     pub(crate) fn number(&self, header: &FrameHeader) -> Option<u64> {
         self.0.get(&header.chunk.offset).filter(|(_, kept)| kept == header).map(|(number, _)| *number)
     }

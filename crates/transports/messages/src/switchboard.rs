@@ -1,7 +1,9 @@
-//! A carrier within a process, for tests: with a group or without, and with bad luck by seed.
+//! A carrier within one process, for tests. It may have a group, lose messages, and repeat them, reproducibly
+//! by a seed.
 //!
-//! Each carrier has a bounded outbox, and a task that carries from it to the mailboxes, as a connection to a broker
-//! would. Mailboxes have no bound but remember the most they have held, which is what a test of windows asks.
+//! Each carrier has a bounded outbox. A task moves messages from there to the mailboxes, like a connection to
+//! a broker. Mailboxes are unbounded, but remember the most bytes that they have held, so tests can check
+//! windows.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,27 +17,27 @@ use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
 use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
 
-/// Messages that an outbox holds before its publisher waits.
+/// Messages in an outbox before its publisher has to wait.
 const OUTBOX: usize = 16;
-/// What a message takes on this wire beside its own bytes.
+/// Bytes of a message on this wire beyond its own.
 const FRAMING: u64 = 2;
 
 /// How a switchboard behaves.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
-    /// What its carriers say of themselves.
+    /// The properties of its carriers.
     pub nature: Nature,
-    /// Of a million messages of chunks, and of hints, how many vanish.
+    /// How many of a million chunks and hints get lost.
     pub loss: u32,
-    /// Of a million other messages, how many vanish.
+    /// How many of a million other messages get lost.
     pub control_loss: u32,
-    /// Of a million messages, how many come twice.
+    /// How many of a million messages arrive twice.
     pub duplication: u32,
-    /// What decides which.
+    /// Seed of the random choices.
     pub seed: u64,
-    /// Whether the end of a member is told.
+    /// Whether the listener learns of a member's end.
     pub tells_end: bool,
-    /// Whether it keeps what is to be kept.
+    /// Whether it retains messages.
     pub keeps: bool,
 }
 
@@ -53,10 +55,12 @@ impl Default for Habits {
     }
 }
 
-/// The exchange that all carriers are plugged into; clones are the same one. Addresses are `board://NAME:PORT`.
+/// What all carriers connect to. Clones are the same switchboard. Addresses have the form
+/// `board://NAME:PORT`.
 #[derive(Clone)]
 pub struct Switchboard(Arc<Board>);
 
+/// The state that all carriers of a switchboard share.
 struct Board {
     habits: Habits,
     offices: Mutex<HashMap<Address, Office>>,
@@ -64,7 +68,7 @@ struct Board {
     group_publishes: AtomicU64,
 }
 
-/// All that goes on at one address.
+/// The parties at one address.
 #[derive(Default)]
 struct Office {
     listener: Option<Inbox>,
@@ -73,35 +77,38 @@ struct Office {
     dice: u64,
 }
 
-/// Why a carrier has ended, once it has.
+/// The reason why a carrier has ended; `None` while it runs.
 type End = Arc<watch::Sender<Option<String>>>;
 
-/// Where a carrier is written to.
+/// The mailbox of a carrier, as its senders see it.
 #[derive(Clone)]
 struct Inbox {
     put: mpsc::UnboundedSender<Event>,
+    /// Bytes in the mailbox.
     held: Arc<AtomicU64>,
-    /// Microseconds that each message takes to be read.
+    /// Microseconds to read one message.
     pause: Arc<AtomicU64>,
     end: End,
 }
 
+/// What a carrier asks its task to do.
 enum Order {
     Carry(Mailbox, Bytes, Care),
-    /// Carries it to the group, and keeps it.
+    /// Publish to the group, and retain the message at this place.
     Keep(u64, Bytes),
     Flush(oneshot::Sender<()>),
 }
 
 impl Switchboard {
-    /// A new one.
+    /// Creates a switchboard.
     pub fn new(habits: Habits) -> Self {
         let zero = AtomicU64::default;
         let board = Board { habits, offices: Mutex::default(), peak: zero(), group_publishes: zero() };
         Self(Arc::new(board))
     }
 
-    /// Ends carriers as a broker's restart does: those of `mailbox`, or all if it is the group.
+    /// Ends the carrier of `mailbox`, as a broken connection does; for the group, ends all carriers, as a
+    /// broker's restart does.
     pub fn cut(&self, mailbox: Mailbox, why: &str) {
         for office in self.0.offices().values_mut() {
             let members = office.members.iter().map(|(id, inbox)| (Mailbox::Member(*id), inbox.clone()));
@@ -116,26 +123,26 @@ impl Switchboard {
         }
     }
 
-    /// Gives a member a slow link: each of its messages takes `pause` to be read, by tokio's clock.
+    /// Slows down a member's link: reading each message takes `pause`, on tokio's clock.
     pub fn slow(&self, member: MemberId, pause: Duration) {
         for inbox in self.0.offices().values().filter_map(|office| office.members.get(&member)) {
             inbox.pause.store(pause.as_micros() as u64, Ordering::Relaxed);
         }
     }
 
-    /// The members that are plugged in.
+    /// The connected members.
     pub fn members(&self) -> Vec<MemberId> {
         self.0.offices().values().flat_map(|office| office.members.keys().copied()).collect()
     }
 
-    /// Puts something into a mailbox that nobody of the protocol has said.
+    /// Puts a message into a mailbox that no party has sent.
     pub fn forge(&self, to: Mailbox, bytes: Bytes) {
         for office in self.0.offices().values() {
             office.readers(to).for_each(|inbox| self.0.put(inbox, &bytes, None));
         }
     }
 
-    /// Bytes in the mailboxes that `of` leads to.
+    /// Bytes in the mailboxes that messages to `of` reach.
     pub fn held(&self, of: Mailbox) -> u64 {
         let held =
             |office: &Office| office.readers(of).map(|inbox| inbox.held.load(Ordering::Relaxed)).sum::<u64>();
@@ -147,12 +154,12 @@ impl Switchboard {
         self.0.peak.load(Ordering::Relaxed)
     }
 
-    /// Messages that are kept for members that come later.
+    /// Number of retained messages.
     pub fn kept(&self) -> usize {
         self.0.offices().values().map(|office| office.kept.len()).sum()
     }
 
-    /// Messages published to groups.
+    /// Number of messages published to groups.
     pub fn group_publishes(&self) -> u64 {
         self.0.group_publishes.load(Ordering::Relaxed)
     }
@@ -175,7 +182,7 @@ impl Office {
         }
     }
 
-    /// Whether something happens that does `rate` times in a million (splitmix64; Steele et al., OOPSLA 2014).
+    /// Draws an event that happens `rate` times in a million (splitmix64; Steele et al., OOPSLA 2014).
     fn happens(&mut self, rate: u32) -> bool {
         self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.dice;
@@ -195,7 +202,8 @@ impl Board {
         let held = inbox.held.fetch_add(length, Ordering::Relaxed) + length;
         self.peak.fetch_max(held, Ordering::Relaxed);
         let letter = Letter { bytes: bytes.clone(), body: None, from, wire: length + FRAMING, receipt: None };
-        let _ = inbox.put.send(Event::Letter(letter)); // it fails if the reader has gone
+        // An error means that the reader has gone.
+        let _ = inbox.put.send(Event::Letter(letter));
     }
 
     fn carry(&self, address: &Address, from: Option<MemberId>, to: Mailbox, bytes: &Bytes, care: Care) {
@@ -228,7 +236,7 @@ impl Board {
             Side::Listener => (Mailbox::Listener, Vec::new()),
             Side::Member(id) => (Mailbox::Member(id), office.listener.iter().cloned().collect()),
         };
-        // After a cut somebody else may have the place.
+        // After a cut, another carrier may have taken the place.
         let there = office.readers(whose).any(|inbox| Arc::ptr_eq(&inbox.end, mine));
         if !there {
             return;
@@ -336,12 +344,12 @@ struct Plug {
 impl Plug {
     async fn ended(&self, operation: &'static str) -> Error {
         let mut end = self.end.subscribe();
-        // It fails if the sender has gone, which we hold.
+        // This cannot fail: we hold the sender.
         let why = end.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
         Error::closed(operation, why.unwrap_or_default())
     }
 
-    /// The next event, at the link's pace. Dropped while it waits, it has taken nothing.
+    /// Waits for the next event, at the link's pace. Dropping the future loses nothing.
     async fn read(&self, inbox: &mut mpsc::UnboundedReceiver<Event>) -> Option<Event> {
         let pause = Duration::from_micros(self.pause.load(Ordering::Relaxed));
         if !pause.is_zero() {
@@ -417,7 +425,7 @@ impl Carrier for Plug {
             end.get_or_insert_with(|| "the carrier was closed here".into());
             first
         });
-        // The task that carries goes on with what was ordered, then leaves.
+        // The task still does what is in the outbox, and then leaves.
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }

@@ -1,4 +1,5 @@
-//! The transport contract over the carrier within a process: with a group, without, and with bad luck.
+//! Runs the transport contract's tests over the switchboard: with a group, without one, with loss and with
+//! duplicates.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ mod no_group {
     thalweg_conformance::guests!(crate::factory(|habits| habits.nature.group = false));
 }
 
-/// Each message may come twice, and nobody is told of a member's end.
+/// Messages may arrive twice, and the listener does not learn of a member's end.
 mod duplicates {
     thalweg_conformance::suite!(crate::factory(|habits| {
         habits.duplication = 300_000;
@@ -34,7 +35,7 @@ mod duplicates {
     }));
 }
 
-/// Chunks may be lost, as in MQTT with QoS 0.
+/// Chunks may get lost, as in MQTT with QoS 0.
 mod lossy {
     thalweg_conformance::suite!(crate::factory(|habits| {
         habits.loss = 50_000;
@@ -46,7 +47,7 @@ mod lossy {
     }));
 }
 
-/// Small messages and a small window: control messages have many parts.
+/// Small messages and a small window, so control messages have many parts.
 mod small {
     thalweg_conformance::suite!(crate::factory(|habits| {
         habits.nature = thalweg_messages::Nature { max_message: 20_000, window: 100_000, ..habits.nature };
@@ -56,7 +57,7 @@ mod small {
     }));
 }
 
-/// A post that keeps what goes to the group.
+/// The broker retains messages to the group.
 mod keeps {
     thalweg_conformance::suite!(crate::factory(|habits| habits.keeps = true));
     thalweg_conformance::guests!(crate::factory(|habits| habits.keeps = true));

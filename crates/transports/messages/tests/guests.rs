@@ -1,4 +1,4 @@
-//! Members that have not proved who they are: few, and each may have little under way, whatever they say.
+//! Unauthenticated members: their number is limited, and each may have little in flight.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl World {
         Self { board, transport, listener, lobby }
     }
 
-    /// The next link; those that were turned away before are none.
+    /// Returns the next link. An error is one of a member that was evicted.
     async fn accept(&self) -> Arc<dyn Link> {
         loop {
             if let Ok(link) = self.listener.accept().await.unwrap().await {
@@ -54,7 +54,7 @@ impl World {
         tokio::join!(connect, self.accept())
     }
 
-    /// The head of a hello from nobody who is there.
+    /// Sends a hello in the name of a member that does not exist.
     fn forge_hello(&self, number: u64) {
         let member = u128::from(number) << 8 | 1;
         let head =
@@ -62,7 +62,7 @@ impl World {
         self.board.forge(Mailbox::Listener, Bytes::from(head.concat()));
     }
 
-    /// Waits until the listener has read what is in its mailbox.
+    /// Waits until the listener has read its mailbox.
     async fn read(&self) {
         while self.board.held(Mailbox::Listener) > 0 {
             tokio::task::yield_now().await;
@@ -79,8 +79,8 @@ async fn end_of(link: &Arc<dyn Link>) -> Error {
     }
 }
 
-/// Whoever can write to the listener's mailbox may say hello as often as he likes: of those that say no more there are as
-/// many as the lobby has room for, and a client gets in beside them.
+/// Anybody who can write to the listener's mailbox may send any number of hellos. Members that send nothing
+/// more fill the admission queue and no more, so a client still gets in.
 #[tokio::test]
 async fn of_those_that_only_say_hello_there_are_few_and_a_client_gets_in() {
     let world = World::new().await;
@@ -103,7 +103,7 @@ async fn of_those_that_only_say_hello_there_are_few_and_a_client_gets_in() {
     assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "still here");
 }
 
-/// Nobody receives on these links, and all they hold is what a guest may have under way.
+/// Nobody receives on these links. They hold only what an unauthenticated member may have in flight.
 #[tokio::test]
 async fn a_guest_has_little_under_way() {
     let world = World::new().await;
@@ -111,7 +111,8 @@ async fn a_guest_has_little_under_way() {
         let (client, server) = world.link().await;
         let sent = async { while client.send_control(vec![7; length].into()).await.is_ok() {} };
         let received = async {
-            sent.await; // until the link has ended
+            // Sends until the link has ended.
+            sent.await;
             end_of(&server).await
         };
         assert_eq!(received.await.kind(), ErrorKind::Corrupt);
@@ -121,10 +122,11 @@ async fn a_guest_has_little_under_way() {
     let sent = client.send_update(&outgoing(&source, update_id(1), 64 << 10)).await;
     let error = end_of(&server).await;
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-    drop(sent); // it may have gone out before the link's end was told
+    // The update may have gone out before the end of the link was known.
+    drop(sent);
 }
 
-/// Small messages are no way around it.
+/// Many small messages do not get around the limit.
 #[tokio::test]
 async fn many_small_messages_are_as_much_as_a_large_one() {
     let world = World::new().await;
@@ -153,7 +155,7 @@ async fn who_is_admitted_sends_what_it_likes() {
     assert_eq!(world.lobby.count(), 0);
 }
 
-/// By a clock that is not the machine's.
+/// Uses tokio's paused clock.
 #[tokio::test(start_paused = true)]
 async fn who_does_not_prove_himself_in_time_has_to_go() {
     let world = World::new().await;
@@ -169,7 +171,7 @@ async fn who_does_not_prove_himself_in_time_has_to_go() {
     assert_eq!(admitted.receive(&Recorder::new(0)).await.unwrap(), "still here");
 }
 
-/// A group send goes on as before: members that nobody has let in do not count.
+/// Unauthenticated members do not count when the listener decides on a group send.
 #[tokio::test]
 async fn guests_do_not_decide_how_updates_are_sent() {
     let world = World::new().await;

@@ -1,4 +1,4 @@
-//! The carrier within a process does what it says.
+//! Tests of the switchboard itself.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;

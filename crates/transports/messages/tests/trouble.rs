@@ -1,4 +1,4 @@
-//! What goes wrong on the way: loss, repetition, cuts, forgeries, members that stall.
+//! Failures on the way: loss, duplicates, broken connections, forged messages, members that stall.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -29,13 +29,13 @@ impl World {
         Self { board, transport, listener }
     }
 
-    /// Both ends of one more link: the member's, the listener's.
+    /// Opens a link and returns both ends: the member's and the listener's.
     async fn link(&self) -> (Arc<dyn Link>, Arc<dyn Link>) {
         let address = self.listener.address();
         let options = Options::default();
         let accept = async {
             loop {
-                // What failed before, as an attempt to open a carrier again, is not a link.
+                // An error reports an earlier failure, such as an attempt to reopen the carrier.
                 if let Ok(link) = self.listener.accept().await.unwrap().await {
                     return link;
                 }
@@ -63,7 +63,7 @@ async fn end_of(link: &Arc<dyn Link>) -> Error {
     }
 }
 
-/// Of a carrier that says it loses nothing, a lost chunk breaks the link and is named.
+/// With a carrier that is not lossy, a lost chunk breaks the link, and the error says so.
 #[tokio::test]
 async fn a_lost_chunk_breaks_the_link() {
     let world = World::new(|habits| habits.loss = 200_000).await;
@@ -71,7 +71,7 @@ async fn a_lost_chunk_breaks_the_link() {
     let source = pattern(1 << 20, 1);
     let sending = server.clone();
     let send = tokio::spawn(async move {
-        // It may end before the loss is noticed, or because of it.
+        // Sending may finish before the loss is noticed, or fail because of it.
         let _ = sending.send_update(&outgoing(&source, update_id(1), CHUNK)).await;
         let _ = sending.send_control(Bytes::from_static(b"that was all")).await;
     });
@@ -81,7 +81,7 @@ async fn a_lost_chunk_breaks_the_link() {
     assert!(end_of(&server).await.to_string().contains("lost on the way"), "the other end is told why");
 }
 
-/// The last chunk is missed by the message behind it.
+/// The next message shows that the last chunk was lost.
 #[tokio::test]
 async fn a_lost_last_chunk_is_noticed_by_the_next_message() {
     let world = World::new(|habits| habits.loss = 1_000_000).await;
@@ -93,7 +93,7 @@ async fn a_lost_last_chunk_is_noticed_by_the_next_message() {
     assert!(error.to_string().contains("1 chunks were lost"), "{error}");
 }
 
-/// The same for what goes to the group.
+/// The same for a chunk to the group.
 #[tokio::test]
 async fn a_lost_chunk_to_the_group_is_noticed() {
     let world = World::new(|habits| habits.loss = 1_000_000).await;
@@ -113,7 +113,7 @@ async fn a_lost_chunk_to_the_group_is_noticed() {
     }
 }
 
-/// A carrier that may lose: a chunk is a hole, its credit comes back, and a control message breaks the link.
+/// With a lossy carrier, a lost chunk is a hole, and its credit is returned.
 #[tokio::test]
 async fn where_chunks_may_be_lost_they_are_holes() {
     let world = World::new(|habits| {
@@ -122,7 +122,7 @@ async fn where_chunks_may_be_lost_they_are_holes() {
     })
     .await;
     let (member, server) = world.link().await;
-    // Much more than the window, so that lost credit would block the sender for good.
+    // Much more than the window: if credit got lost, the sender would block for ever.
     let source = pattern(24 << 20, 1);
     let recorder = Arc::new(Recorder::new(source.len()));
     let mut pump = Pump::start(&member, &recorder);
@@ -155,7 +155,7 @@ async fn a_lost_control_message_breaks_the_link_everywhere() {
     }
 }
 
-/// A broker that restarts: all links end with the reason, and the listener has another carrier.
+/// If the broker restarts, all links end with the reason, and the listener opens another carrier.
 #[tokio::test]
 async fn after_a_cut_links_end_and_the_listener_lives_on() {
     let world = World::new(|_| {}).await;
@@ -173,7 +173,7 @@ async fn after_a_cut_links_end_and_the_listener_lives_on() {
     assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "again");
 }
 
-/// A member whose connection breaks ends alone.
+/// If a member's connection breaks, only its link ends.
 #[tokio::test]
 async fn a_member_that_is_cut_off_ends_alone() {
     let world = World::new(|_| {}).await;
@@ -182,20 +182,22 @@ async fn a_member_that_is_cut_off_ends_alone() {
     let (two, other_server) = world.link().await;
     world.board.cut(Mailbox::Member(first[0]), "its cable is out");
     assert!(end_of(&one).await.to_string().contains("its cable is out"));
-    drop(one); // nobody tells of a cut: its goodbye cannot be said either
+    // The listener is not told of a cut, and the member cannot say goodbye either.
+    drop(one);
     its_server.close().await;
     two.send_control(Bytes::from_static(b"still here")).await.unwrap();
     assert_eq!(other_server.receive(&Recorder::new(0)).await.unwrap(), "still here");
 }
 
-/// A listener that was started anew does not know the links of the one before, and says so.
+/// A restarted listener does not know the earlier links and says so.
 #[tokio::test]
 async fn a_restarted_listener_is_noticed() {
     let world = World::new(|_| {}).await;
     let (member, _server) = world.link().await;
     world.board.cut(Mailbox::Listener, "the server restarts");
-    let (_other, _its_server) = world.link().await; // there is a listener again
-                                                    // The first member's own carrier goes on; what it says is answered.
+    // Now there is a listener again.
+    let (_other, _its_server) = world.link().await;
+    // The first member's carrier still works, so the new listener answers its messages.
     let saying = member.clone();
     let say =
         tokio::spawn(
@@ -206,7 +208,7 @@ async fn a_restarted_listener_is_noticed() {
     say.await.unwrap();
 }
 
-/// No mailbox holds more than was granted, though the readers take nothing.
+/// No mailbox holds more than was granted, even if nobody receives.
 #[tokio::test]
 async fn queues_are_bounded_by_windows() {
     let world = World::new(|_| {}).await;
@@ -222,7 +224,8 @@ async fn queues_are_bounded_by_windows() {
         }));
         links.push((member, server));
     }
-    // Each has sent all that it may once another message of it has come through behind it.
+    // When a member's later message has arrived, the listener has received everything that the member could
+    // send before it.
     for (member, server) in &links {
         let source = pattern(16 << 20, 9);
         let update = outgoing(&source, update_id(2), 1_000);
@@ -245,7 +248,8 @@ async fn queues_are_bounded_by_windows() {
     }
 }
 
-/// A chunk to three members is published once; one that stalls leaves, and the others go on together.
+/// A chunk to three members is published once. A member that stalls leaves the group, and the others continue
+/// together.
 #[tokio::test]
 async fn a_group_is_sent_to_once_and_who_stalls_goes_alone() {
     let world = World::new(|_| {}).await;
@@ -264,7 +268,7 @@ async fn a_group_is_sent_to_once_and_who_stalls_goes_alone() {
     let done = |index: usize, sent: thalweg_transport::Result<_>| {
         sent.unwrap();
         if index > 0 {
-            // Once another is done, the one that stalled begins to receive.
+            // The stalled member starts to receive once another one is done.
             started.lock().unwrap().get_or_insert_with(|| Pump::start(late, &recorders[0]));
         }
     };
@@ -276,7 +280,8 @@ async fn a_group_is_sent_to_once_and_who_stalls_goes_alone() {
     }
 }
 
-/// A post that keeps the model: a member that comes late has it already, and is sent numbers alone.
+/// The broker retains the model. A member that joins later holds it already, so the listener sends it only
+/// numbers.
 #[tokio::test]
 async fn who_comes_late_holds_what_the_post_has_kept() {
     let world = World::new(|habits| habits.keeps = true).await;
@@ -288,7 +293,7 @@ async fn who_comes_late_holds_what_the_post_has_kept() {
     let sent = std::sync::Mutex::new(Vec::new());
     let done =
         |_, outcome: thalweg_transport::Result<SendReport>| sent.lock().unwrap().push(outcome.unwrap());
-    // To one alone it goes as to a group, so that it is kept.
+    // Even for a single member the update goes to the group, so that the broker retains it.
     world.listener.send_group(&[its_server], &update, &done).await;
     assert_eq!((world.board.group_publishes(), world.board.kept()), (1 + 128, 128));
     for _ in 0..2 {
@@ -304,7 +309,7 @@ async fn who_comes_late_holds_what_the_post_has_kept() {
     assert!(sent[0].wire > 8 << 20 && sent[1..].iter().all(|late| late.wire < 128 * 256), "{sent:?}");
     assert!(sent.iter().all(|report| (report.payload, report.chunks) == (8 << 20, 128)), "{sent:?}");
     assert_eq!(world.board.group_publishes(), 1 + 128);
-    // Another round's model is no chunk of this one.
+    // The model of another round has other chunks.
     let (late, its_server) = world.link().await;
     let recorder = Arc::new(Recorder::new(source.len()));
     let _pump = Pump::start(&late, &recorder);
@@ -320,8 +325,9 @@ async fn who_comes_late_holds_what_the_post_has_kept() {
     }
 }
 
-/// Sends 24 MiB to members whose links take so many microseconds for 64 KiB. What the server published of chunks, how
-/// often to the group, and when each member had it all, by a clock that is not the machine's.
+/// Sends 24 MiB to members whose links take this many microseconds for each 64 KiB. Returns the bytes that
+/// the server sent, the number of publications to the group, and when each member had everything, on tokio's
+/// paused clock.
 async fn paced<const N: usize>(pauses: [u64; N]) -> (u64, u64, [Duration; N]) {
     let world = World::new(|_| {}).await;
     let mut pairs = Vec::new();
@@ -350,17 +356,17 @@ async fn paced<const N: usize>(pauses: [u64; N]) -> (u64, u64, [Duration; N]) {
     (sent, world.board.group_publishes(), ended.into_inner().unwrap())
 }
 
-/// Members that are slower than others by some percent keep the send together: nearly all goes out once. Pauses are whole
-/// milliseconds, which is what tokio's timers know.
+/// Members whose pace differs by a few percent stay in the group, so nearly everything is sent once. Pauses
+/// are whole milliseconds, the resolution of tokio's timers.
 #[tokio::test(start_paused = true)]
 async fn members_of_nearly_one_pace_stay_together() {
     let (sent, published, _) = paced([10_000, 11_000, 12_000, 11_000]).await;
     assert_eq!(published, 1 + 384);
-    // The slowest may go alone when little is left.
+    // The slowest member may leave when little is left.
     assert!(sent < 32 << 20, "{sent} bytes for 24 MiB");
 }
 
-/// One that is ten times slower leaves, so that the others have theirs when it has a fraction.
+/// A member that is ten times slower leaves, so the others do not wait for it.
 #[tokio::test(start_paused = true)]
 async fn who_is_much_slower_leaves_and_holds_up_nobody_for_long() {
     let (sent, published, ended) = paced([1000, 1000, 10_000]).await;
@@ -372,7 +378,7 @@ async fn who_is_much_slower_leaves_and_holds_up_nobody_for_long() {
     );
 }
 
-/// Nonsense in the mailboxes is dropped; what breaks a link's own rules ends that link alone.
+/// Invalid messages in the mailboxes are dropped. A message that breaks a link's rules ends only that link.
 #[tokio::test]
 async fn forged_messages_harm_nobody() {
     let world = World::new(|_| {}).await;
@@ -384,7 +390,7 @@ async fn forged_messages_harm_nobody() {
         }
     }
     for kind in 0..=13_u8 {
-        // The head of a message of some other link, with too little behind it, and with too much.
+        // The head of a message of another link, with too few bytes behind it and with too many.
         let mut head = [b"tm".as_slice(), &[1, kind], &7_u64.to_le_bytes(), &[0x81; 16]].concat();
         for extra in [0, 200] {
             head.resize(head.len() + extra, 0xee);
