@@ -1,4 +1,4 @@
-//! Builds libzmq from the source that comes with `zeromq-src`, with CURVE by libsodium.
+//! Builds libzmq from the source in `zeromq-src`, with libsodium for CURVE.
 #![allow(clippy::unwrap_used)] // a panic is how a build script fails
 
 use std::env;
@@ -6,7 +6,8 @@ use std::env;
 fn main() {
     let place = |what: &str| env::var(format!("DEP_SODIUM_{what}")).unwrap();
     if env::var("CARGO_CFG_TARGET_OS").unwrap() == "linux" {
-        // As libzmq's own configure finds: its sockets then wake each other by eventfd, not through pairs of sockets.
+        // libzmq's own configure script sets this: sockets then wake each other with an eventfd instead of a
+        // socket pair.
         let given = env::var("CXXFLAGS").unwrap_or_default();
         env::set_var("CXXFLAGS", format!("{given} -DZMQ_HAVE_EVENTFD=1 -DZMQ_HAVE_EVENTFD_CLOEXEC=1"));
     }

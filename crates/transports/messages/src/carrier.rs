@@ -8,7 +8,7 @@
 //! |---|---|---|---|
 //! | [`Mailbox::Listener`] | the ROUTER | a topic | a queue, by the default exchange |
 //! | [`Mailbox::Member`] | an identity | a topic each | a queue each, by the default exchange |
-//! | [`Mailbox::Group`] | a PUB's topic; none with ROUTER | a topic all subscribe | a fan-out exchange bound to all queues |
+//! | [`Mailbox::Group`] | a PUB's topic; none with ROUTER | a topic for all | a fan-out exchange |
 //! | [`Nature::lossy`] | no | QoS 0 | no |
 //! | [`Carrier::flush`] | nothing to ask | PUBACK, PUBCOMP | publisher confirms |
 //! | [`Letter::receipt`] | none | PUBACK, PUBREC | the acknowledgement, within the prefetch |

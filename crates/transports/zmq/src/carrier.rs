@@ -1,4 +1,5 @@
-//! The carrier: a ROUTER and its DEALERs; two pairs of PUB and SUB, of PUSH and PULL, or of REQ and REP.
+//! The carrier over libzmq. It uses a ROUTER with DEALERs, two PUB/SUB pairs, two PUSH/PULL pairs, or two
+//! REQ/REP pairs.
 //!
 //! | | the listener | a member |
 //! |---|---|---|
@@ -9,11 +10,11 @@
 //! | `reqrep` | REP, bound to a second port: reads `id, message` | REQ: writes `id, message` |
 //! | both | a line to each member, in [`crate::lines`]: writes `message` | PULL or REQ: reads `message` |
 //!
-//! A message is one part, head and body; a chunk is two.
+//! A message has one part with head and body; a chunk has a part for each.
 //!
-//! With PUB and SUB nobody waits for slow joiners. The listener's PUB is an XPUB, which reads who subscribes, and answers
-//! the subscription to `m id` with the second port. The member's is one too, and waits until the listener's SUB has
-//! subscribed to it.
+//! With PUB and SUB, no message gets lost because a subscriber joins late. The listener's PUB is an XPUB,
+//! which receives subscriptions; it answers a subscription to `m id` with the second port. The member's PUB
+//! is an XPUB too: the member waits until the listener's SUB has subscribed to it.
 
 use std::io;
 use std::slice;
@@ -43,7 +44,7 @@ pub(crate) fn topic(member: MemberId) -> Vec<u8> {
     [b"m", &member.0[..]].concat()
 }
 
-/// What a message takes on the wire: frames' flags and lengths (ZMTP's RFC 37), and CURVE's part.
+/// Bytes of the parts on the wire: with flags and lengths of frames (ZMTP 3.1, RFC 37) and CURVE's overhead.
 fn wire(overhead: u64, parts: &[MessagePart]) -> u64 {
     let frame = |part: &MessagePart| {
         let length = part.bytes().len() as u64 + overhead;
@@ -52,38 +53,42 @@ fn wire(overhead: u64, parts: &[MessagePart]) -> u64 {
     parts.iter().map(frame).sum()
 }
 
+/// A carrier of a listener or a member.
 pub(crate) struct ZmqCarrier {
     pub(crate) sockets: Sockets,
-    /// With REQ, whether a member has asked for what it is told next.
+    /// `reqrep`, at a member: whether it has sent the request that the listener's next message answers. At a
+    /// listener it stays false.
     asked: AtomicBool,
     peers: Mutex<Peers>,
     pub(crate) visitors: Visitors,
     end: watch::Sender<Option<String>>,
 }
 
-/// What a carrier is made of.
+/// The sockets and settings of a carrier.
 pub(crate) struct Sockets {
     pub pattern: Pattern,
     pub address: Address,
     pub congestion: Option<String>,
-    /// `None` for the listener.
+    /// `None` at the listener.
     pub member: Option<MemberId>,
-    /// Bytes that encryption adds to a frame; 0 in the clear.
+    /// Bytes that encryption adds to a frame; 0 without encryption.
     pub overhead: u64,
-    /// What is read, and written if it is another; the listener's reception, where there are lines.
+    /// The socket that is read.
     pub input: Watched,
+    /// The socket that is written, if it is another one. At a listener with lines, the reception.
     pub output: Option<Watched>,
-    /// A member's line to the listener, and the listener's to members, where there are any.
+    /// At a member, with `pushpull` and `reqrep`: its line to the listener.
     pub line: Option<PartySocket>,
+    /// At a listener, with `pushpull` and `reqrep`: its lines to members.
     pub lines: Option<Arc<PartySockets>>,
     /// The listener's second port.
     pub port: u16,
-    /// A member's connection that it writes to.
+    /// A member's connection for its own messages.
     pub descriptor: i32,
 }
 
 impl ZmqCarrier {
-    /// Of these sockets; a listener's connections are guests in the lobby.
+    /// A carrier of these sockets. With an admission queue, the connections of a listener take places in it.
     pub(crate) fn new(sockets: Sockets, lobby: Option<Lobby>) -> Self {
         Self {
             sockets,
@@ -108,6 +113,7 @@ impl ZmqCarrier {
         self.closed(operation)
     }
 
+    /// Ends the carrier; only the first reason is kept.
     pub(crate) fn finish(&self, why: &str) {
         self.end.send_if_modified(|end| {
             let first = end.is_none();
@@ -116,7 +122,7 @@ impl ZmqCarrier {
         });
     }
 
-    /// What a message takes on the wire; REQ and REP have an empty part before it.
+    /// Bytes of a message on the wire. With REQ and REP, an empty part precedes it.
     fn wire(&self, parts: &[MessagePart]) -> u64 {
         let delimiter = if self.sockets.pattern == Pattern::ReqRep { 2 + self.sockets.overhead } else { 0 };
         wire(self.sockets.overhead, parts) + delimiter
@@ -126,7 +132,7 @@ impl ZmqCarrier {
         self.sockets.output.as_ref().map_or(&self.sockets.input.socket, |output| &output.socket)
     }
 
-    /// The first part of a message, where there is one.
+    /// The part before the message that names the sender or the reader, if the pattern has one.
     fn envelope(&self, to: Mailbox) -> Option<Vec<u8>> {
         match (self.sockets.pattern, to) {
             (Pattern::Router, Mailbox::Member(member)) => Some(member.0.to_vec()),
@@ -142,7 +148,7 @@ impl ZmqCarrier {
         self.sockets.output.iter().chain(self.sockets.line.iter().map(|line| &line.watched))
     }
 
-    /// A message that is there.
+    /// Reads the next message, if there is one. First answers members that want to join.
     fn take(&self) -> io::Result<Option<Event>> {
         self.reception()?;
         self.subscriptions()?;
@@ -153,17 +159,18 @@ impl ZmqCarrier {
             let (Some(head), body) = (parts.next(), parts.next()) else { continue };
             let mut from = None;
             if let (None, Some(id)) = (self.sockets.member, &envelope) {
-                // A stranger: our members have ids of 16 bytes.
+                // A foreign peer: ids of our members have 16 bytes.
                 let Ok(id) = id.bytes().try_into().map(MemberId) else { continue };
                 if !self.peers().knows(id, &head) {
-                    self.watch()?; // of connections before this message's
+                    // First process events of connections that precede this message.
+                    self.watch()?;
                     self.peers().heard(id, &head);
                     head.source()
                         .iter()
                         .for_each(|descriptor| self.visitors.heard(Place::Input, *descriptor));
                     self.sockets.lines.iter().for_each(|lines| lines.heard(id));
                 }
-                // With the other patterns it is only what the sender says of itself.
+                // With the other patterns, the sender itself claims this id.
                 from = (self.sockets.pattern == Pattern::Router).then_some(id);
             }
             let (bytes, body) = (Bytes::from_owner(head), body.map(Bytes::from_owner));
@@ -172,12 +179,14 @@ impl ZmqCarrier {
         Ok(None)
     }
 
-    /// What is there to read. A REQ asks for it first, and a REP answers with nothing.
+    /// Reads the parts of a message, if there is one. In lock-step, a member's REQ first sends its request,
+    /// and a listener's REP answers with an empty message.
     fn read(&self) -> io::Result<Option<Vec<MessagePart>>> {
         let (socket, lockstep) = (&self.sockets.input.socket, self.sockets.pattern == Pattern::ReqRep);
         if lockstep && self.sockets.member.is_some() && !self.asked.load(Ordering::Relaxed) {
             if !socket.send(&mut [MessagePart::copy_of(&[])?])? {
-                return Ok(None); // its connection has ended
+                // The connection has ended.
+                return Ok(None);
             }
             self.asked.store(true, Ordering::Relaxed);
         }
@@ -191,17 +200,17 @@ impl ZmqCarrier {
         Ok(found)
     }
 
-    /// Whether what is read begins with whom it is from, or for.
+    /// Whether messages begin with a part that names the sender or the topic.
     fn has_envelope(&self) -> bool {
         self.sockets.member.is_none() || self.sockets.pattern == Pattern::PubSub
     }
 
-    /// Sends a message, and says what it takes on the wire.
+    /// Sends a message. Returns its bytes on the wire.
     async fn send(&self, to: Mailbox, mut parts: Vec<MessagePart>) -> Result<u64> {
         let mut sent = self.wire(&parts);
         if let Some(envelope) = self.envelope(to) {
             let envelope = MessagePart::copy_of(&[&envelope]).map_err(|e| self.fail(PUBLISH, &e))?;
-            // A ROUTER's is for itself, and does not go out.
+            // A ROUTER removes this part and does not send it.
             if self.sockets.pattern != Pattern::Router {
                 sent += wire(self.sockets.overhead, slice::from_ref(&envelope));
             }
@@ -219,7 +228,7 @@ impl ZmqCarrier {
         };
         match outcome {
             Ok(()) => Ok(copies * sent),
-            // Nobody is there, as ROUTER_MANDATORY and closed lines tell. The end is told by `next`.
+            // The reader is gone: ROUTER_MANDATORY or a closed line says so. `next` reports its end.
             Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(copies * sent),
             Err(error) => Err(self.fail(PUBLISH, &error)),
         }
@@ -234,7 +243,8 @@ impl ZmqCarrier {
                 line.send(parts).await.map_err(|_| nobody())
             }
             _ if self.writer().send(&mut parts)? => Ok(()),
-            _ => std::future::pending().await, // its connection has ended, which the monitor tells
+            // The connection has ended; the monitor reports that.
+            _ => std::future::pending().await,
         }
     }
 }
@@ -276,7 +286,8 @@ impl Carrier for ZmqCarrier {
         let operation = "receive";
         let mut end = self.end.subscribe();
         loop {
-            // What came before a connection's end is told before the end, unless there is no end to it.
+            // Return messages that arrived before the end of a connection first. But after many messages in a
+            // row, look at connections in any case.
             let overdue = self.peers().row >= IN_A_ROW;
             if !overdue {
                 if let Some(letter) = self.take().map_err(|e| self.fail(operation, &e))? {
@@ -342,7 +353,8 @@ impl Carrier for ZmqCarrier {
         };
         reading.into_iter().for_each(|descriptor| self.visitors.admit(Place::Input, descriptor));
         if let Some(lines) = &self.sockets.lines {
-            lines.admit(member); // before its connection, which may be told of only now
+            // Do this first: the monitor may report the line's connection only later.
+            lines.admit(member);
             self.visitors.admit_line(member);
         } else if self.sockets.output.is_some() {
             writing.iter().for_each(|descriptor| self.visitors.admit(Place::Output, *descriptor));
@@ -376,7 +388,7 @@ async fn either(output: Option<&Watched>) {
     }
 }
 
-/// What comes on a line is for whoever sends on it; here it is about its connection.
+/// Waits for events of a line's connection. The line's messages are for `PartySocket::send`.
 async fn ended(line: Option<&PartySocket>) {
     match line {
         None => std::future::pending().await,

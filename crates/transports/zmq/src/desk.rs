@@ -1,4 +1,5 @@
-//! What a carrier does beside messages: it sees what happens to connections, and lets members in.
+//! What a carrier does besides messages: it follows the events of connections, and tells new members the
+//! ports that they need.
 
 use std::io;
 
@@ -15,13 +16,13 @@ use crate::peers::IN_A_ROW;
 use crate::visitors::Place;
 
 impl ZmqCarrier {
-    /// Takes note of what has happened to connections.
+    /// Processes the events of connections.
     pub(crate) fn watch(&self) -> io::Result<()> {
         self.watch_one(&self.sockets.input, Place::Input)?;
         self.outputs().try_for_each(|output| self.watch_one(output, Place::Output))
     }
 
-    /// The same of the lines to members.
+    /// Processes the events of the lines' connections.
     pub(crate) fn watch_lines(&self) -> io::Result<()> {
         let Some(lines) = &self.sockets.lines else { return Ok(()) };
         for (member, line) in lines.all() {
@@ -30,7 +31,8 @@ impl ZmqCarrier {
                     Happened::Connected(descriptor) => {
                         self.choose_congestion(descriptor);
                         self.visitors.came(Place::Line(member), descriptor, line.watched.port);
-                        // What a member says comes over another connection, and may be read before this is told.
+                        // The member sends over another connection, so it may have been admitted before this
+                        // event.
                         if lines.is_admitted(member) {
                             self.visitors.admit_line(member);
                         }
@@ -73,7 +75,7 @@ impl ZmqCarrier {
                 }
                 Happened::Ended(descriptor) => {
                     self.visitors.ended(place, descriptor);
-                    // Members hang up at the reception.
+                    // Ignore this at the reception: members disconnect from it once they know their ports.
                     if place == Place::Input || self.sockets.lines.is_none() {
                         self.peers().ended(descriptor, place == Place::Input);
                     }
@@ -85,7 +87,7 @@ impl ZmqCarrier {
         Ok(())
     }
 
-    /// Somebody's handshake failed.
+    /// Reports a failed ZMTP handshake.
     fn refuse(&self, keys: bool) {
         let (kind, what) = if keys || (self.sockets.overhead > 0) {
             (ErrorKind::Security, "somebody did not have the key for CURVE that is expected")
@@ -99,13 +101,14 @@ impl ZmqCarrier {
         }
     }
 
-    /// Tells those who ask at the reception their ports; with nothing to tell, nothing.
+    /// Answers members at the reception with their ports. The answer is empty if there is no room.
     pub(crate) fn reception(&self) -> io::Result<()> {
         let (Some(lines), Some(reception)) = (&self.sockets.lines, &self.sockets.output) else {
             return Ok(());
         };
         while let Some(parts) = reception.socket.try_receive()? {
-            self.watch_one(reception, Place::Output)?; // what happened before it was said
+            // First process events that precede this request.
+            self.watch_one(reception, Place::Output)?;
             let asked = parts.first().and_then(|part| Some((part.bytes().try_into().ok()?, part.source()?)));
             let ports = asked.and_then(|(id, descriptor)| {
                 self.visitors.heard(Place::Output, descriptor);
@@ -117,14 +120,15 @@ impl ZmqCarrier {
         Ok(())
     }
 
-    /// Answers those who have subscribed to their own topic with the second port.
+    /// Answers each subscription to a member's own topic with the second port.
     pub(crate) fn subscriptions(&self) -> io::Result<()> {
         let (None, None, Some(output)) = (self.sockets.member, &self.sockets.lines, &self.sockets.output)
         else {
             return Ok(());
         };
         while let Some(parts) = output.socket.try_receive()? {
-            // What happened before it was said: else the end of a connection that had this descriptor would count for this.
+            // First process events that precede this subscription. A connection with the same descriptor may
+            // have ended before; its end must not count for this one.
             self.watch_one(output, Place::Output)?;
             let Some(part) = parts.first() else { continue };
             let Some((&SUBSCRIBED, topic)) = part.bytes().split_first() else { continue };

@@ -1,4 +1,5 @@
-//! The part of libzmq's C interface that is used here, and the only unsafe code: contexts, sockets, messages.
+//! The part of libzmq's C interface that this crate uses: contexts, sockets, messages, keys. All unsafe code
+//! is here and in `kernel.rs`.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
@@ -7,21 +8,22 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use libsodium_sys as _; // links it
+use libsodium_sys as _; // only to link it
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 
-/// Threads that libzmq has for all its connections, at most.
+/// Most I/O threads of libzmq in this process.
 const IO_THREADS: usize = 4;
-/// Sockets that a process may have: three for each link.
+/// Most sockets of this process. A watched socket takes three: itself, and a pair for its monitor.
 const MAX_SOCKETS: c_int = 16_384;
-/// Bytes of a block that malloc is shown once. As much freed memory, twice, its arenas then keep for themselves.
+/// Size of the block that `raise_bounds_of_malloc` allocates and frees, in bytes. glibc then keeps twice as
+/// much freed memory.
 const LARGE_BLOCK: usize = 8 << 20;
 
 mod raw {
     use super::{c_char, c_int, c_void};
 
-    /// `zmq_msg_t`: 64 bytes, aligned as a pointer.
+    /// `zmq_msg_t` has 64 bytes and the alignment of a pointer.
     #[repr(C, align(8))]
     pub(super) struct Msg(pub [u8; 64]);
 
@@ -70,7 +72,7 @@ mod raw {
     }
 }
 
-/// Kinds of sockets, by their numbers in `zmq.h`.
+/// Socket types, with their numbers in `zmq.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pair = 0,
@@ -84,7 +86,7 @@ pub(crate) enum Kind {
     Xpub = 9,
 }
 
-/// Options of sockets, by their numbers in `zmq.h`.
+/// Socket options, with their numbers in `zmq.h`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Opt {
     RoutingId = 5,
@@ -110,8 +112,9 @@ pub(crate) enum Opt {
     HeartbeatTimeout = 77,
 }
 
-/// Bits of [`Opt::Events`].
+/// A bit of [`Opt::Events`]: there is a message to receive.
 pub(crate) const POLL_IN: c_int = 1;
+/// A bit of [`Opt::Events`]: a message can be sent.
 pub(crate) const POLL_OUT: c_int = 2;
 const DONT_WAIT: c_int = 1;
 const SEND_MORE: c_int = 2;
@@ -119,19 +122,20 @@ const SOURCE_FD: c_int = 2;
 
 struct Context(NonNull<c_void>);
 
-// SAFETY: libzmq's contexts may be used by any number of threads at once (zmq_ctx_new(3)).
+// SAFETY: any number of threads may use a libzmq context at once (zmq_ctx_new(3)).
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: the same.
 unsafe impl Sync for Context {}
 
-/// The error of the last call on this thread.
+/// The error of the last libzmq call on this thread.
 fn last_error() -> io::Error {
-    // SAFETY: no conditions.
+    // SAFETY: the call has no preconditions.
     let code = unsafe { raw::zmq_errno() };
     if code < 156_384_712 {
-        return io::Error::from_raw_os_error(code); // the system's own numbers
+        // The code is one of the system's.
+        return io::Error::from_raw_os_error(code);
     }
-    // SAFETY: it gives a text that lives as long as the process, for any number.
+    // SAFETY: for any number, libzmq returns a text that lives as long as the process.
     let text = unsafe { CStr::from_ptr(raw::zmq_strerror(code)) };
     io::Error::other(text.to_string_lossy().into_owned())
 }
@@ -144,23 +148,25 @@ fn checked(returned: c_int) -> io::Result<()> {
     }
 }
 
-/// Has glibc's malloc keep what messages leave behind. By itself it gives freed memory back to the system whenever there
-/// are 128 KiB of it, so that each message gets new pages, which takes longer than to fill them. The bounds rise with
-/// the largest block that was freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
+/// Makes glibc's malloc keep the memory of freed messages. By default it returns freed memory to the system
+/// whenever there are 128 KiB of it. Each message would then get new pages, and the kernel takes longer to
+/// provide them than we take to fill them. Freeing a large block raises this threshold, up to 32 MiB
+/// (mallopt(3), M_MMAP_THRESHOLD).
 fn raise_bounds_of_malloc() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE_BLOCK)));
 }
 
-/// The process's context. It lives as long as the process, so that what was sent before a close goes out.
+/// The context of this process. It is never freed, so messages still go out after their socket was closed.
 fn context() -> io::Result<&'static Context> {
     static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
     let made = CONTEXT.get_or_init(|| {
-        // SAFETY: no conditions; null is checked.
+        // SAFETY: the call has no preconditions; null is checked.
         let context = NonNull::new(unsafe { raw::zmq_ctx_new() })?;
         raise_bounds_of_malloc();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(IO_THREADS);
         for (option, value) in [(1, threads as c_int), (2, MAX_SOCKETS)] {
-            // SAFETY: the context lives, and both options take a number. Failing, libzmq keeps its defaults.
+            // SAFETY: the context lives, and both options take a number. If a call fails, libzmq keeps its
+            // default.
             unsafe { raw::zmq_ctx_set(context.as_ptr(), option, value) };
         }
         Some(Context(context))
@@ -168,10 +174,11 @@ fn context() -> io::Result<&'static Context> {
     made.as_ref().ok_or_else(|| io::Error::other("libzmq gives no context"))
 }
 
-/// A socket; closed when dropped, which never waits.
+/// A socket. Dropping it closes it, without waiting.
 pub(crate) struct RawSocket(NonNull<c_void>);
 
-// SAFETY: a socket may move between threads with a full fence (zmq_socket(3)); whoever shares it locks it.
+// SAFETY: a socket may move to another thread with a full fence (zmq_socket(3)). Who shares a socket puts it
+// into a mutex.
 unsafe impl Send for RawSocket {}
 
 impl RawSocket {
@@ -182,7 +189,7 @@ impl RawSocket {
     }
 
     pub(crate) fn set_bytes(&mut self, option: Opt, value: &[u8]) -> io::Result<()> {
-        // SAFETY: the socket lives; `value` is as long as said, and is copied.
+        // SAFETY: the socket lives. The length is that of `value`, and libzmq copies the value.
         checked(unsafe {
             raw::zmq_setsockopt(self.0.as_ptr(), option as c_int, value.as_ptr().cast(), value.len())
         })
@@ -198,14 +205,15 @@ impl RawSocket {
 
     pub(crate) fn get(&mut self, option: Opt) -> io::Result<i32> {
         let (mut value, mut length) = (0_i32, size_of::<i32>());
-        // SAFETY: the socket lives; the value is an int for the options asked for, and its length is said.
+        // SAFETY: the socket lives. The options that callers ask for have an int value, and its length is
+        // right.
         checked(unsafe {
             raw::zmq_getsockopt(self.0.as_ptr(), option as c_int, (&raw mut value).cast(), &raw mut length)
         })?;
         Ok(value)
     }
 
-    /// The endpoint bound last, as libzmq writes it.
+    /// The last endpoint bound, as libzmq writes it.
     pub(crate) fn last_endpoint(&mut self) -> io::Result<String> {
         let mut text = [0_u8; 256];
         let mut length = text.len();
@@ -224,27 +232,28 @@ impl RawSocket {
 
     pub(crate) fn bind(&mut self, endpoint: &str) -> io::Result<()> {
         let endpoint = CString::new(endpoint)?;
-        // SAFETY: the socket lives; the text is copied.
+        // SAFETY: the socket lives; libzmq copies the text.
         checked(unsafe { raw::zmq_bind(self.0.as_ptr(), endpoint.as_ptr()) })
     }
 
     pub(crate) fn connect(&mut self, endpoint: &str) -> io::Result<()> {
         let endpoint = CString::new(endpoint)?;
-        // SAFETY: the socket lives; the text is copied.
+        // SAFETY: the socket lives; libzmq copies the text.
         checked(unsafe { raw::zmq_connect(self.0.as_ptr(), endpoint.as_ptr()) })
     }
 
-    /// Makes what happens to its connections readable at `endpoint`.
+    /// Makes events of the socket's connections readable at `endpoint`.
     pub(crate) fn monitor(&mut self, endpoint: &str, events: i32) -> io::Result<()> {
         let endpoint = CString::new(endpoint)?;
-        // SAFETY: the socket lives; the text is copied.
+        // SAFETY: the socket lives; libzmq copies the text.
         checked(unsafe { raw::zmq_socket_monitor(self.0.as_ptr(), endpoint.as_ptr(), events) })
     }
 
-    /// Sends a part without waiting; taken on success only.
+    /// Sends a part without waiting. On success, libzmq has taken its content.
     pub(crate) fn send(&mut self, part: &mut MessagePart, more: bool) -> io::Result<()> {
         let flags = if more { DONT_WAIT | SEND_MORE } else { DONT_WAIT };
-        // SAFETY: socket and message live. On success libzmq has taken the content and left an empty message.
+        // SAFETY: socket and message live. On success, libzmq has taken the content and left an empty
+        // message.
         checked(unsafe { raw::zmq_msg_send(&raw mut *part.0, self.0.as_ptr(), flags) })
     }
 
@@ -259,8 +268,8 @@ impl RawSocket {
 
 impl Drop for RawSocket {
     fn drop(&mut self) {
-        // SAFETY: it is closed here and nowhere else. Nothing is told of its end: libzmq would wait for whoever
-        // reads it, who may have gone.
+        // SAFETY: nothing else closes the socket. The monitor is switched off first: otherwise libzmq would
+        // wait for a reader of its events, which may be gone.
         unsafe {
             raw::zmq_socket_monitor(self.0.as_ptr(), std::ptr::null(), 0);
             raw::zmq_close(self.0.as_ptr());
@@ -268,7 +277,7 @@ impl Drop for RawSocket {
     }
 }
 
-/// The descriptor that libzmq gives for waiting. It is libzmq's: not closed here.
+/// A socket's descriptor, for waiting. libzmq owns it, so dropping this does not close it.
 pub(crate) struct Bell(c_int);
 
 impl AsRawFd for Bell {
@@ -277,42 +286,43 @@ impl AsRawFd for Bell {
     }
 }
 
-/// Watches the descriptor of a socket, which must be open as long as that is watched.
+/// Registers a socket's descriptor with tokio. The caller drops the registration before the socket.
 pub(crate) fn watch(socket: &mut RawSocket) -> io::Result<AsyncFd<Bell>> {
     let bell = Bell(socket.get(Opt::Descriptor)?);
-    // SAFETY: the descriptor is open, since the socket is; whoever watches ends that before the socket is closed, as
-    // is said above.
+    // SAFETY: the descriptor is open because the socket is. The caller drops the registration before the
+    // socket is closed.
     unsafe { AsyncFd::register_with_interest(bell, Interest::READABLE) }.map_err(io::Error::from)
 }
 
-/// A part of a message. It lies where it is, since libzmq may keep what is in it.
+/// A part of a message. It is boxed, since libzmq may point into it and it must not move.
 pub(crate) struct MessagePart(Box<raw::Msg>);
 
-// SAFETY: a message belongs to one thread at a time; its content is shared by counting, atomically.
+// SAFETY: one thread at a time uses a message. libzmq counts references to shared content atomically.
 unsafe impl Send for MessagePart {}
-// SAFETY: all that is done through a shared reference is to read.
+// SAFETY: shared references only read.
 unsafe impl Sync for MessagePart {}
 
 impl MessagePart {
     fn empty() -> Self {
         let mut part = Self(Box::new(raw::Msg([0; 64])));
-        // SAFETY: room for a message, which this initialises; it cannot fail (zmq_msg_init(3)).
+        // SAFETY: the memory is large enough for a message. The call initialises it and cannot fail
+        // (zmq_msg_init(3)).
         unsafe { raw::zmq_msg_init(&raw mut *part.0) };
         part
     }
 
-    /// A copy of `pieces`, one behind the other.
+    /// Copies `pieces` into one part, one after the other.
     pub(crate) fn copy_of(pieces: &[&[u8]]) -> io::Result<Self> {
         let length = pieces.iter().map(|piece| piece.len()).sum();
         let mut msg = Box::new(raw::Msg([0; 64]));
-        // SAFETY: room for a message, which this initialises unless it fails.
+        // SAFETY: the memory is large enough for a message. The call initialises it unless it fails.
         checked(unsafe { raw::zmq_msg_init_size(&raw mut *msg, length) })?;
         let part = Self(msg);
         // SAFETY: the message lives.
         let mut place: *mut u8 = unsafe { raw::zmq_msg_data(&raw const *part.0) }.cast();
         for piece in pieces {
-            // SAFETY: the message has room for all pieces and belongs to nobody else yet. It has not been
-            // initialised, hence no reference to it is made.
+            // SAFETY: the message has room for all pieces, and nothing else uses it yet. Its content is
+            // uninitialised, so no reference to it is made.
             unsafe {
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), place, piece.len());
                 place = place.add(piece.len());
@@ -321,18 +331,20 @@ impl MessagePart {
         Ok(part)
     }
 
-    /// Bytes that others hold too. libzmq holds them as long as it needs them, and copies nothing.
+    /// A part that refers to shared bytes. libzmq keeps a reference as long as it needs the bytes, and copies
+    /// nothing.
     pub(crate) fn shared(bytes: Arc<Vec<u8>>) -> io::Result<Self> {
-        /// Lets go of what `shared` has given out.
+        /// Drops the reference that `shared` gave to libzmq.
         extern "C" fn let_go(_: *mut c_void, hint: *mut c_void) {
-            // SAFETY: `hint` is what `Arc::into_raw` gave below, and libzmq calls this once for it.
+            // SAFETY: `hint` came from `Arc::into_raw` below, and libzmq calls this once for it.
             drop(unsafe { Arc::from_raw(hint.cast_const().cast::<Vec<u8>>()) });
         }
         let mut msg = Box::new(raw::Msg([0; 64]));
         let (data, length) = (bytes.as_ptr().cast_mut().cast(), bytes.len());
         let hint = Arc::into_raw(bytes).cast_mut().cast();
-        // SAFETY: room for a message, which this initialises unless it fails. The bytes stay where they are and as they
-        // are until `let_go`: an `Arc` of them is held, and nobody writes to a message's content here or in libzmq.
+        // SAFETY: the memory is large enough for a message, and the call initialises it unless it fails. The
+        // message holds an `Arc`, so the bytes neither move nor change until `let_go`. Neither we nor libzmq
+        // write to a message's content.
         let done = checked(unsafe { raw::zmq_msg_init_data(&raw mut *msg, data, length, let_go, hint) });
         if let Err(error) = done {
             let_go(data, hint);
@@ -348,7 +360,7 @@ impl MessagePart {
         if length == 0 {
             return &[];
         }
-        // SAFETY: libzmq says where the content is and how long; nobody writes to it while it is borrowed.
+        // SAFETY: libzmq returned the content's address and length. Nobody writes to it while it is borrowed.
         unsafe { std::slice::from_raw_parts(data.cast_const().cast(), length) }
     }
 
@@ -358,18 +370,18 @@ impl MessagePart {
         unsafe { raw::zmq_msg_more(&raw const *self.0) != 0 }
     }
 
-    /// Descriptor of the connection it came over, as far as libzmq tells.
+    /// The descriptor of the connection that brought the message, if libzmq knows it.
     pub(crate) fn source(&self) -> Option<i32> {
         // SAFETY: the message lives.
         let found = unsafe { raw::zmq_msg_get(&raw const *self.0, SOURCE_FD) };
         (found >= 0).then_some(found)
     }
 
-    /// Address of the peer it came from.
+    /// The address of the peer that sent the message.
     pub(crate) fn peer_address(&self) -> Option<String> {
-        // SAFETY: the message lives; so does the text, as long as the message.
+        // SAFETY: the message lives, and the text lives as long as the message.
         let text = unsafe { raw::zmq_msg_gets(&raw const *self.0, c"Peer-Address".as_ptr()) };
-        // SAFETY: a text that ends with a zero byte, or null, which is checked.
+        // SAFETY: the pointer is null, which is checked, or a text with a zero byte at its end.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
 }
@@ -382,34 +394,35 @@ impl AsRef<[u8]> for MessagePart {
 
 impl Drop for MessagePart {
     fn drop(&mut self) {
-        // SAFETY: it was initialised, and is closed here and nowhere else.
+        // SAFETY: the message is initialised, and nothing else closes it.
         unsafe { raw::zmq_msg_close(&raw mut *self.0) };
     }
 }
 
-/// A key of CURVE in Z85, with a zero byte at its end.
+/// A CURVE key in Z85, with a zero byte at its end.
 pub(crate) type Key = [u8; 41];
 
-/// A key's 32 bytes as libzmq writes them.
+/// Encodes the 32 bytes of a key in Z85 (ZeroMQ RFC 32).
 pub(crate) fn z85(bytes: &[u8; 32]) -> Key {
     let mut text = [0; 41];
-    // SAFETY: five digits for each four of the 32 bytes, and a zero byte, fit into 41 (zmq_z85_encode(3)).
+    // SAFETY: 32 bytes give 40 digits, which fit into 41 bytes with a zero byte (zmq_z85_encode(3)).
     unsafe { raw::zmq_z85_encode(text.as_mut_ptr().cast(), bytes.as_ptr(), bytes.len()) };
     text
 }
 
-/// A new pair of keys: public, secret.
+/// Creates a key pair: the public key, then the secret key.
 pub(crate) fn key_pair() -> io::Result<(Key, Key)> {
     let (mut public, mut secret) = ([0; 41], [0; 41]);
-    // SAFETY: room for 41 bytes each, as zmq_curve_keypair(3) wants.
+    // SAFETY: both buffers have 41 bytes, as zmq_curve_keypair(3) requires.
     checked(unsafe { raw::zmq_curve_keypair(public.as_mut_ptr().cast(), secret.as_mut_ptr().cast()) })?;
     Ok((public, secret))
 }
 
-/// The public key to a secret one.
+/// Computes the public key of a secret key.
 pub(crate) fn public_key(secret: &Key) -> io::Result<Key> {
     let mut public = [0; 41];
-    // SAFETY: room for 41 bytes; the secret has 40 digits and a zero byte, as zmq_curve_public(3) wants.
+    // SAFETY: the buffer has 41 bytes. The secret has 40 digits and a zero byte, as zmq_curve_public(3)
+    // requires.
     checked(unsafe { raw::zmq_curve_public(public.as_mut_ptr().cast(), secret.as_ptr().cast()) })?;
     Ok(public)
 }

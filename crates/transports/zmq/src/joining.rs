@@ -1,4 +1,5 @@
-//! How a member joins, where a connection to one address is not enough: it waits for the listener's words, not for time.
+//! How a member joins if it needs more than one connection. It waits for answers of the listener, and never
+//! for a fixed time.
 
 use std::io;
 use std::time::Duration;
@@ -8,14 +9,14 @@ use thalweg_messages::MemberId;
 use crate::ffi::MessagePart;
 use crate::socket::Socket;
 
-/// How long until a member asks again at a reception that has no room.
+/// Pause before a member asks again at a reception that has no room.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Begins what an XPUB reads when somebody subscribes.
+/// First byte of a subscription that an XPUB receives.
 pub(crate) const SUBSCRIBED: u8 = 1;
-/// Begins the message that tells a member of the second port.
+/// Begins the message that tells a member its ports.
 pub(crate) const PORT: &[u8] = b"thalweg zmq port ";
 
-/// Waits, as a member, until the listener has told of its second port.
+/// At a member: waits until the listener has sent its second port.
 pub(crate) async fn second_port(socket: &Socket) -> io::Result<u16> {
     loop {
         while let Some(parts) = socket.try_receive()? {
@@ -29,7 +30,7 @@ pub(crate) async fn second_port(socket: &Socket) -> io::Result<u16> {
     }
 }
 
-/// Waits, as a member, until the listener has subscribed to what it publishes.
+/// At a member: waits until the listener has subscribed to it.
 pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
     loop {
         while let Some(parts) = socket.try_receive()? {
@@ -41,8 +42,8 @@ pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
     }
 }
 
-/// Asks the reception, as a member: the port where to say something, and the one where to be told something. It says
-/// nothing while it has no room, as long as others are still leaving: it is asked again.
+/// At a member: asks the reception for two ports, one to send to and one to receive from. If the answer is
+/// empty, the admission queue has no room yet, so the member asks again.
 pub(crate) async fn ports(reception: &Socket, member: MemberId) -> io::Result<(u16, u16)> {
     loop {
         reception.send(&mut [MessagePart::copy_of(&[&member.0])?])?;
@@ -63,7 +64,7 @@ async fn answer(reception: &Socket) -> io::Result<Vec<u8>> {
     }
 }
 
-/// What the reception answers.
+/// The reception's answer.
 pub(crate) fn ports_text((up, down): (u16, u16)) -> Vec<u8> {
     [PORT, format!("{up} {down}").as_bytes()].concat()
 }

@@ -1,8 +1,9 @@
-//! What the kernel says of libzmq's connections, by their descriptors.
+//! Asks the kernel about libzmq's connections, and ends them, by their descriptors.
 //!
-//! libzmq tells the descriptors of its connections to whoever watches a socket, and closes them by itself. So a descriptor
-//! may be another's by the time that it is told: of any socket of this process. Who acts on a connection knows it by its
-//! two [`Ends`], which no other connection has at the same time. Without them there are figures only, once another's.
+//! libzmq's monitor reports the descriptors of its connections, but libzmq closes them when it likes. When we
+//! read the report, a descriptor may belong to any other socket of this process. So before we act on a
+//! connection, we check its two [`Ends`]: no other connection has the same two at the same time. Functions
+//! without this check only read statistics, which may rarely be those of another connection.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -10,13 +11,14 @@ use std::time::Duration;
 
 use thalweg_messages::Network;
 
+/// The kernel's measurements of a connection.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(crate) fn network(descriptor: c_int) -> Network {
-    // SAFETY: `tcp_info` is integers only, for which all zero bits are a value.
+    // SAFETY: `tcp_info` has only integers, so all zero bits are valid.
     let mut found: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the kernel checks the descriptor; it writes at most `length` bytes, the size of the struct.
+    // SAFETY: the kernel checks the descriptor. It writes at most `length` bytes, the size of the struct.
     let failed = unsafe {
         libc::getsockopt(
             descriptor,
@@ -28,7 +30,7 @@ pub(crate) fn network(descriptor: c_int) -> Network {
     };
     let mut name = [0_u8; 32];
     let mut named = name.len() as libc::socklen_t;
-    // SAFETY: as above; the name has at most 16 bytes.
+    // SAFETY: the same; a name has at most 16 bytes.
     let nameless = unsafe {
         libc::getsockopt(
             descriptor,
@@ -52,12 +54,12 @@ pub(crate) fn network(_: c_int) -> Network {
     Network::default()
 }
 
-/// Chooses the congestion control of a connection; that it exists has been checked.
+/// Sets the congestion control of a connection. The caller has checked that the system has it.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(crate) fn set_congestion(descriptor: c_int, name: &str) {
-    // SAFETY: the kernel checks the descriptor, and reads `name.len()` bytes of a text that lives. It fails for a
-    // connection that has ended already, which needs none any more.
+    // SAFETY: the kernel checks the descriptor, and reads `name.len()` bytes of a text that lives. If the
+    // connection has ended, the call fails, which does not matter.
     unsafe {
         libc::setsockopt(
             descriptor,
@@ -72,17 +74,17 @@ pub(crate) fn set_congestion(descriptor: c_int, name: &str) {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn set_congestion(_: c_int, _: &str) {}
 
-/// The addresses that a connection is between.
+/// The two addresses of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ends {
     pub local: SocketAddr,
     pub peer: SocketAddr,
 }
 
-/// What the kernel is asked for an address of a socket.
+/// `getsockname` or `getpeername`.
 type Ask = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int;
 
-/// What a connection is between; `None` if it has ended.
+/// The two addresses of a connection; `None` if it has ended.
 pub(crate) fn ends_of(descriptor: c_int) -> Option<Ends> {
     Some(Ends {
         local: address(descriptor, libc::getsockname)?,
@@ -92,19 +94,19 @@ pub(crate) fn ends_of(descriptor: c_int) -> Option<Ends> {
 
 #[allow(unsafe_code)]
 fn address(descriptor: c_int, ask: Ask) -> Option<SocketAddr> {
-    // SAFETY: `sockaddr_storage` is integers only, for which all zero bits are a value.
+    // SAFETY: `sockaddr_storage` has only integers, so all zero bits are valid.
     let mut found: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-    // SAFETY: the kernel checks the descriptor; it writes at most `length` bytes, the size of the struct.
+    // SAFETY: the kernel checks the descriptor. It writes at most `length` bytes, the size of the struct.
     let failed = unsafe { ask(descriptor, (&raw mut found).cast(), &raw mut length) };
     match (failed, c_int::from(found.ss_family)) {
         (0, libc::AF_INET) => {
-            // SAFETY: the kernel says that it is an address of IPv4, for which there is room and alignment.
+            // SAFETY: the kernel says that this is an IPv4 address. The storage has its size and alignment.
             let v4: libc::sockaddr_in = unsafe { std::ptr::read((&raw const found).cast()) };
             Some(SocketAddr::new(v4.sin_addr.s_addr.to_ne_bytes().into(), u16::from_be(v4.sin_port)))
         }
         (0, libc::AF_INET6) => {
-            // SAFETY: the same of IPv6.
+            // SAFETY: the same for IPv6.
             let v6: libc::sockaddr_in6 = unsafe { std::ptr::read((&raw const found).cast()) };
             Some(SocketAddr::new(v6.sin6_addr.s6_addr.into(), u16::from_be(v6.sin6_port)))
         }
@@ -112,8 +114,9 @@ fn address(descriptor: c_int, ask: Ask) -> Option<SocketAddr> {
     }
 }
 
-/// Ends a connection between `ends`: libzmq sees that, and closes it. Then it is reset: a peer that has much to send would
-/// else wait for room in a window that never opens, until the kernel gives the connection up after a minute or more.
+/// Ends the connection between `ends`; libzmq notices that and closes it. The close then resets the
+/// connection. Otherwise a peer with much to send would wait for a receive window that never opens, until the
+/// kernel gives up after a minute or more.
 #[allow(unsafe_code)]
 pub(crate) fn shut_down(descriptor: c_int, ends: Ends) {
     if ends_of(descriptor) == Some(ends) {
@@ -133,15 +136,15 @@ pub(crate) fn shut_down(descriptor: c_int, ends: Ends) {
     }
 }
 
-/// Bytes that a connection between `ends` has brought; 0 where the kernel does not say.
+/// Bytes that have arrived on the connection between `ends`; 0 if the kernel does not say.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(crate) fn said(descriptor: c_int, ends: Ends) -> u64 {
-    /// `tcpi_bytes_received` in the kernel's `struct tcp_info`, which is longer than that of the C library.
+    /// Where `tcpi_bytes_received` is in the kernel's `struct tcp_info`. The C library's struct is shorter.
     const AT: std::ops::Range<usize> = 128..136;
     let mut info = [0_u8; 256];
     let mut length = info.len() as libc::socklen_t;
-    // SAFETY: the kernel checks the descriptor; it writes at most `length` bytes, the size of the buffer.
+    // SAFETY: the kernel checks the descriptor. It writes at most `length` bytes, the size of the buffer.
     let failed = unsafe {
         libc::getsockopt(
             descriptor,
@@ -179,7 +182,7 @@ mod tests {
         assert_eq!(ends_of(descriptor), Some(ends));
         assert_eq!(ends_of(theirs.as_raw_fd()), Some(Ends { local: peer, peer: ours }));
         assert_eq!(ends_of(listener.as_raw_fd()), None, "it is no connection");
-        // Descriptors that have become another's.
+        // The descriptor belongs to another connection now, so nothing may happen.
         for other in
             [Ends { local: peer, peer: ours }, Ends { local: ours, peer: ours }, Ends { local: peer, peer }]
         {

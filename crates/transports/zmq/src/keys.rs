@@ -1,4 +1,4 @@
-//! Keys of CURVE (ZMTP's RFC 26), from what `thalweg pki` writes.
+//! CURVE keys (ZeroMQ RFC 26), read from the files that `thalweg pki` writes.
 
 use std::io;
 
@@ -6,18 +6,18 @@ use thalweg_transport::{Error, ErrorKind, Options, Result};
 
 use crate::ffi::{key_pair, public_key, z85, Key, Opt, RawSocket};
 
-/// The labels of the blocks that hold keys, beside the certificates: of the listener's public key in the authority's
-/// file, which clients have; and of its secret key in the file of the server's key.
+/// Labels of the blocks with CURVE keys. The listener's public key is in the authority's file, which clients
+/// have. Its secret key is in the file of the server's key.
 const PUBLIC: &str = "THALWEG CURVE PUBLIC KEY";
 const SECRET: &str = "THALWEG CURVE SECRET KEY";
 
 /// The keys of one end.
 pub(crate) enum Keys {
-    /// In the clear.
+    /// No encryption.
     None,
-    /// The listener's own secret key.
+    /// At the listener: its secret key.
     Listener(Key),
-    /// The listener's public key; a member's own pair is made for its link.
+    /// At a member: the listener's public key. The member creates a key pair of its own for each socket.
     Member(Key),
 }
 
@@ -32,7 +32,7 @@ fn block(text: &str, label: &str) -> Option<Key> {
     decode(body.trim()).map(|bytes| z85(&bytes))
 }
 
-/// 32 bytes from base64 (RFC 4648): 43 digits and a sign that fills.
+/// Decodes 32 bytes from base64 (RFC 4648): 43 digits and one padding character.
 fn decode(text: &str) -> Option<[u8; 32]> {
     let digits = text.strip_suffix('=').filter(|digits| digits.len() == 43)?;
     let (mut bytes, mut word, mut bits, mut at) = ([0; 32], 0_u32, 0, 0);
@@ -56,11 +56,11 @@ fn decode(text: &str) -> Option<[u8; 32]> {
 }
 
 impl Keys {
-    /// A listener's.
+    /// The keys of a listener.
     ///
     /// # Errors
-    /// [`ErrorKind::Security`] if there is no key, or not the one that clients expect; [`ErrorKind::Unsupported`] for
-    /// what CURVE cannot do.
+    /// [`ErrorKind::Security`] if there is no key, or another one than clients expect;
+    /// [`ErrorKind::Unsupported`] for `require_client`, which CURVE cannot do.
     pub(crate) fn listener(options: &Options) -> Result<Self> {
         let (operation, Some(tls)) = ("listen", &options.tls) else { return Ok(Self::None) };
         if tls.require_client {
@@ -81,10 +81,10 @@ impl Keys {
         Ok(Self::Listener(secret))
     }
 
-    /// A member's.
+    /// The keys of a member.
     ///
     /// # Errors
-    /// [`ErrorKind::Security`] if it is not told whom to trust.
+    /// [`ErrorKind::Security`] if the authority's file has no public key.
     pub(crate) fn member(options: &Options) -> Result<Self> {
         let Some(tls) = &options.tls else { return Ok(Self::None) };
         let mend = "take the ca.crt or the token that `thalweg pki` of this release writes";
@@ -94,7 +94,7 @@ impl Keys {
             .ok_or_else(|| bad("connect", "the authority's file has no key for CURVE", mend))
     }
 
-    /// Sets a socket up with them.
+    /// Sets the keys on a socket.
     pub(crate) fn apply(&self, socket: &mut RawSocket) -> io::Result<()> {
         match self {
             Self::None => Ok(()),
@@ -111,7 +111,8 @@ impl Keys {
         }
     }
 
-    /// Bytes that it adds to a message: a command's name, a nonce, an authenticator, flags (RFC 26).
+    /// Bytes that encryption adds to a message: the command's name, a nonce, an authenticator and flags (RFC
+    /// 26).
     pub(crate) fn overhead(&self) -> u64 {
         match self {
             Self::None => 0,

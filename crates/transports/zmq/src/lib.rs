@@ -1,9 +1,9 @@
-//! The zmq transport: ZMTP 3.1 by libzmq, without a broker; ROUTER/DEALER, PUB/SUB, PUSH/PULL or REQ/REP, in the clear or
-//! under CURVE.
+//! The `zmq` transport: ZMTP 3.1 with libzmq, without a broker. It uses ROUTER/DEALER, PUB/SUB, PUSH/PULL or
+//! REQ/REP sockets, in the clear or with CURVE.
 //!
-//! Links, windows and the rest are those of `thalweg-messages`; here is the carrier. libzmq moves the bytes in its own
-//! threads, at most four for the process; its sockets are woken by their descriptors, under tokio.
-#![deny(unsafe_code)] // allowed in ffi.rs and kernel.rs alone
+//! This crate is the carrier; links and windows come from `thalweg-messages`. libzmq moves the bytes in its
+//! own threads, at most four in a process. tokio watches the descriptors of its sockets.
+#![deny(unsafe_code)] // only ffi.rs and kernel.rs allow it
 
 mod carrier;
 mod desk;
@@ -35,12 +35,13 @@ use crate::keys::Keys;
 use crate::lines::{PartySocket, PartySockets};
 use crate::open::{bind, connect};
 
-/// Most bytes of a message, which both ends refuse beyond.
+/// Most bytes of a message. Both ends refuse longer ones.
 pub const MAX_MESSAGE: usize = (1 << 20) + HEAD_BYTES;
-/// Bytes of a chunk where nobody says otherwise. libzmq takes two calls and a wake-up for each; but a peer shows signs
-/// of life by whole chunks only.
+/// Default payload of a chunk, in bytes. libzmq needs two calls and a wake-up for each chunk, which speaks
+/// for large ones. But liveness sees progress only when a chunk is complete, which speaks against larger
+/// ones.
 const CHUNK: u32 = 512 << 10;
-/// Bytes of chunks that a receiver grants: 1 Gbit/s over a round trip of 33 ms.
+/// Most cost of chunks in flight that a receiver grants: 1 Gbit/s with an RTT of 33 ms.
 pub const WINDOW: u64 = 4 << 20;
 
 const SETTINGS: &[Setting] = &[
@@ -62,7 +63,7 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// How sockets are used.
+/// The socket types of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pattern {
     Router,
@@ -77,7 +78,8 @@ impl Pattern {
             "pubsub" => Self::PubSub,
             "pushpull" => Self::PushPull,
             "reqrep" => Self::ReqRep,
-            _ => Self::Router, // the settings have been checked
+            // Settings have been checked, so this is `router`.
+            _ => Self::Router,
         }
     }
 
@@ -90,7 +92,8 @@ impl Pattern {
         }
     }
 
-    /// The listener's sockets: bound at its address; that reads what members say; that writes to one member.
+    /// The listener's socket types: the one bound at its address, the one that reads members' messages, the
+    /// one that writes to a member.
     fn listening(self) -> [Kind; 3] {
         match self {
             Self::Router => [Kind::Router; 3],
@@ -101,7 +104,7 @@ impl Pattern {
     }
 }
 
-/// ZMTP: `zmq://host:port`.
+/// The `zmq` transport, at `zmq://host:port`.
 #[derive(Debug, Clone)]
 pub struct Zmq(Messages<ZmqPost>);
 
@@ -277,6 +280,7 @@ async fn dial(
     Ok(ZmqCarrier::new(sockets, None))
 }
 
+/// Limits how long a member waits while it joins.
 async fn in_time<T>(
     pattern: Pattern,
     address: &Address,

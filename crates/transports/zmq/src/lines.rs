@@ -1,12 +1,15 @@
-//! Sockets that belong to one pair of parties: what `pushpull` and `reqrep` need, since a PUSH deals out in turn and a
-//! REP answers whoever asked.
+//! Sockets that serve one member each, called lines. `pushpull` and `reqrep` need them: one PUSH would
+//! distribute messages among all members, and a REP answers only the last request.
 //!
-//! | | what members say | what the listener says |
+//! | | from members to the listener | from the listener to a member |
 //! |---|---|---|
-//! | `pushpull` | PUSH, connected, to the listener's one PULL | a PUSH for each member, bound, to its PULL |
-//! | `reqrep` | REQ, connected, to the listener's one REP, which answers with nothing | REQ, which asks with nothing, to a REP for each member, bound, which answers |
+//! | `pushpull` | PUSH, connected to the listener's one PULL | a PUSH for each member, bound, to its PULL |
+//! | `reqrep` | REQ, connected to the listener's one REP | a REP for each member, bound, to its REQ |
 //!
-//! A REP at the listener's address, the reception, tells each member the two ports.
+//! With `reqrep`, the listener's REP answers each message with an empty one. A member's REQ sends an empty
+//! request, and the listener's message is the answer.
+//!
+//! Another REP, at the listener's address, tells each member the two ports. It is called the reception.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -21,16 +24,18 @@ use crate::ffi::{Kind, MessagePart};
 use crate::keys::Keys;
 use crate::open::{bind_at, Watched};
 
-/// Members that were told their ports and have said nothing yet; beyond them, the first of them loses its line.
+/// Most members that know their ports and have sent nothing yet. Beyond that, the first of them loses its
+/// line.
 const MOST_SILENT: usize = 128;
-/// Descriptors that a line has before anybody connects to it: its socket's two, and those of who watches it.
+/// Descriptors of a line before anybody connects to it: two of its socket, two of its monitor.
 const DESCRIPTORS: usize = 4;
 
-/// A socket that this end writes to one party with: a PUSH, a REQ or a REP.
+/// A socket that sends to one party: a PUSH, a REQ or a REP.
 pub(crate) struct PartySocket {
     pub watched: Watched,
     push: bool,
-    /// Whether it is this end's turn: always a PUSH's; a REQ's unless an answer is due; a REP's once it was asked.
+    /// Whether the socket may send now. A PUSH always may; a REQ unless it waits for an answer; a REP once it
+    /// has received a request.
     turn: tokio::sync::Mutex<bool>,
 }
 
@@ -39,7 +44,8 @@ impl PartySocket {
         Self { watched, push: kind == Kind::Push, turn: tokio::sync::Mutex::new(kind != Kind::Rep) }
     }
 
-    /// Sends a message as soon as it is this end's turn and somebody is there. Dropped before that, it sends nothing.
+    /// Sends a message. First waits until the socket may send and is connected. Dropping the future before
+    /// that sends nothing.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] once the line is closed.
@@ -60,34 +66,37 @@ impl PartySocket {
     }
 }
 
-/// What a listener has of them: the reception, and a line to each member.
+/// The lines of a listener, with what it needs to open more.
 pub(crate) struct PartySockets {
     kind: Kind,
+    /// The listener's address, with the port of the socket that reads all members' messages.
     reading: SocketAddr,
     options: Options,
     keys: Keys,
     open: Mutex<Open>,
-    /// Something may have happened to a line's connection.
+    /// Wakes the carrier when something may have happened to a line's connection.
     pub changed: Arc<Notify>,
 }
 
+/// The open lines, and the members that have sent nothing yet, oldest first.
 #[derive(Default)]
 struct Open {
     lines: HashMap<MemberId, Given>,
     silent: VecDeque<MemberId>,
 }
 
-/// A line, and where it is bound.
+/// A line, with its port.
 struct Given {
     line: Arc<PartySocket>,
     port: u16,
-    /// Until its member is admitted, a place in the lobby for each descriptor.
+    /// A place in the admission queue for each descriptor, until the member is admitted.
     guests: Vec<Guest>,
     admitted: bool,
 }
 
 impl PartySockets {
-    /// Lines of this kind, at the address of the socket that reads what all members say.
+    /// Opens lines of this socket type. `reading` is the address of the socket that reads all members'
+    /// messages.
     pub(crate) fn new(kind: Kind, reading: SocketAddr, options: &Options, keys: Keys) -> Self {
         let (options, changed) = (options.clone(), Arc::default());
         Self { kind, reading, options, keys, open: Mutex::default(), changed }
@@ -110,7 +119,11 @@ impl PartySockets {
         self.open().lines.iter().map(|(member, given)| (*member, given.line.clone())).collect()
     }
 
-    /// The ports for a member that asked from there: where it says something, and where it is told something.
+    /// The two ports for a member whose request came from `from`: the one it sends to, and the one it
+    /// receives from. Opens the member's line if there is none yet.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] while the admission queue has no room; errors of the socket.
     pub(crate) fn ports(self: &Arc<Self>, member: MemberId, from: Origin) -> io::Result<(u16, u16)> {
         if let Some(given) = self.open().lines.get(&member) {
             return Ok((self.reading.port(), given.port));
@@ -139,6 +152,7 @@ impl PartySockets {
         Ok((self.reading.port(), port))
     }
 
+    /// Closes a member's line when the admission queue evicts one of its descriptors.
     fn close_when_turned_out(self: &Arc<Self>, member: MemberId, guest: &Guest) {
         let (lines, watch) = (Arc::downgrade(self), guest.watch());
         tokio::spawn(async move {
@@ -148,14 +162,14 @@ impl PartySockets {
         });
     }
 
-    /// A member has said something.
+    /// Notes that a member has sent a message.
     pub(crate) fn heard(&self, member: MemberId) {
         let mut open = self.open();
         open.silent.retain(|silent| *silent != member);
         open.lines.get(&member).iter().flat_map(|given| &given.guests).for_each(Guest::heard);
     }
 
-    /// A member is admitted.
+    /// Notes that the session has admitted a member.
     pub(crate) fn admit(&self, member: MemberId) {
         if let Some(given) = self.open().lines.get_mut(&member) {
             given.guests.drain(..).for_each(|guest| guest.admit());
@@ -167,7 +181,7 @@ impl PartySockets {
         self.open().lines.get(&member).is_some_and(|given| given.admitted)
     }
 
-    /// Closes the line to a member: what was sent before goes out still.
+    /// Closes the line to a member. Messages sent before still go out.
     pub(crate) fn close(&self, member: MemberId) {
         self.open().close(member);
         self.changed.notify_one();

@@ -1,4 +1,4 @@
-//! What happens to a socket's connections, as libzmq tells it (zmq_socket_monitor(3)).
+//! The events of a socket's connections, as libzmq reports them (zmq_socket_monitor(3)).
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,29 +17,31 @@ const FAILED: u16 = 0x0800;
 const SUCCEEDED: u16 = 0x1000;
 const FAILED_PROTOCOL: u16 = 0x2000;
 const FAILED_AUTH: u16 = 0x4000;
-/// The errors of a handshake that are about keys: ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, MECHANISM_MISMATCH.
+/// Handshake errors about keys: ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC and
+/// ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH.
 const KEYS: [u32; 2] = [0x1100_0001, 0x1100_0002];
 
-/// Something that happened to a connection.
+/// An event of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Happened {
-    /// There is one, with this descriptor.
+    /// There is a connection, with this descriptor.
     Connected(i32),
-    /// Its handshake is done.
+    /// The handshake has succeeded.
     Ready,
-    /// Its handshake failed; whether because of keys.
+    /// The handshake has failed; `keys` says whether because of keys.
     Refused { keys: bool },
-    /// It has ended.
+    /// The connection with this descriptor has ended.
     Ended(i32),
-    /// None came to be.
+    /// No connection could be made.
     Unreachable,
 }
 
-/// Watches a socket. It must not end before the socket does: libzmq would wait for it.
+/// Reads the events of a socket. It must live longer than the socket, since libzmq would wait for it.
 pub(crate) struct Monitor(Socket);
 
 impl Monitor {
-    /// Begins before the socket is bound or connected, so that nothing is missed. Wakes `also`, too.
+    /// Starts to monitor a socket. Do this before it is bound or connected, so that no event is missed.
+    /// Events also wake `also`.
     pub(crate) fn new(socket: &mut RawSocket, also: Option<Arc<Notify>>) -> io::Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let endpoint = format!("inproc://thalweg-monitor-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -47,12 +49,13 @@ impl Monitor {
             CONNECTED | ACCEPTED | CLOSED | DISCONNECTED | FAILED | SUCCEEDED | FAILED_PROTOCOL | FAILED_AUTH;
         socket.monitor(&endpoint, events.into())?;
         let mut pair = RawSocket::new(Kind::Pair)?;
-        pair.set(Opt::ReceiveHighWater, 0)?; // a few bytes for each connection made or ended; they are read at once
+        // Unlimited: events have a few bytes and are read at once.
+        pair.set(Opt::ReceiveHighWater, 0)?;
         pair.connect(&endpoint)?;
         Socket::new(pair, With { also, ..With::default() }).map(Self)
     }
 
-    /// What has happened, if anything has.
+    /// The next event, if there is one.
     pub(crate) fn next(&self) -> io::Result<Option<Happened>> {
         while let Some(parts) = self.0.try_receive()? {
             let event = parts.first().map(|part| part.bytes()).unwrap_or_default();
@@ -63,13 +66,13 @@ impl Monitor {
         Ok(None)
     }
 
-    /// Waits until something may have happened since the last look.
+    /// Waits until there may be an event since the last check.
     pub(crate) async fn came(&self) {
         self.0.came().await;
     }
 }
 
-/// Reads an event: its number and its value, in the machine's order.
+/// Parses an event: its number and value, in native byte order.
 fn read(bytes: &[u8; 6]) -> Option<Happened> {
     let [a, b, value @ ..] = *bytes;
     let value = u32::from_ne_bytes(value);

@@ -1,4 +1,4 @@
-//! Setting up sockets: bound by the listener, connected by a member.
+//! Opens sockets: a listener binds them, a member connects them.
 
 use std::ffi::c_int;
 use std::io;
@@ -18,29 +18,30 @@ use crate::monitor::{Happened, Monitor};
 use crate::socket::{Socket, With};
 use crate::MAX_MESSAGE;
 
-/// Messages of one peer that libzmq holds before it reads no more of them; windows bound their bytes.
+/// Messages of one peer that libzmq queues before it stops reading from that peer. Windows bound the bytes.
 const QUEUE: i32 = 64;
-/// How long what was sent before a close may take to go out.
+/// Longest time after a close for messages to go out.
 const LINGER: Duration = Duration::from_secs(5);
-/// How long a handshake may take.
+/// Longest time of a ZMTP handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How often libzmq asks a peer for a sign of life, and how long it waits for it.
+/// Pause between libzmq's heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How long libzmq waits for the answer to a heartbeat.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// A socket, and what happens to its connections.
+/// A socket with the monitor of its connections.
 pub(crate) struct Watched {
     pub socket: Socket,
     pub monitor: Arc<Monitor>,
-    /// Where it is bound; 0 if it is connected.
+    /// The bound port; 0 for a connected socket.
     pub port: u16,
 }
 
-/// A socket that is being set up. The socket goes first, if nothing comes of it.
+/// A socket being opened. If opening fails, the fields' order drops the socket before its monitor.
 struct Begun {
     raw: RawSocket,
     monitor: Arc<Monitor>,
-    /// What is waited for beside something to receive: a bound PUSH waits for whoever connects to it.
+    /// Events to wake on besides messages: a bound PUSH waits for a connection to send to.
     events: c_int,
 }
 
@@ -72,17 +73,18 @@ fn milliseconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
 }
 
-/// A socket with all that both sides set.
+/// Creates a socket with the options that listener and member share.
 fn plain(kind: Kind, options: &Options, keys: &Keys, id: Option<&[u8]>) -> io::Result<RawSocket> {
     let mut socket = RawSocket::new(kind)?;
-    // None: a publisher would drop what is over its bound. The windows bound what is sent.
+    // Unlimited: with a limit, a PUB would drop messages. The windows bound what is sent.
     socket.set(Opt::SendHighWater, 0)?;
     socket.set(Opt::ReceiveHighWater, QUEUE)?;
     socket.set(Opt::Linger, milliseconds(LINGER))?;
     socket.set(Opt::HandshakeInterval, milliseconds(HANDSHAKE))?;
     socket.set(Opt::HeartbeatInterval, milliseconds(HEARTBEAT))?;
     socket.set(Opt::HeartbeatTimeout, milliseconds(SILENCE))?;
-    socket.set(Opt::ReconnectInterval, -1)?; // a carrier ends, and another one is opened
+    // A carrier does not reconnect; its owner opens another one.
+    socket.set(Opt::ReconnectInterval, -1)?;
     socket.set(Opt::Ipv6, 1)?;
     socket.set_long(Opt::MaxMessage, MAX_MESSAGE as i64)?;
     for (option, bytes) in
@@ -102,7 +104,7 @@ fn plain(kind: Kind, options: &Options, keys: &Keys, id: Option<&[u8]>) -> io::R
     Ok(socket)
 }
 
-/// Binds a socket to a port of the first of the host's addresses that can be had; with it, the address and port.
+/// Binds a socket at `port` of the first of the host's addresses that works. Returns the address too.
 pub(crate) async fn bind(
     kind: Kind,
     address: &Address,
@@ -113,7 +115,8 @@ pub(crate) async fn bind(
     let operation = "listen";
     let mut last = None;
     for mut place in resolve(operation, &Address { port: Some(port), ..address.clone() }).await? {
-        prepare(operation, place, options)?; // an option that cannot be had is no matter of which address
+        // Fails for every address, so do not try another.
+        prepare(operation, place, options)?;
         place.set_port(port);
         match bind_at(kind, place, options, keys, None) {
             Ok((watched, port)) => return Ok((watched, SocketAddr::new(place.ip(), port))),
@@ -124,7 +127,7 @@ pub(crate) async fn bind(
     Err(system(operation, address, &error))
 }
 
-/// Binds a socket to this address; with it, the port. What happens to its connections wakes `also`.
+/// Binds a socket at this address and returns its port too. Events of its connections also wake `also`.
 pub(crate) fn bind_at(
     kind: Kind,
     place: SocketAddr,
@@ -143,7 +146,8 @@ pub(crate) fn bind_at(
     Ok((begun.watched(port)?, port))
 }
 
-/// Connects a socket to the first of the host's addresses that answers; with it, the connection's descriptor.
+/// Connects a socket to the first of the host's addresses that answers. Returns the descriptor of the
+/// connection too.
 pub(crate) async fn connect(
     kind: Kind,
     address: &Address,
@@ -174,7 +178,7 @@ pub(crate) async fn connect(
         .unwrap_or_else(|| Error::new(ErrorKind::Address, operation, format!("{address} does not resolve"))))
 }
 
-/// Waits for the handshake; the connection's descriptor.
+/// Waits for the end of the ZMTP handshake. Returns the descriptor of the connection.
 async fn established(address: &Address, monitor: &Monitor, options: &Options, until: Instant) -> Result<i32> {
     let operation = "connect";
     let fail =

@@ -1,4 +1,4 @@
-//! What a listener knows of its members: by which connections they are read and written, who has gone.
+//! A listener's table of members: their connections, and which members have gone.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,41 +7,45 @@ use thalweg_transport::Error;
 
 use crate::ffi::MessagePart;
 
-/// Messages read before what happened to connections is told, if there is no end to them.
+/// Most messages returned in a row before connections' events are looked at.
 pub(crate) const IN_A_ROW: u32 = 256;
 
-/// What a listener knows of its members' connections.
+/// The members' connections, and events to report.
 #[derive(Default)]
 pub(crate) struct Peers {
-    /// Whose the connections are that messages come over, by their descriptors.
+    /// The member that sends over each connection, by descriptor.
     reading: HashMap<i32, MemberId>,
     pub known: HashMap<MemberId, Known>,
     leaving: VecDeque<MemberId>,
     pub refused: VecDeque<Error>,
+    /// Messages returned since connections' events were last looked at.
     pub row: u32,
 }
 
+/// A member that the listener knows.
 #[derive(Default)]
 pub(crate) struct Known {
     pub address: String,
-    /// The connection that it is written to.
+    /// The descriptor of the connection over which the listener writes to it.
     pub writing: Option<i32>,
 }
 
 impl Peers {
-    /// Whether a message is over the connection that the member's have come over before.
+    /// Whether the message came over a connection already known to be the member's.
     pub(crate) fn knows(&self, member: MemberId, message: &MessagePart) -> bool {
         message.source().is_some_and(|descriptor| self.reading.get(&descriptor) == Some(&member))
     }
 
-    /// The connections that the member's messages come over.
+    /// The connections over which the member sends.
     pub(crate) fn reading(&self, member: MemberId) -> impl Iterator<Item = i32> + '_ {
         self.reading.iter().filter(move |(_, id)| **id == member).map(|(descriptor, _)| *descriptor)
     }
 
+    /// Notes over which connection a member's message came.
     pub(crate) fn heard(&mut self, member: MemberId, message: &MessagePart) {
         if self.leaving.contains(&member) {
-            return; // what was sent before its connection ended
+            // The message was sent before its connection ended.
+            return;
         }
         if let Some(descriptor) = message.source() {
             if self.reading.insert(descriptor, member) != Some(member) {
@@ -52,11 +56,13 @@ impl Peers {
         }
     }
 
+    /// Notes over which connection the listener writes to a member.
     pub(crate) fn wrote_to(&mut self, member: MemberId, descriptor: Option<i32>) {
-        // Somebody who subscribes and says no more is kept until his connection ends.
+        // A peer that only subscribes stays in the table until its connection ends.
         self.known.entry(member).or_default().writing = descriptor;
     }
 
+    /// Notes that a connection has ended; `reading` says that its member sent over it.
     pub(crate) fn ended(&mut self, descriptor: i32, reading: bool) {
         if reading {
             self.leaving.extend(self.reading.remove(&descriptor));
@@ -67,12 +73,12 @@ impl Peers {
         self.known.retain(|_, known| known.writing.is_some() || !known.address.is_empty());
     }
 
-    /// A member can no longer be written to.
+    /// Notes that the listener cannot write to a member any more.
     pub(crate) fn left(&mut self, member: MemberId) {
         self.leaving.push_back(member);
     }
 
-    /// Who has gone, or was refused.
+    /// The next member that has gone, or connection that was refused.
     pub(crate) fn news(&mut self) -> Option<Event> {
         self.row = 0;
         if let Some(member) = self.leaving.pop_front() {

@@ -1,8 +1,9 @@
-//! Sockets of libzmq under tokio: woken by the descriptor that libzmq gives for it, without threads or timers.
+//! libzmq's sockets under tokio. They are woken by the descriptor that libzmq provides, without threads or
+//! timers of ours.
 //!
-//! The descriptor tells of an edge: something is to be looked at, once (zmq_getsockopt(3), ZMQ_FD). Each call on the
-//! socket may take the edge away. So whoever sends looks what there is now, and wakes whoever receives; who receives
-//! goes on until there is nothing more.
+//! The descriptor is edge-triggered: it signals once that something has changed (zmq_getsockopt(3), ZMQ_FD).
+//! Any call on the socket may consume the signal. So after each send we check the socket's events and wake
+//! the receiver, and a receiver goes on until there is no message left.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -14,24 +15,25 @@ use tokio::sync::Notify;
 
 use crate::ffi::{watch, Bell, MessagePart, Opt, RawSocket, POLL_IN};
 
-/// Parts of a message that are kept: whom it is from or for, its head, its body. More are dropped.
+/// Parts of a message that are kept: sender or reader, head, body. Further parts are dropped.
 const PARTS: usize = 3;
 
-/// What a socket is told beside itself.
+/// Options of a socket under tokio.
 #[derive(Default)]
 pub(crate) struct With {
-    /// What must be there as long as the socket is.
+    /// A value that must live as long as the socket.
     pub _keep: Option<Arc<dyn Any + Send + Sync>>,
-    /// Bits of what is waited for, beside something to receive.
+    /// Events to wake on, besides a message to receive.
     pub events: c_int,
-    /// Woken too, for those who wait for many sockets.
+    /// Also woken, for a task that waits for many sockets.
     pub also: Option<Arc<Notify>>,
 }
 
+/// The state that a socket shares with the task that watches it.
 struct SocketState {
     raw: Mutex<Option<RawSocket>>,
     with: With,
-    /// Something came, or what else is waited for.
+    /// Woken when there is a message, or another event to wake on.
     input: Notify,
     closing: Notify,
 }
@@ -41,7 +43,7 @@ impl SocketState {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks what there is, and wakes whoever waits.
+    /// Checks the socket's events, and wakes whoever waits for one.
     fn look(&self, raw: &mut RawSocket) {
         if raw.get(Opt::Events).is_ok_and(|events| events & (POLL_IN | self.with.events) != 0) {
             self.wake();
@@ -54,7 +56,7 @@ impl SocketState {
     }
 }
 
-/// Waits for the descriptor. It goes before the socket does, which closes it.
+/// The task that watches the descriptor. It stops watching before the socket closes the descriptor.
 struct Watch {
     bell: AsyncFd<Bell>,
     shared: Arc<SocketState>,
@@ -68,7 +70,8 @@ impl Watch {
                 () = self.shared.closing.notified() => break,
                 rung = self.bell.readable() => match rung {
                     Ok(mut rung) => rung.clear_ready(),
-                    Err(_) => return, // the runtime ends: the socket is closed with its last user
+                    // The runtime shuts down. The socket is closed with its last user.
+                    Err(_) => return,
                 },
             }
             if let Some(raw) = &mut *self.shared.raw() {
@@ -81,7 +84,7 @@ impl Watch {
     }
 }
 
-/// A socket. Dropped, it is closed.
+/// A socket. Dropping it closes it.
 pub(crate) struct Socket(Arc<SocketState>);
 
 fn gone() -> io::Error {
@@ -89,18 +92,19 @@ fn gone() -> io::Error {
 }
 
 impl Socket {
-    /// Takes a socket that is set up.
+    /// Puts a configured socket under tokio.
     pub(crate) fn new(mut raw: RawSocket, with: With) -> io::Result<Self> {
         let bell = watch(&mut raw)?;
         let (input, closing) = (Notify::new(), Notify::new());
         let shared = Arc::new(SocketState { raw: Mutex::new(Some(raw)), with, input, closing });
         tokio::spawn(Watch { bell, shared: shared.clone() }.run());
-        shared.wake(); // what came before anybody watched
+        // Messages may have arrived before.
+        shared.wake();
         Ok(Self(shared))
     }
 
-    /// Sends a message of a few parts, which are taken on success only. Whether it could: there may be nobody to send it
-    /// to, but there is always room.
+    /// Sends a message of a few parts; on success, libzmq has taken them. Returns false if the socket has no
+    /// connection. There is always room: the send queue is unbounded.
     pub(crate) fn send(&self, parts: &mut [MessagePart]) -> io::Result<bool> {
         let mut guard = self.0.raw();
         let raw = guard.as_mut().ok_or_else(gone)?;
@@ -109,18 +113,18 @@ impl Socket {
         sent
     }
 
-    /// A message that is there: its first parts. Whoever receives goes on until there is none.
+    /// Receives the first parts of a message, if there is one. The caller goes on until there is none.
     pub(crate) fn try_receive(&self) -> io::Result<Option<Vec<MessagePart>>> {
         let mut guard = self.0.raw();
         receive(guard.as_mut().ok_or_else(gone)?)
     }
 
-    /// Waits until something may have come since the last look.
+    /// Waits until something may have arrived since the last check.
     pub(crate) async fn came(&self) {
         self.0.input.notified().await;
     }
 
-    /// Ends it: what was sent before goes out still.
+    /// Closes the socket. Messages sent before still go out.
     pub(crate) fn close(&self) {
         self.0.closing.notify_one();
         self.0.input.notify_one();
@@ -152,7 +156,7 @@ fn receive(raw: &mut RawSocket) -> io::Result<Option<Vec<MessagePart>>> {
                     return Ok(Some(parts));
                 }
             }
-            // All parts of a message are there at once, or none.
+            // libzmq delivers all parts of a message at once.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         }

@@ -1,7 +1,7 @@
-//! Connections of which nobody knows yet whose they are, at a listener. libzmq accepts whatever comes and tells of it
-//! afterwards, and of the parts of one message it keeps any number. So each connection is a guest in the listener's lobby
-//! until its member is admitted, and its socket is shut down when the lobby needs the place, when it says more than an
-//! honest member does, or when more goes to the group than may wait for it.
+//! A listener's connections whose member is not admitted yet. libzmq accepts every connection and reports it
+//! only afterwards, and it keeps any number of parts of one message. So each connection takes a place in the
+//! admission queue until its member is admitted. Its socket is shut down in three cases: the queue evicts it,
+//! it sends more than an honest member does, or too many bytes go to the group before it is admitted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,54 +14,58 @@ use tokio::task::AbortHandle;
 
 use crate::kernel::{self, Ends};
 
-/// Most bytes that a connection may bring before its member is admitted: several times what a handshake under CURVE, a
-/// hello each quarter of a second and the session's first message take.
+/// Most bytes that a connection may send before its member is admitted. This is several times what an honest
+/// member needs: a CURVE handshake, a hello every 250 ms, and the session's first message.
 pub(crate) const MOST_SAID: u64 = 64 << 10;
-/// Most bytes that may go to the group while a connection that hears of them is a guest's.
+/// Most bytes to the group while a connection that receives them is not admitted.
 const MOST_PASSED: u64 = 32 << 20;
-/// How often guests are asked how much they have said.
+/// Pause between two checks of how much connections have sent.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Which of a listener's sockets a connection is of.
+/// The socket of a listener that a connection belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Place {
-    /// What members say comes over it.
+    /// The socket that reads members' messages.
     Input,
-    /// Bound at the listener's address, where that is another.
+    /// The socket bound at the listener's address, if that is another one.
     Output,
     /// The line to a member.
     Line(MemberId),
 }
 
-/// A connection, by its socket and descriptor. A socket uses a descriptor again, but not before it has told its end.
+/// A connection: its socket and descriptor. A socket may use a descriptor again, but it reports the end of
+/// the first connection before.
 type Key = (Place, i32);
 
+/// A connection that is not admitted yet.
 struct Visitor {
     guest: Guest,
     ends: Ends,
-    /// What has gone to the group since it came.
+    /// Bytes sent to the group since the connection was made.
     passed: u64,
 }
 
-/// The guests among a listener's connections; there are none without a lobby.
+/// The connections that are not admitted. Without an admission queue, none is recorded.
 pub(crate) struct Visitors {
     lobby: Option<Lobby>,
     here: Arc<Here>,
     looking: Option<AbortHandle>,
 }
 
+/// The connections that are not admitted, shared with the tasks that shut them down.
 #[derive(Default)]
 struct Here {
     table: Mutex<HashMap<Key, Visitor>>,
-    /// Connections that were admitted before libzmq told of them: it tells after it has begun to read them, and with
-    /// several threads a member's first messages may be there before. Locked while the table is.
+    /// Connections admitted before libzmq reported them. libzmq reports a connection after it has begun to
+    /// read it. It has several threads, so a member's first messages may arrive earlier than the report. Lock
+    /// this only while `table` is locked.
     early: Mutex<HashSet<Key>>,
     came: Notify,
 }
 
 impl Here {
     fn table(&self) -> MutexGuard<'_, HashMap<Key, Visitor>> {
-        // Each change is one call on the map, so a poisoned one is whole.
+        // Each change is one call on the map, so a poisoned value is still consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -69,7 +73,7 @@ impl Here {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shuts those down that `must` go; libzmq then tells of their end.
+    /// Shuts down the connections for which `must` is true. libzmq then reports their end.
     fn shut(&self, must: impl Fn(&Key, &Visitor) -> bool) {
         for ((_, descriptor), visitor) in self.table().iter().filter(|(key, visitor)| must(key, visitor)) {
             kernel::shut_down(*descriptor, visitor.ends);
@@ -78,15 +82,15 @@ impl Here {
 }
 
 impl Visitors {
-    /// Nobody yet.
+    /// No connections yet.
     pub(crate) fn new(lobby: Option<Lobby>) -> Self {
         let here = Arc::new(Here::default());
         let looking = lobby.is_some().then(|| tokio::spawn(look(here.clone())).abort_handle());
         Self { lobby, here, looking }
     }
 
-    /// There is a new connection to our `port`. If it has ended since, which is told next, its descriptor may have become
-    /// that of any other socket, which is at another port.
+    /// Notes a new connection to our `port`. The connection may have ended since, and its descriptor may
+    /// belong to any other socket. The port tells these apart: other sockets have other ports.
     pub(crate) fn came(&self, place: Place, descriptor: i32, port: u16) {
         let Some(lobby) = &self.lobby else { return };
         let Some(ends) = kernel::ends_of(descriptor).filter(|ends| ends.local.port() == port) else { return };
@@ -109,12 +113,12 @@ impl Visitors {
         });
     }
 
-    /// A connection said what a member says.
+    /// Notes that a connection has sent a proper message.
     pub(crate) fn heard(&self, place: Place, descriptor: i32) {
         self.here.table().get(&(place, descriptor)).iter().for_each(|visitor| visitor.guest.heard());
     }
 
-    /// A connection's member is admitted.
+    /// Notes that a connection's member was admitted.
     pub(crate) fn admit(&self, place: Place, descriptor: i32) {
         let (key, mut table) = ((place, descriptor), self.here.table());
         match table.remove(&key) {
@@ -124,7 +128,7 @@ impl Visitors {
         }
     }
 
-    /// The member of a line is admitted.
+    /// Notes that the member of a line was admitted.
     pub(crate) fn admit_line(&self, member: MemberId) {
         let line = Place::Line(member);
         let admitted: Vec<Key> =
@@ -132,19 +136,21 @@ impl Visitors {
         admitted.into_iter().for_each(|(place, descriptor)| self.admit(place, descriptor));
     }
 
-    /// A connection has ended.
+    /// Notes that a connection has ended.
     pub(crate) fn ended(&self, place: Place, descriptor: i32) {
         let mut table = self.here.table();
         table.remove(&(place, descriptor));
         self.here.early().remove(&(place, descriptor));
     }
 
-    /// Of the lines only those that are `open` have connections still: nobody tells of the end of the others'.
+    /// Drops the connections of closed lines, whose end libzmq does not report. `open` says whether a
+    /// member's line is open.
     pub(crate) fn end_lines(&self, open: impl Fn(MemberId) -> bool) {
         self.here.table().retain(|(place, _), _| !matches!(place, Place::Line(member) if !open(*member)));
     }
 
-    /// So much has gone to the group, and waits for whoever does not read it.
+    /// Notes that this many bytes went to the group. They wait in the queue of a peer that does not read
+    /// them.
     pub(crate) fn passed(&self, bytes: u64) {
         for ((place, _), visitor) in self.here.table().iter_mut() {
             visitor.passed += if *place == Place::Output { bytes } else { 0 };
@@ -152,7 +158,7 @@ impl Visitors {
         self.here.shut(|_, visitor| visitor.passed > MOST_PASSED);
     }
 
-    /// Who answers for what comes over a connection.
+    /// The address that a connection counts for in the admission queue.
     pub(crate) fn origin(&self, place: Place, descriptor: i32) -> Origin {
         self.here
             .table()
@@ -167,7 +173,7 @@ impl Drop for Visitors {
     }
 }
 
-/// Asks, as long as there are guests, how much they have said.
+/// While there are such connections, checks regularly how much they have sent.
 async fn look(here: Arc<Here>) {
     loop {
         if here.table().is_empty() {

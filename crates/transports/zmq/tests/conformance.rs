@@ -1,4 +1,4 @@
-//! The transport contract over every way to make a zmq link.
+//! Runs the transport contract's tests over all patterns, over IPv6, and with CURVE.
 
 use thalweg_conformance::{guests, suite, Factory};
 

@@ -1,5 +1,5 @@
-//! What connections of unknown peers cost at most: docs/explanation/security.md says it. Alone in its process, whose memory
-//! it looks at.
+//! Checks what connections of unauthenticated peers cost at most, as docs/explanation/security.md states. It
+//! measures the memory of its own process, so no other test shares the file.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::time::Duration;
@@ -12,10 +12,10 @@ mod common;
 use common::{listen, options};
 
 const GUESTS: usize = 200;
-/// Bytes of memory for each.
+/// Most bytes of memory for each.
 const EACH: u64 = 256 << 10;
 
-/// Bytes of this process in memory (proc(5), statm); `None` where the system does not say.
+/// Resident bytes of this process (proc(5), statm); `None` where the system does not say.
 fn resident() -> Option<u64> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
     pages.split(' ').nth(1)?.parse::<u64>().ok().map(|pages| pages * 4096)
@@ -25,8 +25,8 @@ fn descriptors() -> Option<usize> {
     std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count)
 }
 
-/// The handshake of a DEALER, a message of 60 parts, and a question: the answer shows that the
-/// rest was read (ZMTP 3.1, RFC 37).
+/// What a peer sends (ZMTP 3.1, RFC 37): the handshake of a DEALER; then a message of 60 parts and a PING.
+/// The PONG shows that the listener has read the rest.
 fn said(number: u8) -> (Vec<u8>, Vec<u8>) {
     let property = |name: &str, value: &[u8]| {
         [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()

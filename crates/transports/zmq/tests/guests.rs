@@ -1,4 +1,4 @@
-//! Connections of which nobody has proved who it is: how many there are, how much they may say, how long they stay.
+//! Connections of unauthenticated peers: how many there may be, how much they may send, how long they stay.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::io::ErrorKind as Io;
@@ -16,7 +16,7 @@ mod common;
 use common::{listen, options};
 
 const PATTERNS: [&str; 4] = ["router", "pubsub", "pushpull", "reqrep"];
-/// Places in the lobby that a client takes at most: for its connections, for itself, and for its line.
+/// Most places in the admission queue that one client takes: for its connections, itself and its line.
 const PLACES: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -29,13 +29,13 @@ async fn dial(listener: &dyn Listener) -> TcpStream {
     TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap()
 }
 
-/// Waits until the listener hangs up.
+/// Waits until the listener closes the connection.
 async fn hung_up(mut stream: TcpStream) {
     let mut buffer = [0; 4096];
     while stream.read(&mut buffer).await.is_ok_and(|got| got > 0) {}
 }
 
-/// The handshake of a DEALER with this identity, in the clear (ZMTP 3.1, RFC 37).
+/// The handshake of a DEALER with this identity, without encryption (ZMTP 3.1, RFC 37).
 fn ready(identity: &[u8]) -> Vec<u8> {
     let property = |name: &str, value: &[u8]| {
         [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()
@@ -48,7 +48,7 @@ fn ready(identity: &[u8]) -> Vec<u8> {
     [&greeting[..], &[4, command.len() as u8], &command].concat()
 }
 
-/// A client that says who it is and is admitted: its end and the listener's.
+/// Connects a client that sends a message and is admitted. Returns its end and the listener's.
 async fn admitted(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc<dyn Link>) {
     let connect = async {
         let client = Zmq::default().connect(&listener.address(), options).await.unwrap();
@@ -72,8 +72,8 @@ async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>) {
     assert_eq!(to.receive(&Recorder::new(0)).await.unwrap(), "unharmed");
 }
 
-/// Of connections that say nothing there are as many as the lobby has room for: those that came first are hung up on. A
-/// client gets in beside them, and stays whatever comes afterwards.
+/// Silent connections fill the admission queue and no more: the oldest are closed. A client still gets in,
+/// and its link survives further connections.
 #[tokio::test]
 async fn silent_connections_give_way_and_a_client_gets_in() {
     const SILENT: usize = 100;
@@ -103,7 +103,7 @@ async fn silent_connections_give_way_and_a_client_gets_in() {
     }
 }
 
-/// One that shakes hands and then sends parts of a message without end, which libzmq would all keep.
+/// A peer shakes hands and then sends endless parts of one message. libzmq would keep them all.
 #[tokio::test]
 async fn a_message_without_end_ends_its_own_connection() {
     let (_, listening) = lobby("router", 2 * PLACES);
@@ -112,8 +112,9 @@ async fn a_message_without_end_ends_its_own_connection() {
     for size in [0_usize, 1, 200, 1 << 20] {
         let mut stream = dial(&*listener).await;
         stream.write_all(&ready(&[0x81; 16])).await.unwrap();
-        stream.read_exact(&mut [0; 64 + 28]).await.unwrap(); // its greeting, and READY with its type and no identity
-                                                             // A long frame of which more parts follow.
+        // Its greeting, and READY with its socket type and no identity.
+        stream.read_exact(&mut [0; 64 + 28]).await.unwrap();
+        // A long frame, with the flag that more parts follow.
         let part = [&[3], &(size as u64).to_be_bytes()[..], &vec![7; size]].concat();
         let ended = loop {
             if let Err(error) = stream.write_all(&part).await {
@@ -125,7 +126,7 @@ async fn a_message_without_end_ends_its_own_connection() {
     say(&client, &server).await;
 }
 
-/// Whoever only shakes hands has to go in time, by a clock that is put forward.
+/// A peer that only shakes hands is evicted after the time limit. The test advances the clock.
 #[tokio::test]
 async fn a_guest_has_to_go_in_time() {
     let pattern = "router";
@@ -152,7 +153,7 @@ async fn a_guest_has_to_go_in_time() {
     }
 }
 
-/// An admitted client has no place in the lobby, whatever it is made of.
+/// An admitted client has no place in the admission queue, however many connections it has.
 #[tokio::test]
 async fn who_is_admitted_is_no_guest() {
     for pattern in ["router", "pubsub"] {

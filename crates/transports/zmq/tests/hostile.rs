@@ -1,4 +1,4 @@
-//! Peers that do not speak as ours do: garbage, lies in the greeting, messages over the limit, other keys.
+//! Malformed peers: random bytes, invalid greetings, messages over the limit, wrong keys.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>) {
     assert_eq!(to.receive(&Recorder::new(0)).await.unwrap(), "unharmed");
 }
 
-/// ZMTP 3.1's greeting (RFC 37): signature, version, mechanism, who is the server, filler.
+/// A greeting of ZMTP 3.1 (RFC 37): signature, version, mechanism, as-server flag, filler.
 fn greeting(mechanism: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1];
     bytes.extend_from_slice(mechanism);
@@ -33,7 +33,7 @@ fn command(name: &str, body: &[u8]) -> Vec<u8> {
     [&[4, content.len() as u8], &content[..]].concat()
 }
 
-/// The handshake of a DEALER with this identity, in the clear.
+/// The handshake of a DEALER with this identity, without encryption.
 fn ready(identity: &[u8]) -> Vec<u8> {
     let property = |name: &str, value: &[u8]| {
         [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()
@@ -42,16 +42,19 @@ fn ready(identity: &[u8]) -> Vec<u8> {
     [greeting(b"NULL"), command("READY", &body)].concat()
 }
 
-/// Writes `bytes`, then waits until the listener hangs up, if it is to, or answers.
+/// Sends `bytes`. Then waits until the listener closes the connection, if `hangs_up`; otherwise, until it
+/// answers.
 async fn intrude(listener: &dyn Listener, bytes: &[u8], hangs_up: bool) {
     let mut stream = TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap();
-    // It may hang up in the middle of it.
+    // The listener may close the connection meanwhile.
     let _ = stream.write_all(bytes).await;
     if hangs_up {
         let mut rest = Vec::new();
-        let _ = stream.read_to_end(&mut rest).await; // a reset is an end too
+        // A reset is an end, too.
+        let _ = stream.read_to_end(&mut rest).await;
     } else {
-        let _ = stream.read(&mut [0; 64]).await; // a reset is an answer too
+        // A reset is an answer, too.
+        let _ = stream.read(&mut [0; 64]).await;
     }
 }
 
@@ -92,7 +95,7 @@ async fn a_greeting_that_lies_ends_its_own_connection() {
     }
 }
 
-/// ZMQ_MAXMSGSIZE: nothing is allocated for a message over the limit, and its connection ends.
+/// A message over ZMQ_MAXMSGSIZE ends its connection, and nothing is allocated for it.
 #[tokio::test]
 async fn a_message_over_the_limit_ends_its_own_connection() {
     let listener = listen(&options("router")).await;
@@ -104,7 +107,7 @@ async fn a_message_over_the_limit_ends_its_own_connection() {
     say(&client, &server).await;
 }
 
-/// One that shakes hands as our members do, and then says what they would not.
+/// A peer shakes hands properly and then sends invalid messages.
 #[tokio::test]
 async fn nonsense_of_a_proper_peer_is_dropped() {
     let listener = listen(&options("router")).await;
@@ -113,13 +116,14 @@ async fn nonsense_of_a_proper_peer_is_dropped() {
         let mut stream = TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap();
         stream.write_all(&ready(identity)).await.unwrap();
         let mut answer = [0; 64 + 28];
-        stream.read_exact(&mut answer).await.unwrap(); // its greeting, and READY with its type and no identity
+        // Its greeting, and READY with its socket type and no identity.
+        stream.read_exact(&mut answer).await.unwrap();
         let mut bytes = Vec::new();
         for length in [0_u8, 1, 28, 100] {
             bytes.extend([0, length]);
             bytes.extend(vec![b't'; length.into()]);
         }
-        // A message of five parts, and a question: the answer shows that the rest was read.
+        // A message of five parts and a PING. The PONG shows that the listener has read the rest.
         bytes.extend([1, 1, 7, 1, 1, 7, 1, 1, 7, 1, 1, 7, 0, 1, 7]);
         bytes.extend(command("PING", &[0, 0]));
         stream.write_all(&bytes).await.unwrap();
@@ -132,7 +136,8 @@ async fn nonsense_of_a_proper_peer_is_dropped() {
     say(&server, &client).await;
 }
 
-/// A client without keys does not get in, nor does one with them get to a server without.
+/// A client without keys does not reach a server with keys, and a client with keys does not reach a server
+/// without.
 #[tokio::test]
 async fn keys_at_one_end_only_are_refused() {
     for pattern in PATTERNS {

@@ -1,4 +1,4 @@
-//! What several test files need: options, keys, links.
+//! Helpers that several test files use: options, keys, links.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)] // each file uses a part; a panic is how tests report
 
 use std::sync::Arc;
@@ -19,13 +19,14 @@ pub fn factory(host: &str, listen: Options, connect: Options) -> Factory {
     let relayed = listen.own == options("router").own;
     let mut factory =
         Factory::new(Arc::new(Zmq::default()), &format!("zmq://{host}:0")).options(listen, connect);
-    // libzmq closes a listening socket a little after we do; this port is one where nobody has listened.
+    // libzmq closes a listening socket a little later than we do. So use a port where nobody ever listened.
     factory.nobody = Some(Address::parse(&format!("zmq://{host}:1")).unwrap());
-    factory.relayed = relayed; // the other patterns have other ports for most of it
+    // With the other patterns, most traffic goes to other ports.
+    factory.relayed = relayed;
     factory
 }
 
-/// What `thalweg pki init` makes.
+/// What `thalweg pki init` writes.
 pub struct Trust {
     pub authority: String,
     pub server: Identity,
@@ -34,7 +35,7 @@ pub struct Trust {
 impl Trust {
     pub fn new() -> Self {
         let authority = Authority::new("test", 1).unwrap();
-        // Through the files, as everybody has it.
+        // Through the files, as users do it.
         let loaded = Authority::load(authority.certificate_pem(), &authority.key_pem()).unwrap();
         let server = loaded.issue("server", &["127.0.0.1".into()], 1, thalweg_pki::Role::Server).unwrap();
         let server = Identity { certificate: server.certificate, key: server.key };
@@ -63,11 +64,11 @@ pub async fn connect(listener: &dyn Listener, options: &Options) -> Result<Arc<d
     Zmq::default().connect(&listener.address(), options).await
 }
 
-/// Both ends of a link.
+/// Opens a link and returns both ends: the client's and the server's.
 pub async fn link(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc<dyn Link>) {
     let accept = async {
         loop {
-            // Whoever was refused before is not a link.
+            // An error belongs to a peer that was refused before.
             if let Ok(link) = listener.accept().await.unwrap().await {
                 return link;
             }
