@@ -88,7 +88,7 @@ pub(crate) fn said(body: &[u8]) -> String {
 
 /// Returns the next control message. Until then, gives chunks to the sink.
 ///
-/// + Errors
+/// # Errors
 /// The reason of the link's end, and a sink's target of the wrong length.
 pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes> {
     let mut inbox = shared.intake.inbox().await;

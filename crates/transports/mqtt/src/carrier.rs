@@ -1,4 +1,5 @@
-//! A party's connection to the broker, as links want it.
+//! The carrier of one party: its connection to the broker. A task reads the connection and answers the
+//! broker, whether or not the application takes messages.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,28 +16,29 @@ use crate::outbox::Outbox;
 use crate::packets::{publish, Incoming, Retain, Small, Version};
 use crate::topics::{Purpose, Topics};
 
-/// After so many seconds the broker forgets the model of a server that could not clear it.
+/// Seconds after which the broker forgets the retained model of a server that was killed.
 const FORGOTTEN: u32 = 3600;
-/// Messages that wait to be taken, and their bytes, before nothing more is read.
+/// Most messages that wait for the application. Beyond that, nothing more is read.
 const MAILS: usize = 1024;
+/// Most bytes of these messages.
 const MAIL_BYTES: u32 = 16 << 20;
 
-/// An open connection.
+/// An open connection to the broker.
 pub(crate) struct MqttCarrier {
     core: Arc<Core>,
     mails: AsyncMutex<mpsc::Receiver<(Seen, OwnedSemaphorePermit)>>,
-    /// What came while the carrier was opened.
+    /// Events that arrived while the carrier was being opened.
     early: Mutex<Early>,
 }
 
-/// Events that wait, and the bytes of their letters.
+/// Queued events, and the bytes of their messages.
 #[derive(Default)]
 struct Early {
     events: VecDeque<Event>,
     bytes: u64,
 }
 
-/// What a connection's reader and its users share.
+/// The state that a connection's reading task and its users share.
 pub(crate) struct Core {
     pub side: Side,
     pub address: Address,
@@ -44,19 +46,19 @@ pub(crate) struct Core {
     pub version: Version,
     pub qos: u8,
     pub nature: Nature,
-    /// Whether the broker retains the model.
+    /// Whether the broker retains the model; only at the listener.
     pub retain: bool,
-    /// The places of the model that it retains, at the listener.
+    /// At the listener: the places of the model that the broker retains.
     pub retained: Mutex<BTreeSet<u64>>,
-    /// Who the listener said it was: its client's name at the broker.
+    /// The listener's client identifier, as its retained message says it. Empty while it is unknown.
     pub listener: Mutex<Bytes>,
     pub socket: Socket,
     pub outbox: Arc<Outbox>,
-    /// Messages of QoS 2 that came and that the broker has not released.
+    /// Identifiers of QoS 2 messages that arrived and that the broker has not released (PUBREL).
     pub unreleased: Mutex<HashSet<u16>>,
 }
 
-/// Dropped when a message has been dealt with: the broker may forget it.
+/// Sends the acknowledgement of a message when dropped. The broker may then forget the message.
 struct Receipt {
     outbox: Arc<Outbox>,
     answer: Small,
@@ -68,15 +70,15 @@ impl Drop for Receipt {
     }
 }
 
-/// What of a job's listener is seen on its retained topic.
+/// What the reading task passes on.
 pub(crate) enum Seen {
     Event(Event),
-    /// The listener that is here.
+    /// The identifier of the listener that is present, from its retained message.
     Here(Bytes),
 }
 
 impl MqttCarrier {
-    /// Begins to read.
+    /// Starts the task that reads the connection.
     pub(crate) fn begin(core: Core, inbox: Inbox) -> Self {
         let core = Arc::new(core);
         let (put, mails) = mpsc::channel(MAILS);
@@ -88,7 +90,8 @@ impl MqttCarrier {
         &self.core
     }
 
-    /// Keeps what came while the carrier was opened: the model that the broker retains, of which no more is of use.
+    /// Keeps an event that arrived while the carrier was being opened. These are messages of the retained
+    /// model; what exceeds [`SHELF_BYTES`] is dropped, since a member holds no more.
     pub(crate) fn keep(&self, event: Event) {
         let mut early = lock(&self.early);
         if let Event::Letter(letter) = &event {
@@ -101,7 +104,7 @@ impl MqttCarrier {
         early.events.push_back(event);
     }
 
-    /// What comes next that is not the protocol's own. Dropping the future loses nothing.
+    /// The next event that is not the protocol's own. Dropping the future loses nothing.
     pub(crate) async fn step(&self) -> Result<Seen> {
         let mut mails = self.mails.lock().await;
         let seen = tokio::select! {
@@ -116,8 +119,8 @@ impl MqttCarrier {
     }
 }
 
-/// Reads until the connection ends, whether or not somebody takes what comes: the protocol's own answers do not wait
-/// for that.
+/// The reading task. It answers the broker at once and passes events on, until the connection ends. Only the
+/// events wait for the application.
 async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedSemaphorePermit)>) {
     let room = Arc::new(Semaphore::new(MAIL_BYTES as usize));
     loop {
@@ -138,7 +141,7 @@ async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedS
             Ok(None) => {}
             Ok(Some(seen)) => {
                 let passed_on = async {
-                    let room = room.clone().acquire_many_owned(bytes).await.ok()?; // it is never closed
+                    let room = room.clone().acquire_many_owned(bytes).await.ok()?; // never closed
                     put.send((seen, room)).await.ok()
                 };
                 tokio::select! {
@@ -156,13 +159,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An error without what it was doing, which whoever waits says again.
+/// The text of an error without its operation, which the caller of a link names itself.
 fn words(error: &Error) -> String {
     let text = error.to_string();
     text.split_once(": ").map_or(text.clone(), |(_, rest)| rest.to_owned())
 }
 
 impl Core {
+    /// Processes a packet. Returns an event for the application, if it is one.
     fn take(&self, incoming: Incoming, wire: u64) -> Result<Option<Seen>> {
         match incoming {
             Incoming::Publish { topic, id, qos, payload } => {
@@ -193,12 +197,13 @@ impl Core {
     fn confirmed(&self, id: u16, refused: Option<String>) -> Result<()> {
         self.outbox.confirm(id);
         match refused {
-            // The message is lost, so links would wait for it: better that they begin anew.
+            // Links would wait for the lost message for ever. Ending the connection lets them start again.
             Some(why) => Err(self.broken(format!("the broker did not take a message: {why}"))),
             None => Ok(()),
         }
     }
 
+    /// The acknowledgement that a message needs; none at QoS 0.
     fn receipt(&self, id: u16, qos: u8) -> Option<Receipt> {
         let answer = match qos {
             0 => None,
@@ -208,6 +213,7 @@ impl Core {
         answer.map(|answer| Receipt { outbox: Arc::clone(&self.outbox), answer })
     }
 
+    /// Processes a message by the purpose of its topic. Drops a QoS 2 message that arrives twice.
     fn message(&self, topic: &[u8], id: u16, qos: u8, payload: Bytes, wire: u64) -> Option<Seen> {
         let receipt = self.receipt(id, qos);
         let again = qos == 2 && !lock(&self.unreleased).insert(id);
@@ -232,7 +238,8 @@ impl Core {
         }
     }
 
-    /// The listener's topic has changed: for a member, its listener has gone, unless it is the one it knows.
+    /// Processes a change of the listener's retained message. At a member, another or no listener means that
+    /// its own has gone.
     fn presence(&self, who: Bytes) -> Option<Seen> {
         let known = lock(&self.listener).clone();
         if known.is_empty() {
@@ -247,7 +254,8 @@ impl Core {
                     if who.is_empty() { "the listener has left the broker" } else { "another listener came" };
                 Some(Seen::Event(Event::Gone { mailbox: Mailbox::Listener, why: why.into() }))
             }
-            // The last will of another that tried to take the name: this one is still here.
+            // Another server tried to take the name, and its last will cleared the message. This listener is
+            // still here, so publish the message again.
             Side::Listener if who.is_empty() => {
                 let topic = self.topics.here();
                 self.outbox.assert(publish(self.version, &topic, (0, 0, Retain::Yes), &known, b""));
@@ -260,6 +268,7 @@ impl Core {
         }
     }
 
+    /// Returns an error if the broker does not accept a message of this length.
     fn fits(&self, message: &Message<'_>) -> Result<()> {
         let (bytes, most) = (message.length(), self.nature.max_message);
         if bytes <= most {
@@ -270,6 +279,7 @@ impl Core {
             .mend("make transport.chunk smaller, or raise the broker's limit"))
     }
 
+    /// Ends the connection, and returns the error for the reader.
     pub(crate) fn broken(&self, why: String) -> Error {
         self.outbox.end(&why);
         Error::closed("receive", why)
@@ -288,13 +298,13 @@ impl Core {
         })
     }
 
-    /// What this end says to others when it leaves in good order.
+    /// Tells the others that this end leaves, and disconnects in good order.
     async fn leave(&self) -> Result<()> {
         *lock(&self.listener) = Bytes::new();
         let text = |body| Message { head: b"", body, care: Care::Control };
         match self.side {
             Side::Listener => {
-                // A retained message goes when one without content takes its place (section 3.3.1.3).
+                // An empty retained message removes the one before it (MQTT 3.1.1, section 3.3.1.3).
                 let retained = std::mem::take(&mut *lock(&self.retained));
                 for place in retained {
                     self.put(&self.topics.model(place), self.qos, Retain::Yes, text(b"")).await?;
@@ -311,9 +321,10 @@ impl Core {
                 .await?
             }
         };
-        // A message of QoS 2 is only passed on once it is released. And where something is left unread the connection ends
-        // with a reset, at which the broker forgets what it has not come to: a member's last will says the same, of a
-        // listener retained messages would stay for ever.
+        // The broker passes on a QoS 2 message only once it is released, so wait for that. Also, if unread
+        // data is left, the connection ends with a reset, and the broker then drops packets that it has not
+        // read yet. A member need not care, since its last will says the same. But a listener's retained
+        // messages would stay for ever.
         if self.qos > 0 || self.side == Side::Listener {
             self.outbox.flush().await?;
         }
@@ -334,7 +345,8 @@ impl Carrier for MqttCarrier {
 
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
         self.core.fits(&message)?;
-        // A message of QoS 2 is passed on once it is released, behind what was sent after it. A hint is not to wait.
+        // With QoS 2, the broker passes on a message only once it is released, so after messages sent later
+        // at QoS 0. A hint must not wait like that.
         let qos = if message.care == Care::Hint { 0 } else { self.core.qos };
         self.core.put(&self.core.topics.mail(to), qos, Retain::No, message).await
     }
@@ -345,7 +357,7 @@ impl Carrier for MqttCarrier {
 
     async fn publish_kept(&self, place: u64, message: Message<'_>) -> Result<u64> {
         self.core.fits(&message)?;
-        // Before it is published: what is given up halfway may be there.
+        // Do this first: if publishing is cancelled, the broker may have the message all the same.
         lock(&self.core.retained).insert(place);
         self.core.put(&self.core.topics.model(place), self.core.qos, Retain::For(FORGOTTEN), message).await
     }
@@ -378,7 +390,7 @@ impl Carrier for MqttCarrier {
     }
 
     async fn close(&self) {
-        // A broker that takes nothing is not waited for: the last will says the same.
+        // Do not wait for a broker that reads nothing: the last will says the same.
         if !self.core.outbox.has_ended() {
             let _ = tokio::time::timeout(crate::connect::LEAVE, self.core.leave()).await;
         }
@@ -390,7 +402,8 @@ impl Drop for MqttCarrier {
     fn drop(&mut self) {
         if !self.core.outbox.has_ended() {
             self.core.outbox.end("the carrier was dropped");
-            self.core.socket.shut(); // so that the broker publishes the last will
+            // An abrupt end makes the broker publish the last will.
+            self.core.socket.shut();
         }
     }
 }

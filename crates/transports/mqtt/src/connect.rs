@@ -1,4 +1,5 @@
-//! Opening a carrier: TCP, TLS, CONNECT, subscriptions, and who is here.
+//! Opens a carrier: connects over TCP and TLS, sends CONNECT, subscribes, and finds out whether the job has a
+//! listener.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -21,31 +22,34 @@ use crate::topics::Topics;
 use crate::{MAX_CHUNK, SETTINGS};
 
 const CONNECT: &str = "connect";
-/// How long either end may be silent before the other asks (section 3.1.2.10 of 3.1.1). Peers are declared dead by the
-/// session's own rule, which is quicker; this one finds connections of which the network has lost every trace.
+/// Keep-alive interval (MQTT 3.1.1, section 3.1.2.10). The session's own liveness rule notices a dead peer
+/// earlier. This one finds connections that the network has silently lost.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
-/// How long leaving in good order may take.
+/// Longest time to leave in good order.
 pub(crate) const LEAVE: Duration = Duration::from_secs(5);
-/// How long a member waits for the broker to hand out the retained word of who listens, which brokers may do after
-/// they have confirmed the subscription.
+/// How long a member waits for the listener's retained message after the subscription was confirmed. Brokers
+/// may send it later than the confirmation.
 const HERE: Duration = Duration::from_millis(500);
-/// A member's words when it leaves, and its last will.
+/// A member's message when it leaves.
 pub(crate) const HUNG_UP: &str = "has hung up";
+/// The message in its last will.
 const VANISHED: &str = "has lost its connection to the broker";
-/// Messages of QoS 1 and 2 under way where a broker does not say how many it allows: Mosquitto's default.
+/// Most unacknowledged QoS 1 and 2 messages if the broker does not state a limit. This is Mosquitto's
+/// default.
 const INFLIGHT: u16 = 20;
-/// The same that this end allows the broker.
+/// The limit that this end states to the broker.
 const INFLIGHT_HERE: u16 = 1024;
-/// Bytes of chunks under way on a link.
+/// Most cost of chunks in flight on a link.
 const WINDOW: u64 = 4 << 20;
-/// Bytes of a chunk that a message has room for at least.
+/// Least payload that a message must have room for.
 const LEAST: usize = 1 << 10;
-/// Longest topic and packet header are well within it.
+/// Room for the longest topic and packet header, generously.
 const SLACK: usize = 1 << 10;
 
 type Reading = Box<dyn AsyncRead + Send + Unpin>;
 type Writing = Box<dyn AsyncWrite + Send + Unpin>;
 
+/// Opens a carrier within [`Options::connect_timeout`].
 pub(crate) async fn open(side: Side, address: &Address, options: &Options) -> Result<MqttCarrier> {
     in_time(address, options, attempt(side, address, options)).await
 }
@@ -130,13 +134,18 @@ async fn attempt(side: Side, address: &Address, options: &Options) -> Result<Mqt
         Side::Member(id) => join(&carrier, id).await,
     };
     if let Err(error) = &opened {
-        carrier.core().outbox.send(Small::Bye); // so that there is no last will
+        // A proper DISCONNECT prevents the last will.
+        carrier.core().outbox.send(Small::Bye);
         carrier.core().outbox.end(&error.to_string());
     }
     opened.map(|()| carrier)
 }
 
-/// The address with the job's name: a listener without one takes one by chance, as it does a port.
+/// Completes the address with a job. A listener without one gets a random name, as it would get a random
+/// port.
+///
+/// # Errors
+/// [`ErrorKind::Address`] if a member's address has no job, or an address has no port.
 fn named(side: Side, address: &Address) -> Result<Address> {
     let mut address = address.clone();
     match (&address.job, side) {
@@ -156,6 +165,7 @@ fn named(side: Side, address: &Address) -> Result<Address> {
     Ok(address)
 }
 
+/// Checks the prefix of all topics.
 fn prefix(text: &str) -> Result<String> {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '/' | '.');
     if text.is_empty() || text.starts_with('/') || text.ends_with('/') || !text.chars().all(good) {
@@ -166,11 +176,12 @@ fn prefix(text: &str) -> Result<String> {
     Ok(text.into())
 }
 
-/// A name that no other client of the broker has; short enough for all brokers (section 3.1.3.1 of 3.1.1).
+/// A random client identifier, short enough for all brokers (MQTT 3.1.1, section 3.1.3.1).
 fn client_name() -> Result<String> {
     Ok(format!("tw{}", &MemberId::random()?.to_string()[..20]))
 }
 
+/// Connects to the broker, with TLS if the options say so.
 async fn dial(address: &Address, options: &Options) -> Result<(Socket, Reading, Writing)> {
     let tls = options.tls.as_ref().map(|tls| tls::client(address, tls)).transpose()?;
     let (stream, _) = reach(address, options).await.map_err(no_broker)?;
@@ -184,6 +195,7 @@ async fn dial(address: &Address, options: &Options) -> Result<(Socket, Reading, 
     Ok((socket, Box::new(reading), Box::new(writing)))
 }
 
+/// Adds a hint to the error of a broker that does not answer.
 fn no_broker(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unreachable => error.mend("start the broker first, or check the address"),
@@ -191,6 +203,7 @@ fn no_broker(error: Error) -> Error {
     }
 }
 
+/// Reads the broker's CONNACK and returns its limits.
 async fn accepted(inbox: &mut Inbox, address: &Address, options: &Options) -> Result<Limits> {
     let answer = inbox.next().await.map_err(|error| match error.kind() {
         ErrorKind::Closed => Error::closed(CONNECT, format!("{address} hung up before it answered"))
@@ -219,6 +232,7 @@ async fn accepted(inbox: &mut Inbox, address: &Address, options: &Options) -> Re
     }
 }
 
+/// Checks that the broker supports the QoS and retained messages.
 fn suits(limits: &Limits, qos: u8, address: &Address) -> Result<()> {
     let missing = if qos > limits.max_qos {
         format!("has QoS {} at most", limits.max_qos)
@@ -231,7 +245,8 @@ fn suits(limits: &Limits, qos: u8, address: &Address) -> Result<()> {
         .mend("lower transport.options.qos, or change the broker's configuration"))
 }
 
-/// A listener looks whether its job's name is free, subscribes, and then says that it is here.
+/// Registers a listener: checks that the job has none yet, subscribes, and publishes the retained message
+/// that says who it is.
 async fn appear(carrier: &MqttCarrier, client: &str) -> Result<()> {
     if let Some(other) = who_is_here(carrier, vec![carrier.core().topics.here()], Duration::ZERO).await? {
         let other = String::from_utf8_lossy(&other[..other.len().min(32)]).into_owned();
@@ -248,11 +263,12 @@ async fn appear(carrier: &MqttCarrier, client: &str) -> Result<()> {
     settle(carrier, carrier.core().outbox.flush()).await?
 }
 
-/// A member subscribes to its mailbox, the group's and the model's, if there is a listener.
+/// Registers a member: subscribes to its mailbox, the group and the retained model. Fails if the job has no
+/// listener.
 async fn join(carrier: &MqttCarrier, id: MemberId) -> Result<()> {
     let names = &carrier.core().topics;
     let [own, group] = [Mailbox::Member(id), Mailbox::Group].map(|mailbox| names.mail(mailbox));
-    // The model last: it may be retained, and is long.
+    // Subscribe to the model last. It may be retained, and it is long.
     let topics = vec![names.here(), own, group, names.all_model()];
     let Some(listener) = who_is_here(carrier, topics, HERE).await? else {
         let context = format!("the broker is there, and no server of {}", carrier.core().address);
@@ -263,14 +279,16 @@ async fn join(carrier: &MqttCarrier, id: MemberId) -> Result<()> {
     Ok(())
 }
 
-/// Subscribes to topics, that of the listener's presence among them, and returns who it is.
+/// Subscribes to topics, among them that of the listener's retained message. Returns the content of that
+/// message, if there is one. `patience` is how long to wait for it after the broker's answers.
 async fn who_is_here(
     carrier: &MqttCarrier,
     topics: Vec<String>,
     patience: Duration,
 ) -> Result<Option<Bytes>> {
     let mut here = subscribe(carrier, topics).await?;
-    // The broker has come to what follows the subscription: so it has handed out what was retained, or will soon.
+    // A flush shows that the broker has processed the subscription. It has sent the retained message before,
+    // or will soon.
     if here.is_none() {
         here = settle_seeing(carrier, carrier.core().outbox.flush()).await?.1;
     }
@@ -280,6 +298,7 @@ async fn who_is_here(
     Ok(here)
 }
 
+/// Subscribes to topics. Returns the listener's retained message, if it arrived meanwhile.
 async fn subscribe(carrier: &MqttCarrier, topics: Vec<String>) -> Result<Option<Bytes>> {
     let answer = carrier
         .core()
@@ -294,12 +313,13 @@ async fn subscribe(carrier: &MqttCarrier, topics: Vec<String>) -> Result<Option<
     Ok(here)
 }
 
+/// Waits for `until`, and keeps the events that arrive meanwhile.
 async fn settle<T>(carrier: &MqttCarrier, until: impl std::future::Future<Output = T>) -> Result<T> {
     Ok(settle_seeing(carrier, until).await?.0)
 }
 
-/// Takes what comes until `until` is done; whether the listener was seen by then. What has come is looked at first: the
-/// broker's answer and the retained word before it often come together.
+/// The same, and returns the listener's retained message if it arrived. Looks at arrived packets first: the
+/// broker's answer and the retained message before it often arrive together.
 async fn settle_seeing<T>(
     carrier: &MqttCarrier,
     until: impl std::future::Future<Output = T>,

@@ -1,4 +1,4 @@
-//! What must hold for any bytes that a broker sends; for libFuzzer, and for the test below.
+//! Properties that hold for any bytes from a broker. libFuzzer checks them, and so does the test below.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,11 +7,12 @@ use std::task::{Context, Poll, Waker};
 use crate::inbox::Inbox;
 use crate::packets::{Incoming, Version};
 
-/// Longest packet that is taken.
+/// Longest packet that is accepted.
 const MOST: usize = 4096;
 
-/// The bytes behind the first, which chooses the version, are read as packets: each takes bytes that were there, and a
-/// message no more than its packet; one that is too long is passed over; whatever is no packet ends it with an error.
+/// The first byte chooses the version; the others are read as packets. A packet never takes more bytes than
+/// there are, and a message has no more bytes than its packet. A message that is too long is skipped. Invalid
+/// bytes end reading with an error.
 pub fn inbox(bytes: &[u8]) {
     let Some((choice, stream)) = bytes.split_first() else { return };
     let version = if choice & 1 == 0 { Version::V311 } else { Version::V5 };
@@ -24,7 +25,8 @@ pub fn inbox(bytes: &[u8]) {
         taken += wire;
         if let Incoming::TooLong { qos, .. } = incoming {
             assert!(wire > MOST as u64 && qos <= 2, "a packet of {wire} bytes");
-            continue; // its bytes are read with the next packet, if they come
+            // The next call skips its bytes.
+            continue;
         }
         assert!((2..=MOST as u64).contains(&wire), "a packet of {wire} bytes");
         assert!(taken <= stream.len() as u64, "more bytes than there are");
@@ -39,7 +41,7 @@ mod tests {
     use super::*;
     use crate::packets::{publish, Hello, Retain, Small};
 
-    /// What a broker sends, and what it does not, in both versions.
+    /// Packets that a broker sends, and packets that it never sends, in both versions.
     fn samples() -> Vec<Vec<u8>> {
         let mut samples = Vec::new();
         for (choice, version) in [(0, Version::V311), (1, Version::V5)] {
@@ -60,9 +62,9 @@ mod tests {
                 version.subscribe(3, &["a/+".into(), "b".into()], 1).unwrap(),
                 vec![0xd0, 0],                       // PINGRESP
                 vec![0x20, 2, 0, 0],                 // CONNACK of 3.1.1
-                vec![0x20, 6, 0, 0, 3, 0x21, 0, 20], // of 5, with Receive Maximum
+                vec![0x20, 6, 0, 0, 3, 0x21, 0, 20], // CONNACK of 5, with Receive Maximum
                 vec![0x90, 4, 0, 3, 0, 1],           // SUBACK of 3.1.1
-                vec![0x90, 5, 0, 3, 0, 0, 1],        // of 5
+                vec![0x90, 5, 0, 3, 0, 0, 1],        // SUBACK of 5
                 vec![0xe0, 2, 0x8e, 0],              // DISCONNECT of 5
                 vec![0x40, 4, 0, 9, 0x10, 0],        // PUBACK of 5
             ];

@@ -1,4 +1,4 @@
-//! What comes from the broker: bytes to packets, each into a buffer of its own size.
+//! Reads packets from the broker, each into a buffer of its own size.
 
 use bytes::{Buf, BufMut, BytesMut};
 use thalweg_transport::{Error, ErrorKind, Result};
@@ -6,30 +6,35 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::packets::{length, too_long, Incoming, Version};
 
-/// Bytes that are read when a packet's length is not known: what comes after its end is moved once more.
+/// Bytes to read while the length of a packet is unknown. Bytes of the next packet among them are moved once
+/// more.
 const FIRST: usize = 512;
-/// Most bytes of one read: the buffer is made ready for as many as are asked for.
+/// Most bytes of one read. The buffer must be initialised for as many bytes as a read asks for.
 const READ: usize = 128 << 10;
 const RECEIVE: &str = "receive";
 
-/// The reading end of a connection.
+/// The receiving half of a connection.
 pub(crate) struct Inbox {
     stream: Box<dyn AsyncRead + Send + Unpin>,
     buffer: BytesMut,
     version: Version,
     most: usize,
-    /// Bytes to come of a packet that is not kept.
+    /// Bytes still to skip of a packet that was too long.
     skip: usize,
 }
 
 impl Inbox {
-    /// `most` is the bytes of the longest packet that is kept. Of a longer message from somebody else at the broker, which
-    /// a broker of version 5 does not pass on, nothing is but its head.
+    /// A reader that accepts packets of up to `most` bytes. A longer message, from a foreign client of the
+    /// broker, is skipped after its header. With version 5 the broker does not send such messages.
     pub(crate) fn new(stream: Box<dyn AsyncRead + Send + Unpin>, version: Version, most: usize) -> Self {
         Self { stream, buffer: BytesMut::new(), version, most, skip: 0 }
     }
 
-    /// The next packet, and the bytes it took. Dropping the future loses nothing.
+    /// Reads the next packet. Returns its length in bytes too. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] for bytes that are not MQTT; [`ErrorKind::Closed`] at the end of the
+    /// connection.
     pub(crate) async fn next(&mut self) -> Result<(Incoming, u64)> {
         let corrupt = |why: String| {
             Error::new(ErrorKind::Corrupt, RECEIVE, format!("what is no MQTT: {why}"))
@@ -63,6 +68,7 @@ impl Inbox {
         }
     }
 
+    /// Reads once: up to the end of a packet of `whole` bytes, or [`FIRST`] bytes if its length is unknown.
     async fn fill(&mut self, whole: Option<usize>) -> Result<()> {
         let missing = whole.map_or(FIRST, |whole| whole - self.buffer.len());
         self.buffer.reserve(missing);

@@ -1,7 +1,7 @@
-//! The mqtt transport: links through a broker of MQTT 3.1.1 or 5.
+//! The `mqtt` transport: links through a broker, with MQTT 3.1.1 or 5.
 //!
-//! What links are, their windows, the order of what they carry and the group send are [`thalweg_messages`]'s; here is
-//! how messages get to a broker and from it. See the crate's README.
+//! This crate is the carrier, which exchanges messages with the broker. Links, windows, ordering and the
+//! group send come from [`thalweg_messages`]. The crate's README describes the topics.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -19,10 +19,10 @@ mod outbox;
 mod packets;
 mod topics;
 
-/// Most bytes of payload in one chunk.
+/// Most payload of a chunk, in bytes.
 pub const MAX_CHUNK: u32 = 1 << 20;
 
-/// What only this transport can be told.
+/// The settings of this transport alone.
 const SETTINGS: &[Setting] = &[
     Setting {
         name: "version",
@@ -56,12 +56,12 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// The transport, for a registry of transports.
+/// The `mqtt` transport, for a registry.
 pub fn transport() -> Messages<Mqtt> {
     Messages::new(Mqtt)
 }
 
-/// Messages through an MQTT broker.
+/// The MQTT protocol, at `mqtt://host:port/job`, which is the broker's address and a job's name.
 #[derive(Debug, Clone, Copy)]
 pub struct Mqtt;
 

@@ -1,4 +1,5 @@
-//! What this end sends: a bounded queue, a task that writes it, and the messages that the broker has yet to confirm.
+//! The sending half of a connection: a bounded queue, a task that writes it, and the messages that the broker
+//! has not acknowledged yet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,64 +13,68 @@ use tokio::sync::{mpsc, oneshot, watch, OwnedSemaphorePermit, Semaphore};
 use crate::connect::LEAVE;
 use crate::packets::Small;
 
-/// Bytes of messages that wait to be written before who publishes waits.
+/// Most bytes of messages in the queue. Beyond that, publishers wait.
 pub(crate) const ROOM: u32 = 1 << 20;
-/// No broker has a limit below this.
+/// Messages shorter than this, in bytes, are never suspected to be too long for the broker.
 const SHORT: usize = 4 << 10;
-/// Packets that are written with one wake-up.
+/// Most packets written at once.
 const BATCH: usize = 16;
 
-/// A packet on its way, with the room that it takes.
+/// A queued packet, with its permit for room in the queue.
 struct Packet {
     bytes: Vec<u8>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// Where packets are put.
+/// The queue of packets, and what the broker still has to answer.
 pub(crate) struct Outbox {
     queue: Mutex<Option<mpsc::UnboundedSender<Packet>>>,
     room: Arc<Semaphore>,
-    /// How many messages of QoS 1 and 2 may be unconfirmed.
+    /// Permits for unacknowledged messages of QoS 1 and 2.
     inflight: Arc<Semaphore>,
     ledger: Mutex<Ledger>,
-    /// Number of the first message that is unconfirmed, or of the next one.
+    /// Number of the first unacknowledged message, or of the next one if there is none.
     confirmed: watch::Sender<u64>,
+    /// Whether something has arrived from the broker since the last keep-alive check.
     spoke: AtomicBool,
+    /// Whether the broker has stated the longest packet that it accepts.
     tells_limit: bool,
     end: watch::Sender<Option<String>>,
 }
 
-/// What the broker owes this end.
+/// The answers that the broker owes this end.
 #[derive(Default)]
 struct Ledger {
     next_id: u16,
-    /// Messages by number: identifier, and the place that they take.
+    /// Unacknowledged messages by number: the packet identifier, and the permit.
     unconfirmed: BTreeMap<u64, (u16, OwnedSemaphorePermit)>,
     published: u64,
+    /// PINGREQs without an answer, in order; a flush waits for some of them.
     pings: VecDeque<Option<oneshot::Sender<()>>>,
+    /// SUBSCRIBEs without an answer, by packet identifier.
     orders: BTreeMap<u16, oneshot::Sender<bool>>,
     longest: Longest,
 }
 
-/// The longest packet with a message so far.
+/// The longest message published so far.
 #[derive(Default)]
 struct Longest {
     bytes: usize,
-    /// How many PINGRESPs have to come until it is known that the broker has taken it; 0: it is known. A confirmation of `id`
-    /// shows it too.
+    /// How many PINGRESPs must arrive before it is certain that the broker has accepted the message; 0 if it
+    /// is certain. An acknowledgement of `id` shows it too.
     pings: usize,
     id: u16,
 }
 
 impl Longest {
-    /// Its length, if it may be the reason why the broker closed the connection.
+    /// The message's length, if the message may be why the broker closed the connection.
     fn suspect(&self) -> Option<usize> {
         (self.pings > 0 && self.bytes >= SHORT).then_some(self.bytes)
     }
 }
 
 impl Ledger {
-    /// An identifier that nothing of this end has; 0 is none (section 2.3.1 of 3.1.1).
+    /// An unused packet identifier; 0 is not valid (MQTT 3.1.1, section 2.3.1).
     fn id(&mut self) -> u16 {
         loop {
             self.next_id = self.next_id.wrapping_add(1).max(1);
@@ -81,15 +86,15 @@ impl Ledger {
     }
 }
 
-/// A message that may be published: there is room for it.
+/// The permits to publish one message.
 pub(crate) struct Admitted {
     room: OwnedSemaphorePermit,
     inflight: Option<OwnedSemaphorePermit>,
 }
 
 impl Outbox {
-    /// One that is written to `stream`. `keep_alive` is how long it may be silent.
-    /// `tells_limit`: the broker has said how long a packet may be, or that there is no limit.
+    /// Starts the task that writes to `stream`. `keep_alive` is the keep-alive interval. `tells_limit` says
+    /// that the broker has stated the longest packet that it accepts, or that it has no limit.
     pub(crate) fn open(
         stream: impl AsyncWrite + Send + Unpin + 'static,
         keep_alive: Duration,
@@ -110,12 +115,12 @@ impl Outbox {
         outbox
     }
 
-    /// So many messages of QoS 1 and 2 may be unconfirmed from now on.
+    /// Permits this many unacknowledged messages of QoS 1 and 2.
     pub(crate) fn allow(&self, inflight: u16) {
         self.inflight.add_permits(inflight.into());
     }
 
-    /// Waits until there is room for a message of `bytes`, of QoS above 0 if `confirmed`.
+    /// Waits for room for a message of `bytes`. `confirmed` says that its QoS is above 0.
     pub(crate) async fn admit(&self, bytes: usize, confirmed: bool) -> Result<Admitted> {
         let wanted = u32::try_from(bytes).unwrap_or(ROOM).min(ROOM);
         let admitted = async {
@@ -134,7 +139,8 @@ impl Outbox {
         }
     }
 
-    /// Publishes what `make` makes with an identifier, which is 0 at QoS 0. Waits for nothing.
+    /// Queues the packet that `make` builds with a packet identifier (0 at QoS 0). Does not wait. Returns its
+    /// length.
     pub(crate) fn publish(&self, admitted: Admitted, make: impl FnOnce(u16) -> Vec<u8>) -> Result<u64> {
         let mut ledger = self.ledger();
         let id = match admitted.inflight {
@@ -150,26 +156,28 @@ impl Outbox {
         let bytes = make(id);
         let length = bytes.len() as u64;
         if bytes.len() > ledger.longest.bytes {
-            // The answer to the next PINGREQ comes behind those to the ones under way.
+            // The next PINGRESP but those for earlier PINGREQs shows that the broker has read this packet.
             ledger.longest = Longest { bytes: bytes.len(), pings: ledger.pings.len() + 1, id };
         }
-        // Within the lock, so that messages go out in the order of their identifiers.
+        // Keep the lock, so that packets are sent in the order of their identifiers.
         self.put(Packet { bytes, _room: Some(admitted.room) })?;
         Ok(length)
     }
 
-    /// Sends a packet of few bytes, of which there are few: those that answer, and those of this end's own orders.
+    /// Queues a short packet without waiting for room: an answer, or a request of this end. There are few of
+    /// them.
     pub(crate) fn send(&self, small: Small) {
-        // After the end nobody waits for it.
+        // After the end, nobody waits for it.
         let _ = self.put(Packet { bytes: small.bytes(), _room: None });
     }
 
-    /// Sends a message of few bytes at QoS 0, without waiting for room.
+    /// Queues a short QoS 0 message without waiting for room.
     pub(crate) fn assert(&self, bytes: Vec<u8>) {
         let _ = self.put(Packet { bytes, _room: None });
     }
 
-    /// Sends a packet made with an identifier; what comes tells whether the broker has done so.
+    /// Queues a request built with a packet identifier. The channel that is returned tells whether the broker
+    /// has granted it.
     pub(crate) fn order(
         &self,
         make: impl FnOnce(u16) -> std::result::Result<Vec<u8>, String>,
@@ -183,13 +191,14 @@ impl Outbox {
         Ok(answer)
     }
 
+    /// Processes the answer to a request.
     pub(crate) fn ordered(&self, id: u16, done: bool) {
         if let Some(waiting) = self.ledger().orders.remove(&id) {
-            let _ = waiting.send(done); // who waited may have left
+            let _ = waiting.send(done); // the caller may be gone
         }
     }
 
-    /// The broker has confirmed the message with an identifier. Whether it was one of ours.
+    /// Processes the acknowledgement of a message. Returns whether this end has sent the message.
     pub(crate) fn confirm(&self, id: u16) -> bool {
         let mut ledger = self.ledger();
         let found = ledger.unconfirmed.iter().find(|(_, (own, _))| *own == id).map(|(number, _)| *number);
@@ -204,8 +213,8 @@ impl Outbox {
         found.is_some()
     }
 
-    /// Waits until the broker has what was published before: it has confirmed all of it, and has come to a PINGREQ
-    /// that was sent after it.
+    /// Waits until the broker has everything published before: it has acknowledged all messages, and has
+    /// answered a PINGREQ sent after them.
     pub(crate) async fn flush(&self) -> Result<()> {
         let (sent, pong) = oneshot::channel();
         let upto = {
@@ -216,7 +225,7 @@ impl Outbox {
         };
         let mut confirmed = self.confirmed.subscribe();
         let flushed = async {
-            let _ = pong.await; // it fails after the end alone
+            let _ = pong.await; // An error means that the connection has ended.
             let _ = confirmed.wait_for(|first| *first >= upto).await;
         };
         tokio::select! {
@@ -226,6 +235,7 @@ impl Outbox {
         }
     }
 
+    /// Processes a PINGRESP.
     pub(crate) fn ponged(&self) {
         let mut ledger = self.ledger();
         ledger.longest.pings = ledger.longest.pings.saturating_sub(1);
@@ -234,12 +244,13 @@ impl Outbox {
         }
     }
 
-    /// Something has come from the broker.
+    /// Notes that something has arrived from the broker.
     pub(crate) fn heard(&self) {
         self.spoke.store(true, Ordering::Relaxed);
     }
 
-    /// Ends it: who waits fails with `why`. What was put before is still written, within the keep-alive.
+    /// Ends the connection; waiting calls fail with `why`. Packets queued before are still written, for at
+    /// most [`LEAVE`].
     pub(crate) fn end(&self, why: &str) {
         self.end.send_if_modified(|end| {
             let first = end.is_none();
@@ -249,8 +260,8 @@ impl Outbox {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Ends it because the connection is lost. A broker that does not tell its limit hangs up without a word at the first
-    /// packet that is too long.
+    /// Ends a lost connection. A broker that does not state its limit closes the connection without a reason
+    /// at the first packet that is too long. So the error then names the longest message.
     pub(crate) fn lose(&self, why: &str) {
         let suspect = self.ledger().longest.suspect();
         match suspect.filter(|_| !self.tells_limit) {
@@ -267,15 +278,15 @@ impl Outbox {
         self.end.borrow().is_some()
     }
 
-    /// Waits for the end; the error that says why.
+    /// Waits for the end, and returns the reason as an error.
     pub(crate) async fn ended(&self, operation: &'static str) -> Error {
         let mut end = self.end.subscribe();
-        // It fails when the sender is gone, which we hold.
+        // This cannot fail: we hold the sender.
         let why = end.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
         Error::closed(operation, why.unwrap_or_default())
     }
 
-    /// Waits until it has been ended for some time.
+    /// Waits until the end is `time` ago.
     async fn ended_for(&self, time: Duration) {
         self.ended("write").await;
         tokio::time::sleep(time).await;
@@ -296,7 +307,8 @@ impl Outbox {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Called each half of the keep-alive: asks for a sign of life; false if none came since the last two times.
+    /// The keep-alive check, every half interval: sends a PINGREQ. Returns false if nothing has arrived for
+    /// three checks in a row.
     fn look(&self, silent: &mut u32) -> bool {
         *silent = if self.spoke.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
         let mut ledger = self.ledger();
@@ -306,7 +318,7 @@ impl Outbox {
     }
 }
 
-/// Writes what is put into the queue until that is closed and empty.
+/// The writing task: writes the queue until it is closed and empty.
 async fn write(
     outbox: Arc<Outbox>,
     mut packets: mpsc::UnboundedReceiver<Packet>,
@@ -315,7 +327,7 @@ async fn write(
 ) {
     let mut batch = Vec::with_capacity(BATCH);
     let mut ticks = tokio::time::interval(keep_alive / 2);
-    ticks.tick().await; // the first is at once
+    ticks.tick().await; // the first tick comes at once
     let mut silent = 0;
     let failed = loop {
         tokio::select! {
@@ -331,7 +343,7 @@ async fn write(
                 }
                 let written = tokio::select! {
                     written = write_batch(&mut stream, &batch) => written,
-                    // After the end a broker that takes nothing is not waited for long.
+                    // After the end, do not wait long for a broker that reads nothing.
                     () = outbox.ended_for(LEAVE) => break None,
                 };
                 if let Err(error) = written {
@@ -344,7 +356,8 @@ async fn write(
     if let Some(why) = failed {
         outbox.lose(&why);
     }
-    let _ = stream.shutdown().await; // it fails on a connection that has ended
+    // This fails on a connection that has ended.
+    let _ = stream.shutdown().await;
 }
 
 async fn write_batch(stream: &mut (impl AsyncWrite + Unpin), batch: &[Packet]) -> std::io::Result<()> {

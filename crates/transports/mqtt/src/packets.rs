@@ -1,37 +1,37 @@
-//! MQTT's packets, of 3.1.1 and of 5 alike. They are coded by rumqttc but for PUBLISH on its way out, whose payload
-//! would be copied once more.
+//! The packets of MQTT 3.1.1 and 5. rumqttc encodes and decodes them, except for outgoing PUBLISH packets:
+//! rumqttc would copy their payload once more.
 
 use bytes::{Bytes, BytesMut};
 use rumqttc::mqttbytes::{self as old, v4, QoS};
 use rumqttc::v5::mqttbytes::{self as new, v5};
 use thalweg_transport::Login;
 
-/// The property that says for how long (section 2.2.2.2 of 5).
+/// The property Message Expiry Interval (MQTT 5, section 2.2.2.2).
 const MESSAGE_EXPIRY: u8 = 2;
 
-/// A version of the protocol.
+/// A version of MQTT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// OASIS standard of 2014.
+    /// 3.1.1, the OASIS standard of 2014.
     V311,
-    /// OASIS standard of 2019.
+    /// 5, the OASIS standard of 2019.
     V5,
 }
 
-/// What a client begins with.
+/// What a client states in its CONNECT.
 pub(crate) struct Hello<'a> {
     pub client: &'a str,
     pub keep_alive: u16,
     pub login: Option<&'a Login>,
-    /// Topic and text of the last will, whether it is retained.
+    /// Topic and text of the last will, and whether the broker retains it.
     pub will: (String, &'static str, bool),
-    /// Most bytes of a packet that this end takes.
+    /// Longest packet that this end accepts, in bytes.
     pub max_packet: u32,
-    /// Most messages of QoS 1 and 2 that it takes before it has acknowledged one.
+    /// Most unacknowledged QoS 1 and 2 messages that this end accepts.
     pub max_inflight: u16,
 }
 
-/// What a broker allows.
+/// What a broker supports, from its CONNACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub max_packet: Option<u32>,
@@ -40,11 +40,11 @@ pub(crate) struct Limits {
     pub retain: bool,
 }
 
-/// What comes from a broker.
+/// A packet from the broker.
 #[derive(Debug)]
 pub(crate) enum Incoming {
     Accepted(Limits),
-    /// Why not, and whether it is for want of a login.
+    /// The reason of a refused CONNECT, and whether another login could help.
     Refused(String, bool),
     Publish {
         topic: Bytes,
@@ -52,23 +52,27 @@ pub(crate) enum Incoming {
         qos: u8,
         payload: Bytes,
     },
-    /// A message that is too long for anybody of ours to have published it, and was not kept.
+    /// A message that is longer than any of ours, so it was skipped.
     TooLong {
         id: u16,
         qos: u8,
     },
-    /// The last step of a message of QoS 1, or why it was not taken.
+    /// PUBACK, with the reason if the broker has refused the message.
     Acknowledged(u16, Option<String>),
     Received(u16, Option<String>),
     Release(u16),
     Complete(u16),
-    /// Whether all filters were taken.
+    /// SUBACK; whether all subscriptions were granted.
     Subscribed(u16, bool),
     Pong,
     Disconnect(String),
 }
 
-/// A packet's whole length by its first bytes; `None` if more of them are needed (section 2.2.3 of both standards).
+/// The length of a packet from its first bytes; `None` if there are too few bytes (section 2.2.3 of MQTT
+/// 3.1.1, 2.1.4 of MQTT 5).
+///
+/// # Errors
+/// What is wrong with the bytes.
 pub(crate) fn length(first: &[u8]) -> Result<Option<usize>, String> {
     let mut remaining = 0_usize;
     for (n, &byte) in first.iter().skip(1).take(4).enumerate() {
@@ -83,8 +87,11 @@ pub(crate) fn length(first: &[u8]) -> Result<Option<usize>, String> {
     Ok(None)
 }
 
-/// What a PUBLISH packet's first bytes say that is too long to be kept: its identifier and QoS. `None` if more of them
-/// are needed (section 3.3 of both standards).
+/// Identifier and QoS of a PUBLISH packet that is too long to be kept, from its first bytes. `None` if there
+/// are too few bytes (section 3.3 of both standards).
+///
+/// # Errors
+/// Any other packet that is too long, and an invalid QoS.
 pub(crate) fn too_long(first: &[u8]) -> Result<Option<Incoming>, String> {
     const PUBLISH: u8 = 3;
     let Some(&kind) = first.first() else { return Ok(None) };
@@ -110,13 +117,13 @@ pub(crate) fn too_long(first: &[u8]) -> Result<Option<Incoming>, String> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retain {
     No,
-    /// Until there is another.
+    /// Until another one replaces it.
     Yes,
-    /// So many seconds at most, if the version knows of that (section 3.3.2.3.3 of 5).
+    /// For at most this many seconds (MQTT 5, section 3.3.2.3.3). Version 3.1.1 retains it without a limit.
     For(u32),
 }
 
-/// The bytes of a PUBLISH packet around its payload: `head` and `body` are copied, once.
+/// Encodes a PUBLISH packet. Copies `head` and `body`, which form its payload, once.
 pub(crate) fn publish(
     version: Version,
     topic: &str,
@@ -152,12 +159,12 @@ pub(crate) fn publish(
     packet
 }
 
-/// What a PUBLISH packet has besides its payload, at most.
+/// Most bytes of a PUBLISH packet besides its payload.
 pub(crate) fn publish_overhead(topic: &str) -> usize {
     5 + 2 + topic.len() + 2 + 6
 }
 
-/// A packet of few bytes that this end sends.
+/// A short packet that this end sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Small {
     Ack(u16),
@@ -169,7 +176,8 @@ pub(crate) enum Small {
 }
 
 impl Small {
-    /// The same bytes in both versions: without properties, and with the reason that stands for success.
+    /// Encodes the packet. The bytes are the same in both versions: no properties, and the reason code for
+    /// success.
     pub(crate) fn bytes(self) -> Vec<u8> {
         let with_id = |kind: u8, id: u16| [vec![kind, 2], id.to_be_bytes().to_vec()].concat();
         match self {
@@ -242,7 +250,7 @@ impl Version {
         Ok(out.into())
     }
 
-    /// What a whole packet says.
+    /// Decodes a complete packet.
     pub(crate) fn read(self, mut packet: BytesMut) -> Result<Incoming, String> {
         let most = packet.len();
         match self {
@@ -380,7 +388,7 @@ mod tests {
                     damaged[at] ^= 1 << bit;
                     let whole = length(&damaged[..5]).ok().flatten() == Some(damaged.len());
                     if whole {
-                        let _ = version.read(BytesMut::from(&damaged[..])); // no panic
+                        let _ = version.read(BytesMut::from(&damaged[..])); // must not panic
                     }
                 }
             }

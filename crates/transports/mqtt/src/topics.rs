@@ -1,4 +1,4 @@
-//! Which topic is which mailbox. Several jobs share a broker, so all of a job's begin with its name.
+//! The topics of a job. Several jobs share a broker, so every topic begins with a prefix and the job's name.
 
 use thalweg_messages::{Mailbox, MemberId};
 
@@ -8,14 +8,14 @@ pub(crate) struct Topics {
     base: String,
 }
 
-/// What a topic is for.
+/// The purpose of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A mailbox's messages.
+    /// A mailbox.
     Mail,
-    /// Retained: which listener is here. Empty once it has gone.
+    /// Retained: the identifier of the present listener. Empty when there is none.
     Here,
-    /// A member's last words.
+    /// A member's goodbye or last will.
     Gone(MemberId),
 }
 
@@ -32,12 +32,12 @@ impl Topics {
         }
     }
 
-    /// Retained: the latest of the group's messages for this place in the model.
+    /// Retained: the latest message to the group with the chunk at this place of the model.
     pub(crate) fn model(&self, place: u64) -> String {
         format!("{}/model/{place}", self.base)
     }
 
-    /// The filter of all of them.
+    /// The filter for all places of the model.
     pub(crate) fn all_model(&self) -> String {
         format!("{}/model/+", self.base)
     }
@@ -50,12 +50,12 @@ impl Topics {
         format!("{}/gone/{member}", self.base)
     }
 
-    /// The filter of all members' last words.
+    /// The filter for the goodbyes of all members.
     pub(crate) fn all_gone(&self) -> String {
         format!("{}/gone/+", self.base)
     }
 
-    /// What a message to `topic` is; `None` if it is not of this job.
+    /// The purpose of a topic; `None` if it does not belong to this job.
     pub(crate) fn purpose(&self, topic: &[u8]) -> Option<Purpose> {
         let rest = topic.strip_prefix(self.base.as_bytes())?.strip_prefix(b"/")?;
         if rest == b"here" {

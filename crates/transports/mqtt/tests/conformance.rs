@@ -1,4 +1,5 @@
-//! The transport contract through a real Mosquitto, in both versions of MQTT and at all qualities of service.
+//! Runs the transport contract's tests through a real Mosquitto, with both versions of MQTT and all qualities
+//! of service.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -27,7 +28,7 @@ fn factory(own: &[(&str, Value)]) -> Factory {
     factory.intruder = Some(Arc::new(|address| {
         Box::pin(async move {
             let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
-            // The broker may have hung up in the middle of it.
+            // The broker may close the connection meanwhile.
             let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await;
         })
     }));

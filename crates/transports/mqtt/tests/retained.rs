@@ -1,4 +1,5 @@
-//! The model retained by a real Mosquitto: who comes late has it from the broker, and nothing is left in the end.
+//! A real Mosquitto retains the model. A member that joins later gets it from the broker, and nothing stays
+//! retained in the end.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::io::{Read, Write};
@@ -17,7 +18,7 @@ const MODEL: u64 = 3 << 20;
 const CHUNK: u32 = 64 << 10;
 const CHUNKS: usize = (MODEL / CHUNK as u64) as usize;
 
-/// Topics of the job's messages that the broker retains, as somebody sees them who comes now.
+/// The topics of the job that the broker retains, as a new client sees them.
 fn retained(broker: &Broker, address: &Address) -> Vec<String> {
     let mut out = BytesMut::new();
     let mut connect = v4::Connect::new("onlooker");
@@ -33,7 +34,7 @@ fn retained(broker: &Broker, address: &Address) -> Vec<String> {
     let (mut came, mut topics) = (BytesMut::new(), Vec::new());
     loop {
         match v4::Packet::read(&mut came, 1 << 20) {
-            // What is said meanwhile comes too.
+            // Messages published meanwhile arrive too; they are not retained.
             Ok(v4::Packet::Publish(publish)) => topics.extend(publish.retain.then_some(publish.topic)),
             Ok(v4::Packet::PingResp) => return topics,
             Ok(v4::Packet::ConnAck(_) | v4::Packet::SubAck(_)) => {}
@@ -55,7 +56,7 @@ async fn link(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc
     (client.unwrap(), server)
 }
 
-/// Sends the model to one client, which checks it.
+/// Sends the model to one client, and checks that it arrives.
 async fn send(listener: &dyn Listener, ends: &(Arc<dyn Link>, Arc<dyn Link>), round: u32) -> SendReport {
     let (source, recorder) = (pattern(MODEL, 1), Arc::new(Recorder::new(MODEL)));
     let _pump = Pump::start(&ends.0, &recorder);
@@ -81,12 +82,13 @@ async fn who_comes_late_is_sent_numbers_and_nothing_is_left() {
         let first = link(&*listener, &client).await;
         let sent = send(&*listener, &first, 1).await;
         assert!(sent.wire > MODEL, "{sent:?}");
-        assert_eq!(retained(&broker, &address).len(), 1 + CHUNKS); // who is here, and the model
+        // The listener's identifier, and the model.
+        assert_eq!(retained(&broker, &address).len(), 1 + CHUNKS);
         let late = link(&*listener, &client).await;
         let sent = send(&*listener, &late, 1).await;
         assert!(sent.wire < 256 * CHUNKS as u64 && sent.payload == MODEL, "{sent:?}");
         assert!(late.0.counters().received > MODEL, "it came from the broker");
-        // Another round's model is not the one that the broker has.
+        // The model of another round is not the retained one.
         let later = link(&*listener, &client).await;
         let sent = send(&*listener, &later, 2).await;
         assert!(sent.wire > MODEL, "{sent:?}");

@@ -1,4 +1,4 @@
-//! What links do when a real Mosquitto goes away, refuses, loses or repeats.
+//! A real Mosquitto goes away, refuses, loses or repeats messages.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ mod common;
 use common::relay::between;
 use common::{options, qos, version, Broker};
 
-/// The broker with `more` in its configuration, or nothing with the reason printed.
+/// Starts a broker with `more` in its configuration. If there is none, prints why the test is skipped.
 fn broker(more: &str) -> Option<Broker> {
     Broker::start(more).map_err(|missing| println!("skipped: {missing}")).ok()
 }
@@ -20,7 +20,7 @@ async fn listen(address: &Address, options: &Options) -> Box<dyn Listener> {
     thalweg_mqtt::transport().listen(address, options).await.unwrap()
 }
 
-/// A link through two addresses of one broker: the listener's and the member's.
+/// Opens a link whose two ends may use different addresses of one broker.
 async fn link(
     listener: &dyn Listener,
     address: &Address,
@@ -61,7 +61,7 @@ async fn after_the_brokers_restart_the_listener_is_there_again() {
         assert!(why.contains("broker"), "{why}");
     }
     broker.start_again();
-    // What a client's session does: it comes back as soon as somebody answers.
+    // As a client's session does, connect again until the server answers.
     let transport = thalweg_mqtt::transport();
     let client = loop {
         match transport.connect(&address, &options).await {
@@ -70,7 +70,7 @@ async fn after_the_brokers_restart_the_listener_is_there_again() {
         }
     };
     let server = loop {
-        // Before it, the listener says why there was nobody to accept.
+        // Before that, an error reports why there was no link.
         if let Ok(link) = listener.accept().await.unwrap().await {
             break link;
         }
@@ -155,7 +155,8 @@ async fn a_limit_that_leaves_no_room_for_a_chunk_is_refused() {
     }
 }
 
-/// One chunk is lost between the broker and a party: it is noticed by its number, and the link ends.
+/// One chunk gets lost between the broker and a member. The member notices it by the numbers, and the link
+/// ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_message_breaks_the_link() {
     let Some(broker) = broker("") else { return };
@@ -165,7 +166,7 @@ async fn a_lost_message_breaks_the_link() {
     let (client, server) = link(&*listener, &at(&address, port), &options).await;
     let source = pattern(80_000, 1);
     let sent = async {
-        // Whether it is through before the other end knows is chance.
+        // Sending may finish before the loss is noticed.
         let _ = server.send_update(&outgoing(&source, update_id(1), 8_000)).await;
         let _ = server.send_control(Bytes::from_static(b"all sent")).await;
     };

@@ -1,4 +1,5 @@
-//! A real Mosquitto for tests: one process, with a login and limits of its own, that ends with the test's process.
+//! A real Mosquitto for tests: one process with a login and limits of its own. It ends with the test's
+//! process.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -16,13 +17,14 @@ pub mod relay;
 
 pub const USER: &str = "ada";
 const PASSWORD: &str = "correct horse";
-/// The shell ends the broker when its standard input ends, which is when the test's process does. It asks until it is
-/// done: a Mosquitto that is only just running forgets that it was asked.
+/// A shell script that runs the broker. When its standard input ends, which is when the test's process ends,
+/// it kills the broker. It repeats that until the broker is gone: a Mosquitto that is still starting may
+/// ignore the signal.
 const KEEPER: &str = r#""$0" -c "$1" & broker=$!; exec 3<&0
 (cat <&3 >/dev/null; while kill $broker; do sleep 0.05; done) 2>/dev/null & wait $broker"#;
 const PROGRAMS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
 
-/// A broker that runs; dropped, it ends and its folder is removed.
+/// A running broker. Dropping it ends its process and removes its folder.
 pub struct Broker {
     pub port: u16,
     folder: PathBuf,
@@ -30,19 +32,19 @@ pub struct Broker {
     process: Mutex<Option<(Child, ChildStdin)>>,
 }
 
-/// Where a program is, or why what needs it is skipped.
+/// The path of a program, or the reason to skip tests that need it.
 pub fn program(name: &str) -> Result<PathBuf, String> {
     let places = PROGRAMS.iter().map(|place| Path::new(place).join(name));
     places.into_iter().find(|path| path.exists()).ok_or(format!("{name} is not installed: make system"))
 }
 
 impl Broker {
-    /// Starts one; `more` are lines of its configuration. The reason to skip the test, if there is none.
+    /// Starts a broker; `more` has lines for its configuration. The error is the reason to skip the test.
     pub fn start(more: &str) -> Result<Self, String> {
         Self::start_with(more, None)
     }
 
-    /// The same with TLS: authority, certificate and key in PEM.
+    /// The same with TLS; `tls` has authority, certificate and key in PEM.
     pub fn start_with(more: &str, tls: Option<[&str; 3]>) -> Result<Self, String> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         program("mosquitto")?;
@@ -70,7 +72,7 @@ impl Broker {
         Ok(broker)
     }
 
-    /// Starts its process; false if the port was taken meanwhile.
+    /// Starts the process. Returns false if another program has taken the port.
     fn run(&self, port: u16) -> bool {
         let rest = fs::read_to_string(self.folder.join("rest")).unwrap();
         let path = self.folder.join("mosquitto.conf");
@@ -92,7 +94,7 @@ impl Broker {
         ready
     }
 
-    /// Ends its process.
+    /// Ends the process.
     pub fn stop(&self) {
         if let Some((mut child, stdin)) = self.process.lock().unwrap().take() {
             drop(stdin);
@@ -100,17 +102,17 @@ impl Broker {
         }
     }
 
-    /// Starts it again at the same port.
+    /// Starts the process again at the same port.
     pub fn start_again(&self) {
         assert!(self.run(self.port), "the port was taken while the broker was away");
     }
 
-    /// An address for a job that no other test has.
+    /// An address with a job of its own.
     pub fn address(&self) -> Address {
         self.address_at(self.port)
     }
 
-    /// The same through something that listens at another port.
+    /// The same at another port, such as that of a relay.
     pub fn address_at(&self, port: u16) -> Address {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let job = format!("test-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -142,7 +144,8 @@ fn own_lines(passwords: &Path) -> String {
     lines.join("\n")
 }
 
-/// Reads a broker's log until it runs, and goes on in a thread so that it never waits; false if it ends first.
+/// Reads the broker's log until it is running; returns false if it ends first. A thread reads on, so that the
+/// broker is never blocked.
 fn until_running(log: ChildStderr) -> bool {
     let mut lines = BufReader::new(log).lines();
     let ready = lines.by_ref().any(|line| line.unwrap().ends_with(" running"));
@@ -150,7 +153,7 @@ fn until_running(log: ChildStderr) -> bool {
     ready
 }
 
-/// The options of a party that may log in.
+/// The options of a party with the right login.
 pub fn options(own: &[(&str, Value)]) -> Options {
     let login = Login { user: USER.into(), password: PASSWORD.into() };
     let mut options = Options { login: Some(login), ..Options::default() };

@@ -1,15 +1,16 @@
-//! Something between a party and its broker that loses or repeats messages on their way to the party.
+//! A relay between a party and its broker that drops or repeats messages to the party.
 
 use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How often a packet is passed on.
+/// How often to pass on a packet, by its number.
 pub type Habit = Arc<dyn Fn(usize) -> usize + Send + Sync>;
 
-/// Listens for parties of the broker at `port` and returns where. Of what the broker sends, each PUBLISH packet of at
-/// least 1,000 bytes is passed on as often as `habit` says of its number, from 0.
+/// Starts a relay to the broker at `port`, and returns its own port. The relay passes on each PUBLISH packet
+/// of at least 1,000 bytes from the broker as often as `habit` says. `habit` gets the packet's number, from
+/// 0.
 pub async fn between(port: u16, habit: Habit) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let own = listener.local_addr().unwrap().port();
