@@ -1,4 +1,4 @@
-//! One connection to the broker, and what it tells of itself.
+//! One connection to the broker: opens and closes it, and follows its events (alarms and errors).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,20 +19,21 @@ use crate::{CLOSING, FRAME_MAX, HEARTBEAT_SECONDS};
 
 const CONNECT: &str = "connect";
 
-/// A connection. Dropping it ends it.
+/// A connection to the broker. Dropping it ends it.
 pub(crate) struct Broker {
     pub place: Address,
     connection: Connection,
     socket: Socket,
-    /// Why the broker takes no messages now: an alarm.
+    /// The reason of the broker's alarm, while it accepts no messages.
     alarm: watch::Receiver<Option<String>>,
 }
 
 impl Broker {
-    /// Connects and logs in. The end of the connection ends `ending`.
+    /// Connects and logs in. If the connection ends, that sets `ending`. `what` becomes part of its name at
+    /// the broker.
     ///
     /// # Errors
-    /// As `Post::open`.
+    /// The same as `Post::open`.
     pub(crate) async fn open(
         place: &Address,
         options: &Options,
@@ -75,7 +76,7 @@ impl Broker {
         Ok(Self { place: place.clone(), connection, socket, alarm })
     }
 
-    /// A channel of it.
+    /// Opens a channel on this connection.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] if the connection has ended.
@@ -87,15 +88,16 @@ impl Broker {
         &self.socket
     }
 
-    /// Why the broker takes no messages now, if it does not.
+    /// The reason of the broker's alarm; `None` if it accepts messages.
     pub(crate) fn alarm(&self) -> Option<String> {
         self.alarm.borrow().clone()
     }
 
-    /// Closes it in good order, if the broker answers soon.
+    /// Closes the connection. Waits at most [`CLOSING`] for the broker's answer.
     pub(crate) async fn close(&self) {
         let closing = self.connection.close(200, ShortString::from("done"));
-        // Under an alarm the broker reads nothing more from this connection: then the end is a cut.
+        // During an alarm the broker reads nothing from this connection. Then the socket is shut without an
+        // answer.
         let _ = timeout(CLOSING, closing).await;
         self.socket.shut();
     }
@@ -107,7 +109,7 @@ impl Drop for Broker {
     }
 }
 
-/// Ends a handshake that is given up: lapin's thread ends with the connection.
+/// Shuts the socket if the handshake is cancelled: lapin's thread lives as long as its connection.
 struct ShutOnDrop(Option<Socket>);
 
 impl ShutOnDrop {
@@ -124,6 +126,7 @@ impl Drop for ShutOnDrop {
     }
 }
 
+/// The settings of a connection, in the form that lapin wants.
 fn uri(place: &Address, login: &Login, vhost: &str) -> AMQPUri {
     let userinfo = AMQPUserInfo { username: login.user.clone(), password: login.password.clone() };
     let query = AMQPQueryString {
@@ -132,14 +135,15 @@ fn uri(place: &Address, login: &Login, vhost: &str) -> AMQPUri {
         ..AMQPQueryString::default()
     };
     AMQPUri {
-        scheme: AMQPScheme::AMQP, // TLS is ours: stream.rs
+        scheme: AMQPScheme::AMQP, // stream.rs does TLS
         authority: AMQPAuthority { userinfo, host: place.host.clone(), port: place.port.unwrap_or(0) },
         vhost: vhost.into(),
         query,
     }
 }
 
-/// Hears what the connection says of itself, as long as it lives.
+/// Starts a task that follows the events of a connection, for as long as the connection lives. Returns the
+/// alarm's state.
 fn listen(connection: &Connection, place: Address, ending: Arc<Ending>) -> watch::Receiver<Option<String>> {
     let (tell, alarm) = watch::channel(None);
     let mut events = Box::pin(connection.events_listener());
@@ -156,7 +160,7 @@ fn listen(connection: &Connection, place: Address, ending: Arc<Ending>) -> watch
                 Some(Event::ConnectionUnblocked) => {
                     let _ = tell.send(None);
                 }
-                // The answer of a listener that is there: carrier.rs asks for it.
+                // carrier.rs asks whether there is a listener; this error is the answer that there is.
                 Some(Event::Error(error)) if is_locked(&error) => {}
                 Some(Event::Error(error)) => ending.set(explain("carry", &place, &error)),
                 Some(_) => {}
@@ -167,13 +171,13 @@ fn listen(connection: &Connection, place: Address, ending: Arc<Ending>) -> watch
     alarm
 }
 
-/// Whether the broker says that a queue is somebody else's.
+/// Whether the broker says that another connection owns a queue.
 pub(crate) fn is_locked(error: &lapin::Error) -> bool {
     const RESOURCE_LOCKED: u16 = 405;
     matches!(error.kind(), lapin::ErrorKind::ProtocolError(said) if said.get_id() == RESOURCE_LOCKED)
 }
 
-/// Nothing that RabbitMQ needs to be told beside.
+/// No further arguments for RabbitMQ.
 pub(crate) fn no_arguments() -> FieldTable {
     FieldTable::default()
 }

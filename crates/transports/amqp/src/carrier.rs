@@ -1,5 +1,6 @@
-//! A party's two connections: one publishes, one consumes. Under an alarm the broker stops reading from those that
-//! publish, and acknowledgements, which make room, must still reach it.
+//! The carrier of one party. It has two connections: one publishes, one consumes. During an alarm, RabbitMQ
+//! stops reading from connections that publish. Acknowledgements free its memory, so they must reach it by
+//! the other connection.
 
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ pub(crate) struct AmqpCarrier {
     max_message: usize,
     publishing: Broker,
     consuming: Broker,
-    /// The consumer's, for bindings.
+    /// The channel of the consumer, to declare queues and exchanges.
     channel: Channel,
     outbox: Outbox,
     inbox: Mutex<Inbox>,
@@ -86,7 +87,7 @@ impl AmqpCarrier {
     }
 }
 
-/// What publishes, with or without confirms, and beside it what asks who is there.
+/// Opens the channels of the publishing connection: one for messages, and one for knocks.
 async fn publish_on(
     broker: &Broker,
     confirms: bool,
@@ -107,6 +108,7 @@ fn mailbox_of(side: Side) -> Mailbox {
     }
 }
 
+/// Opens a channel, with or without publisher confirms.
 async fn channel_that(broker: &Broker, confirms: bool) -> Result<Channel> {
     let channel = broker.channel().await?;
     if confirms {
@@ -116,7 +118,7 @@ async fn channel_that(broker: &Broker, confirms: bool) -> Result<Channel> {
     Ok(channel)
 }
 
-/// Makes the queue of `side` and its bindings, and subscribes to it.
+/// Declares and binds the queue of `side`, and consumes from it.
 async fn settle(
     side: Side,
     names: &Names,
@@ -144,10 +146,12 @@ async fn settle(
     channel.basic_consume(queue, ShortString::from(""), subscribed, no_arguments()).await
 }
 
-/// Fails with 404 if there is no listener. One that is there answers 405: its queue is its own.
+/// Fails with 404 if the job has no listener. If it has one, the broker answers 405, since the queue belongs
+/// to the listener's connection.
 async fn look_for_the_listener(names: &Names, broker: &Broker) -> lapin::Result<()> {
     let Ok(channel) = broker.channel().await else {
-        return Ok(()); // the connection's end shows at the next step
+        // If the connection has ended, the next step fails.
+        return Ok(());
     };
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let queue = ShortString::from(names.queue(Mailbox::Listener));
@@ -170,9 +174,9 @@ impl Carrier for AmqpCarrier {
             group: true,
             lossy: false,
             window: WINDOW,
-            // Joined with its head; cut into frames; put into the connection's buffer.
+            // Head and body are joined, cut into frames, and put into the connection's buffer.
             copies_out: 3,
-            // Out of the connection's buffer, frame by frame; joined.
+            // Frames are taken from the connection's buffer, and joined.
             copies_in: 2,
         }
     }
@@ -217,7 +221,7 @@ impl Carrier for AmqpCarrier {
     }
 
     async fn close(&self) {
-        // Nobody waits for a broker that takes nothing.
+        // During an alarm the broker takes nothing, so do not wait for it.
         if self.publishing.alarm().is_none() {
             let _ = timeout(CLOSING, self.outbox.flush()).await;
         }

@@ -1,8 +1,9 @@
-//! How a carrier ends, once for all of its tasks: the first reason counts.
+//! The end of a carrier, shared by all of its tasks. Only the first reason is kept.
 
 use thalweg_transport::{Error, Result};
 use tokio::sync::watch;
 
+/// The reason of the end, once there is one.
 #[derive(Debug)]
 pub(crate) struct Ending(watch::Sender<Option<Error>>);
 
@@ -13,7 +14,7 @@ impl Default for Ending {
 }
 
 impl Ending {
-    /// Ends it, if it has not ended yet.
+    /// Ends the carrier, unless it has ended already.
     pub(crate) fn set(&self, why: Error) {
         self.0.send_if_modified(|end| {
             let first = end.is_none();
@@ -22,16 +23,16 @@ impl Ending {
         });
     }
 
-    /// Fails with the reason, once it has ended.
+    /// Returns the reason as an error if the carrier has ended.
     pub(crate) fn check(&self) -> Result<()> {
         self.0.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Waits for the end and says why.
+    /// Waits for the end, and returns the reason.
     pub(crate) async fn wait(&self) -> Error {
         let mut end = self.0.subscribe();
         let found = end.wait_for(Option::is_some).await.map(|end| end.clone());
-        // It cannot fail: we hold the sender.
+        // This cannot fail: we hold the sender.
         found.ok().flatten().unwrap_or_else(|| Error::closed("carry", "it has ended"))
     }
 }

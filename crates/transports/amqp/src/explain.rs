@@ -1,8 +1,8 @@
-//! What a broker's refusals mean, and what to do about them.
+//! Translates errors of the broker and of lapin, and says what to do about them.
 
 use thalweg_transport::{Error, ErrorKind};
 
-// Reply codes of AMQP 0-9-1, section 1.2.
+// Reply codes of AMQP 0-9-1 (specification, section 1.2).
 const CONNECTION_FORCED: u16 = 320;
 const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
@@ -10,7 +10,7 @@ const RESOURCE_LOCKED: u16 = 405;
 const PRECONDITION_FAILED: u16 = 406;
 const NOT_ALLOWED: u16 = 530;
 
-/// Translates an error of the client's library while doing `operation` at `place`.
+/// Translates an error of lapin that occurred during `operation` at `place`.
 pub(crate) fn explain(operation: &'static str, place: &dyn std::fmt::Display, error: &lapin::Error) -> Error {
     match error.kind() {
         lapin::ErrorKind::IOError(e) => Error::io(operation, place, e),
@@ -45,7 +45,7 @@ fn refused(operation: &'static str, place: &dyn std::fmt::Display, code: u16, sa
         RESOURCE_LOCKED => error(ErrorKind::InUse)
             .mend("end the server that has this job's name at the broker, or take another name"),
         PRECONDITION_FAILED if said.contains("larger than") => {
-            // The broker tells its limit only so.
+            // The broker does not state its limit in any other way.
             error(ErrorKind::Closed).mend(
                 "set transport.options.max_message to the broker's limit, lower transport.chunk, or raise the broker's \
                  max_message_size",

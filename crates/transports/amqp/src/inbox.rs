@@ -1,4 +1,4 @@
-//! Consuming: messages as they come, and their acknowledgements in batches.
+//! Consumes messages from one queue, and acknowledges them in batches.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,12 +18,12 @@ use crate::explain::explain;
 use crate::presence::KNOCK;
 use crate::{wire_bytes, RECEIVE};
 
-/// What comes from one queue.
+/// The consumer of one queue.
 pub(crate) struct Inbox {
     consumer: Consumer,
     absent: mpsc::UnboundedReceiver<Mailbox>,
-    receipts: mpsc::UnboundedSender<u64>, // the prefetch is its bound
-    /// The last message that came.
+    receipts: mpsc::UnboundedSender<u64>, // bounded by the prefetch
+    /// Delivery tag of the last message that arrived.
     last: Arc<AtomicU64>,
     place: Address,
     ending: Arc<Ending>,
@@ -31,7 +31,9 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Takes what `consumer` gets, and acknowledges on its `channel`.
+    /// Takes the messages of `consumer`, and acknowledges them on `channel`. `absent` reports readers that
+    /// are gone. The last argument has the broker's address, the carrier's end, and the longest message to
+    /// accept, in bytes.
     pub(crate) fn new(
         consumer: Consumer,
         channel: Channel,
@@ -45,10 +47,10 @@ impl Inbox {
         Self { consumer, absent, receipts, last, place, ending, max_message }
     }
 
-    /// What comes next. Dropping the future loses nothing.
+    /// The next event. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// Why the carrier has ended.
+    /// The reason of the carrier's end.
     pub(crate) async fn next(&mut self) -> Result<Event> {
         loop {
             tokio::select! {
@@ -67,7 +69,8 @@ impl Inbox {
         }
     }
 
-    /// A message; `None` for a knock, and for one that nobody of ours has published: it is too long.
+    /// Turns a delivery into a message. Returns `None` for a knock, and for a message that is longer than any
+    /// of ours.
     fn take(&self, came: Option<lapin::Result<Delivery>>) -> Result<Option<Letter>> {
         let delivery = match came {
             Some(Ok(delivery)) => delivery,
@@ -98,7 +101,7 @@ impl Inbox {
     }
 }
 
-/// Dropped when its message has been dealt with.
+/// Reports a message as processed when dropped.
 struct Receipt {
     tag: u64,
     to: mpsc::UnboundedSender<u64>,
@@ -106,12 +109,12 @@ struct Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        // Nobody takes it if the carrier is gone: the queue is gone too.
+        // An error means that the carrier is gone, and its queue too.
         let _ = self.to.send(self.tag);
     }
 }
 
-/// Which messages have been dealt with; an acknowledgement covers all up to one.
+/// The messages that have been processed. One acknowledgement covers all messages up to `upto`.
 #[derive(Default)]
 struct Dealt {
     upto: u64,
@@ -127,7 +130,7 @@ impl Dealt {
     }
 }
 
-/// Acknowledges half a prefetch at once, or all there are if nothing else is on the way to the reader.
+/// Acknowledges messages: half a prefetch at once, or fewer if every message that has arrived is processed.
 async fn acknowledge(
     channel: Channel,
     prefetch: u16,
@@ -144,7 +147,8 @@ async fn acknowledge(
         }
         told = dealt.upto;
         if channel.basic_ack(told, BasicAckOptions { multiple: true }).await.is_err() {
-            return; // the consumer says why
+            // The consumer reports the reason.
+            return;
         }
     }
 }

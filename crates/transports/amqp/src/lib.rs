@@ -1,8 +1,8 @@
-//! The amqp transport: messages through a RabbitMQ broker by AMQP 0-9-1, as FedComm has it (section III.B.2).
+//! The `amqp` transport: messages through a RabbitMQ broker with AMQP 0-9-1, as in FedComm (section III.B.2).
 //!
-//! Each party has an exclusive queue of its own, which the broker deletes with the party's connection. The server's
-//! model goes to a fan-out exchange that all clients' queues are bound to, once; what one party tells another goes to
-//! its queue by the default exchange. See the [README](../README.md).
+//! Each party has an exclusive queue, which the broker deletes when the party's connection ends. By default,
+//! the server publishes its model once, to a fan-out exchange that all clients' queues are bound to. A
+//! message to one party goes to its queue through the default exchange. See the [README](../README.md).
 #![forbid(unsafe_code)]
 
 mod broker;
@@ -24,24 +24,24 @@ use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Kind, Options, 
 
 use crate::carrier::AmqpCarrier;
 
-/// Most bytes of payload in one chunk.
+/// Most payload of a chunk, in bytes.
 pub const MAX_CHUNK: u32 = 4 << 20;
 
-/// Bytes of an AMQP frame asked for. lapin keeps 32 of them for each direction of a connection.
+/// Frame size to ask the broker for, in bytes. lapin keeps 32 frames for each direction of a connection.
 const FRAME_MAX: u32 = 32 << 10;
-/// What an AMQP frame has beside its payload.
+/// Bytes of a frame besides its payload.
 const FRAME_EXTRA: usize = 8;
-/// Either end counts as dead after twice this without a byte. RabbitMQ's own suggestion.
+/// Heartbeat interval, as RabbitMQ suggests. An end counts as dead after two intervals without a byte.
 const HEARTBEAT_SECONDS: u16 = 60;
-/// How long an end in good order may take.
+/// Longest time to close in good order.
 const CLOSING: Duration = Duration::from_secs(2);
-/// Bytes of messages that wait for the connection.
+/// Most bytes of messages that wait for the connection.
 const ROOM: usize = 1 << 20;
-/// Most bytes that may be under way to one reader. They wait in the broker's memory.
+/// Most cost of chunks in flight to one reader. They wait in the broker's memory.
 const WINDOW: u64 = 8 << 20;
 const RECEIVE: &str = "receive";
 
-/// What only this transport can be told.
+/// The settings of this transport alone.
 pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "exchange",
@@ -75,12 +75,12 @@ pub const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// AMQP 0-9-1: `amqp://host:port/job`, where a broker is.
+/// The `amqp` transport, at `amqp://host:port/job`, which is the broker's address and a job's name.
 pub fn transport() -> Messages<AmqpPost> {
     Messages::new(AmqpPost)
 }
 
-/// Opens carriers at a broker.
+/// The AMQP protocol, which opens carriers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AmqpPost;
 
@@ -127,9 +127,11 @@ impl Post for AmqpPost {
     }
 }
 
-/// Bytes that a message of `length` bytes takes on the wire: a method frame with both names, a header, frames of body.
+/// Bytes of a message of `length` bytes on the wire: a method frame with both names, a header frame, and body
+/// frames.
 fn wire_bytes(length: usize, exchange: &str, key: &str) -> u64 {
-    // Class, method, reserved; two lengths; flags: AMQP 0-9-1, section 1.8.3.7. Class, weight, size, property flags.
+    // Method frame: class, method, reserved, two string lengths, flags (AMQP 0-9-1, section 1.8.3.7). Header
+    // frame: class, weight, size, property flags.
     const METHOD: usize = 2 + 2 + 2 + 1 + 1 + 1;
     const HEADER: usize = 2 + 2 + 8 + 2;
     let names = exchange.len() + key.len();

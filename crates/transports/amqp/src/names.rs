@@ -1,24 +1,24 @@
-//! Which exchange and which routing key lead to which mailbox.
+//! The names of a job at the broker: which exchange and routing key lead to which mailbox.
 
 use lapin::ExchangeKind;
 use thalweg_messages::{Mailbox, MemberId};
 
-/// The name of a job whose address says none.
+/// The job's name if the address has none.
 const JOB: &str = "default";
 const LISTENER: &str = "listener";
 const MEMBER: &str = "member";
 const GROUP: &str = "group";
 
-/// How the messages of one job are routed.
+/// The names of one job, and the type of its exchange.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
-    /// What all of the job's names begin with.
+    /// All names of the job begin with this.
     prefix: String,
     pub kind: ExchangeKind,
 }
 
 impl Names {
-    /// The names of `job`, with an exchange of a kind that [`crate::SETTINGS`] lists.
+    /// The names of `job`. `kind` is one of the exchange types in [`crate::SETTINGS`].
     pub(crate) fn new(job: Option<&str>, kind: &str) -> Self {
         let kind = match kind {
             "direct" => ExchangeKind::Direct,
@@ -28,7 +28,7 @@ impl Names {
         Self { prefix: format!("thalweg.{}", job.unwrap_or(JOB)), kind }
     }
 
-    /// The job's exchange. Its name has its kind: a client set otherwise finds none.
+    /// The job's exchange. Its name contains its type, so a client with another setting finds no exchange.
     pub(crate) fn exchange(&self) -> String {
         let kind = match self.kind {
             ExchangeKind::Direct => "direct",
@@ -38,22 +38,23 @@ impl Names {
         format!("{}.{kind}", self.prefix)
     }
 
-    /// The queue that is read at `mailbox`, of the listener or a member.
+    /// The queue of `mailbox`, which is the listener's or a member's.
     pub(crate) fn queue(&self, mailbox: Mailbox) -> String {
         format!("{}.{}", self.prefix, word(mailbox))
     }
 
-    /// Exchange and routing key of what is published to `mailbox`.
+    /// The exchange and the routing key for messages to `mailbox`.
     pub(crate) fn route(&self, mailbox: Mailbox) -> (String, String) {
         match (&self.kind, mailbox) {
             (ExchangeKind::Fanout, Mailbox::Group) => (self.exchange(), String::new()),
-            // The default exchange: the routing key is the queue's name.
+            // Through the default exchange, the routing key is the queue's name.
             (ExchangeKind::Fanout, one) => (String::new(), self.queue(one)),
             (_, any) => (self.exchange(), word(any)),
         }
     }
 
-    /// The keys by which a queue is bound to the job's exchange: its own, and the group's for `Mailbox::Group`.
+    /// The key that binds a queue to the job's exchange for messages to `mailbox`; `None` if it needs no
+    /// binding.
     pub(crate) fn binding(&self, mailbox: Mailbox) -> Option<String> {
         match (&self.kind, mailbox) {
             (ExchangeKind::Fanout, Mailbox::Group) => Some(String::new()),
@@ -62,7 +63,7 @@ impl Names {
         }
     }
 
-    /// Whose mailbox a routing key leads to; `None` for the group's and for what is not ours.
+    /// The mailbox that a routing key leads to. `None` for the group, and for a key of another program.
     pub(crate) fn owner(&self, key: &str) -> Option<Mailbox> {
         let key = key.strip_prefix(&format!("{}.", self.prefix)).unwrap_or(key);
         if key == LISTENER {

@@ -1,4 +1,4 @@
-//! Publishing: one task hands message after message to the connection, another hears the broker's confirms.
+//! Publishes messages. One task hands them to the connection, another waits for the broker's confirms.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,9 +15,10 @@ use crate::presence::Absent;
 use crate::ROOM;
 
 const PUBLISH: &str = "publish";
-/// Messages that the broker has not confirmed yet; beyond that the next one waits.
+/// Most messages without a confirm. Beyond that, publishing waits.
 const UNCONFIRMED: usize = 256;
 
+/// A queued message.
 struct Parcel {
     route: (String, String),
     body: Vec<u8>,
@@ -25,22 +26,23 @@ struct Parcel {
     _room: OwnedSemaphorePermit,
 }
 
-/// What is published and not with the broker yet: at most [`ROOM`] bytes, or one message.
+/// The queue of messages for the connection: at most [`ROOM`] bytes, or one longer message.
 pub(crate) struct Outbox {
     room: Arc<Semaphore>,
     line: Mutex<Queue>,
-    /// How many messages the broker has.
+    /// How many messages the broker has confirmed; without confirms, how many the connection has taken.
     done: watch::Receiver<u64>,
     ending: Arc<Ending>,
 }
 
+/// The queue's sending end, and how many messages it has taken.
 struct Queue {
     taken: u64,
     parcels: mpsc::UnboundedSender<Parcel>,
 }
 
 impl Outbox {
-    /// Publishes on `channel`, which asks for confirms or not.
+    /// Publishes on `channel`. `confirms` says whether the channel uses publisher confirms.
     pub(crate) fn new(
         channel: Channel,
         confirms: bool,
@@ -48,7 +50,7 @@ impl Outbox {
         ending: Arc<Ending>,
         absent: Absent,
     ) -> Self {
-        let (parcels, line) = mpsc::unbounded_channel(); // `room` is its bound
+        let (parcels, line) = mpsc::unbounded_channel(); // bounded by `room`
         let (tell, done) = watch::channel(0);
         let ledger = Ledger { place, ending: ending.clone(), absent, tell };
         tokio::spawn(write(channel, confirms, line, ledger));
@@ -56,10 +58,11 @@ impl Outbox {
         Self { room, line: Mutex::new(Queue { taken: 0, parcels }), done, ending }
     }
 
-    /// Takes a message for `route`; waits while there is no room. Control messages to nobody are told of.
+    /// Queues a message for `route`, an exchange and a routing key. Waits while there is no room. If a
+    /// control message reaches no queue, the carrier reports its reader as gone.
     ///
     /// # Errors
-    /// Why the carrier has ended.
+    /// The reason of the carrier's end.
     pub(crate) async fn publish(&self, route: (String, String), message: Message<'_>) -> Result<()> {
         self.ending.check()?;
         let wanted = u32::try_from(message.length().clamp(1, ROOM)).unwrap_or(u32::MAX);
@@ -69,7 +72,8 @@ impl Outbox {
         };
         let closed = |_| Error::closed(PUBLISH, "the carrier was closed");
         let room = room.map_err(closed)?;
-        // A chunk to nobody would come back whole; the control message after it says the same for less.
+        // An unroutable mandatory message comes back whole. That is too much for a chunk; the control message
+        // after it tells the same.
         let parcel =
             Parcel { route, body: message.joined(), mandatory: message.care == Care::Control, _room: room };
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,10 +86,11 @@ impl Outbox {
         Err(Error::closed(PUBLISH, "the carrier was closed"))
     }
 
-    /// Waits until the broker has what was published before.
+    /// Waits until everything queued before is confirmed. Without confirms, until the connection has taken
+    /// it.
     ///
     /// # Errors
-    /// Why the carrier has ended.
+    /// The reason of the carrier's end.
     pub(crate) async fn flush(&self) -> Result<()> {
         let taken = self.line.lock().unwrap_or_else(PoisonError::into_inner).taken;
         let mut done = self.done.clone();
@@ -97,7 +102,7 @@ impl Outbox {
     }
 }
 
-/// What becomes of the messages.
+/// What both tasks need to report the fate of messages.
 struct Ledger {
     place: Address,
     ending: Arc<Ending>,
@@ -106,12 +111,12 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Ends the carrier, and with it those who wait.
+    /// Ends the carrier, which wakes all waiting calls.
     fn fail(&self, error: &lapin::Error) {
         self.ending.set(explain(PUBLISH, &self.place, error));
     }
 
-    /// One more is done; `false` if the carrier has ended with it.
+    /// Notes the outcome of one message. Returns false if it has ended the carrier.
     fn settle(&self, outcome: lapin::Result<Confirmation>) -> bool {
         match outcome {
             Ok(Confirmation::Nack(_)) => {
@@ -133,6 +138,7 @@ impl Ledger {
     }
 }
 
+/// The publishing task. Hands queued messages to the connection, and their confirms to the other task.
 async fn write(channel: Channel, confirms: bool, mut line: mpsc::UnboundedReceiver<Parcel>, ledger: Ledger) {
     let ledger = Arc::new(ledger);
     let (unconfirmed, coming) = mpsc::channel(UNCONFIRMED);
@@ -147,7 +153,8 @@ async fn write(channel: Channel, confirms: bool, mut line: mpsc::UnboundedReceiv
         match sent {
             Ok(waiting) if confirms => {
                 if unconfirmed.send(waiting).await.is_err() {
-                    return; // the carrier has ended
+                    // The carrier has ended.
+                    return;
                 }
             }
             Ok(_) => {
@@ -158,7 +165,7 @@ async fn write(channel: Channel, confirms: bool, mut line: mpsc::UnboundedReceiv
     }
 }
 
-/// Ends when the connection has the message's last byte; then there is room for another.
+/// Publishes one message. Returns when the connection has its last byte; its room in the queue is then free.
 async fn send(channel: &Channel, parcel: Parcel) -> lapin::Result<PublisherConfirm> {
     let (exchange, key) = parcel.route;
     let options = BasicPublishOptions { mandatory: parcel.mandatory, immediate: false };
@@ -166,6 +173,7 @@ async fn send(channel: &Channel, parcel: Parcel) -> lapin::Result<PublisherConfi
     channel.basic_publish(exchange, key, options, &parcel.body, BasicProperties::default()).await
 }
 
+/// The confirming task: waits for the confirms, in order.
 async fn confirm(mut coming: mpsc::Receiver<PublisherConfirm>, ledger: Arc<Ledger>) {
     while let Some(waiting) = coming.recv().await {
         let outcome = tokio::select! {

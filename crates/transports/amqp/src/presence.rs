@@ -1,7 +1,8 @@
-//! Who is there: a broker does not say when a queue goes, but it returns a mandatory message that finds none.
+//! Finds out which readers are gone. A broker does not report that a queue was deleted, but it returns a
+//! mandatory message that reaches no queue.
 //!
-//! So each party knocks at those it writes to: an empty message of the type [`KNOCK`] once a second, mandatory and
-//! confirmed, that its reader drops.
+//! So each party knocks at all readers that it writes to. Once a second it publishes an empty, mandatory,
+//! confirmed message of the type [`KNOCK`]; the reader drops it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,15 +18,16 @@ use tokio::time::{interval, MissedTickBehavior};
 use crate::ending::Ending;
 use crate::names::Names;
 
-/// The type of messages that only ask whether a queue is there.
+/// The type of messages that only ask whether a queue exists.
 pub(crate) const KNOCK: &str = "thalweg.knock";
+/// Pause between two rounds of knocks.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Those who are written to.
+/// The readers that this party writes to.
 #[derive(Clone, Default)]
 pub(crate) struct Known(Arc<Mutex<BTreeSet<Who>>>);
 
-// `Mailbox` has no order; the listener is `None`.
+// `Mailbox` has no order, so `None` stands for the listener.
 type Who = Option<thalweg_messages::MemberId>;
 
 fn who(mailbox: Mailbox) -> Option<Who> {
@@ -43,7 +45,7 @@ impl Known {
         }
     }
 
-    /// Whether it was known until now.
+    /// Returns whether it was known.
     pub(crate) fn remove(&self, mailbox: Mailbox) -> bool {
         who(mailbox).is_some_and(|who| self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&who))
     }
@@ -54,28 +56,28 @@ impl Known {
     }
 }
 
-/// Where it is told that somebody is not there. Each is told of once.
+/// Reports readers that are gone, each of them once.
 #[derive(Clone)]
 pub(crate) struct Absent {
     pub names: Names,
     pub known: Known,
-    pub tell: mpsc::UnboundedSender<Mailbox>, // at most one for each that was known
+    pub tell: mpsc::UnboundedSender<Mailbox>, // at most one for each known reader
 }
 
 impl Absent {
     /// The broker has returned a message with this routing key.
     pub(crate) fn tell(&self, key: &str) {
         if let Some(mailbox) = self.names.owner(key).filter(|mailbox| self.known.remove(*mailbox)) {
-            // Nobody listens any more if the carrier is gone.
+            // An error means that the carrier is gone.
             let _ = self.tell.send(mailbox);
         }
     }
 }
 
-/// Knocks at all who are known, again and again, until the carrier ends. `channel` confirms.
+/// Knocks at all known readers once a second, until the carrier ends. `channel` uses publisher confirms.
 pub(crate) async fn knock(channel: Channel, absent: Absent, ending: Arc<Ending>) {
     tokio::select! {
-        // The connection's end is told by those who need it.
+        // Other tasks report the end of the connection.
         _ = rounds(&channel, &absent) => {}
         _ = ending.wait() => {}
     }
@@ -95,7 +97,8 @@ async fn rounds(channel: &Channel, absent: &Absent) -> lapin::Result<()> {
     }
 }
 
-/// Whether the message came back. Under an alarm the answer waits for the alarm's end.
+/// Knocks at one reader, and returns whether the message came back. During an alarm, the answer waits for the
+/// end of the alarm.
 async fn ask(channel: &Channel, exchange: String, key: String) -> lapin::Result<bool> {
     let options = BasicPublishOptions { mandatory: true, immediate: false };
     let properties = BasicProperties::default().with_type(ShortString::from(KNOCK));

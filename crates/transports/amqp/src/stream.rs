@@ -1,4 +1,5 @@
-//! Our own sockets under lapin: with the kernel options and the TLS of `tcp`, and still there to be asked.
+//! Runs lapin over our own sockets. They have the kernel options and TLS of the `tcp` transport, and we can
+//! ask the kernel about them.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
@@ -19,27 +20,27 @@ use tokio_util::compat::TokioAsyncReadCompatExt;
 
 const CONNECT: &str = "connect";
 
-/// What lapin runs on: tokio, but for the type of its streams.
+/// The runtime for lapin: tokio, but with our streams.
 pub(crate) type Kit = RuntimeParts<Tokio, Sockets>;
 
-/// The kit on the current runtime.
+/// The kit for the current tokio runtime.
 pub(crate) fn kit() -> Runtime<Kit> {
     let tokio = Tokio::current();
     Runtime::new(RuntimeParts::new(tokio.clone(), Sockets(tokio)))
 }
 
-/// A connection to a broker, in the clear or encrypted.
+/// A connection to the broker, with or without TLS.
 pub(crate) struct Wire(Pin<Box<dyn Duplex>>);
 
 trait Duplex: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
 
 impl Wire {
-    /// Connects to the broker at `address`, and encrypts if the options say so. The socket is the same
-    /// connection, to be asked and to be shut.
+    /// Connects to the broker at `address`, with TLS if the options say so. The socket is the same
+    /// connection, for the kernel's statistics and for shutting it.
     ///
     /// # Errors
-    /// As `Transport::connect`.
+    /// The same as `Transport::connect`.
     pub(crate) async fn open(address: &Address, options: &Options) -> Result<(Self, Socket)> {
         let secure = options.tls.as_ref().map(|tls| tls::client(address, tls)).transpose()?;
         let (stream, _) = dial::reach(address, options).await?;
@@ -81,7 +82,8 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// Tokio's reactor, whose streams are [`Wire`]s. They are made before lapin asks, so it never connects by itself.
+/// tokio's reactor, but with [`Wire`] as its stream. We connect before lapin runs, so lapin never connects
+/// itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Sockets(Tokio);
 

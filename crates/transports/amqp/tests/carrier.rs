@@ -1,4 +1,4 @@
-//! The carrier against a real RabbitMQ: what the broker refuses, and what it does to those who use it.
+//! The carrier against a real RabbitMQ: refusals, alarms, limits and restarts of the broker.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 mod common;
@@ -11,7 +11,7 @@ use thalweg_amqp::AmqpPost;
 use thalweg_messages::{Care, Carrier, Event, Mailbox, MemberId, Message, Post, Side};
 use thalweg_transport::{Address, ErrorKind, Login, Options, Value};
 
-/// What turns a hang into a failure.
+/// Time limit of a test, so that a hang becomes a failure.
 const GUARD: std::time::Duration = std::time::Duration::from_secs(120);
 
 fn run(test: impl Future<Output = ()>) {
@@ -42,7 +42,7 @@ async fn say(from: &Arc<dyn Carrier>, to: Mailbox, body: &[u8], care: Care) {
     from.publish(to, Message { head: b"head:", body, care }).await.unwrap();
 }
 
-/// The next message, as it was said.
+/// Returns the body of the next message.
 async fn hear(at: &Arc<dyn Carrier>) -> Vec<u8> {
     match at.next().await.unwrap() {
         Event::Letter(letter) => letter.bytes.strip_prefix(b"head:").unwrap().to_vec(),
@@ -160,7 +160,8 @@ fn both_sides_notice_who_is_gone() {
         let member = open(Side::Member(id), &at, &options()).await;
         say(&listener, Mailbox::Member(id), b"hello", Care::Control).await;
         assert_eq!(hear(&member).await, b"hello");
-        drop(member); // without a word
+        // It does not say goodbye.
+        drop(member);
         let Event::Gone { mailbox, .. } = listener.next().await.unwrap() else { panic!("no Gone") };
         assert_eq!(mailbox, Mailbox::Member(id));
         let member = open(Side::Member(id), &at, &options()).await;
@@ -284,7 +285,7 @@ fn somebody_who_speaks_another_protocol_is_no_broker() {
             loop {
                 let (mut stream, _) = liar.accept().await.unwrap();
                 let lie = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
-                // The other end may have hung up in the middle of it.
+                // The client may close the connection meanwhile.
                 let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, lie).await;
             }
         };

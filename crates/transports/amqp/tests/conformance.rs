@@ -1,4 +1,5 @@
-//! The transport contract through a real RabbitMQ, by every exchange, in the clear and under TLS.
+//! Runs the transport contract's tests through a real RabbitMQ, with each exchange type, with and without
+//! TLS.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use thalweg_transport::{Options, Value};
 mod common;
 use common::{job, options, shared, MISSING};
 
-/// One node for all tests, and a job's name for each.
+/// All tests share one node; each has a job's name of its own.
 fn factory(make: impl FnOnce(&'static common::Node) -> (String, Options)) -> Factory {
     let transport = Arc::new(thalweg_amqp::transport());
     let Some(node) = shared() else {

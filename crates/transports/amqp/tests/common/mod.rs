@@ -1,4 +1,5 @@
-//! A private RabbitMQ for tests: ports, folders, cookie, epmd and login of its own. It ends with the test process.
+//! A private RabbitMQ node for tests, with ports, folders, cookie, epmd and login of its own. It ends with
+//! the test process.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)] // each test binary uses its part; a panic is how tests report
 
 use std::io::{BufRead, BufReader, Write};
@@ -17,12 +18,13 @@ pub use certificates::Trust;
 
 const NODE: &str = "thalweg-test@localhost";
 const COOKIE: &str = "thalwegtestcookie";
-/// Why tests are skipped.
+/// The reason for skipping tests.
 pub const MISSING: &str = "rabbitmq-server is not installed; as root: make system";
 const USER: &str = "thalweg";
 const PASSWORD: &str = "a password of tests";
-/// It reads until the test process ends or closes it, and then ends what it started. A node that is shared is never
-/// dropped: then its folder goes here.
+/// A shell script that runs epmd and the node. It reads its standard input until the test process ends or
+/// closes it, and then ends both. The shared node is never dropped, so the script removes the folder if the
+/// test process is gone.
 const WATCH: &str = r#"
 epmd -port "$ERL_EPMD_PORT" -address 127.0.0.1 >/dev/null 2>&1 & epmd=$!
 "$SERVER" 2>&1 & server=$!
@@ -41,7 +43,8 @@ pub struct Node {
     watcher: Option<Child>,
 }
 
-/// The program, past Debian's wrapper, which becomes another user; or says why tests are skipped.
+/// The path of the server. Debian's wrapper script would change the user, so do not use it. If there is no
+/// server, prints why tests are skipped.
 fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::iter::once(PathBuf::from("/usr/lib/rabbitmq/bin"))
@@ -54,20 +57,20 @@ fn program() -> Option<PathBuf> {
     found
 }
 
-/// The node that all tests of a process share; starting one takes seconds.
+/// The node that all tests of a process share, since a node takes seconds to start.
 pub fn shared() -> Option<&'static Node> {
     static NODE: OnceLock<Option<Node>> = OnceLock::new();
     NODE.get_or_init(|| Node::start("")).as_ref()
 }
 
-/// For tests that change what the shared node does: one after the other.
+/// Serialises tests that change the behaviour of the shared node.
 pub fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Node {
-    /// Starts one, with more lines of configuration; `None` if the program is not there.
+    /// Starts a node; `more` has lines for its configuration. `None` if the server is not installed.
     pub fn start(more: &str) -> Option<Self> {
         let program = program()?;
         for _ in 0..3 {
@@ -122,7 +125,7 @@ impl Node {
             .env("SERVER", program)
             .env("PARENT", std::process::id().to_string())
             .env("HOME", &self.folder)
-            .env("detached", "yes") // the script becomes the node, and is no parent of it
+            .env("detached", "yes") // the script replaces itself by the node
             .env("ERL_EPMD_PORT", self.epmd.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
             .env("RABBITMQ_NODENAME", NODE)
@@ -144,12 +147,12 @@ impl Node {
         let mut lines = BufReader::new(watcher.stdout.take().unwrap()).lines().map_while(Result::ok);
         let ready = lines.by_ref().any(|line| line.contains("Server startup complete") || ended(&line));
         self.watcher = Some(watcher);
-        // Who stopped reading would stop the node.
+        // The node would block if nobody read its output.
         std::thread::spawn(move || lines.for_each(drop));
         ready && std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok()
     }
 
-    /// Ends it in good order.
+    /// Stops the node in good order.
     pub fn stop(&mut self) {
         if let Some(mut watcher) = self.watcher.take() {
             drop(watcher.stdin.take());
@@ -157,7 +160,7 @@ impl Node {
         }
     }
 
-    /// Starts a node with the same ports and login, which knows nothing of the one before.
+    /// Starts a node with the same ports and login, and no memory of the one before.
     pub fn again(&mut self) {
         for kept in ["mnesia", "feature_flags", "log"] {
             let path = self.folder.join(kept);
@@ -166,7 +169,7 @@ impl Node {
         assert!(self.run(&program().unwrap()), "it does not start again");
     }
 
-    /// Has the node evaluate Erlang expressions, and returns what it answers.
+    /// Lets the node evaluate Erlang expressions, and returns its answer.
     pub fn evaluate(&self, expressions: &str) -> String {
         let mut call = Command::new("/usr/lib/erlang/bin/erl_call");
         let call = call.args(["-address", &format!("localhost:{}", self.distribution), "-c", COOKIE, "-e"]);
@@ -176,19 +179,19 @@ impl Node {
         String::from_utf8(answer.stdout).unwrap()
     }
 
-    /// The alarm that RabbitMQ raises above the limit of its memory.
+    /// Raises or ends RabbitMQ's memory alarm.
     pub fn alarm(&self, raised: bool) {
         let limit = if raised { "{absolute, 1048576}" } else { "0.4" };
         let said = self.evaluate(&format!("vm_memory_monitor:set_vm_memory_high_watermark({limit})."));
         assert!(said.contains("ok"), "{said}");
     }
 
-    /// Where it speaks TLS.
+    /// The node's address with TLS.
     pub fn secure_url(&self) -> String {
         format!("amqp://127.0.0.1:{}", self.secure)
     }
 
-    /// What a client under TLS is told.
+    /// The TLS options of a client.
     pub fn trust(&self, identity: Option<Identity>) -> Tls {
         self.trust.connect(identity).tls.unwrap()
     }
@@ -209,7 +212,8 @@ fn ended(line: &str) -> bool {
     line.contains("BOOT FAILED") || line.contains("Crash dump")
 }
 
-/// One user with all rights, and no guest. The hash is that of RabbitMQ: salt, then SHA-256 of salt and password.
+/// One user with all permissions, and no `guest`. RabbitMQ's password hash is the salt, then SHA-256 of salt
+/// and password.
 fn definitions_text() -> String {
     let salt = *b"salt";
     let hashed = digest(&SHA256, &[&salt[..], PASSWORD.as_bytes()].concat());
@@ -234,12 +238,12 @@ fn base64(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// What certificates' options are made from.
+/// The options that certificates are added to.
 fn plain() -> Options {
     Options::default()
 }
 
-/// The login that the nodes know.
+/// The login that the nodes accept.
 pub fn login() -> Option<Login> {
     Some(Login { user: USER.into(), password: PASSWORD.into() })
 }
@@ -249,7 +253,7 @@ pub fn options() -> Options {
     Options { login: login(), ..Options::default() }
 }
 
-/// A job's name that no other test has.
+/// A job's name that no other test uses.
 pub fn job() -> String {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     format!("job-{}", NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
