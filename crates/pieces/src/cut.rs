@@ -4,44 +4,45 @@ use thalweg_wire::Range;
 
 use crate::Time;
 
-/// The longest piece of an adaptive cut, and of FedRDMA (section 4.1).
+/// Longest piece of an adaptive cut, and the length of FedRDMA's pieces (section 4.1).
 pub const MOST_PIECE: u64 = 4 << 20;
-/// Updates that are shorter need no Link-Enable (section 4.3).
+/// Shorter updates get no Link-Enable piece (section 4.3).
 pub const LINK_ENABLED: u64 = 2 << 20;
-/// Bytes of the header that FedRDMA sends with the data, for the cut.
+/// Bytes of FedRDMA's header, which counts as data when an update is cut.
 pub const HEADER: u64 = 64;
-/// Where an adaptive cut begins, and its shortest piece.
+/// First and shortest piece of an adaptive cut.
 const FIRST: u64 = 256 << 10;
 const LEAST: u64 = 64 << 10;
-/// Pieces that last shorter than this at the pace become longer: work requests would cost more than they are worth.
+/// A piece that takes the path less time than this is too short: work requests would cost more than they are
+/// worth. The next one is longer.
 const SHORT: Time = Time::from_micros(100);
 
-/// How updates are cut.
+/// How an update is cut into pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// Pieces follow the path: see [`Size`].
+    /// The length adapts to the path: see [`Size`].
     Adaptive,
-    /// FedRDMA: pieces of so many bytes, from the last to the first. With Link-Enable a piece of at most so many bytes
-    /// leaves before all others of a long update.
+    /// FedRDMA-E: pieces of fixed length, from the last to the first (section 3.2). With Link-Enable a small
+    /// piece leaves before all others of a long update (section 4.3).
     Fixed {
         /// Bytes of a piece.
         piece: u64,
-        /// Bytes of the Link-Enable piece; `None` without.
+        /// Bytes of the Link-Enable piece; `None` for none.
         link_enable: Option<u64>,
     },
-    /// FedRDMA's first version (section 3.1): the same, from the first to the last, and the header of each piece is not
-    /// counted.
+    /// FedRDMA's first version (section 3.1): pieces of fixed length, from the first to the last. The header
+    /// of each piece does not count.
     Forward {
         /// Bytes of a piece.
         piece: u64,
-        /// Bytes of the Link-Enable piece; `None` without.
+        /// Bytes of the Link-Enable piece; `None` for none.
         link_enable: Option<u64>,
     },
-    /// All at once.
+    /// One piece.
     Whole,
 }
 
-/// The length of the next piece of an adaptive cut.
+/// Length of the next piece of an adaptive cut, in bytes.
 #[derive(Debug)]
 pub(crate) struct Size(u64);
 
@@ -54,23 +55,24 @@ impl Size {
         self.0
     }
 
-    /// A piece has come in time, at `pace` bytes a second.
+    /// A piece has arrived in time. `pace` is the path's rate in bytes per second.
     pub(crate) fn in_time(&mut self, pace: f64) {
         if pace * SHORT.as_secs_f64() > self.0 as f64 {
             self.0 = (2 * self.0).min(MOST_PIECE);
         }
     }
 
-    /// A piece was late by so much that the device must have gone back and sent it again: a shorter one loses less.
+    /// A piece was so late that the device must have retransmitted it. A shorter piece loses less.
     pub(crate) fn late(&mut self) {
         self.0 = (self.0 / 2).max(LEAST);
     }
 }
 
-/// Pieces of `length` bytes in the order in which they are sent: as [`Cut`] says, one for the rest where it adapts.
+/// The ranges of an update of `length` bytes, in the order in which they are sent. An adaptive cut is one
+/// range here; [`Mover`](crate::Mover) splits it later.
 ///
-/// FedRDMA's pieces end at multiples of their length in header and data together, counted from the header. The data is
-/// contiguous at the receiver, since each piece has its place.
+/// FedRDMA's pieces end at multiples of their length, counted from the start of the header. The data is
+/// contiguous at the receiver, because each piece has its own place there.
 pub fn cut(length: u64, how: Cut) -> Vec<Range> {
     let (piece, link_enable) = match how {
         Cut::Fixed { piece, link_enable } => (piece.max(HEADER + 1), link_enable),
@@ -104,7 +106,7 @@ fn forward(length: u64, piece: u64, link_enable: Option<u64>) -> Vec<Range> {
     pieces
 }
 
-/// Splits the Link-Enable piece from the first piece that is longer, and puts it in front.
+/// Splits the Link-Enable piece off the first piece that is longer, and puts it in front.
 fn enable(pieces: &mut Vec<Range>, small: u64) {
     if let Some(first) = pieces.iter_mut().find(|piece| piece.len() > small) {
         let at = first.end - small;
@@ -114,8 +116,8 @@ fn enable(pieces: &mut Vec<Range>, small: u64) {
     }
 }
 
-/// How many chunks FedRDMA counts for an update (table 3): pieces of header and data, a Link-Enable chunk from 2 MiB on,
-/// and the header's own chunk where there are several.
+/// How many chunks FedRDMA counts for an update (table 3): the pieces of header and data, a Link-Enable chunk
+/// from 2 MiB on, and the header's own chunk if there are several pieces.
 pub fn count(length: u64, piece: u64, link_enable: Option<u64>) -> u64 {
     let base = (length + HEADER).div_ceil(piece.max(1));
     let enabled = u64::from(link_enable.is_some() && length >= LINK_ENABLED);
@@ -129,14 +131,14 @@ mod tests {
 
     const MTU: Option<u64> = Some(4096);
 
-    /// The paper's sizes by LoRA rank from 4 to 1024, in MiB, and its numbers of chunks.
+    /// The paper's update sizes in MiB for LoRA ranks from 4 to 1024, and its numbers of chunks.
     #[test]
     fn counts_are_those_of_table_3() {
         let rows = [(1.1, 1), (2.3, 2), (4.5, 4), (9.0, 5), (18.0, 7), (36.0, 12), (72.0, 21), (144.0, 39)];
         for (mib, chunks) in rows.into_iter().chain([(288.0, 75)]) {
             let bytes = (mib * f64::from(1 << 20)) as u64;
             assert_eq!(count(bytes, MOST_PIECE, MTU), chunks, "{mib} MiB");
-            // What is posted: the pieces, and the commit record as a write of its own.
+            // This implementation posts the pieces, and the commit record as a write of its own.
             let pieces = cut(bytes, Cut::Fixed { piece: MOST_PIECE, link_enable: MTU }).len() as u64;
             assert!(pieces + 1 == chunks || pieces == chunks, "{mib} MiB: {pieces} pieces");
         }
@@ -167,7 +169,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the mode: each byte is in one piece, no piece is too long or empty, and their number is the formula's.
+        /// In every mode, each byte is in one piece, no piece is too long or empty, and their number follows
+        /// the formula.
         #[test]
         fn pieces_are_all_of_an_update_and_as_many_as_the_formula_says(
             length in 1_u64..40_000_000,
@@ -186,7 +189,8 @@ mod tests {
                 let enabled = u64::from(small.is_some() && length >= LINK_ENABLED);
                 match how {
                     Cut::Fixed { .. } => {
-                        // The formula counts the header's own chunk, here the commit record, where there are several.
+                        // With several pieces the formula counts the header's own chunk. Here that is the
+                        // commit record.
                         let counted = count(length, piece, small);
                         prop_assert!(counted == number || counted == number + 1, "{counted} for {number}");
                         prop_assert!(pieces[usize::from(enabled == 1)..].windows(2).all(|two| two[0].start >= two[1].end));
@@ -208,7 +212,8 @@ mod tests {
         }
     }
 
-    /// Table 3 without what FedRDMA-E adds: the first version sends as many chunks as there are pieces of 4 MiB.
+    /// Table 3 without FedRDMA-E's additions: the first version sends as many chunks as there are pieces of 4
+    /// MiB.
     #[test]
     fn the_first_version_sends_as_many_pieces_as_fit() {
         for (mib, pieces) in [(1.1, 1), (4.5, 2), (36.0, 9), (144.0, 36), (288.0, 72)] {

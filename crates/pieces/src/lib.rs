@@ -1,15 +1,15 @@
-//! Which piece of which chunk a one-sided write or read (RDMA) moves next, and when. Without IO or clock: `now` is an
-//! argument.
+//! Decides which piece of which chunk a one-sided RDMA write or read moves next, and when. It does no IO and
+//! reads no clock: `now` is an argument.
 //!
-//! A party offers chunks, the other grants memory for each, and whoever moves the bytes cuts what is granted into
-//! pieces, one work request each. FedRDMA calls these chunks (section 3.1); here a chunk is a frame's payload, and a piece
-//! what a device is asked to move at once.
+//! One party offers chunks, and the other grants memory for each. The party that moves the bytes cuts each
+//! granted chunk into pieces, one work request each. FedRDMA calls these pieces "chunks" (section 3.1). Here
+//! a chunk is a frame's payload, and a piece is what one work request moves.
 //!
 //! ```text
 //! cut      how long pieces are, and FedRDMA's cut (tables 2 and 3)
-//! window   how many bytes may be in flight, and when the next piece leaves   thalweg-sending, with pieces for packets
-//! mover    grants in, work out, completions in; recovery from a lost pair
-//! slots    the ring of commit records at the receiver; credits for what it grants
+//! window   bytes in flight, and when the next piece leaves (thalweg-sending, with pieces for packets)
+//! mover    takes grants and completions, returns work requests; recovers from a lost pair
+//! slots    the ring of commit records at the receiver; credits for the receiver's grants
 //! ```
 #![forbid(unsafe_code)]
 
@@ -23,5 +23,5 @@ pub use mover::{Config, Grant, Job, Mover, Outcome, Task, Verdict};
 pub use slots::{Credits, Slots};
 pub use window::Flight;
 
-/// Time since some fixed moment, on a monotonic clock.
+/// Time since a fixed moment, on a monotonic clock.
 pub type Time = std::time::Duration;

@@ -1,7 +1,8 @@
-//! Moves what is granted, piece by piece. Grants, completions and losses come in; work comes out.
+//! The state machine that moves granted chunks piece by piece. It takes grants, completions and losses, and
+//! returns work requests.
 //!
-//! The same machine serves both directions of one-sided transfers: a sender that writes, and then commits each grant by a
-//! record in the receiver's ring; or a receiver that reads, and commits nothing.
+//! The same machine serves both directions. A sender that writes commits each grant with a record in the
+//! receiver's ring. A receiver that reads commits nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,70 +13,70 @@ use crate::slots::Slots;
 use crate::window::{Flight, Permit, Sent, Window};
 use crate::Time;
 
-/// Pairs that may be lost one after the other while no grant is committed; then the link ends.
+/// The link ends when this many pairs are lost in a row and no chunk is taken in between.
 const LOSSES: u32 = 3;
 
-/// How a mover works.
+/// Settings of a mover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// How updates are cut.
     pub cut: Cut,
     /// How much is in flight.
     pub flight: Flight,
-    /// Most pieces in flight; a device's queues are as long.
+    /// Most work requests in flight: the length of the device's queues.
     pub pieces: usize,
     /// Slots for commit records; 0 if nothing is committed.
     pub slots: usize,
 }
 
-/// Memory of the peer for the bytes of one grant.
+/// Memory of the peer for one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// Its number, which grows.
+    /// Number of the chunk. Numbers grow.
     pub number: u64,
-    /// Bytes.
+    /// Bytes of the chunk.
     pub length: u64,
-    /// Where they lie at the peer.
+    /// Address of the memory at the peer.
     pub address: u64,
-    /// The key to that.
+    /// Key to that memory.
     pub key: u32,
 }
 
-/// What to do.
+/// What a work request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// Move these bytes of the grant.
+    /// Moves these bytes of the grant.
     Move(Range),
-    /// Write the commit record into this slot, behind all pieces of the grant.
+    /// Writes the commit record into this slot, behind all pieces of the grant.
     Commit(u32),
 }
 
 /// One work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// Its number, for [`Mover::handle_done`].
+    /// Number of the work request, for [`Mover::handle_done`].
     pub piece: u64,
-    /// For which grant.
+    /// The grant that it works on.
     pub grant: Grant,
-    /// What to do.
+    /// What it does.
     pub task: Task,
 }
 
 /// How a work request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done.
+    /// It was completed.
     Done,
-    /// Not done, or nobody knows: the pair is lost.
+    /// The pair is lost. Nobody knows whether it was completed.
     Lost,
 }
 
 /// What to do about a lost pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Make another.
+    /// Make another pair.
     Again,
-    /// Three in a row brought nothing: end the link.
+    /// Three pairs were lost in a row without progress: end the link.
     End,
 }
 
@@ -84,15 +85,15 @@ enum Commit {
     Due,
     Posted,
     Done,
-    /// Withdrawn: nothing is moved or committed any more.
+    /// Withdrawn: nothing more is moved or committed.
     Waived,
 }
 
-/// What is left of a grant.
+/// Progress of a grant.
 #[derive(Debug)]
 struct Run {
     grant: Grant,
-    /// Whether the peer's memory can be reached now.
+    /// Whether the grant's memory can be reached: false from a loss of the pair until the next grant.
     open: bool,
     todo: VecDeque<Range>,
     flying: usize,
@@ -126,7 +127,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// One that has nothing to do yet.
+    /// A mover without grants.
     pub fn new(config: Config) -> Self {
         Self {
             config,
@@ -145,7 +146,7 @@ impl Mover {
         self.window.bytes()
     }
 
-    /// Bytes of an adaptive cut's next piece.
+    /// Length of an adaptive cut's next piece, in bytes.
     pub fn piece(&self) -> u64 {
         self.window.size.bytes()
     }
@@ -155,12 +156,12 @@ impl Mover {
         self.window.under_way()
     }
 
-    /// Work requests in flight for the grant.
+    /// Work requests in flight for a grant.
     pub fn flying(&self, number: u64) -> usize {
         self.runs.get(&number).map_or(0, |run| run.flying)
     }
 
-    /// The peer grants memory. Of a grant whose pair was lost, what is missing follows, into the new place.
+    /// The peer grants memory. If the grant's pair was lost, the missing ranges go to the new memory.
     pub fn handle_grant(&mut self, grant: Grant) {
         let config = self.config;
         if self.runs.get(&grant.number).is_some_and(|run| run.commit == Commit::Waived) {
@@ -179,15 +180,15 @@ impl Mover {
         }
     }
 
-    /// The peer has taken what was committed, or will never: the grant is over and its slot is free. Something has come
-    /// of the pair.
+    /// The peer has taken the chunk, or never will: the grant is over and its slot is free. This counts as
+    /// progress: the count of losses starts again.
     pub fn handle_taken(&mut self, number: u64) {
         self.slots.read(number);
         self.runs.remove(&number);
         self.losses = 0;
     }
 
-    /// Bytes of a grant were moved, and are missing nevertheless: they are moved again.
+    /// Moves a range again that was moved and is missing at the peer nevertheless.
     pub fn again(&mut self, number: u64, range: Range) {
         let piece = match self.config.cut {
             Cut::Fixed { piece, .. } | Cut::Forward { piece, .. } => piece.max(1),
@@ -202,9 +203,9 @@ impl Mover {
         }
     }
 
-    /// Nobody wants the bytes of this grant any more. What is in flight stays so until its completion.
+    /// Withdraws a grant. Its work requests in flight stay so until they complete.
     ///
-    /// Returns whether the record was committed: then the peer takes it nevertheless.
+    /// Returns whether the commit record was already posted. Then the peer takes the chunk nevertheless.
     pub fn withdraw(&mut self, number: u64) -> bool {
         let Some(run) = self.runs.get_mut(&number) else { return false };
         if run.commit == Commit::Posted || (run.commit == Commit::Done && self.config.slots > 0) {
@@ -218,7 +219,8 @@ impl Mover {
         false
     }
 
-    /// A work request has ended. One that is not known any more, of a pair that was lost before, says nothing.
+    /// A work request has ended. Requests of a pair that was lost before are not known any more and are
+    /// ignored.
     pub fn handle_done(&mut self, now: Time, piece: u64, outcome: Outcome) {
         let Some(Flying { number, task, sent }) = self.flying.remove(&piece) else { return };
         match outcome {
@@ -247,15 +249,15 @@ impl Mover {
         }
     }
 
-    /// The pair is lost. What was in flight is to be moved again; nothing moves until [`Self::handle_grant`] says where to.
-    /// The ring at the peer is another one.
+    /// The pair is lost. Everything in flight must be moved again, but not before [`Self::handle_grant`]
+    /// names the new memory. The peer will have a new ring.
     pub fn handle_lost_pair(&mut self, now: Time) -> Verdict {
         for piece in self.flying.keys().copied().collect::<Vec<_>>() {
             self.handle_done(now, piece, Outcome::Lost);
         }
         for run in self.runs.values_mut() {
             run.open = false;
-            // The record that was written may be unread, and is gone with its ring.
+            // The written record may be unread. Its ring is gone, so write it again.
             if run.commit == Commit::Done && self.config.slots > 0 {
                 run.commit = Commit::Due;
             }
@@ -271,10 +273,11 @@ impl Mover {
         }
     }
 
-    /// The first grant that something can be done for, in order of their numbers.
+    /// The lowest-numbered grant that has work to do.
     fn ready(&self) -> Option<u64> {
         let ready = |run: &Run| {
-            // Behind the pieces on the same pair, which keeps the order; one at a time when they have come.
+            // A pair keeps the order of its work requests, so the record may be posted right behind the
+            // pieces. In the mode with one piece at a time, wait until they have completed.
             let behind = run.todo.is_empty() && run.commit == Commit::Due;
             let alone = run.flying == 0 || !matches!(self.config.flight, Flight::One(_));
             run.open && (!run.todo.is_empty() || (behind && alone))
@@ -282,7 +285,8 @@ impl Mover {
         self.runs.iter().find(|(_, run)| ready(run)).map(|(&number, _)| number)
     }
 
-    /// Bytes of the longest piece now. Where few pieces may be in flight, they are long enough to fill the window.
+    /// Length of the longest piece now, in bytes. If few pieces may be in flight, they must be long enough to
+    /// fill the window.
     fn longest(&self) -> u64 {
         match self.config.cut {
             Cut::Adaptive => {
@@ -293,7 +297,7 @@ impl Mover {
         }
     }
 
-    /// The next work request.
+    /// The next work request; `None` if there is none now.
     pub fn poll_work(&mut self, now: Time) -> Option<Job> {
         if self.flying.len() >= self.config.pieces {
             return None;
@@ -329,8 +333,8 @@ impl Mover {
         Some(Job { piece, grant, task })
     }
 
-    /// When [`Self::poll_work`] has something without anything happening before: later than `now`, if `poll_work` has nothing at
-    /// that same time.
+    /// When [`Self::poll_work`] will return work even if no event occurs before; `None` if only an event can
+    /// help. It is later than `now` if `poll_work` returned nothing at the same `now`.
     pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
         let number = self.ready().filter(|_| self.flying.len() < self.config.pieces)?;
         let longest = self.longest();
@@ -342,7 +346,7 @@ impl Mover {
         }
     }
 
-    /// A grant of which all has been moved, and committed if that is done here.
+    /// The next grant that has been moved completely, and committed if grants are committed.
     pub fn poll_ended(&mut self) -> Option<u64> {
         self.ended.pop_front()
     }

@@ -1,24 +1,25 @@
-//! The receiver's memory: what it may be asked for, and where commit records go.
+//! The sender's view of the receiver's ring of commit records, and the limit on a receiver's grants.
 
 use std::collections::HashMap;
 
-/// The ring of slots at the receiver, one for each commit record, as the sender knows it. Its pointer goes round
-/// (FedRDMA-E, section 3.2); unlike there, a slot is used again only after the receiver has said that it has read it.
+/// The ring of slots at the receiver, one for each commit record, as the sender knows it. A pointer goes
+/// round it (FedRDMA-E, section 3.2). Unlike there, a slot is reused only after the receiver has said that it
+/// has read it.
 #[derive(Debug)]
 pub struct Slots {
-    /// Whose record is in each slot, unread as far as is known.
+    /// For each slot, the grant whose record is in it and may be unread.
     unread: Vec<Option<u64>>,
     next: usize,
     places: HashMap<u64, usize>,
 }
 
 impl Slots {
-    /// So many slots, all empty.
+    /// A ring of `count` empty slots.
     pub fn new(count: usize) -> Self {
         Self { unread: vec![None; count], next: 0, places: HashMap::new() }
     }
 
-    /// The next slot, for the record of `number`; `None` while it holds an unread record.
+    /// The next slot, for the record of `number`; `None` while that slot holds an unread record.
     pub fn take(&mut self, number: u64) -> Option<u32> {
         let at = self.next;
         let slot = self.unread.get_mut(at).filter(|slot| slot.is_none())?;
@@ -28,20 +29,20 @@ impl Slots {
         Some(at as u32)
     }
 
-    /// The receiver has read the record of `number`, or will never: its pair is gone.
+    /// Frees the slot of `number`: the receiver has read its record, or never will, because the pair is lost.
     pub fn read(&mut self, number: u64) {
         if let Some(at) = self.places.remove(&number) {
             self.unread[at] = None;
         }
     }
 
-    /// No record that was written before will be read: the ring is a new one.
+    /// Frees all slots: the ring is new, so no record that was written before will be read.
     pub fn clear(&mut self) {
         *self = Self::new(self.unread.len());
     }
 }
 
-/// How much a receiver grants at a time: bytes, and grants.
+/// Limits a receiver's grants: their bytes and their number.
 #[derive(Debug)]
 pub struct Credits {
     bytes: u64,
@@ -50,12 +51,13 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// Nothing is granted yet.
+    /// Limits of `bytes` bytes and `grants` grants, with nothing granted yet.
     pub fn new(bytes: u64, grants: usize) -> Self {
         Self { bytes: 0, grants: 0, limits: (bytes, grants) }
     }
 
-    /// Takes credit for a grant; `false` if there is not enough now. One grant may be longer than all there is.
+    /// Takes credit for a grant; false if there is not enough now. A single grant may exceed the limit of
+    /// bytes.
     pub fn take(&mut self, bytes: u64) -> bool {
         let fits = self.grants == 0
             || (self.grants < self.limits.1 && self.bytes.saturating_add(bytes) <= self.limits.0);
@@ -66,7 +68,7 @@ impl Credits {
         fits
     }
 
-    /// A grant is over.
+    /// Returns the credit of a grant.
     pub fn give(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         self.grants = self.grants.saturating_sub(1);
@@ -90,7 +92,7 @@ mod tests {
     }
 
     proptest! {
-        /// A slow reader, and a pool as small as one slot.
+        /// A slow reader, and rings of few slots, down to one.
         #[test]
         fn no_slot_is_overwritten_unread(count in 1_usize..5, reads in prop::collection::vec(any::<bool>(), 1..200)) {
             let mut slots = Slots::new(count);

@@ -1,22 +1,23 @@
-//! How much may be in flight, and when the next piece leaves: [`thalweg_sending`], with pieces for packets.
+//! How much may be in flight, and when the next piece leaves. It uses [`thalweg_sending`], with pieces for
+//! packets.
 
 use thalweg_sending::{Delivery, Heard, Pacer, Rate, Stamp};
 
 use crate::cut::Size;
 use crate::Time;
 
-/// Pieces of the initial window.
+/// Pieces in the initial window.
 const INITIAL: u64 = 4;
 
 /// How much is in flight at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flight {
-    /// As much as the path delivers in a round trip, paced.
+    /// As much as the path delivers in one round trip, paced.
     Window,
-    /// One piece: the next leaves when its completion has come (FedRDMA, section 3.1). So much later, if said (the delay
-    /// of section 3.2).
+    /// One piece. The next leaves after its completion (FedRDMA, section 3.1), and after this delay (section
+    /// 3.2).
     One(Time),
-    /// All that is granted.
+    /// Everything that is granted.
     All,
 }
 
@@ -26,11 +27,11 @@ pub(crate) struct Sent {
     at: Time,
     stamp: Stamp,
     bytes: u64,
-    /// When its completion is due, if the pace is known.
+    /// When its completion is expected; `None` while the pace is unknown.
     due: Option<Time>,
 }
 
-/// What the sender may do.
+/// Whether a piece may leave.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Now,
@@ -47,9 +48,9 @@ pub(crate) struct Window {
     delivery: Delivery,
     pacer: Pacer,
     under_way: u64,
-    /// One piece at a time: when the next may leave.
+    /// With one piece at a time: when the next may leave.
     next: Time,
-    /// When all that was sent is due.
+    /// When the path will have carried all bytes sent so far, at the pace.
     due: Time,
 }
 
@@ -68,7 +69,7 @@ impl Window {
         }
     }
 
-    /// Begins anew on another path, with shorter pieces.
+    /// Starts with new estimates and shorter pieces, after a pair was lost.
     pub(crate) fn restart(&mut self) {
         let mut fresh = Self::new(self.flight);
         fresh.size.late();
@@ -88,7 +89,7 @@ impl Window {
         }
     }
 
-    /// Whether a piece of `bytes` may leave. One may always be in flight.
+    /// Whether a piece of `bytes` bytes may leave. One piece may always be in flight.
     pub(crate) fn permit(&mut self, now: Time, bytes: u64) -> Permit {
         if self.under_way > 0 && self.under_way.saturating_add(bytes) > self.bytes() {
             return Permit::Wait;
@@ -117,7 +118,8 @@ impl Window {
         Sent { at: now, stamp, bytes, due }
     }
 
-    /// There was nothing to send, though something might have been sent.
+    /// There was nothing to send although the window had room. Rate samples of this time are
+    /// application-limited.
     pub(crate) fn idle(&mut self) {
         self.delivery.idle(self.under_way);
     }
@@ -131,7 +133,7 @@ impl Window {
         let heard = Heard {
             now,
             bytes: sent.bytes,
-            fates: (sent.bytes, 0), // the device sends again by itself
+            fates: (sent.bytes, 0), // the device retransmits by itself
             delivered: self.delivery.delivered(),
             under_way: self.under_way,
             trip: Some(now.saturating_sub(sent.at)),
@@ -148,7 +150,7 @@ impl Window {
         }
     }
 
-    /// A piece will never be done.
+    /// The pair was lost, so this piece will not complete.
     pub(crate) fn lost(&mut self, sent: Sent) {
         self.under_way -= sent.bytes;
     }

@@ -1,4 +1,4 @@
-//! Both ends of one-sided transfers in virtual time, with completions in any order and pairs that are lost.
+//! Both ends of one-sided transfers in virtual time. Completions come in any order, and pairs are lost.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use thalweg_wire::Ranges;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The peer's memory, as a device would write it: which bytes of each grant have been moved, and what is committed.
+/// The peer's memory as a device would write it: the bytes moved for each grant, and the grants committed.
 #[derive(Default)]
 struct Peer {
     moved: BTreeMap<u64, Ranges>,
@@ -74,7 +74,7 @@ fn configs() -> impl Strategy<Value = Config> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Completions in any order, a pair lost now and then, a reader that takes its time.
+    /// Completions come in any order, a pair is lost now and then, and the receiver takes chunks late.
     #[test]
     fn every_byte_is_moved_once(
         config in configs(),
@@ -95,7 +95,7 @@ proptest! {
             while let Some(job) = mover.poll_work(now) {
                 let before: u64 = flying.iter().map(bytes).sum();
                 prop_assert!(before == 0 || bytes(&job) == 0 || before + bytes(&job) <= mover.window(), "beyond the window");
-                // A pair keeps the order of what is posted, so a write is there when a later one is.
+                // A pair keeps the order of its work requests, so this write lands before all later ones.
                 peer.take(&job);
                 flying.push(job);
                 prop_assert!(flying.len() <= config.pieces);
@@ -125,7 +125,7 @@ proptest! {
         for grant in &grants {
             prop_assert_eq!(peer.moved.get(&grant.number).map_or(0, Ranges::bytes), grant.length);
         }
-        // Resuming sends only what is missing.
+        // After a loss only what is missing is sent.
         prop_assert!(peer.again <= lost_bytes, "{} bytes again for {} lost", peer.again, lost_bytes);
     }
 }
@@ -164,7 +164,8 @@ fn nothing_moves_before_a_grant_nor_after_it_was_withdrawn() {
     assert_eq!((mover.under_way(), mover.flying(1)), (0, 0));
 }
 
-/// A path of so many bytes a second and a round trip: the time that a transfer takes.
+/// How long a transfer takes over a path of `rate` bytes per second and round-trip time `trip`, and its work
+/// requests.
 fn transfer(config: Config, bytes: u64, rate: f64, trip: Duration) -> (Duration, usize) {
     let (mut mover, mut now, mut pipe) = (Mover::new(config), Duration::ZERO, Vec::<(Duration, u64)>::new());
     mover.handle_grant(grant(1, bytes));
@@ -212,7 +213,7 @@ fn a_window_fills_the_path() {
     }
 }
 
-/// What was withdrawn is not moved or committed by the pair that comes after a loss.
+/// A withdrawn grant is neither moved nor committed by the pair that follows a loss.
 #[test]
 fn what_is_withdrawn_stays_so() {
     let mut mover = window();
@@ -228,7 +229,8 @@ fn what_is_withdrawn_stays_so() {
     assert!(mover.poll_work(MS).is_none());
 }
 
-/// FedRDMA's first version: pieces that were written over at the receiver are moved again, and the end is told again.
+/// FedRDMA's first version: pieces that were overwritten at the receiver are moved again, and then the grant
+/// ends again.
 #[test]
 fn what_is_missing_is_moved_again() {
     let cut = Cut::Forward { piece: 1_000, link_enable: None };
@@ -253,7 +255,7 @@ fn what_is_missing_is_moved_again() {
     assert_eq!(all(&mut mover), (vec![], None), "what was taken is over");
 }
 
-/// Where a device has few reads under way, they are long enough to fill the path, and no longer than a piece may be.
+/// A device with few reads in flight uses pieces long enough to fill the path, but no longer than the limit.
 #[test]
 fn few_pieces_fill_the_path() {
     let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 16, slots: 0 };

@@ -1,4 +1,4 @@
-//! What every receiving side has: credit for chunks, those that have come, and whom to wake.
+//! What all receiving sides share: credit for chunks, the chunks that have arrived, and the tasks to wake.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ impl Arrivals {
         Self { stock: Stock::new(device, pool), came: VecDeque::new(), driver: None, receiver: None }
     }
 
-    /// The driver waits.
+    /// Registers the waker of the task that drives this side.
     pub(crate) fn driver_waits(&mut self, context: &Context<'_>) {
         self.driver = Some(context.waker().clone());
     }
 
-    /// Whoever receives waits.
+    /// Registers the waker of `receive`.
     pub(crate) fn receiver_waits(&mut self, context: &Context<'_>) {
         self.receiver = Some(context.waker().clone());
     }
@@ -45,28 +45,28 @@ impl Arrivals {
         self.wake_receiver();
     }
 
-    /// A chunk has come.
+    /// Queues a chunk that has arrived.
     pub(crate) fn push(&mut self, came: Came) {
         self.came.push_back(came);
     }
 
-    /// How many have come and are not taken.
+    /// How many chunks have arrived and are not delivered yet.
     pub(crate) fn len(&self) -> usize {
         self.came.len()
     }
 
-    /// The next that has come.
+    /// The next chunk to deliver.
     pub(crate) fn next(&mut self) -> Option<Came> {
         self.came.pop_front()
     }
 
-    /// A chunk is taken or dropped, and its credit is free.
+    /// Returns the credit of a chunk that was delivered or dropped.
     pub(crate) fn done(&mut self, length: u64, landing: Landing) {
         self.stock.done(length, landing);
         self.wake();
     }
 
-    /// Drops what has come.
+    /// Drops the chunks that have arrived.
     pub(crate) fn stop(&mut self) {
         self.came.clear();
         self.wake();

@@ -1,9 +1,9 @@
-//! The receiving side of FedRDMA's first version (section 3.1): pieces come into one slot, each with its header, and are put
-//! together beside it.
+//! The receiving side of FedRDMA's first version (section 3.1). Pieces arrive in one slot, each behind a
+//! header. This side copies them out and assembles the chunk elsewhere.
 //!
-//! Nothing keeps the sender from writing the next piece before this one was taken out of the slot (section 3.2): it sees
-//! that its device has the piece, and perhaps waits a while. A piece that was written over is missing. When the sender says
-//! that all of a chunk was sent, it is told what is.
+//! The sender may write the next piece before the previous one was copied out (section 3.2): it waits only
+//! for its own device's completion, and perhaps for a fixed delay. A piece that was overwritten is missing.
+//! When the sender has sent all of a chunk, this side answers which ranges are missing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::sides::{Came, Landing, Receives};
 use crate::words::{Word, RECORD};
 use crate::GRANTS;
 
-/// Ranges that the sender is told of at a time.
+/// Most missing ranges of a chunk that one answer lists.
 const MOST_MISSING: usize = 64;
 
-/// A chunk that is put together.
+/// A chunk that is being assembled.
 struct Run {
     header: FrameHeader,
     landing: Landing,
@@ -38,16 +38,16 @@ struct Run {
 /// The receiving side.
 pub(crate) struct Assembling {
     arrivals: Arrivals,
-    /// The first memory is the slot.
+    /// The pair; its first memory is the slot.
     joined: Joined,
     offers: Offers,
     runs: BTreeMap<u64, Run>,
-    /// Chunks that the sender has sent.
+    /// Chunks that the sender has sent completely, and about which it waits for an answer.
     asked: VecDeque<u64>,
 }
 
 impl Assembling {
-    /// Over a pair to which the slot is open by a key, at an address.
+    /// Takes a pair that has opened the slot, with its key and address.
     pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
@@ -71,7 +71,7 @@ impl Assembling {
         Ok(())
     }
 
-    /// The sender has lost its pair and made another: joins it, and opens the slot to it.
+    /// The sender has lost its pair and made another. Joins that one and opens the slot to it.
     fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
         self.joined.check(epoch)?;
         while let Some(done) = self.joined.next_before_renewal(outbox) {
@@ -93,7 +93,7 @@ impl Assembling {
         }
     }
 
-    /// Takes out of the slot what is in it now: not always what the note was about.
+    /// Copies out the piece that is in the slot now. It need not be the piece that the note announced.
     fn take_out(&mut self) {
         let mut header = [0; RECORD];
         if !self.joined.peek_first(0, &mut header) {
@@ -102,7 +102,7 @@ impl Assembling {
         let Some(Piece { number, range, checksum: sum }) = Piece::decode(&header) else { return };
         let Some(run) = self.runs.get_mut(&number) else { return };
         let all = Range::new(0, run.header.length() as u64);
-        // Bytes that are there stay, whatever is written over the slot meanwhile.
+        // Never overwrite bytes that were copied out and whose checksum fits.
         if range.end > all.end || run.there.within(range).next().is_some() {
             return;
         }
@@ -118,7 +118,7 @@ impl Assembling {
         }
     }
 
-    /// Tells the sender what is missing of chunks that it has sent.
+    /// Tells the sender what is missing of the chunks that it has sent completely.
     fn answer(&mut self, outbox: &Outbox) {
         for number in std::mem::take(&mut self.asked) {
             let Some(run) = self.runs.get(&number) else { continue };
@@ -136,7 +136,8 @@ impl Receives for Assembling {
             Word::Offer { number, header } => self.handle_offer(number, header)?,
             Word::Withdraw { number, .. } => self.handle_withdraw(number)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
-            // Answered by whoever receives: who does not receive loses pieces, and need not be sent them again.
+            // `poll` answers it, and only `receive` calls `poll`. While nobody receives, pieces get lost in
+            // the slot and should not be sent again.
             Word::Sent { number } if self.asked.len() <= GRANTS => self.asked.push_back(number),
             _ => return Err(corrupt("a word of another mode")),
         }
@@ -176,11 +177,11 @@ impl Receives for Assembling {
     ) -> Result<()> {
         let length = header.length() as u64;
         if !self.offers.placed(number, length, &mut self.arrivals.stock) {
-            return Ok(()); // it was withdrawn meanwhile
+            return Ok(()); // the chunk was withdrawn meanwhile
         }
         let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
         self.runs.insert(number, Run { header, landing, bytes, there: Ranges::new() });
-        // While pairs are exchanged, it is said when the slot is open again.
+        // While a lost pair is being replaced, `handle` sends the grant once the slot is open again.
         if let Some(to) = self.joined.first() {
             outbox.say(&Word::Grant { number, to });
         }
@@ -188,7 +189,7 @@ impl Receives for Assembling {
     }
 
     fn is_settled(&self) -> bool {
-        true // what is withdrawn is dropped at once
+        true // a withdrawn chunk is dropped at once
     }
 
     fn stop(&mut self) {

@@ -1,4 +1,4 @@
-//! Senders that do not wait for the slot to be emptied, over a pretend device.
+//! Tests of `assembling` over a pretend device: senders that do not wait until the slot is emptied.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use thalweg_verbs::pretend::settle;
@@ -20,7 +20,7 @@ fn bytes() -> Vec<u8> {
 }
 
 impl Ends<Assembling> {
-    /// Offers a chunk, and has it granted.
+    /// Offers a chunk, and checks that it is granted.
     fn granted(&mut self, number: u64) {
         let header = header(&bytes());
         self.receiver.handle_word(Word::Offer { number, header }, &self.outbox).unwrap();
@@ -39,7 +39,7 @@ impl Ends<Assembling> {
         settle(&mut self.sender);
     }
 
-    /// What the receiver says is missing.
+    /// Asks the receiver what is missing, and returns the ranges of its answer.
     fn missing(&mut self, number: u64) -> Vec<(u64, u64)> {
         self.receiver.handle_word(Word::Sent { number }, &self.outbox).unwrap();
         self.poll().unwrap();
@@ -70,7 +70,8 @@ fn what_is_written_over_before_it_is_read_is_missing_and_said_to_be() {
     assert_eq!(came.header.verify(&came.bytes), Ok(()));
 }
 
-/// A piece that is damaged, of another chunk, or beyond its chunk changes nothing that is there.
+/// A piece is ignored if it is damaged, belongs to another chunk, reaches beyond its chunk, or overlaps bytes
+/// that are there.
 #[test]
 fn pieces_that_do_not_fit_change_nothing() {
     let mut ends = ends(2);

@@ -1,4 +1,4 @@
-//! Which device a link uses.
+//! Chooses the RDMA device of a link, and sets the timeouts of its pairs.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use thalweg_verbs::{system, Device, Error, Limits, Pair};
 /// Where devices come from.
 #[derive(Clone, Default)]
 pub(crate) enum Source {
-    /// The machine's.
+    /// The machine's devices.
     #[default]
     System,
     Given(Arc<dyn Device>),
 }
 
 impl Source {
-    /// The device by which `peer`, an address with a port, is reached, or why there is none.
+    /// The device that reaches `peer` (an address with a port), or the reason why there is none.
     pub(crate) fn towards(&self, peer: &str) -> Result<Arc<dyn Device>, String> {
         match self {
             Source::Given(device) => Ok(device.clone()),
@@ -25,7 +25,7 @@ impl Source {
         }
     }
 
-    /// Why there is no device at all, if so.
+    /// The reason why this machine has no device at all; `None` if it has one.
     pub(crate) fn missing(&self) -> Option<String> {
         match self {
             Source::Given(_) => None,
@@ -34,17 +34,18 @@ impl Source {
     }
 }
 
-/// Pairs that follow a lost one take no round trip for shorter. So three of them outlast a path that is gone for seconds.
+/// Shortest round trip that a replacement pair assumes; its timeouts follow from that. So three pairs in a
+/// row outlast a path that is down for seconds.
 const AFTER_LOSS: Duration = Duration::from_millis(80);
 
-/// A device for links to one peer: all its pairs know how long a round trip takes there.
+/// A device for links to one peer. Its pairs know the round-trip time to that peer.
 pub(crate) struct Towards {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) round_trip: Option<Duration>,
 }
 
 impl Towards {
-    /// A pair before any was lost.
+    /// A pair of the handshake. Unlike later pairs, it takes the round-trip time as measured.
     pub(crate) fn first_pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error> {
         self.pair_for(notes, self.round_trip)
     }
@@ -76,7 +77,7 @@ impl Device for Towards {
     }
 }
 
-/// This machine's address on the way to the peer. Nothing is sent to find it.
+/// This machine's address on the route to the peer. Connecting a UDP socket sends no packet.
 fn local(peer: &str) -> Option<IpAddr> {
     let peer = peer.rsplit_once("://").map_or(peer, |(_, authority)| authority);
     let peer: SocketAddr = peer.parse().ok()?;

@@ -1,4 +1,4 @@
-//! What tests of receiving sides begin with: one over a pretend device, and the sender's end of its pair.
+//! Test helper: a receiving side over a pretend device, and the sender's end of its pair.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::pool::Pool;
 use crate::sides::Receives;
 use crate::NOTES;
 
-/// More than a receiving side needs for anything.
+/// Polls after which a receiving side has handled everything.
 const ENOUGH: usize = 200;
 
-/// Bytes of the memory that chunks may be granted parts of.
+/// Bytes of `Ends::place`.
 pub(crate) const PLACE: u32 = 15_000;
 
-/// Makes a receiving side, over a pair to which memory is open by a key, at an address.
+/// Makes a receiving side over a pair. The pair has opened one piece of memory, with this key and address.
 type Make<R> = fn(Arc<dyn Device>, Arc<Pool>, (Box<dyn Pair>, u32, usize)) -> R;
 
 pub(crate) struct Ends<R> {
@@ -30,14 +30,14 @@ pub(crate) struct Ends<R> {
     pub(crate) receiver: R,
     pub(crate) outbox: Outbox,
     pub(crate) sender: Box<dyn Pair>,
-    /// By which the sender writes to the memory that it is told of first.
+    /// The memory that was opened first (ring or slot), as the sender addresses it.
     pub(crate) first: Remote,
-    /// Memory that chunks may be granted parts of.
+    /// Memory for grants.
     pub(crate) place: Arena,
 }
 
 impl<R: Receives> Ends<R> {
-    /// The memory that the sender is told of first has so many bytes.
+    /// `bytes`: the length of the memory that is opened first (ring or slot).
     pub(crate) fn new(seed: u64, bytes: usize, make: Make<R>) -> Self {
         let behaviour = Behaviour { seed, ..Behaviour::default() };
         let device: Arc<dyn Device> = Arc::new(Pretend::new(&Arc::new(Fabric::default()), behaviour));
@@ -57,7 +57,7 @@ impl<R: Receives> Ends<R> {
         (0..ENOUGH).try_for_each(|_| self.receiver.poll(&mut context, &self.outbox))
     }
 
-    /// Bytes in memory that the sender's device knows.
+    /// Copies bytes into memory that the sender's device has registered.
     pub(crate) fn bytes(&self, bytes: &[u8]) -> Vec<Bytes> {
         let arena = Arena::new(bytes.len() as u64).unwrap();
         self.device.register(&arena).unwrap();

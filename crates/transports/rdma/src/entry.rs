@@ -1,4 +1,5 @@
-//! Chunks that were offered, and the records that go with them: commits, or headers of pieces.
+//! What the sending side keeps for each offered chunk, and the buffer for commit records and headers of
+//! pieces.
 
 use std::sync::Arc;
 
@@ -15,14 +16,15 @@ use crate::settings::{Style, SLOTS};
 use crate::tracker::Tracker;
 use crate::words::RECORD;
 
-/// Records are written here before they leave: more than there are slots, as a slot may be free before its last
-/// record's completion is known.
+/// Records that the send buffer holds: twice the slots of the ring. The receiver may free a slot before this
+/// side sees the completion of the record that it wrote there.
 const RECORDS: u64 = 2 * SLOTS as u64;
 
 pub(crate) enum State {
     Offered,
     Granted,
-    /// Nobody wants it here any more. It ends with its last completion, or if it is committed, when the peer has taken it.
+    /// The chunk was withdrawn. If it is committed, the entry ends when the peer has taken it; else with the
+    /// last completion of its work requests.
     Leaving {
         committed: bool,
     },
@@ -33,14 +35,14 @@ pub(crate) struct Entry {
     pub(crate) state: State,
     pub(crate) length: u64,
     pub(crate) bytes: Bytes,
-    /// Where the bytes were copied to, if they lay in no registered arena.
+    /// The pool arena that the bytes were copied to, if they lay in no registered arena.
     pub(crate) staged: Option<Arena>,
-    /// Whom to tell when nothing of the chunk is used any more.
+    /// Is notified when the chunk's bytes are free.
     pub(crate) tracker: Option<Arc<Tracker>>,
 }
 
 impl Entry {
-    /// Nothing of the chunk is used any more.
+    /// Notifies the tracker that the chunk's bytes are free.
     pub(crate) fn release(&mut self, number: u64) {
         if let Some(tracker) = self.tracker.take() {
             tracker.ended(number);
@@ -48,7 +50,7 @@ impl Entry {
     }
 }
 
-/// Records on their way out.
+/// A ring buffer of commit records and headers that are being sent.
 pub(crate) struct Records {
     arena: Arena,
     next: u64,
@@ -56,15 +58,15 @@ pub(crate) struct Records {
 
 impl Records {
     /// # Errors
-    /// [`ErrorKind::System`] without memory that may be registered.
+    /// [`ErrorKind::System`] if no memory is left, or no more may be registered.
     pub(crate) fn new(pool: &Pool) -> Result<Self> {
         Ok(Self { arena: pool.take(RECORDS as usize * RECORD)?, next: 0 })
     }
 
-    /// A record in registered memory.
+    /// Copies a record into registered memory.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if more are on their way than there are slots.
+    /// [`ErrorKind::System`] if the record written there before is still being sent.
     pub(crate) fn write(&mut self, record: &[u8; RECORD]) -> Result<Bytes> {
         let start = self.next % RECORDS * RECORD as u64;
         self.next += 1;
@@ -76,7 +78,7 @@ impl Records {
         self.arena.lend(place).map_err(busy)
     }
 
-    /// The work request that writes a piece of a chunk, and how many bytes it has.
+    /// The work request that writes a piece of a chunk, and how many bytes it writes.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -97,7 +99,7 @@ impl Records {
                 let bytes = vec![self.write(&piece.encode())?, bytes];
                 Ok((Work::Note { bytes, to: slot, note: 0 }, headed))
             }
-            // The header stands in front of the data, and goes with its first piece.
+            // The chunk's header stands in front of its data. It is written together with the first piece.
             Style::Printed if range.start == 0 => {
                 let whole = Piece { number, range: Range::new(0, length), checksum: 0 };
                 let bytes = vec![self.write(&whole.encode())?, bytes];

@@ -1,16 +1,16 @@
-//! The first messages on the inner link: whether both ends can do RDMA, and how their pairs find each other.
+//! The handshake on the inner link: the ends find out whether both can do RDMA, and connect their pairs.
 //!
 //! ```text
-//! connecting end                        listening end
-//! hello: endpoints, style; or why not ->
-//!                                   <-  hello: endpoints, style; or why not
-//! ring: where commit records go     <-> ring                               if both have endpoints
-//!      one packet over each pair    <->
-//! ready, or why not                 <-> ready, or why not
+//! connecting end                          listening end
+//! hello: endpoints, style; or a refusal ->
+//!                                     <-  hello: endpoints, style; or a refusal
+//! ring: where commit records go      <->  ring                      if both have endpoints
+//!               one packet over each pair <->
+//! ready, or a refusal                <->  ready, or a refusal
 //! ```
 //!
-//! If either end says why not, the link is the inner one. Each direction has a pair of its own, so that revoking memory
-//! never waits behind data.
+//! If either end refuses, the link is the inner one. Each direction has a pair of its own, so that revoking
+//! memory never waits behind data.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -31,41 +31,43 @@ use crate::{NOTES, WORKS};
 
 const MAGIC: &[u8; 5] = b"tlwr\x02";
 const SHAKE: &str = "shake hands";
-/// Longest reason, in bytes.
+/// Longest reason for a refusal, in bytes.
 const REASON: usize = 600;
-/// The note of the first packet.
+/// The immediate data ("note") of the first packet.
 const PROBE: u32 = u32::MAX;
-/// How long the first packet may take. The device gives up by itself after seven timeouts, of 0.07 s over short paths.
+/// Longest wait for the first packet. The device itself gives up after seven timeouts, of 0.07 s each on
+/// short paths.
 const PROBING: Duration = Duration::from_secs(4);
 
-/// Memory that a link may need for one chunk each way, if the arenas' may not be locked.
+/// Bytes that the handshake registers on trial: what a link needs for one chunk each way when it cannot lock
+/// the arenas' memory.
 const SPARE: u64 = 8 << 20;
 
-/// Bytes of the one slot of FedRDMA's first version: a header, and as many bytes as a chunk may have.
+/// Bytes of the one slot of FedRDMA's first version (section 3.1): a header and the longest chunk.
 const SLOT: u64 = RECORD as u64 + MAX_CHUNK as u64;
 
-/// What shaking hands comes to.
+/// Outcome of the handshake.
 pub(crate) enum Shaken {
     Rdma(Box<Pairs>),
-    /// Why not.
+    /// The link stays tcp, for this reason.
     Tcp(String),
 }
 
-/// Two pairs that work.
+/// Two pairs that work, and what the ends have agreed on.
 pub(crate) struct Pairs {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) outgoing: Box<dyn Pair>,
-    /// The peer's ring.
+    /// The peer's ring or slot. Unused when receivers read.
     pub(crate) to: Remote,
     pub(crate) incoming: Box<dyn Pair>,
-    /// The key to our ring, and where it is.
+    /// The key to our own ring or slot, and its address.
     pub(crate) ring: u32,
     pub(crate) ring_address: usize,
-    /// Whether receivers read.
+    /// Whether receivers read, instead of senders writing.
     pub(crate) pulls: bool,
-    /// How the peer sends, if they do not.
+    /// How the peer sends. Meaningless when receivers read.
     pub(crate) theirs: Style,
-    /// Bytes of payload in the longest packet that both ends take.
+    /// Payload bytes of the longest packet that both ends accept.
     pub(crate) mtu: u32,
 }
 
@@ -120,7 +122,7 @@ impl Messages<'_> {
     }
 }
 
-/// What this end has before it knows of the other.
+/// What this end prepares before it knows anything about the peer.
 struct Ours {
     device: Arc<dyn Device>,
     outgoing: Box<dyn Pair>,
@@ -134,7 +136,8 @@ fn prepare(device: Towards) -> std::result::Result<Ours, String> {
     if works < WORKS + 1 {
         return Err(format!("{} holds {works} work requests, {} are needed", device.name(), WORKS + 1));
     }
-    // That so much may be locked beside the link's own is tried now: later there is no way back to tcp.
+    // Register spare memory on trial. After the handshake a link cannot fall back to tcp any more, so a low
+    // limit on locked memory must show now.
     let some = Arena::new(SPARE).map_err(|error| error.to_string())?;
     device.register(&some).map_err(why)?;
     drop(some);
@@ -145,10 +148,10 @@ fn prepare(device: Towards) -> std::result::Result<Ours, String> {
     Ok(Ours { device: Arc::new(device), outgoing, incoming, ring })
 }
 
-/// Shakes hands over the inner link. `device` is what this end has, or why it has none.
+/// Shakes hands over the inner link. `device` is this end's device, or the reason why it has none.
 ///
 /// # Errors
-/// Of the inner link, or [`ErrorKind::Corrupt`] for another protocol.
+/// Those of the inner link, or [`ErrorKind::Corrupt`] if the peer speaks another protocol.
 pub(crate) async fn shake(
     inner: &dyn Link,
     end: End,
@@ -197,7 +200,8 @@ async fn join(
             ours.ring = Arena::new(SLOT).map_err(|error| error.to_string())?;
             ours.device.register(&ours.ring).map_err(refused)?;
         }
-        // Whoever reads lets nobody write: what it can read for a first packet is as long as the ring.
+        // Receivers that read open no memory to writes. This end lends its ring instead, for the peer's first
+        // read.
         let pair = if pulls {
             let bytes = ours.ring.lend(ours.ring.range()).map_err(|error| error.to_string())?;
             ours.outgoing.post(0, Work::Lend(bytes)).map_err(refused)?;
@@ -225,7 +229,7 @@ async fn join(
         (Err(why), _) => return Ok(Shaken::Tcp(why)),
         (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
     };
-    // One packet, as long as the path may carry.
+    // One packet, as long as the path's MTU or the ring allows.
     let length = u64::from(mtu).min((SLOTS * RECORD) as u64);
     let probed =
         if pulls { probe_by_read(&mut ours, to, length).await } else { probe(&mut ours, to, length).await };
@@ -244,7 +248,7 @@ async fn join(
     }
 }
 
-/// The next thing that happens to a pair.
+/// Waits for the next event of a pair.
 async fn next(pair: &mut Box<dyn Pair>) -> Done {
     let mut done = Vec::new();
     poll_fn(|context| match pair.poll(context, &mut done) {
@@ -261,13 +265,13 @@ fn blocked(what: &str, length: u64) -> String {
     )
 }
 
-/// Reads one packet by the pair of what comes. The peer does so by the other.
+/// Reads one packet over the incoming pair. Meanwhile the peer reads one over our outgoing pair.
 async fn probe_by_read(ours: &mut Ours, from: Remote, length: u64) -> std::result::Result<(), String> {
     let memory = Arena::new(length).map_err(|error| error.to_string())?;
     ours.device.register(&memory).map_err(|error| error.to_string())?;
     let into = memory.claim(memory.range()).map_err(|error| error.to_string())?;
     ours.incoming.post(0, Work::Read { into, from }).map_err(|error| error.to_string())?;
-    // The peer's read may need this end to go on.
+    // Poll the outgoing pair as well: the peer's read may progress only while this end polls.
     let other = async {
         Err::<(), _>(format!("the peer's first read failed ({:?})", next(&mut ours.outgoing).await))
     };
@@ -288,8 +292,9 @@ async fn probe_by_read(ours: &mut Ours, from: Remote, length: u64) -> std::resul
     tokio::time::timeout(PROBING, both).await.unwrap_or_else(|_| Err(blocked("nothing comes", length)))
 }
 
-/// Writes one packet over each pair: a path may carry TCP and nothing of RDMA, or no packets of that length. It is also
-/// FedRDMA's Link-Enable (section 4.3): whatever has to learn of the path does so before data comes.
+/// Writes one packet over the outgoing pair and waits for the peer's on the incoming pair. The path may carry
+/// TCP but no RDMA, or no packets of that length. This is also FedRDMA's Link-Enable (section 4.3): whatever
+/// must learn the path first does so before data is sent.
 async fn probe(ours: &mut Ours, to: Remote, length: u64) -> std::result::Result<(), String> {
     let memory = Arena::new(length).map_err(|error| error.to_string())?;
     ours.device.register(&memory).map_err(|error| error.to_string())?;

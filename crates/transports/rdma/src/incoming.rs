@@ -1,7 +1,8 @@
-//! The receiving side of a link: chunks that the peer offers, memory that it may write them to, and what it has committed.
+//! The receiving side of a link whose peer writes: offers, granted memory, and commit records.
 //!
-//! A chunk is offered, placed, granted, written, committed, revoked, stored. The peer's key to the memory is invalid before
-//! anybody looks at the bytes, so a late write changes none that are used.
+//! A chunk is offered, placed, granted, written, committed, revoked and stored, in this order. The receiver
+//! looks at the bytes only after the peer's key to them is invalid. So a late write cannot change bytes that
+//! are in use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::settings::SLOTS;
 use crate::sides::{Came, Landing, Receives};
 use crate::words::{recorded, Word, RECORD};
 
-/// How a grant stands.
+/// State of a grant's memory on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Opening,
@@ -29,16 +30,16 @@ enum State {
     Closing,
 }
 
-/// What becomes of it.
+/// What the peer has done with a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The peer writes to it.
+    /// The peer may still write to it.
     Awaited,
-    /// The peer has withdrawn it, and committed it before.
+    /// The peer has withdrawn it, but had committed it before. The commit record is still on its way.
     Trailing,
-    /// The peer has withdrawn it.
+    /// The peer has withdrawn it uncommitted.
     Withdrawn,
-    /// The peer has committed it.
+    /// The commit record has arrived.
     Committed,
 }
 
@@ -53,14 +54,14 @@ struct Granted {
 /// The receiving side.
 pub(crate) struct Incoming {
     arrivals: Arrivals,
-    /// The first memory is the ring.
+    /// The pair; its first memory is the ring.
     joined: Joined,
     offers: Offers,
     grants: BTreeMap<u64, Granted>,
 }
 
 impl Incoming {
-    /// Over a pair to which the ring is open by a key, at an address.
+    /// Takes a pair that has opened the ring, with its key and address.
     pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
@@ -71,13 +72,14 @@ impl Incoming {
     }
 
     /// # Errors
-    /// [`ErrorKind::Corrupt`] for numbers out of order, or more offers than a sender may have.
+    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for numbers out of order, or more offers
+    /// than a sender may have.
     fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
         self.offers.add(number, header, self.grants.len() + self.arrivals.len())
     }
 
     /// # Errors
-    /// [`ErrorKind::Corrupt`] for what was never offered.
+    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for a chunk that was never offered.
     fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
         self.offers.withdraw(number)?;
         if let Some(grant) = self.grants.get_mut(&number).filter(|grant| grant.fate == Fate::Awaited) {
@@ -89,13 +91,15 @@ impl Incoming {
         Ok(())
     }
 
-    /// The sender has lost its pair and made another: joins it, and opens to it what it may still write to.
+    /// The sender has lost its pair and made another. Joins that one, and opens to it the memory of grants
+    /// that the sender may still write to.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the device cannot, [`ErrorKind::Corrupt`] for what was committed wrongly.
+    /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the device refuses,
+    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) for a commit record that fits no grant.
     fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
         self.joined.check(epoch)?;
-        // What was noted before the pair was lost counts.
+        // Commit records that arrived before the loss still count.
         while let Some(done) = self.joined.next_before_renewal(outbox) {
             self.handle(done, outbox)?;
         }
@@ -141,7 +145,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// A record was written: whose it is has to be granted, and is revoked now.
+    /// A commit record has arrived. Its grant must be open; it is revoked now.
     fn noted(&mut self, slot: u32) -> Result<()> {
         let wrong = || corrupt("a commit record of nothing that was granted");
         let mut record = [0; RECORD];
@@ -158,7 +162,8 @@ impl Incoming {
         self.close(number)
     }
 
-    /// Revokes a grant, as soon as it is open.
+    /// Revokes a grant if it is open. While the device is still opening it, this does nothing; the `Opened`
+    /// event calls it again.
     fn close(&mut self, number: u64) -> Result<()> {
         let Some(grant) = self.grants.get_mut(&number) else { return Ok(()) };
         let State::Open { key } = grant.state else { return Ok(()) };
@@ -166,7 +171,8 @@ impl Incoming {
         self.joined.post(number, Work::Close { key })
     }
 
-    /// A grant is over; with its bytes if they came.
+    /// Ends a grant. If `bytes` holds the chunk, the chunk is queued for delivery; else its credit is
+    /// returned.
     fn over(&mut self, number: u64, grant: Granted, bytes: Option<Claim>) {
         let Granted { header, landing, .. } = grant;
         match bytes {
@@ -211,7 +217,7 @@ impl Receives for Incoming {
     fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
         let length = header.length() as u64;
         if !self.offers.placed(number, length, &mut self.arrivals.stock) {
-            return Ok(()); // it was withdrawn meanwhile
+            return Ok(()); // the chunk was withdrawn meanwhile
         }
         let (claim, landing) = self.arrivals.stock.land(length, place)?;
         let (address, state) = (claim.as_ptr() as u64, State::Opening);

@@ -1,4 +1,4 @@
-//! A sender that breaks the rules, over a pretend device.
+//! Tests of `incoming` over a pretend device, with a sender that breaks the rules.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::task::Waker;
@@ -21,12 +21,12 @@ fn ends(seed: u64) -> Ends<Incoming> {
 }
 
 impl Ends<Incoming> {
-    /// Offers a chunk of these bytes, and has it granted.
+    /// Offers a chunk that consists of `byte`, and has it granted. Returns the granted memory.
     fn granted(&mut self, number: u64, byte: u8) -> Remote {
         let header = header(&vec![byte; LENGTH as usize]);
         self.receiver.handle_offer(number, header).unwrap();
         let (number, header) = self.receiver.next_offer(u64::MAX).unwrap();
-        // The middle third of it.
+        // Grant the middle third of the memory.
         let granted = Range::new(LENGTH.into(), 2 * u64::from(LENGTH));
         let claim = self.place.claim(granted).unwrap();
         self.receiver.grant(number, header, Some(claim), &self.outbox).unwrap();
@@ -41,7 +41,8 @@ impl Ends<Incoming> {
         self.sender.post(1, Work::Write { bytes, to }).unwrap();
     }
 
-    /// Writes the commit record of a chunk to a slot of the ring; the note may say another one.
+    /// Writes a chunk's commit record to a slot of the ring. `note` is the slot that the immediate data
+    /// names.
     fn note(&mut self, number: u64, slot: usize, note: u32) {
         let bytes = self.bytes(&record(number));
         let to = Remote { address: self.first.address + (slot * RECORD) as u64, ..self.first };
@@ -50,7 +51,8 @@ impl Ends<Incoming> {
     }
 }
 
-/// The bytes that a sender writes when its chunk is committed land nowhere: not before the sink has them, not after.
+/// A sender that writes after its chunk was committed reaches no memory, neither before nor after the sink
+/// has the bytes.
 #[test]
 fn a_write_after_the_grant_was_revoked_changes_no_byte() {
     for seed in 0..30 {
@@ -67,7 +69,8 @@ fn a_write_after_the_grant_was_revoked_changes_no_byte() {
     }
 }
 
-/// One that is under way while the grant is withdrawn may have landed in part; nothing lands once the place is free.
+/// A write in flight while the grant is withdrawn may have landed in part. Nothing lands once the place is
+/// free.
 #[test]
 fn a_write_under_way_lands_nowhere_once_its_place_is_free() {
     let mut cut_short = 0;
@@ -106,7 +109,8 @@ fn forged_keys_and_addresses_reach_nothing_else() {
 
 #[test]
 fn records_of_what_is_not_granted_end_the_link() {
-    // An old one that was left in its slot, one of the future, one that was taken, and a slot that there is not.
+    // In turn: a grant never made, a number of the far future, a chunk already taken, and a slot out of
+    // range.
     for (number, slot) in [(1, 0), (u64::MAX, 3), (0, 1), (0, SLOTS + 1)] {
         let mut ends = ends(2);
         let to = ends.granted(0, 7);
@@ -150,8 +154,8 @@ fn what_is_withdrawn_while_it_is_placed_is_granted_nothing() {
     assert!(ends.place.claim(ends.place.range()).is_ok(), "a place is held");
 }
 
-/// A message that was sent after a chunk was committed and its update stopped waits for that chunk, whenever the record and
-/// the withdrawal come.
+/// The sender commits a chunk, withdraws its update, and sends a message. The message waits for that chunk,
+/// in whatever order the commit record and the withdrawal arrive.
 #[test]
 fn what_was_committed_is_under_way_until_it_has_come() {
     for seed in 0..20 {

@@ -1,5 +1,5 @@
-//! The receiving end of the pair over which the peer writes, and the memory that the peer is told of first: the ring of
-//! commit records, or the slot.
+//! The receiving end of the pair over which the peer writes. It also holds the pair's "first memory", whose
+//! address the peer gets with the endpoint: the ring of commit records, or the slot.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,25 +14,26 @@ use crate::outbox::Outbox;
 use crate::words::Word;
 use crate::NOTES;
 
-/// The work request that opens the first memory. Grants have their numbers.
+/// Number of the work request that opens the first memory. Grants use their own numbers.
 pub(crate) const FIRST: u64 = u64::MAX;
 
-/// A pair that is joined again whenever the peer has lost it.
+/// A pair that joins the peer's next pair whenever the peer has lost one.
 pub(crate) struct Joined {
     device: Arc<dyn Device>,
     /// `None` once the link has ended.
     pair: Option<Box<dyn Pair>>,
     epoch: u32,
-    /// By which the peer writes to the first memory; `None` while that is opened.
+    /// How the peer addresses the first memory; `None` while it is being opened.
     first: Option<Remote>,
     address: u64,
-    /// What the pair says, and what of it was not looked at yet.
+    /// Events in the order of the pair: `polled` is the buffer for `poll`, `waiting` holds those not handled
+    /// yet.
     polled: Vec<Done>,
     waiting: VecDeque<Done>,
 }
 
 impl Joined {
-    /// Over a pair to which the first memory at `address` is open by a key.
+    /// Takes a pair that has opened the first memory, with this key and address.
     pub(crate) fn new(device: Arc<dyn Device>, (pair, key, address): (Box<dyn Pair>, u32, usize)) -> Self {
         let address = address as u64;
         let first = Some(Remote { address, key });
@@ -40,7 +41,8 @@ impl Joined {
         Self { device, pair: Some(pair), epoch: 0, first, address, polled, waiting }
     }
 
-    /// By which the peer writes to the first memory; `None` while pairs are exchanged: nothing can be opened then.
+    /// How the peer addresses the first memory. `None` while a lost pair is being replaced: nothing can be
+    /// opened then.
     pub(crate) fn first(&self) -> Option<Remote> {
         self.first
     }
@@ -49,20 +51,20 @@ impl Joined {
         self.pair.as_mut().map_or(Ok(()), |pair| pair.post(id, work)).map_err(|error| refused(&error))
     }
 
-    /// Copies what is at `at` of the memory that this key opens; whether there is so much.
+    /// Copies what is at offset `at` of the memory with this key; false if it is out of range.
     pub(crate) fn peek(&self, key: u32, at: usize, into: &mut [u8]) -> bool {
         self.pair.as_ref().is_some_and(|pair| pair.peek(key, at, into))
     }
 
-    /// The same of the first memory.
+    /// The same for the first memory.
     pub(crate) fn peek_first(&self, at: usize, into: &mut [u8]) -> bool {
         self.first.is_some_and(|first| self.peek(first.key, at, into))
     }
 
-    /// What has happened next. The peer is told of its new pair, and of a pair that is lost.
+    /// The next event. Sends `Ring` to the peer when a new pair is ready, and `Broken` when this end is lost.
     ///
     /// # Errors
-    /// With which the link ends.
+    /// Every error ends the link.
     pub(crate) fn next(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Done>> {
         while let Some(done) = self.poll(context) {
             match done {
@@ -76,7 +78,7 @@ impl Joined {
         Ok(None)
     }
 
-    /// What has happened next to a pair that the peer has lost.
+    /// The next event that is left of a pair which the peer has lost.
     pub(crate) fn next_before_renewal(&mut self, outbox: &Outbox) -> Option<Done> {
         let mut context = Context::from_waker(Waker::noop());
         loop {
@@ -106,7 +108,8 @@ impl Joined {
     }
 
     /// # Errors
-    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) if this is no pair after the last.
+    /// [`ErrorKind::Corrupt`](thalweg_transport::ErrorKind::Corrupt) if the epoch is not later than the
+    /// current one.
     pub(crate) fn check(&self, epoch: u32) -> Result<()> {
         if epoch <= self.epoch {
             return Err(corrupt("an old pair"));
@@ -114,11 +117,11 @@ impl Joined {
         Ok(())
     }
 
-    /// The peer has lost its pair and made another: joins it, and opens the first memory to it. Returns the other memory that
-    /// was open, by where it begins. All of each was claimed at once.
+    /// The peer has lost its pair and made another. Joins that one and opens the first memory to it. Returns
+    /// all other memory that was open, by its address. Each entry is the whole claim that was opened.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the device cannot.
+    /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the device refuses.
     pub(crate) fn renew(&mut self, epoch: u32, endpoint: &Endpoint) -> Result<BTreeMap<u64, Claim>> {
         let open = self.pair.take().map(|mut pair| pair.break_off()).unwrap_or_default();
         let mut memory: BTreeMap<u64, Claim> = open
@@ -134,7 +137,7 @@ impl Joined {
         Ok(memory)
     }
 
-    /// Ends it: the peer writes to no memory from here on.
+    /// Stops the pair. From here on the peer cannot write.
     pub(crate) fn stop(&mut self) {
         if let Some(mut pair) = self.pair.take() {
             drop(pair.break_off());

@@ -1,6 +1,7 @@
-//! The sending side of a link whose receiver reads: chunks that are lent to it.
+//! The sending side of a link whose receiver reads. This side lends chunks to it.
 //!
-//! A chunk is lent, read, taken, and then lent no more: only then are its bytes free. The peer can read nothing else.
+//! A chunk is lent, read and taken; then the loan ends. Only after that are its bytes free. The peer can read
+//! nothing but lent chunks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +23,12 @@ use crate::words::Word;
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
-/// Bytes that are lent at a time.
+/// Most bytes that are lent at a time.
 const LENT: u64 = 64 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The device is asked to lend it, or will be when there is a pair.
+    /// The device was asked to lend the chunk, or will be when there is a pair.
     Opening,
     Lent {
         key: u32,
@@ -38,24 +39,24 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Wanted,
-    /// Nobody wants it here any more, and the peer does not know of it.
+    /// Withdrawn before the peer was notified of the chunk.
     Unsaid,
-    /// Nobody wants it here any more. The peer may be reading it until it says that it has taken it.
+    /// Withdrawn. The peer may go on reading until it answers `Taken`.
     Leaving,
     /// The peer has taken it.
     Taken,
 }
 
-/// A chunk that is lent.
+/// A chunk that was offered: it is lent, or will be.
 struct Entry {
     header: FrameHeader,
     bytes: Bytes,
-    /// Where the bytes were copied to, if they lay in no registered arena.
+    /// The pool arena that the bytes were copied to, if they lay in no registered arena.
     staged: Option<Arena>,
     tracker: Arc<Tracker>,
     state: State,
     fate: Fate,
-    /// Whether the peer has been told of it.
+    /// Whether the peer was notified of the chunk.
     said: bool,
 }
 
@@ -63,7 +64,7 @@ struct Entry {
 pub(crate) struct Lending {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,
-    /// `None` from when it is lost until the peer has made another.
+    /// `None` after a loss, until the peer has made another pair.
     pair: Option<Box<dyn Pair>>,
     epoch: u32,
     entries: BTreeMap<u64, Entry>,
@@ -109,7 +110,8 @@ impl Lending {
         self.post(number, work)
     }
 
-    /// Lends a chunk no more, as soon as it is lent.
+    /// Ends the loan of a chunk. While the device is still opening it, this does nothing; the `Opened` event
+    /// calls it again.
     fn close(&mut self, number: u64) -> Result<()> {
         let Some(entry) = self.entries.get_mut(&number) else { return Ok(()) };
         let State::Lent { key } = entry.state else { return Ok(()) };
@@ -168,12 +170,13 @@ impl Lending {
         Ok(())
     }
 
-    /// The peer has lost the pair by which it reads, and made another: joins it, and lends it what is left.
+    /// The peer has lost the pair over which it reads, and made another. Joins that one and lends the
+    /// remaining chunks to it.
     fn renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
         if epoch <= self.epoch {
             return Err(corrupt("an old pair"));
         }
-        self.pair = None; // nobody reads by it from here on
+        self.pair = None; // from here on the peer cannot read over the old pair
         let mut pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
         pair.connect(endpoint).map_err(|error| refused(&error))?;
         let ring = Remote { address: 0, key: 0 };
@@ -200,7 +203,7 @@ impl Sends for Lending {
     }
 
     fn is_leaving(&self) -> bool {
-        false // it is said at once
+        false // `withdraw` notifies the peer at once
     }
 
     fn offer(

@@ -1,19 +1,23 @@
-//! The rdma transport: chunks are written into the receiver's memory by RDMA; control messages, offers and grants go over an
-//! inner tcp link. Without a device at either end, or a path between them, a link is that tcp link, and says why.
+//! The `rdma` transport: it moves chunks by RDMA (FedRDMA, sections 3 and 4), and everything else over an
+//! inner tcp link. If an end has no RDMA device, or the path between them carries no RDMA, the link is that
+//! tcp link, and its notice says why.
+//!
+//! A chunk travels over a queue pair ("pair"): the RDMA counterpart of a connection. Each link has two pairs,
+//! one for each direction of chunks.
 //!
 //! ```text
-//! words      what the ends say to each other beside control messages
-//! hello      the handshake: endpoints, rings, a first packet
-//! outgoing   chunks that are offered; thalweg-pieces says which piece is written when
-//! incoming   chunks that are granted memory; a grant is revoked before its bytes are looked at
-//! assembling chunks that are put together from pieces with headers, instead of incoming (FedRDMA's first version)
-//! printed    chunks whose header is polled for, instead of incoming (FedRDMA-E as printed)
-//! lending    chunks that the peer reads, instead of outgoing
-//! reading    chunks that are read, instead of incoming; thalweg-pieces says which piece is read when
-//! joined     the pair that the peer writes over, joined again when it was lost
-//! arrivals   what every receiving side has: credit, what has come, whom to wake
-//! shared     the tasks of a link: read, write, drive
-//! link       the contract
+//! words      messages between the two ends of a link, beside the session's control messages
+//! hello      the handshake: endpoints, rings, a first packet over each pair
+//! outgoing   sender that writes; thalweg-pieces decides which piece is written when
+//! incoming   receiver of these; it revokes a grant before it looks at the bytes
+//! assembling receiver that copies pieces with headers out of one slot (FedRDMA's first version)
+//! printed    receiver that polls for a chunk's header (FedRDMA-E as printed)
+//! lending    sender whose chunks the peer reads
+//! reading    receiver that reads; thalweg-pieces decides which piece is read when
+//! joined     receiving end of the pair that the peer writes over; rejoins after a loss
+//! arrivals   what all receivers share: credit, received chunks, wakers
+//! shared     a link's tasks: read, write, drive, pull
+//! link       `RdmaLink`, the implementation of the transport contract
 //! ```
 #![forbid(unsafe_code)]
 
@@ -63,21 +67,24 @@ use crate::link::RdmaLink;
 use crate::plain::Plain;
 use crate::settings::Choices;
 
-/// Chunks that may be offered at a time, and granted. Fewer than the ring has slots.
+/// Most chunks that a sender may have offered, and that a receiver may have granted, at a time. Fewer than
+/// the ring has slots.
 pub(crate) const GRANTS: usize = 240;
-/// Work requests under way in one pair.
+/// Most work requests in flight on one pair.
 pub(crate) const WORKS: usize = 250;
-/// Notes that a pair may have unread: one for each slot of the ring.
+/// Receive requests of a pair, each for one write with immediate data (a "note"): one for each slot of the
+/// ring.
 pub(crate) const NOTES: usize = settings::SLOTS;
-/// Bytes of payload in a chunk where nobody says otherwise: an offer, a grant and two work requests are little beside it.
+/// Payload bytes of a chunk, unless the job sets another size. An offer, a grant and two work requests cost
+/// little beside this.
 const PREFERRED_CHUNK: u32 = 1 << 20;
 
-/// RDMA: `rdma://host:port`. The port is that of the inner tcp link.
+/// The RDMA transport, for addresses `rdma://host:port`. The port is that of the inner tcp link.
 #[derive(Clone, Default)]
 pub struct Rdma(Source);
 
 impl Rdma {
-    /// Over this device alone, whatever the machine has.
+    /// A transport that uses only this device, whatever devices the machine has.
     pub fn on(device: Arc<dyn Device>) -> Self {
         Self(Source::Given(device))
     }
@@ -130,7 +137,8 @@ impl Transport for Rdma {
     }
 }
 
-/// Shakes hands on an inner link, and makes of it what both ends can do.
+/// Shakes hands over an inner link. Returns an RDMA link if both ends and the path allow it, else the inner
+/// link.
 pub(crate) async fn finish(
     inner: Arc<dyn Link>,
     end: End,
@@ -159,12 +167,12 @@ fn check(operation: &'static str, address: &Address, options: &Options) -> Resul
     })
 }
 
-/// The same address for tcp.
+/// The same address with the scheme of tcp.
 fn as_tcp(address: &Address) -> Address {
     Address { scheme: Tcp.name().into(), ..address.clone() }
 }
 
-/// The options of the inner link. Chunks do not go there, so nothing of them is sealed.
+/// The options of the inner link. No update goes over it, so it needs no sealing.
 fn inner(options: &Options) -> Options {
     Options { own: Settings::default(), sealed: None, ..options.clone() }
 }

@@ -1,4 +1,4 @@
-//! A link that writes its chunks by RDMA.
+//! [`RdmaLink`], a link that moves its chunks by RDMA: the implementation of the transport contract.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::tracker::Tracker;
 use crate::words::{Word, RECORD};
 use crate::Rdma;
 
-/// Control messages that were received and not asked for.
+/// Most control messages that are queued before `receive` is called for them.
 const UNREAD: usize = 8;
 const SEND: &str = "send update";
 const RECEIVE: &str = "receive";
@@ -42,18 +42,18 @@ pub(crate) struct RdmaLink {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,
     inbox: Mutex<Inbox>,
-    /// Bytes of payload in the longest packet on the path.
+    /// Payload bytes of the longest packet on the path.
     mtu: u32,
 }
 
-/// Control messages in order.
+/// The queue of received control messages.
 struct Inbox {
     messages: mpsc::Receiver<Bytes>,
-    /// The next one, while chunks that were sent before it are under way.
+    /// The next message. It is held back while chunks that were sent before it are still on their way.
     held: Option<Bytes>,
 }
 
-/// What a receiver does next.
+/// What `receive` handles next.
 enum Next {
     Control(Bytes),
     Offer(u64, FrameHeader),
@@ -62,7 +62,7 @@ enum Next {
 
 impl RdmaLink {
     /// # Errors
-    /// [`ErrorKind::System`] without memory that may be registered.
+    /// [`ErrorKind::System`] if no memory is left, or no more may be registered.
     pub(crate) fn new(
         inner: Arc<dyn Link>,
         pairs: Pairs,
@@ -102,7 +102,8 @@ impl RdmaLink {
         Ok(Self { shared, device, pool, inbox, mtu })
     }
 
-    /// Waits until a chunk may be offered, and offers it.
+    /// Waits until the sending side has room, and offers a chunk. Bytes outside registered memory are copied
+    /// first.
     async fn offer(&self, header: FrameHeader, bytes: Bytes, tracker: &Arc<Tracker>) -> Result<()> {
         let known = |arena: &Arena| self.device.register(arena).is_ok();
         let (bytes, staged) = if Arena::of(&bytes).is_some_and(|(arena, _)| known(&arena)) {
@@ -174,17 +175,19 @@ impl RdmaLink {
         }
         let mut incoming = shared.incoming();
         if inbox.held.is_none() {
-            // Those that have come since may have been made after a message that has come too.
+            // Take only offers that arrived before the messages were polled. The sender may have made a later
+            // offer after a message that has arrived since.
             let offer = incoming.next_offer(offers);
             return offer
                 .map_or(Poll::Pending, |(number, header)| Poll::Ready(Ok(Next::Offer(number, header))));
         }
-        // What is offered after a message is granted after it. The message waits for what was withdrawn before it.
+        // Offers made after this message are granted only after it is delivered. The message itself waits
+        // until all chunks that the peer committed or withdrew before it are settled.
         let message = if incoming.is_settled() { inbox.held.take() } else { None };
         message.map_or(Poll::Pending, |message| Poll::Ready(Ok(Next::Control(message))))
     }
 
-    /// Hands a chunk to the sink, and tells the sender.
+    /// Hands a chunk to the sink, and tells the sender that it was taken.
     fn deliver(&self, came: Came, sink: &dyn Sink) -> Result<()> {
         let Came { number, header, bytes, landing, copies } = came;
         let (chunk, length) = (&header.chunk, header.length() as u64);
@@ -219,7 +222,7 @@ impl RdmaLink {
         Ok(())
     }
 
-    /// Asks the sink for a chunk's place, and grants it to the peer.
+    /// Asks the sink for the chunk's place, and grants it to the peer.
     fn grant(&self, number: u64, header: FrameHeader, sink: &dyn Sink) -> Result<()> {
         let place = sink.prepare(&header.chunk);
         if let Some(place) = place.as_ref().filter(|place| place.len() != header.length()) {
@@ -230,7 +233,7 @@ impl RdmaLink {
     }
 }
 
-/// The sending of one update. Dropped before its end it takes back what is left.
+/// One call of `send_update`. When it is dropped early, it withdraws the chunks that have not ended.
 struct Sending<'a> {
     shared: &'a Shared,
     tracker: Arc<Tracker>,
@@ -262,7 +265,8 @@ impl Link for RdmaLink {
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
-        // Behind the withdrawal of whatever was stopped before.
+        // A control message must follow the `Withdraw` of every chunk that was stopped before. So wait until
+        // none is leaving.
         loop {
             let room = self.shared.room.notified();
             tokio::pin!(room);
@@ -317,7 +321,7 @@ impl Link for RdmaLink {
                 self.shared.end(error.clone());
                 return Err(error);
             }
-            // A link that never runs dry leaves room for the others, chunk by chunk.
+            // Yield after each step, so that a busy link does not starve other tasks.
             tokio::task::yield_now().await;
         }
     }
@@ -325,7 +329,7 @@ impl Link for RdmaLink {
     fn admit(&self) {
         self.shared.inner.admit();
         self.shared.admitted.store(true, Ordering::Release);
-        // Whoever waits for the next question need not.
+        // Wake the reader task: it need not wait for the next call of `receive` any more.
         self.shared.asked.send_modify(|asked| *asked = u64::MAX / 2);
     }
 

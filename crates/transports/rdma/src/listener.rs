@@ -1,4 +1,4 @@
-//! Listens as tcp does, and shakes hands on each link.
+//! The listener: it accepts tcp links and shakes hands on each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ struct RdmaListener {
     inner: Box<dyn Listener>,
     source: Source,
     choices: Choices,
-    /// Why no link is written by RDMA here.
+    /// Why links here are tcp, known before any peer connects.
     refusal: Option<String>,
     warning: Option<&'static str>,
     limit: Duration,
     has_lobby: bool,
 }
 
-/// A handshake, which ends with its [`Pending`].
+/// The task of a handshake. It is aborted when its [`Pending`] is dropped.
 struct AbortOnDrop(JoinHandle<Result<Arc<dyn Link>>>);
 
 impl Drop for AbortOnDrop {
@@ -66,7 +66,8 @@ impl Listener for RdmaListener {
         let pending = self.inner.accept().await?;
         let (source, choices, refusal) = (self.source.clone(), self.choices, self.refusal.clone());
         let (limit, has_lobby) = (self.limit, self.has_lobby);
-        // Hands are shaken whether anybody awaits the link by now or not: the peer's `connect` waits for it.
+        // Shake hands in a task of its own, even while nobody awaits the `Pending`: the peer's `connect`
+        // waits for it.
         let shaken = tokio::spawn(async move {
             let inner = pending.await?;
             let who = inner.peer().address.clone();
@@ -78,7 +79,7 @@ impl Listener for RdmaListener {
                 Err(Error::new(ErrorKind::Timeout, ACCEPT, context))
             };
             let link = tokio::time::timeout(limit, shaking).await.unwrap_or_else(late)?;
-            // The listener has said why; it is not said again for each link.
+            // The listener's notice gives the reason. Do not repeat it for each link.
             Ok(if said { Arc::new(Plain { inner, notice: None }) as Arc<dyn Link> } else { link })
         });
         let mut shaken = AbortOnDrop(shaken);

@@ -1,4 +1,4 @@
-//! What the peer offers, until it is granted; and what every receiving side says of a peer or a device that is wrong.
+//! The peer's offers that are not yet granted, and errors that all receiving sides return.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub(crate) fn refused(error: &thalweg_verbs::Error) -> Error {
     Error::new(ErrorKind::System, RECEIVE, error.to_string())
 }
 
-/// Offers in order; one at a time is placed.
+/// Offers in order. At most one at a time is being placed: the sink is being asked for its place.
 #[derive(Default)]
 pub(crate) struct Offers {
     waiting: VecDeque<(u64, FrameHeader)>,
@@ -27,12 +27,12 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// How many there have been.
+    /// How many offers have arrived in all.
     pub(crate) fn count(&self) -> u64 {
         self.next
     }
 
-    /// Takes one in; `others` are the chunks that were granted and are not taken yet.
+    /// Adds an offer. `others` is the number of chunks that were granted and not yet taken.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for numbers out of order, or more offers than a sender may have.
@@ -45,10 +45,10 @@ impl Offers {
         Ok(())
     }
 
-    /// The peer takes one back; it may have been granted.
+    /// The peer withdraws an offer. It may be waiting, being placed, or granted already.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] for what was never offered.
+    /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
     pub(crate) fn withdraw(&mut self, number: u64) -> Result<()> {
         if number >= self.next {
             return Err(corrupt("a withdrawal of what was not offered"));
@@ -58,7 +58,8 @@ impl Offers {
         Ok(())
     }
 
-    /// The next of the first `count` for which there is credit, which is taken. It is to be placed.
+    /// The oldest waiting offer, if it is one of the first `count` and there is credit for it. Takes that
+    /// credit. The caller then asks the sink for a place.
     pub(crate) fn next(&mut self, count: u64, stock: &mut Stock) -> Option<(u64, FrameHeader)> {
         let length = self.waiting.front().filter(|(number, _)| *number < count)?.1.length() as u64;
         if !stock.take(length) {
@@ -69,7 +70,7 @@ impl Offers {
         offer
     }
 
-    /// It is placed. Returns whether it is still wanted; if not, its credit is free again.
+    /// The sink has answered. Returns whether the chunk is still wanted; if not, its credit is returned.
     pub(crate) fn placed(&mut self, number: u64, length: u64, stock: &mut Stock) -> bool {
         let wanted = self.placing.take() == Some(number);
         if !wanted {
@@ -78,7 +79,7 @@ impl Offers {
         wanted
     }
 
-    /// Forgets those that wait.
+    /// Drops the waiting offers.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
     }

@@ -1,4 +1,5 @@
-//! What is to be said on the inner link, in order: words, and control messages behind the words that were said before.
+//! What is to be sent on the inner link, in order. A control message follows all messages ([`Word`]) that
+//! were queued before it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,15 +10,15 @@ use tokio::sync::{mpsc, oneshot, Notify};
 
 use crate::words::Word;
 
-/// Most bytes of words in one frame.
+/// Most bytes of messages in one chunk of the inner link.
 pub(crate) const MOST_WORDS: usize = 64 << 10;
-/// Control messages that wait for the writer; senders of more wait.
+/// Most control messages that are queued for the writer task. Further senders wait.
 const WAITING: usize = 8;
 
-/// A control message, and whom to tell how sending it went.
+/// A control message, and the channel that returns how sending it went.
 pub(crate) type Message = (Bytes, oneshot::Sender<Result<()>>);
 
-/// Words wait here until the writer sends them. Their number is bounded by what is offered.
+/// Messages wait here until the writer task sends them. Limits on offers also limit their number.
 pub(crate) struct Outbox {
     words: Mutex<Vec<Vec<u8>>>,
     said: Notify,
@@ -34,7 +35,7 @@ impl Outbox {
         self.words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says a word, without waiting.
+    /// Queues a message, without waiting.
     pub(crate) fn say(&self, word: &Word) {
         let mut frames = self.words();
         match frames.last_mut().filter(|frame| frame.len() + 128 <= MOST_WORDS) {
@@ -49,21 +50,22 @@ impl Outbox {
         self.said.notify_one();
     }
 
-    /// What was said and not yet sent.
+    /// Takes the messages that were queued and not sent.
     #[cfg(test)]
     pub(crate) fn said(&self) -> Vec<Word> {
         let frames = std::mem::take(&mut *self.words());
         frames.iter().filter_map(|frame| Word::decode_all(frame).ok()).flatten().collect()
     }
 
-    /// Hands a control message to the writer. `None` once the writer has ended.
+    /// Hands a control message to the writer task and waits until it is sent. `None` once the writer task has
+    /// ended.
     pub(crate) async fn send(&self, message: Bytes) -> Option<Result<()>> {
         let (tell, hear) = oneshot::channel();
         self.messages.send((message, tell)).await.ok()?;
         hear.await.ok()
     }
 
-    /// Sends what is said, until the inner link has ended; returns why it has.
+    /// Sends everything that is queued, until the inner link fails. Returns that error.
     pub(crate) async fn write(
         &self,
         inner: &dyn Link,
@@ -83,14 +85,14 @@ impl Outbox {
             }
             if let Some((message, tell)) = message {
                 let sent = inner.send_control(message).await;
-                // Nobody listens where the sender has given up.
+                // An error means that the caller has given up.
                 let _ = tell.send(sent);
             }
         }
     }
 }
 
-/// Words as a chunk.
+/// Wraps messages as an update of one chunk.
 fn carrier(frame: Vec<u8>) -> Outgoing {
     let id = UpdateId { job: 0, round: 0, sender: 0, layout: LayoutHash(0) };
     let length = frame.len() as u32;

@@ -1,4 +1,4 @@
-//! The sending side of a link: chunks that are offered, and the pair over which they are written.
+//! The sending side of a link that writes: the offered chunks, and the pair over which they are written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +23,9 @@ use crate::words::{record, Word, RECORD};
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
-/// As much may always be offered: three chunks. Where one goes at a time, the word that it has come, the next offer and its grant
-/// take one and a half round trips, and another chunk takes at least one.
+/// Bytes that may be offered even if the window is small: three chunks. With one chunk in flight at a time,
+/// `Taken`, the next offer and its grant take one and a half round trips. Meanwhile another chunk is written,
+/// which takes at least one round trip.
 const LEAST_OFFERED: u64 = 3 * MAX_CHUNK as u64;
 
 /// The sending side.
@@ -32,7 +33,7 @@ pub(crate) struct Outgoing {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,
     pair: Option<Box<dyn Pair>>,
-    /// Where the peer's ring is; `None` while the pair is made anew.
+    /// The peer's ring or slot; `None` while a lost pair is being replaced.
     ring: Option<Remote>,
     epoch: u32,
     mover: Mover,
@@ -40,7 +41,7 @@ pub(crate) struct Outgoing {
     entries: BTreeMap<u64, Entry>,
     offered: u64,
     next: u64,
-    /// The grant of each work request under way.
+    /// The grant of each work request in flight.
     posted: HashMap<u64, u64>,
     records: Records,
     started: Instant,
@@ -88,7 +89,8 @@ impl Outgoing {
         }
     }
 
-    /// No work request of a chunk that nobody wants any more is under way.
+    /// The last work request in flight of a chunk has completed. If the chunk was withdrawn, its bytes are
+    /// free now.
     fn left(&mut self, number: u64, outbox: &Outbox) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         match entry.state {
@@ -119,7 +121,7 @@ impl Outgoing {
         if number >= self.next {
             return Err(corrupt("a grant for what was not offered"));
         }
-        // Of a pair that was lost since it was granted there is nothing to be used.
+        // A grant that arrives while a lost pair is being replaced belongs to the lost pair. Ignore it.
         if let Some(entry) = self.entries.get_mut(&number).filter(|_| self.ring.is_some()) {
             if matches!(entry.state, State::Offered) {
                 entry.state = State::Granted;
@@ -131,7 +133,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer has taken a chunk.
+    /// The peer has delivered or dropped a chunk.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
@@ -145,10 +147,10 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer has made its end of the pair, and a ring.
+    /// The peer has made its end of the new pair, and its ring.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the device cannot join it.
+    /// [`ErrorKind::System`] if the device cannot connect to it.
     fn handle_ring(&mut self, epoch: u32, endpoint: &Endpoint, ring: Remote) -> Result<()> {
         if epoch == self.epoch && self.ring.is_none() {
             if let Some(pair) = &mut self.pair {
@@ -160,7 +162,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer's end of the pair was lost.
+    /// The peer's end of the pair is lost.
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -191,12 +193,12 @@ impl Outgoing {
                 Ok(())
             }
             Done::Lost(fault) => self.lost(fault, outbox),
-            // Of a pair for writing nothing else comes.
+            // No other event occurs on a pair that only writes.
             Done::Opened(..) | Done::Closed(..) | Done::Noted(_) | Done::Read(..) => Ok(()),
         }
     }
 
-    /// The pair is lost: makes another one, or ends the link.
+    /// The pair is lost. Makes another, or ends the link.
     fn lost(&mut self, fault: Fault, outbox: &Outbox) -> Result<()> {
         if let Some(mut pair) = self.pair.take() {
             pair.break_off();
@@ -212,7 +214,7 @@ impl Outgoing {
         for number in numbers {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             match entry.state {
-                // The peer drops whatever was not noted.
+                // The peer drops every withdrawn chunk whose commit record it has not seen.
                 State::Leaving { committed } => {
                     self.mover.withdraw(number);
                     if !committed {
@@ -251,7 +253,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// A piece of a chunk, and how many bytes go to the network.
+    /// The work request for a piece, and how many bytes it sends.
     fn write(&mut self, grant: &Grant, range: Range, ring: Remote) -> Result<(Work, u64)> {
         let bytes = self.entries.get(&grant.number).map(|entry| &entry.bytes);
         let part = range.start as usize..range.end as usize;
@@ -261,7 +263,7 @@ impl Outgoing {
         self.records.piece(self.style, grant, range, bytes, ring)
     }
 
-    /// What is missing of a chunk whose pieces were written over.
+    /// A range of a chunk is missing, because its piece was overwritten in the slot. Moves it again.
     fn handle_missing(&mut self, number: u64, range: Range) -> Result<()> {
         let Some(entry) = self.entries.get(&number) else { return Ok(()) };
         if range.is_empty() || range.end > entry.length || self.style != Style::Slot {
@@ -281,7 +283,7 @@ impl Outgoing {
 }
 
 impl Sends for Outgoing {
-    /// Two windows may be offered, so that grants are there before they are needed.
+    /// Two windows may be offered, so that grants arrive before they are needed.
     fn has_room(&self, bytes: u64) -> bool {
         let most = self.mover.window().saturating_mul(2).max(LEAST_OFFERED);
         self.entries.is_empty() || (self.entries.len() < GRANTS && self.offered.saturating_add(bytes) <= most)
@@ -352,7 +354,8 @@ impl Sends for Outgoing {
                 self.handle(done, outbox)?;
             }
         }
-        // At one time: what may not leave yet in `post` would have no timer if its moment came before `poll_timeout`.
+        // Use one value of `now` for both calls. Otherwise a piece could be too early for `post`, and due by
+        // the time of `poll_timeout`; it would get no timer.
         let now = self.now();
         self.post(now)?;
         let next = self.ring.and_then(|_| self.mover.poll_timeout(now));

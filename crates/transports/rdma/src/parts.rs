@@ -1,16 +1,16 @@
-//! Memory that is read into piece by piece.
+//! A destination buffer that is split into parts while RDMA reads fill it.
 
 use std::collections::BTreeMap;
 
 use thalweg_arena::Claim;
 use thalweg_wire::Range;
 
-/// A claim, of which parts are with the device.
+/// A claim. The device holds some of its parts while it reads into them.
 pub(crate) struct Parts {
     start: u64,
     address: usize,
     length: u64,
-    /// Those that are here, by where they begin in the claim.
+    /// The parts that the device does not hold, by their offset in the claim.
     here: BTreeMap<u64, Claim>,
 }
 
@@ -20,13 +20,13 @@ impl Parts {
         Self { start, address, length, here: BTreeMap::from([(0, claim)]) }
     }
 
-    /// Whether a part with bytes belongs to it.
+    /// Whether `part`, which is not empty, lies in this claim.
     pub(crate) fn has(&self, part: &Claim) -> bool {
         let at = part.as_ptr() as usize;
         at >= self.address && at - self.address < self.length as usize
     }
 
-    /// Takes a part; `None` if some of it is with the device.
+    /// Takes a range out; `None` if the range is empty or the device holds some of it.
     pub(crate) fn take(&mut self, range: Range) -> Option<Claim> {
         let (&at, claim) = self.here.range_mut(..=range.start).next_back()?;
         if at + (claim.len() as u64) < range.end || range.is_empty() {
@@ -44,7 +44,7 @@ impl Parts {
         Some(part)
     }
 
-    /// Puts a part back.
+    /// Puts a part back and joins it with its neighbours.
     pub(crate) fn put(&mut self, mut part: Claim) {
         let mut at = part.range().start.saturating_sub(self.start);
         if let Some(next) = self.here.remove(&(at + part.len() as u64)) {
@@ -67,7 +67,7 @@ impl Parts {
         self.here.insert(at, part);
     }
 
-    /// All of it; `None` if some of it is with the device.
+    /// The whole claim; `None` if the device still holds some of it.
     pub(crate) fn whole(mut self) -> Option<Claim> {
         self.here.remove(&0).filter(|claim| claim.len() as u64 == self.length)
     }
@@ -94,7 +94,7 @@ mod tests {
                 assert!(parts.has(&part));
                 parts.put(part);
             }
-            // Other cuts of what has come back.
+            // The claim can be cut in another way after its parts have come back.
             let middle = parts.take(Range::new(120, 330)).unwrap();
             assert_eq!(middle.range(), Range::new(220, 430));
             parts.put(middle);

@@ -1,20 +1,22 @@
-//! The header that FedRDMA's first version sends with each piece (section 3.1), into the one slot at the receiver.
+//! The header in front of each piece that FedRDMA's first version writes into the receiver's one slot
+//! (section 3.1).
 
 use thalweg_wire::{checksum, Range};
 
 use crate::words::RECORD;
 
 const MAGIC: [u8; 4] = *b"tlwp";
-/// Bytes of a header that say something; their checksum follows.
+/// Bytes of a header's fields. Their checksum follows.
 const SAID: usize = 32;
 
-/// Which bytes of which chunk follow. With their place instead of a number they can be put together in any order.
+/// A header: it names the bytes of a chunk that follow. It holds their range, not a sequence number, so the
+/// receiver can assemble pieces in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     /// The chunk's number.
     pub(crate) number: u64,
     pub(crate) range: Range,
-    /// Of the bytes that follow.
+    /// Checksum of the bytes that follow; 0 under the printed rule.
     pub(crate) checksum: u32,
 }
 
@@ -31,8 +33,9 @@ impl Piece {
         out
     }
 
-    /// `None` for what is no header: nothing has been written yet, or another one is being written over it. The number of
-    /// one piece beside the range and the checksum of another would put right bytes into a wrong chunk.
+    /// Decodes a header. `None` if the bytes are no valid header: none was written yet, or the next one is
+    /// being written over it. The header's own checksum finds that out. Without it, one piece's number beside
+    /// another's range and checksum would put correct bytes into the wrong chunk.
     pub(crate) fn decode(bytes: &[u8; RECORD]) -> Option<Self> {
         let number = |at: usize| {
             let mut number = [0; 8];

@@ -1,4 +1,4 @@
-//! A link that is tcp, since one of its ends or the path has no RDMA.
+//! A link that fell back to tcp, because one of its ends or the path has no RDMA.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::Rdma;
 
 pub(crate) struct Plain {
     pub(crate) inner: Arc<dyn Link>,
-    /// Why, for people; `None` where the listener has said so.
+    /// The reason for the fallback, for people; `None` if the listener's notice gives it.
     pub(crate) notice: Option<String>,
 }
 

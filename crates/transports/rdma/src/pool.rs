@@ -1,4 +1,4 @@
-//! Registered memory of a link's own, for bytes that lie in no registered arena.
+//! A link's own registered memory, for bytes that lie in no registered arena.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,10 +6,10 @@ use thalweg_arena::Arena;
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::Device;
 
-/// Arenas kept for the next.
+/// Most free arenas that are kept for reuse.
 const SPARE: usize = 8;
 
-/// Arenas that the device knows.
+/// A pool of registered arenas.
 pub(crate) struct Pool {
     device: Arc<dyn Device>,
     free: Mutex<Vec<Arena>>,
@@ -24,10 +24,10 @@ impl Pool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An arena of at least `bytes` bytes that nobody else has.
+    /// An arena of at least `bytes` bytes for the caller alone.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] without memory, or where no more may be locked.
+    /// [`ErrorKind::System`] if no memory is left, or no more may be locked.
     pub(crate) fn take(&self, bytes: usize) -> Result<Arena> {
         let bytes = (bytes as u64).next_power_of_two();
         {
@@ -42,7 +42,7 @@ impl Pool {
         Ok(arena)
     }
 
-    /// Gives one back that is not used any more.
+    /// Returns an arena that is not in use any more.
     pub(crate) fn give(&self, arena: Arena) {
         let mut free = self.free();
         if free.len() < SPARE {

@@ -1,9 +1,11 @@
-//! The receiving side of FedRDMA-E as printed (section 3.2), for comparison only: the header is the first bytes of the
-//! memory, and the receiver polls for it. Once it is there, all is said to be there.
+//! The receiving side of FedRDMA-E as printed (section 3.2), for comparison only. A chunk's memory begins
+//! with a header, and the receiver polls for it. The printed rule says: once the header is there, so is the
+//! whole chunk.
 //!
-//! It need not be: the header is visible before the end of its own piece. What the rule would have taken is taken then, as a
-//! copy, and its checksum says whether it was too early. The memory is revoked when the commit record has come, behind all
-//! that was written: so a late write meets no closed key.
+//! That is not always so: the header may be visible before the end of its own piece. This side copies the
+//! bytes when it sees the header, as the rule would. The chunk's checksum then shows whether that was too
+//! early. The memory is revoked only after the commit record has arrived, behind all data. So a late write
+//! still finds its key open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,22 +26,22 @@ use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
 use crate::words::{recorded, Word, RECORD};
 
-/// How often it is looked whether a header has come.
+/// Interval at which the receiver looks for headers.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// A chunk that is written to memory of the link's own.
+/// A chunk that the peer writes to memory of the link's pool.
 struct Run {
     header: FrameHeader,
     memory: Arena,
-    /// By which the peer writes to it.
+    /// The peer's key to that memory; `None` while it is being opened.
     key: Option<u32>,
-    /// What is taken when its header is seen.
+    /// The copy that is made when the header is seen.
     bytes: Claim,
     landing: Landing,
     seen: bool,
-    /// Whether the commit record has come.
+    /// Whether the commit record has arrived.
     sent: bool,
-    /// The peer has withdrawn it, and committed it before.
+    /// Whether the peer has withdrawn the chunk. If it had committed the chunk before, `wanted` stays true.
     trailing: bool,
     wanted: bool,
     closing: bool,
@@ -48,14 +50,14 @@ struct Run {
 /// The receiving side.
 pub(crate) struct Printed {
     arrivals: Arrivals,
-    /// The first memory is the ring.
+    /// The pair; its first memory is the ring.
     joined: Joined,
     offers: Offers,
     runs: BTreeMap<u64, Run>,
 }
 
 impl Printed {
-    /// Over a pair to which the ring is open by a key, at an address.
+    /// Takes a pair that has opened the ring, with its key and address.
     pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
         Self {
             arrivals: Arrivals::new(device.clone(), pool),
@@ -78,7 +80,8 @@ impl Printed {
         self.close(number)
     }
 
-    /// Revokes what has been sent, or is not wanted, as soon as it is open.
+    /// Revokes the memory of a chunk that is complete or not wanted. While the device is still opening it,
+    /// this does nothing; the `Opened` event calls it again.
     fn close(&mut self, number: u64) -> Result<()> {
         let Some(run) = self.runs.get_mut(&number) else { return Ok(()) };
         let over = !run.wanted || (run.seen && run.sent);
@@ -91,7 +94,7 @@ impl Printed {
         }
     }
 
-    /// A chunk's memory is reached by nobody any more.
+    /// The peer cannot reach a chunk's memory any more. Queues the copy for delivery, or drops it.
     fn over(&mut self, number: u64) {
         let Some(Run { header, memory, bytes, landing, seen, wanted, .. }) = self.runs.remove(&number) else {
             return;
@@ -105,7 +108,8 @@ impl Printed {
         }
     }
 
-    /// The printed rule: a valid header means that all is there. What is there is taken.
+    /// Applies the printed rule: a valid header counts as the whole chunk. Copies the bytes of each such
+    /// chunk.
     fn look(&mut self) -> Result<()> {
         let mut found = Vec::new();
         for (&number, run) in self.runs.iter_mut().filter(|(_, run)| !run.seen && !run.closing) {
@@ -119,7 +123,7 @@ impl Printed {
         found.into_iter().try_for_each(|number| self.close(number))
     }
 
-    /// All of a chunk is there.
+    /// A commit record has arrived: all of its chunk is there.
     fn noted(&mut self, slot: u32) -> Result<()> {
         let (mut record, at) = ([0; RECORD], slot as usize * RECORD);
         let found = self.joined.peek_first(at, &mut record);
@@ -151,7 +155,8 @@ impl Printed {
         Ok(())
     }
 
-    /// The sender has lost its pair and made another: joins it, and opens to it what it may still write to.
+    /// The sender has lost its pair and made another. Joins that one, and opens to it the memory of chunks
+    /// that the sender may still write to.
     fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint) -> Result<()> {
         self.joined.check(epoch)?;
         self.look()?;
@@ -215,13 +220,13 @@ impl Receives for Printed {
     fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
         let length = header.length() as u64;
         if !self.offers.placed(number, length, &mut self.arrivals.stock) {
-            return Ok(()); // it was withdrawn meanwhile
+            return Ok(()); // the chunk was withdrawn meanwhile
         }
         let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
         let memory = self.arrivals.stock.pool.take(RECORD + length as usize)?;
         let claim = memory.claim(Range::new(0, RECORD as u64 + length));
         let mut claim = claim.map_err(|e| Error::new(ErrorKind::System, RECEIVE, e.to_string()))?;
-        // A header of an earlier chunk would be taken for this one's.
+        // The memory may hold the header of an earlier chunk, which `look` would accept.
         claim[..RECORD].fill(0);
         let (seen, sent, trailing, wanted, closing) = (false, false, false, true, false);
         let run = Run { header, memory, key: None, bytes, landing, seen, sent, trailing, wanted, closing };

@@ -1,4 +1,4 @@
-//! The race of the printed rule, over a pretend device.
+//! Tests of `printed` over a pretend device: the race in FedRDMA-E's printed rule (section 3.2).
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::task::Waker;
@@ -16,7 +16,7 @@ fn ends(seed: u64) -> Ends<Printed> {
 }
 
 impl Ends<Printed> {
-    /// Commits what was written.
+    /// Writes the commit record of a chunk.
     fn commit(&mut self, number: u64) {
         let bytes = self.bytes(&record(number));
         self.sender.post(99, Work::Note { bytes, to: self.first, note: 0 }).unwrap();
@@ -30,7 +30,7 @@ impl Ends<Printed> {
         }
     }
 
-    /// Offers a chunk, has it granted, and begins to write it with its header.
+    /// Offers a chunk, has it granted, and posts one write of its header and bytes.
     fn write(&mut self, number: u64) {
         let bytes: Vec<u8> = (0..LENGTH).map(|at| (at * 7 % 251 + number) as u8).collect();
         let header = header(&bytes);
@@ -47,8 +47,8 @@ impl Ends<Printed> {
     }
 }
 
-/// The header is there before the end of its own piece now and then: the printed rule takes bytes that are not there. The
-/// checksum says so, and what lands late lands in memory that nobody uses.
+/// The header is sometimes visible before the end of its own piece. The printed rule then copies too early,
+/// and the checksum finds that out. Late bytes land in memory that nobody uses.
 #[test]
 fn a_header_may_come_before_the_end_of_its_piece() {
     let mut outcomes = [0, 0];
@@ -71,7 +71,7 @@ fn a_header_may_come_before_the_end_of_its_piece() {
     assert!(outcomes[0] > 0 && outcomes[1] > 0, "{outcomes:?}");
 }
 
-/// Memory is used again, and the header of the chunk before is not taken for this one's.
+/// Memory is reused. The previous chunk's header must not count as this one's.
 #[test]
 fn an_old_header_is_not_taken() {
     let mut ends = ends(1);

@@ -1,4 +1,4 @@
-//! The receiving side of a link that reads: the peer lends it chunks, and can write nothing here.
+//! The receiving side of a link that reads. The peer lends it chunks and cannot write anything here.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Run {
     header: FrameHeader,
     landing: Landing,
     parts: Parts,
-    /// Whether anybody wants it.
+    /// Whether the chunk is still wanted: the peer has not withdrawn it.
     wanted: bool,
 }
 
@@ -34,19 +34,19 @@ pub(crate) struct Reading {
     arrivals: Arrivals,
     device: Arc<dyn Device>,
     pair: Box<dyn Pair>,
-    /// Whether the peer has joined the pair.
+    /// Whether the pair is connected to the peer's. False from a loss until the peer's `Ring`.
     joined: bool,
     epoch: u32,
     mover: Mover,
     offers: VecDeque<(u64, FrameHeader)>,
-    /// Where the chunks lie that are offered or being placed; `None` if that was lent to a pair that is lost.
+    /// Where each chunk lies that is offered or being placed. `None` if it was lent to a pair that is lost.
     lent: BTreeMap<u64, Option<Remote>>,
-    /// The offer that is being placed.
+    /// The offer for which the sink is being asked for a place.
     placing: Option<u64>,
-    /// All below were offered.
+    /// One more than the highest number offered.
     next: u64,
     runs: BTreeMap<u64, Run>,
-    /// The chunk of each read under way.
+    /// The chunk of each read in flight.
     posted: HashMap<u64, u64>,
     started: Instant,
 }
@@ -76,7 +76,7 @@ impl Reading {
     }
 
     fn handle_lent(&mut self, number: u64, header: FrameHeader, from: Remote) -> Result<()> {
-        // What was lent to a pair that is lost is lent again to the next.
+        // Without a connected pair, this loan belongs to a lost pair. The peer will lend the chunk again.
         let place = self.joined.then_some(from);
         if number >= self.next {
             if self.offers.len() + self.runs.len() + self.arrivals.len() > 2 * GRANTS {
@@ -93,7 +93,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Reads what has its place, from here.
+    /// Starts reading a chunk that has its place, from where the peer lends it.
     fn begin(&mut self, number: u64, from: Option<Remote>) {
         if let (Some(run), Some(Remote { address, key })) = (self.runs.get(&number), from) {
             let length = run.header.length() as u64;
@@ -101,7 +101,7 @@ impl Reading {
         }
     }
 
-    /// What the peer takes back is read no more. It is told when nothing of it is being read.
+    /// The peer withdraws a chunk. Stops reading it, and answers `Taken` once none of its reads is in flight.
     fn handle_withdraw(&mut self, number: u64, outbox: &Outbox) -> Result<()> {
         if number >= self.next {
             return Err(corrupt("a withdrawal of what was not offered"));
@@ -114,13 +114,13 @@ impl Reading {
             self.mover.withdraw(number);
             self.drop_unwanted(number, outbox);
         } else {
-            // It has come, and waits for whoever receives: nothing of it is read any more.
+            // The chunk has been read and waits for delivery. No read of it is in flight.
             outbox.say(&Word::Taken { number });
         }
         Ok(())
     }
 
-    /// Drops a chunk that nobody wants, once nothing of it is being read.
+    /// Drops a chunk that is not wanted, once none of its reads is in flight.
     fn drop_unwanted(&mut self, number: u64, outbox: &Outbox) {
         let over = |run: &Run| !run.wanted;
         if self.posted.values().any(|&of| of == number) || !self.runs.get(&number).is_some_and(over) {
@@ -151,7 +151,7 @@ impl Reading {
         }
     }
 
-    /// All of a chunk has been read.
+    /// All of a chunk has been read. Queues it for delivery.
     fn over(&mut self, number: u64) -> Result<()> {
         let Some(Run { header, landing, parts, .. }) = self.runs.remove(&number) else { return Ok(()) };
         self.mover.handle_taken(number);
@@ -162,7 +162,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The pair is lost: makes another one, or ends the link.
+    /// The pair is lost. Makes another, or ends the link.
     fn lost(&mut self, fault: Fault, outbox: &Outbox) -> Result<()> {
         for (_, memory) in self.pair.break_off() {
             memory.into_claims().into_iter().for_each(|part| self.put_back(part));
@@ -243,7 +243,8 @@ impl Receives for Reading {
                 self.handle(done, outbox)?;
             }
         }
-        // At one time: what may not leave yet in `post` would have no timer if its moment came before `poll_timeout`.
+        // Use one value of `now` for both calls. Otherwise a read could be too early for `post`, and due by
+        // the time of `poll_timeout`; it would get no timer.
         let now = self.now();
         self.post(now)?;
         if any {
@@ -275,7 +276,7 @@ impl Receives for Reading {
         let length = header.length() as u64;
         let from = self.placing.take().and_then(|placing| self.lent.remove(&placing));
         let Some(from) = from else {
-            // It was withdrawn meanwhile.
+            // The chunk was withdrawn meanwhile.
             self.arrivals.stock.give(length);
             return Ok(());
         };

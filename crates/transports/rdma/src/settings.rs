@@ -1,4 +1,4 @@
-//! What `[transport.options]` says of an rdma link.
+//! The options of the rdma transport (`[transport.options]`).
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use thalweg_wire::MAX_CHUNK;
 
 use crate::WORKS;
 
-/// Slots of the ring that commit records are written into.
+/// Slots of the ring that the peer writes commit records into.
 pub(crate) const SLOTS: usize = 256;
 
-/// What settings need that say how pieces are written one at a time.
+/// Condition of the settings that apply only when pieces are written one at a time.
 const PIECES: Need = Need::Word { name: "mode", among: &["fedrdma-e", "fedrdma"] };
 
 pub(crate) const SETTINGS: &[Setting] = &[
@@ -60,7 +60,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// What was chosen.
+/// The values of the options.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Choices {
     pub(crate) mover: Config,
@@ -71,13 +71,14 @@ pub(crate) struct Choices {
 /// How an end sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// It writes.
+    /// It writes each chunk to its place.
     Writes,
-    /// Whoever receives reads, at both ends.
+    /// The receiver reads. If one end says so, both directions work this way.
     Pull,
-    /// It writes pieces with headers into one slot.
+    /// It writes pieces with headers into one slot (FedRDMA, section 3.1).
     Slot,
-    /// It writes the header in front of the first piece, and a commit record that only ends the grant.
+    /// It writes a header in front of the first piece, which the receiver polls for (FedRDMA-E as printed,
+    /// section 3.2). The commit record only ends the grant.
     Printed,
 }
 
@@ -104,14 +105,14 @@ impl Choices {
         Ok(Self { mover, style, trusts_fabric: chosen.text("trust") == "fabric" })
     }
 
-    /// What is to be said aloud: that updates are written in the clear where TLS was asked for.
+    /// A warning if updates travel in the clear although TLS was set.
     pub(crate) fn warning(&self, options: &Options) -> Option<&'static str> {
         let in_the_clear = options.tls.is_some() && options.sealed.is_none() && self.trusts_fabric;
         in_the_clear
             .then_some("updates travel in the clear over the RDMA network, as trust = \"fabric\" says")
     }
 
-    /// Why chunks may not be written by RDMA, if they may not: TLS was asked for, and RDMA has none.
+    /// Why chunks may not be written by RDMA, if they may not: TLS was set, and RDMA cannot encrypt.
     pub(crate) fn refusal(&self, options: &Options) -> Option<String> {
         let in_the_clear = options.tls.is_some() && options.sealed.is_none() && !self.trusts_fabric;
         in_the_clear.then(|| {

@@ -1,4 +1,4 @@
-//! What the tasks and calls of a link share.
+//! State that the tasks and the calls of a link share, and the tasks themselves.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::outbox::{Message, Outbox, MOST_WORDS};
 use crate::sides::{Receives, Sends};
 use crate::words::Word;
 
-/// A link's state. The two sides are never locked together.
+/// A link's state. Nobody holds the locks of both sides at once.
 pub(crate) struct Shared {
     pub(crate) inner: Arc<dyn Link>,
     pub(crate) outbox: Outbox,
@@ -22,15 +22,15 @@ pub(crate) struct Shared {
     incoming: Mutex<Box<dyn Receives>>,
     /// Whether receivers read, instead of senders writing.
     pulls: bool,
-    /// Told when more may be offered.
+    /// Notified when more chunks may be offered.
     pub(crate) room: Notify,
-    /// Why the link has ended.
+    /// Why the link has ended; `None` while it lives.
     ended: watch::Sender<Option<Error>>,
-    /// Whether it was ended here: then nothing is received any more.
+    /// Whether this end closed the link. Then `receive` returns an error, even if chunks are left.
     pub(crate) closed: AtomicBool,
-    /// Whether the peer has proved who it is, or need not.
+    /// Whether the peer has authenticated itself, or need not.
     pub(crate) admitted: AtomicBool,
-    /// How many control messages were asked for.
+    /// How often `receive` was called: each call returns one control message.
     pub(crate) asked: watch::Sender<u64>,
     pub(crate) sent: Arc<AtomicU64>,
     pub(crate) received: AtomicU64,
@@ -74,7 +74,7 @@ impl Shared {
         locked(&self.incoming)
     }
 
-    /// Ends the link for the first reason that is given: no device uses any memory from here on.
+    /// Ends the link, for the first reason that is given. From here on the device uses no memory of it.
     pub(crate) fn end(&self, why: Error) {
         let first = self.ended.send_if_modified(|ended| {
             let first = ended.is_none();
@@ -93,14 +93,14 @@ impl Shared {
         self.ended.borrow().clone()
     }
 
-    /// What a call fails with once the link has ended.
+    /// The error of a call on a link that has ended.
     pub(crate) fn gone(&self, operation: &'static str) -> Error {
         let why = self.ended().map_or_else(|| "the link has ended".into(), |error| error.to_string());
         Error::closed(operation, format!("{}: {why}", self.inner.peer().address))
     }
 
     /// # Errors
-    /// Once the link has ended.
+    /// [`thalweg_transport::ErrorKind::Closed`] once the link has ended.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         if self.ended.borrow().is_some() {
             Err(self.gone(operation))
@@ -111,7 +111,7 @@ impl Shared {
 
     pub(crate) async fn until_ended(&self) {
         let mut ended = self.ended.subscribe();
-        // An error would mean that the sender is gone, which it is not while we are borrowed.
+        // An error would mean that the sender was dropped. It lives as long as `self`.
         let _ = ended.wait_for(Option::is_some).await;
     }
 
@@ -119,7 +119,7 @@ impl Shared {
         let to_receiver = match word {
             Word::Offer { .. } | Word::Lent { .. } | Word::Withdraw { .. } | Word::Sent { .. } => true,
             Word::Grant { .. } | Word::Taken { .. } | Word::Missing { .. } => false,
-            // Said by whoever moves the bytes, and answered by the other.
+            // The side that moves the bytes sends `Renew`. The other side sends `Ring` and `Broken`.
             Word::Renew { .. } => !self.pulls,
             Word::Ring { .. } | Word::Broken { .. } => self.pulls,
         };
@@ -129,7 +129,7 @@ impl Shared {
         self.change_outgoing(|outgoing| outgoing.handle_word(word, &self.outbox))
     }
 
-    /// Does something that may end chunks of the sending side. If it does, whoever waits for room looks again.
+    /// Runs `what` on the sending side. If that ends chunks, wakes the calls that wait for room.
     fn change_outgoing<T>(&self, what: impl FnOnce(&mut dyn Sends) -> T) -> T {
         let mut outgoing = self.outgoing();
         let before = outgoing.chunks();
@@ -143,7 +143,7 @@ impl Shared {
     }
 }
 
-/// The words among what comes on the inner link.
+/// Sink of the inner link: it takes the messages ([`Word`]) out of the chunks there.
 struct Words<'a>(&'a Shared);
 
 impl Sink for Words<'_> {
@@ -171,15 +171,15 @@ impl Sink for Words<'_> {
     }
 }
 
-/// Receives on the inner link. Whatever comes after a control message may wait until that has been asked for: the peer of a
-/// listener may have to be admitted first.
+/// Task that receives on the inner link. Until the peer is admitted, it reads a control message only when
+/// `receive` was called for it: the message before may be the one that authenticates the peer.
 pub(crate) async fn read(shared: Arc<Shared>, messages: mpsc::Sender<Bytes>) {
     let words = Words(&shared);
     let mut asked = shared.asked.subscribe();
     let pass_on = async {
         for delivered in 0.. {
             if !shared.admitted.load(Ordering::Acquire) {
-                // An error would mean that the link is gone, and then it has ended.
+                // An error would mean that the link was dropped. Then it has ended.
                 let _ = asked.wait_for(|&asked| asked > delivered).await;
             }
             match shared.inner.receive(&words).await {
@@ -200,7 +200,7 @@ pub(crate) async fn read(shared: Arc<Shared>, messages: mpsc::Sender<Bytes>) {
     shared.inner.close().await;
 }
 
-/// Sends what is said.
+/// Task that sends the outbox.
 pub(crate) async fn write(shared: Arc<Shared>, mut messages: mpsc::Receiver<Message>) {
     tokio::select! {
         biased;
@@ -209,17 +209,17 @@ pub(crate) async fn write(shared: Arc<Shared>, mut messages: mpsc::Receiver<Mess
     }
 }
 
-/// Moves what is to be sent.
+/// Task that drives the sending side.
 pub(crate) async fn drive(shared: Arc<Shared>) {
     go_on(&shared, |context| shared.change_outgoing(|outgoing| outgoing.poll(context, &shared.outbox))).await;
 }
 
-/// Moves what is to be received, where that is read or polled for.
+/// Task that drives the receiving side, where that side reads or polls for headers.
 pub(crate) async fn pull(shared: Arc<Shared>) {
     go_on(&shared, |context| shared.incoming().drive(context, &shared.outbox)).await;
 }
 
-/// Polls a side until the link ends, or has to.
+/// Polls a side until the link ends, or until the side returns an error, which ends the link.
 async fn go_on(shared: &Shared, mut poll: impl FnMut(&mut Context<'_>) -> Result<Option<Instant>>) {
     let mut timer = Box::pin(tokio::time::sleep(std::time::Duration::ZERO));
     let driven = std::future::poll_fn(|context| poll_until(&mut timer, context, &mut poll));
@@ -230,7 +230,8 @@ async fn go_on(shared: &Shared, mut poll: impl FnMut(&mut Context<'_>) -> Result
     }
 }
 
-/// The driver's future: goes on until the link ends, and returns why it has to.
+/// The driver's future. It polls the side whenever it is woken or its timer fires, and returns the error that
+/// ends the link.
 fn poll_until(
     timer: &mut std::pin::Pin<Box<tokio::time::Sleep>>,
     context: &mut Context<'_>,

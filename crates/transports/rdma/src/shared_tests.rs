@@ -1,4 +1,4 @@
-//! Senders that wait for room.
+//! Tests of `shared`: senders that wait for room.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::future::Future;
@@ -19,7 +19,7 @@ use crate::reading::Reading;
 use crate::settings::Choices;
 use crate::{GRANTS, NOTES};
 
-/// Steps in which the device does whatever it is asked to.
+/// Polls after which the device has done everything that it was asked to.
 const ENOUGH: usize = 4 * GRANTS;
 
 /// The state of a link that lends as many chunks as it may.
@@ -52,7 +52,8 @@ fn settle(shared: &Shared) {
     }
 }
 
-/// The peer may have taken all chunks before one of them is lent no more. Nothing comes from the peer after that.
+/// The peer may have taken all chunks before the first loan has ended. After that no message of the peer
+/// wakes the waiting senders; the end of the loans must.
 #[tokio::test]
 async fn room_is_told_when_what_was_taken_is_lent_no_more() {
     let shared = full().await;

@@ -1,4 +1,4 @@
-//! The two sides of a link, whoever of them moves the bytes.
+//! Traits for the sending and the receiving side of a link. The mode decides which of them moves the bytes.
 
 use std::sync::Arc;
 use std::task::Context;
@@ -14,21 +14,23 @@ use crate::outbox::Outbox;
 use crate::tracker::Tracker;
 use crate::words::Word;
 
-/// The side that has chunks.
+/// The side that sends chunks.
 pub(crate) trait Sends: Send {
-    /// Whether a chunk of so many bytes may be offered now.
+    /// Whether a chunk of `bytes` bytes may be offered now.
     fn has_room(&self, bytes: u64) -> bool;
 
-    /// How many chunks were offered and have not ended. Whenever they become fewer there may be room, and none may be leaving.
+    /// How many chunks were offered and have not ended. When the count falls, `has_room` and `is_leaving` may
+    /// change.
     fn chunks(&self) -> usize;
 
-    /// Whether a chunk that nobody wants any more waits for a completion before the peer can be told.
+    /// Whether a withdrawn chunk still waits for a completion before its `Withdraw` can be sent.
     fn is_leaving(&self) -> bool;
 
-    /// Offers a chunk, whose bytes lie in registered memory.
+    /// Offers a chunk whose bytes lie in registered memory. `staged` is the pool arena that they were copied
+    /// to, if they were.
     ///
     /// # Errors
-    /// Of the device.
+    /// Those of the device.
     fn offer(
         &mut self,
         header: FrameHeader,
@@ -38,63 +40,66 @@ pub(crate) trait Sends: Send {
         outbox: &Outbox,
     ) -> Result<()>;
 
-    /// Takes a chunk back. Its bytes are free when its tracker says so.
+    /// Withdraws a chunk. Its bytes are free once its tracker lists the chunk as ended.
     fn withdraw(&mut self, number: u64, outbox: &Outbox);
 
-    /// The receiving side has said something.
+    /// Handles a message from the receiving side.
     ///
     /// # Errors
-    /// With which the link ends.
+    /// Every error ends the link.
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()>;
 
-    /// Goes on as far as it can, and says when it can again without anything happening before.
+    /// Makes as much progress as possible. Returns when to poll again even if no event arrives before.
     ///
     /// # Errors
-    /// With which the link ends: three pairs were lost without progress, or the peer forbids what it allowed.
+    /// Every error ends the link: three pairs were lost without progress, or the peer forbids what it
+    /// allowed.
     fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>>;
 
-    /// Ends it: no device uses the bytes from here on, and all trackers are told.
+    /// Stops the side. From here on the device uses no bytes of it, and all its chunks count as ended.
     fn stop(&mut self);
 }
 
-/// The side that gets them.
+/// The side that receives chunks.
 pub(crate) trait Receives: Send {
-    /// The sending side has said something.
+    /// Handles a message from the sending side.
     ///
     /// # Errors
-    /// With which the link ends.
+    /// Every error ends the link.
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()>;
 
-    /// Takes what has happened, unless [`Self::drive`] does. Whoever receives is woken when there is more.
+    /// Handles the pair's events, unless [`Self::drive`] does so. Registers the waker of `receive`.
     ///
     /// # Errors
-    /// With which the link ends.
+    /// Every error ends the link.
     fn poll(&mut self, context: &mut Context<'_>, _: &Outbox) -> Result<()> {
         self.arrivals().receiver_waits(context);
         Ok(())
     }
 
-    /// Goes on by itself, as [`Sends::poll`] does, where the peer does not move everything.
+    /// Makes progress without `receive` being called, where this side reads or polls for headers. Works as
+    /// [`Sends::poll`].
     ///
     /// # Errors
-    /// As there.
+    /// Every error ends the link.
     fn drive(&mut self, _: &mut Context<'_>, _: &Outbox) -> Result<Option<Instant>> {
         Ok(None)
     }
 
-    /// What has come.
+    /// Chunks that have arrived, with the credit for others.
     fn arrivals(&mut self) -> &mut Arrivals;
 
-    /// How many offers there have been.
+    /// How many offers have arrived in all.
     fn offers(&self) -> u64;
 
-    /// The next of the first `offers` offers for which there is credit, which is taken now. To be granted.
+    /// The oldest offer that is not yet granted, if it is one of the first `offers` and there is credit for
+    /// it. Takes that credit. The caller then calls [`Self::grant`].
     fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)>;
 
-    /// Grants an offer memory: the claim that the sink gave, or some of the link's own.
+    /// Grants memory for an offer: the claim that the sink gave, or a part of the link's pool.
     ///
     /// # Errors
-    /// [`thalweg_transport::ErrorKind::System`] where there is no memory, or none that may be registered.
+    /// [`thalweg_transport::ErrorKind::System`] if no memory is left, or no more may be registered.
     fn grant(
         &mut self,
         number: u64,
@@ -103,28 +108,28 @@ pub(crate) trait Receives: Send {
         outbox: &Outbox,
     ) -> Result<()>;
 
-    /// Whether nothing is under way of what the peer has committed or has stopped sending.
+    /// Whether no chunk that the peer has committed or withdrawn is still on its way.
     fn is_settled(&self) -> bool;
 
-    /// Ends it: all memory is free from here on.
+    /// Stops the side. From here on the device uses no memory of it.
     fn stop(&mut self);
 }
 
-/// Where the bytes of a chunk are received.
+/// Where a chunk's bytes are received.
 pub(crate) enum Landing {
     /// In the place that the sink gave.
     Place,
-    /// In memory of the link's own, and then in the sink's place if it gave one.
+    /// In an arena of the pool. The link then copies them to the sink's place, if it gave one.
     Pool(Arena, Option<Claim>),
 }
 
-/// A chunk that has come, in memory that the peer cannot reach any more.
+/// A chunk that has arrived, in memory that the peer cannot reach any more.
 pub(crate) struct Came {
     pub(crate) number: u64,
     pub(crate) header: FrameHeader,
-    /// The bytes, as long as the chunk.
+    /// The chunk's bytes.
     pub(crate) bytes: Claim,
     pub(crate) landing: Landing,
-    /// How often they were copied on the way here.
+    /// How often they were copied so far.
     pub(crate) copies: u64,
 }

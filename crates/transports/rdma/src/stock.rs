@@ -1,4 +1,4 @@
-//! The memory that a receiving side has promised to chunks.
+//! Limits how much memory a receiver grants to chunks at a time, and hands that memory out.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::pool::Pool;
 use crate::sides::Landing;
 use crate::GRANTS;
 
-/// Bytes that are promised at a time.
+/// Most bytes that are granted at a time.
 const GRANTED: u64 = 256 << 20;
-/// Those of them that lie in memory of the link's own.
+/// Most bytes of these that lie in the link's own pool.
 const POOLED: u64 = 32 << 20;
 
-/// Credits, and memory of the link's own.
+/// Credit for chunks, and the pool for chunks whose place the device cannot use.
 pub(crate) struct Stock {
     device: Arc<dyn Device>,
     pub(crate) pool: Arc<Pool>,
@@ -31,7 +31,8 @@ impl Stock {
         Self { device, pool, credits, pooled }
     }
 
-    /// Takes credit for a chunk, if there is some now. Memory of the link's own may be needed for any chunk.
+    /// Takes credit for a chunk; false if there is not enough now. There must be room in the pool too: only
+    /// the sink's answer shows later whether the chunk needs it.
     pub(crate) fn take(&mut self, length: u64) -> bool {
         if !self.pooled.take(length) {
             return false;
@@ -40,10 +41,11 @@ impl Stock {
         self.credits.take(length)
     }
 
-    /// Memory for a chunk that has credit: the sink's place if the device knows it, else some of the link's own.
+    /// Gives memory to a chunk that has credit: the sink's place if the device can register its arena, else a
+    /// part of the pool.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] where there is no memory, or none that may be registered.
+    /// [`ErrorKind::System`] if no memory is left, or no more may be registered.
     pub(crate) fn land(&mut self, length: u64, place: Option<Claim>) -> Result<(Claim, Landing)> {
         let known =
             |claim: &Claim| Arena::of(claim).is_some_and(|(arena, _)| self.device.register(&arena).is_ok());
@@ -53,7 +55,8 @@ impl Stock {
         }
     }
 
-    /// Memory of the link's own for a chunk that has credit.
+    /// Gives pool memory to a chunk that has credit. Whoever delivers the chunk copies it to `place`, if
+    /// there is one.
     ///
     /// # Errors
     /// As [`Self::land`].
@@ -65,12 +68,12 @@ impl Stock {
         Ok((claim, Landing::Pool(arena, place)))
     }
 
-    /// Credit for a chunk that was never landed is free.
+    /// Returns the credit of a chunk that was withdrawn before it got memory.
     pub(crate) fn give(&mut self, length: u64) {
         self.credits.give(length);
     }
 
-    /// A chunk is taken or dropped, and its credit is free.
+    /// Returns the credit of a chunk that was delivered or dropped, and its pool memory.
     pub(crate) fn done(&mut self, length: u64, landing: Landing) {
         self.credits.give(length);
         if let Landing::Pool(arena, place) = landing {

@@ -1,4 +1,4 @@
-//! What a call that sends an update waits for.
+//! Progress of one call of `send_update`.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-/// The chunks of one call that are under way.
+/// The chunks of one call that have not ended, and what was sent of them.
 #[derive(Default)]
 pub(crate) struct Tracker {
     inner: Mutex<Inner>,
@@ -16,9 +16,9 @@ pub(crate) struct Tracker {
 #[derive(Default)]
 struct Inner {
     under_way: BTreeSet<u64>,
-    /// Bytes handed to the network.
+    /// Bytes handed to the network, headers and commit records included.
     wire: u64,
-    /// When a piece was last acknowledged.
+    /// When the latest work request completed.
     last: Option<Instant>,
 }
 
@@ -51,7 +51,7 @@ impl Tracker {
         }
     }
 
-    /// The chunks that have not ended.
+    /// The numbers of the chunks that have not ended.
     pub(crate) fn under_way(&self) -> Vec<u64> {
         self.inner().under_way.iter().copied().collect()
     }
@@ -60,7 +60,7 @@ impl Tracker {
         self.inner().last
     }
 
-    /// Waits until all have ended.
+    /// Waits until all chunks have ended.
     pub(crate) async fn all_ended(&self) {
         loop {
             let changed = self.changed.notified();

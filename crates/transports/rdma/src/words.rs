@@ -1,36 +1,38 @@
-//! What the ends of a link say to each other beside its control messages. On the inner link these words travel in the
-//! payloads of chunks, so that control messages keep their form and length, and a peer that has not proved who it is may
-//! say none.
+//! Messages between the two ends of a link, beside the session's control messages. They travel in the
+//! payloads of chunks on the inner link. So control messages keep their form and length, and a peer that has
+//! not authenticated itself cannot send any of these.
 
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Endpoint, Remote, ENDPOINT_BYTES};
 use thalweg_wire::{FrameHeader, Kind, Range, HEADER_BYTES, MAX_CHUNK};
 
-/// Bytes of a commit record, and of its slot in the ring.
+/// Bytes of a commit record, which are also the bytes of a slot in the ring.
 pub(crate) const RECORD: usize = 64;
 
-/// One word.
+/// One message.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Word {
-    /// The sender has a chunk. Numbers count from 0.
+    /// The sender offers a chunk. Numbers count from 0.
     Offer { number: u64, header: FrameHeader },
-    /// The sender takes it back. If it was committed before, the record still comes.
+    /// The sender withdraws a chunk. If it had committed the chunk before, the commit record still arrives.
     Withdraw { number: u64, committed: bool },
-    /// The sender lets the receiver read a chunk there. Numbers grow. Said again with another place for another pair.
+    /// The sender lends a chunk: the receiver may read it there. Numbers grow. After a pair was lost, the
+    /// sender lends the chunk again with its place for the new pair.
     Lent { number: u64, header: FrameHeader, from: Remote },
-    /// The receiver lets the sender write the chunk there.
+    /// The receiver grants memory: the sender may write the chunk there.
     Grant { number: u64, to: Remote },
-    /// All of a chunk was sent, piece by piece into the one slot: what is missing?
+    /// The sender has written all pieces of a chunk into the one slot, and asks what is missing.
     Sent { number: u64 },
-    /// This is. Said once for each range.
+    /// The receiver answers [`Word::Sent`]: this range is missing. One message for each missing range.
     Missing { number: u64, range: Range },
-    /// The receiver has stored or dropped the chunk.
+    /// The receiver has delivered or dropped the chunk.
     Taken { number: u64 },
-    /// The pair of whoever moves the bytes was lost. This is its end of another one.
+    /// The side that moves the bytes has lost the pair. This is the endpoint of its next one.
     Renew { epoch: u32, endpoint: Endpoint },
-    /// The other end of the pair, and where its ring is. What it granted or lent before is void.
+    /// The other side's answer to [`Word::Renew`]: its endpoint, and where its ring or slot is. All earlier
+    /// grants and loans are void.
     Ring { epoch: u32, endpoint: Endpoint, ring: Remote },
-    /// The other end of this pair was lost.
+    /// The other side reports that its end of this pair is lost.
     Broken { epoch: u32 },
 }
 
@@ -38,13 +40,13 @@ fn corrupt(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, "receive", format!("{what} from the peer of an rdma link"))
 }
 
-/// Appends a place in memory.
+/// Appends an address and its key.
 pub(crate) fn put_remote(out: &mut Vec<u8>, remote: Remote) {
     out.extend(remote.address.to_le_bytes());
     out.extend(remote.key.to_le_bytes());
 }
 
-/// Bytes that are taken from the front.
+/// Takes values off the front of a slice.
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl Reader<'_> {
@@ -97,7 +99,7 @@ impl Reader<'_> {
 }
 
 impl Word {
-    /// Appends it.
+    /// Appends the encoded message.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Word::Offer { number, header } => {
@@ -151,7 +153,7 @@ impl Word {
         }
     }
 
-    /// All words of a payload.
+    /// Decodes all messages of a payload.
     pub(crate) fn decode_all(bytes: &[u8]) -> Result<Vec<Word>> {
         let (mut reader, mut words) = (Reader(bytes), Vec::new());
         while !reader.0.is_empty() {
@@ -168,7 +170,7 @@ pub(crate) fn record(number: u64) -> [u8; RECORD] {
     record
 }
 
-/// Whose record it is.
+/// The number of the grant that a commit record belongs to.
 pub(crate) fn recorded(record: &[u8; RECORD]) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&record[..8]);

@@ -1,4 +1,4 @@
-//! The transport contract over pretend devices, and where there is none.
+//! The transport contract over pretend devices in each mode, and on a machine without a device.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ mod trust;
 use common::{factory, options};
 use trust::Trust;
 
-/// Options of links in the clear, for `trust`.
+/// Options of links in the clear. The `trust` module needs this function.
 fn plain() -> Options {
     Options::default()
 }
@@ -28,7 +28,7 @@ mod in_the_clear {
         factory.intruder = Some(Arc::new(|address| {
             Box::pin(async move {
                 let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
-                // The other end may have hung up in the middle of it.
+                // The listener may have hung up before the request is sent.
                 let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await;
             })
         }));

@@ -1,4 +1,4 @@
-//! What goes wrong with devices, pairs and paths.
+//! Faults of devices, pairs and paths.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ mod trust;
 use common::{factory, options, pretend};
 use trust::Trust;
 
-/// Writes of the handshake: the first packet of each end.
+/// Writes of the handshake: the first packet of each end. Fault numbers count from there.
 const PROBES: u64 = 2;
 const UPDATE: u64 = 3 << 20;
 const CHUNK: u32 = 256 << 10;
@@ -25,7 +25,8 @@ fn plain() -> Options {
     Options::default()
 }
 
-/// Modes in which whoever sends moves the bytes, to their places or into one slot, and in which whoever receives does.
+/// In the first two modes the sender moves the bytes, to each chunk's place or into one slot. In the third
+/// the receiver reads.
 const MODES: [&str; 3] = ["window", "fedrdma", "pull"];
 
 async fn pair_in(mode: &str, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
@@ -35,7 +36,7 @@ async fn pair_in(mode: &str, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
     (factory.pair().await, fabric)
 }
 
-/// Sends an update to the server. Places are given beforehand.
+/// Sends an update to the server, whose sink gives the places beforehand.
 async fn send(pair: &Pair, source: &Arena) -> (Result<SendReport>, Arc<Recorder>) {
     let recorder = Arc::new(Recorder::new(source.len()).preparing(|_| true));
     let pump = Pump::start(&pair.server, &recorder);
@@ -44,7 +45,7 @@ async fn send(pair: &Pair, source: &Arena) -> (Result<SendReport>, Arc<Recorder>
     (sent, recorder)
 }
 
-/// Wherever a pair breaks, another one goes on, and the update is whole.
+/// A pair that breaks, at whichever write, is replaced, and the whole update arrives.
 #[tokio::test]
 async fn a_pair_that_breaks_is_made_anew() {
     for (fault, mode) in
@@ -64,7 +65,7 @@ async fn a_pair_that_breaks_is_made_anew() {
     }
 }
 
-/// The cable is cut while an update is on its way, at both ends at once. What came is not sent again.
+/// Both ends lose their pairs while an update is being sent. What has arrived is not sent again.
 #[tokio::test]
 async fn after_a_cut_only_what_is_missing_is_sent() {
     for mode in MODES {
@@ -104,7 +105,7 @@ async fn three_losses(mode: &str) {
     let (sent, recorder) = send(&pair, &source).await;
     let error = sent.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
-    // Whoever moves the bytes knows it.
+    // Only the side that moves the bytes knows why the link ended.
     assert!(mode == "pull" || error.to_string().contains("three pairs were lost"), "{error}");
     assert_eq!(recorder.seen().ranges.bytes(), 0);
     assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
@@ -122,7 +123,7 @@ async fn an_access_error_ends_the_link_at_once() {
     }
 }
 
-/// Cancelling while the pair breaks: the loan ends, and the link goes on.
+/// A send is cancelled while its pair breaks. The loan ends, and the link goes on.
 #[tokio::test]
 async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
     for (seed, mode) in (0..20).zip(MODES.into_iter().cycle()) {
@@ -153,21 +154,21 @@ async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
     }
 }
 
-/// Bytes go from the sender's arena into the places that the sink gave beforehand.
+/// Bytes go straight from the sender's arena into the places that the sink gave beforehand.
 #[tokio::test]
 async fn nothing_is_copied_into_places_that_were_given_beforehand() {
     for mode in MODES {
         let (pair, _) = pair_in(mode, Behaviour::default()).await;
         let (sent, recorder) = send(&pair, &pattern(UPDATE, 4)).await;
         sent.unwrap();
-        // FedRDMA's first version takes each piece out of its slot, and puts the chunk together beside it.
+        // FedRDMA's first version copies each piece out of its slot, and then the chunk to its place.
         let copies = if mode == "fedrdma" { 2 } else { 0 };
         assert_eq!(pair.client.counters().copied + pair.server.counters().copied, copies * UPDATE);
         assert!(recorder.seen().placed.is_empty());
     }
 }
 
-/// One end is enough: then neither lets the other write.
+/// One end is enough: then no end opens memory to writes.
 #[tokio::test]
 async fn if_either_end_wants_to_read_both_do() {
     for (listen, connect) in [("pull", "window"), ("fedrdma-e", "pull")] {
@@ -180,12 +181,13 @@ async fn if_either_end_wants_to_read_both_do() {
         let (sent, recorder) = send(&pair, &source).await;
         sent.unwrap();
         recorder.check(&source);
-        // Nothing but the update itself: no commit records.
+        // Only the update itself is sent, and no commit records.
         assert!(pair.client.counters().sent < UPDATE + (16 << 10));
     }
 }
 
-/// By the printed rule a chunk may be taken too early; it is handed on once nevertheless, and the link goes on.
+/// Under the printed rule a chunk may be copied too early. It is still delivered exactly once, and the link
+/// goes on.
 #[tokio::test]
 async fn the_printed_rule_hands_each_chunk_on_once() {
     for seed in 0..5 {
@@ -200,7 +202,7 @@ async fn the_printed_rule_hands_each_chunk_on_once() {
     }
 }
 
-/// The link over devices that behave so is tcp at both ends; returns what they say.
+/// Checks that a link over such devices is tcp at both ends. Returns both ends' notices.
 async fn falls_back(behaviour: Behaviour, listen: Options, connect: Options) -> [String; 2] {
     let (transport, _) = pretend(behaviour);
     let address = Address::parse("rdma://127.0.0.1:0").unwrap();
@@ -239,7 +241,7 @@ async fn under_tls_links_are_tcp_unless_the_fabric_is_trusted() {
     for said in both {
         assert!(said.contains("[layers.seal]") && said.contains("trust = \"fabric\""), "{said}");
     }
-    // One end alone does not decide it.
+    // The fabric must be trusted at both ends.
     let own = options(r#"{"trust": "fabric"}"#).own;
     let listen = Options { own: own.clone(), ..trust.listen(false) };
     falls_back(Behaviour::default(), listen.clone(), trust.connect(None)).await;

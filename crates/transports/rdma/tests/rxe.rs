@@ -1,5 +1,5 @@
-//! The transport contract over a real device, in each mode. The guest kernel has one: `tests/lab/test_guest_rdma.py` runs this
-//! there. On a machine without RDMA each test says what is missing, and passes.
+//! The transport contract over a real RDMA device, in each mode. `tests/lab/test_guest_rdma.py` runs this in
+//! the guest kernel, which has one. On a machine without RDMA each test prints what is missing, and passes.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Links over pretend devices.
+//! Helpers for tests over pretend devices.
 #![allow(dead_code, clippy::unwrap_used)] // each file uses a part; a panic is how tests report
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use thalweg_rdma::Rdma;
 use thalweg_transport::{Options, Settings};
 use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
 
-/// A transport whose links are all over one pretend device, and the fabric it is on.
+/// A transport whose links all use one pretend device, and the fabric of that device.
 pub fn pretend(behaviour: Behaviour) -> (Rdma, Arc<Fabric>) {
     let fabric = Arc::new(Fabric::default());
     (Rdma::on(Arc::new(Pretend::new(&fabric, behaviour))), fabric)
@@ -21,7 +21,7 @@ pub fn factory(behaviour: Behaviour, own: &str) -> Factory {
     factory.options(options.clone(), options)
 }
 
-/// With these options of the transport's own, as JSON.
+/// Options with these settings of the rdma transport, as JSON.
 pub fn options(own: &str) -> Options {
     let own: Settings = serde_json::from_str(own).unwrap();
     Options { own, ..Options::default() }
