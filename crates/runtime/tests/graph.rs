@@ -1,4 +1,4 @@
-//! Nodes of a graph over the transports that need nothing else on the machine.
+//! Nodes of a graph, over the transports that need no other program.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -28,7 +28,7 @@ fn node(layout: &Layout, name: &str, address: &str, options: &Value) -> (Node, A
     (Node::start(arena.clone(), layout.clone(), name, address, options).unwrap(), arena)
 }
 
-/// A ring of nodes that have met; node `i` is filled with `i`.
+/// A ring of nodes that have met. Node `i` is filled with `i`.
 fn ring(layout: &Layout, nodes: usize, address: &str, options: &Value) -> Vec<(Node, Arena, Vec<String>)> {
     let name = |i: usize| format!("n{}", i % nodes);
     let all: Vec<_> = (0..nodes).map(|i| node(layout, &name(i), address, options)).collect();
@@ -54,7 +54,7 @@ fn iterate(node: &Node, round: u32, weights: &BTreeMap<String, f64>) -> Value {
     serde_json::from_str(&report.expect("it waits in vain")).unwrap()
 }
 
-/// Runs so many iterations on a thread each, and leaves. Returns the reports.
+/// Runs `rounds` iterations of each node on a thread of its own, then leaves. Returns the models and reports.
 fn run(ring: Vec<(Node, Arena, Vec<String>)>, rounds: u32, own: Option<f64>) -> Vec<(Arena, Vec<Value>)> {
     let waiting = Arc::new(Mutex::new(()));
     let threads: Vec<JoinHandle<(Arena, Vec<Value>)>> = ring
@@ -80,7 +80,7 @@ fn run(ring: Vec<(Node, Arena, Vec<String>)>, rounds: u32, own: Option<f64>) -> 
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-/// What node `i` of a ring has after mixing with 1/4, 1/2, 1/4.
+/// The models of a ring after mixing with weights 1/4, 1/2 and 1/4.
 fn expected(nodes: usize, rounds: u32) -> Vec<f64> {
     let mut models: Vec<f64> = (0..nodes).map(|i| i as f64).collect();
     for _ in 0..rounds {
@@ -90,7 +90,8 @@ fn expected(nodes: usize, rounds: u32) -> Vec<f64> {
     models
 }
 
-/// A neighbour sends its model and leaves before this node has begun: its model is in the mean all the same.
+/// A neighbour sends its model and leaves before this node begins. The model still counts in this node's
+/// mean.
 #[test]
 fn a_model_that_came_before_the_first_iteration_is_in_its_mean() {
     for mixing in ["complement", "paper", "symmetric"] {
@@ -115,7 +116,7 @@ fn a_model_that_came_before_the_first_iteration_is_in_its_mean() {
         }
         let report = iterate(&one, 1, &weights("b"));
         assert_eq!(report["early_dropped"], 0, "{mixing} {report}");
-        // With symmetric weights a model counts where its sender has this node's too.
+        // With symmetric weights a neighbour's model counts only if that neighbour has this node's model too.
         let (used, mean) = if mixing == "symmetric" { (0, 1.0) } else { (layout.bytes(), 2.0) };
         assert_eq!(report["bytes_used"], used, "{mixing} {report}");
         assert!(floats(&model, &layout).iter().all(|v| (v - mean).abs() < 1e-6), "{mixing}");
@@ -191,7 +192,8 @@ fn models_that_are_put_aside_give_the_same_mean() {
     for address in ADDRESSES {
         for mixing in ["symmetric", "paper"] {
             let layout = layout(100_000);
-            // 1/4 is given, and two heard would allow 1/3.
+            // The weights given are 1/4. Under the paper's rule two neighbours that sent something would
+            // allow up to 1/3.
             let done = run(ring(&layout, 4, address, &json!({ "mixing": mixing })), 4, None);
             for (i, (arena, reports)) in done.iter().enumerate() {
                 let right = expected(4, 4)[i] as f32;

@@ -1,4 +1,4 @@
-//! What a node is told before an iteration: its neighbours, and the weights of their models.
+//! Input of a node before an iteration: its neighbours, and the weights of their models.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLockWriteGuard};
@@ -11,20 +11,20 @@ use super::options::MixingRule;
 use crate::engine::{DialOptions, Dialer};
 use crate::{lock, random, Error};
 
-/// Weights of a coming iteration, and of those that follow it.
+/// Weights of an iteration that has not begun, and of those that follow it.
 pub struct Upcoming {
-    /// The iteration.
+    /// Number of the iteration.
     pub round: u32,
     /// Its weights by neighbour, as [`Node::begin`] takes them.
     pub weights: Weights,
-    /// The weights of the iterations after it; `None` if they are the same.
+    /// Weights of the iterations after it; `None` if they are the same.
     pub then: Option<Vec<Weights>>,
 }
 
-/// Weights as the machine takes them.
+/// Neighbours' weights as the state machine takes them.
 type Listed = Vec<(String, f64)>;
 
-/// [`Upcoming`], checked, with the node's own weight apart.
+/// [`Upcoming`] after the checks, with the node's own weight kept apart.
 struct Checked {
     round: u32,
     own: f64,
@@ -33,11 +33,13 @@ struct Checked {
 }
 
 impl Node {
-    /// Gets to know neighbours: names and addresses. Those with a higher name are dialled. With the weights of its first
-    /// iteration (`first`) the node takes chunks of neighbours that begin before it does.
+    /// Adds neighbours, given by name and address. The node dials those whose name is higher than its own;
+    /// the others dial it. With `first`, the weights of its first iteration, the node can use chunks that
+    /// neighbours send before it begins that iteration.
     ///
     /// # Errors
-    /// For a name or an address that cannot be; `round` for weights or an iteration that cannot be.
+    /// Fails for an impossible name or address. `round` for impossible weights, or for an iteration number
+    /// that does not rise.
     pub fn meet(&self, neighbours: &BTreeMap<String, String>, first: Option<Upcoming>) -> Result<(), Error> {
         self.open()?;
         let ways = neighbours.iter().map(|(name, url)| Ok((name, self.way_to(name, url)?)));
@@ -69,7 +71,7 @@ impl Node {
         Ok(())
     }
 
-    /// How to dial a neighbour; `None` for one that dials us.
+    /// How to dial a neighbour; `None` if the neighbour dials this node.
     fn way_to(&self, name: &str, url: &str) -> Result<Option<DialOptions>, Error> {
         if self.name.as_str() >= name {
             return Ok(None);
@@ -79,12 +81,12 @@ impl Node {
         Ok(Some(DialOptions { instance, started, expects: Some(name.into()), ..to }))
     }
 
-    /// While this is held no chunk is added to sums.
+    /// Waits until no chunk is being added, and keeps sinks from adding any while the guard lives.
     fn folding_nothing(&self) -> RwLockWriteGuard<'_, ()> {
         self.shared.folding.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks the weights, and separates the own one.
+    /// Checks all weights, and separates the node's own one.
     fn checked(&self, upcoming: Upcoming) -> Result<Checked, Error> {
         let (own, weights) = self.split(upcoming.weights)?;
         let listed = |weights: Weights| self.split(weights).map(|(_, listed)| listed);
@@ -92,7 +94,7 @@ impl Node {
         Ok(Checked { round: upcoming.round, own, weights, then })
     }
 
-    /// Separates the own weight from the neighbours', and checks those.
+    /// Separates the node's own weight from the neighbours', and checks both.
     fn split(&self, mut weights: Weights) -> Result<(f64, Listed), Error> {
         let own = weights.remove(&self.name);
         let possible = |weight: f64| (MIN_WEIGHT..=MAX_WEIGHT).contains(&weight);
@@ -108,7 +110,8 @@ impl Node {
             (_, Some(_)) => {
                 return Err(out_of_order("the own weight is what is missing to 1; leave it out"));
             }
-            // These become smaller when it is known how many neighbours were heard.
+            // The machine computes the weights later, from how many neighbours sent something. They only
+            // become smaller.
             (MixingRule::Paper, None) => 0.0,
             (MixingRule::Complement | MixingRule::Symmetric, None) => {
                 let sum: f64 = weights.values().sum();
@@ -123,11 +126,12 @@ impl Node {
         Ok((own, weights.into_iter().collect()))
     }
 
-    /// An iteration begins, with these neighbours and weights; `then`: those of the iterations after it, `None` if they are the
-    /// same; `to`: whom to send to, `None` for those whose models are taken.
+    /// Begins an iteration with these neighbours and weights. `then` gives the weights of the iterations
+    /// after it; `None` means the same weights. `to` names the neighbours to send to; `None` means those
+    /// whose models it mixes.
     ///
     /// # Errors
-    /// `round` if another is not over, the number does not rise, or a weight cannot be.
+    /// `round` if another iteration is not over, the number does not rise, or a weight is impossible.
     pub fn begin(
         &self,
         round: u32,

@@ -1,4 +1,5 @@
-//! What the links of a node share, and what of its machine each kind of link sees.
+//! The state that all links of a node share ([`Shared`]), and adapters that show the node's one state machine
+//! to the hub and to each dialer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,14 +20,14 @@ use super::staging::Stages;
 use crate::engine::{Dialer, DialerMachine, DialerPolicy, Hub, HubMachine, HubPolicy, KnownAs, Lent};
 use crate::lock;
 
-/// Most events that wait to be taken; then the oldest are dropped.
+/// Most events that are kept until [`Shared::take_events`]. Beyond that the oldest are dropped.
 const EVENTS: usize = 1000;
 
-/// The hub and the dialers of a node.
+/// The hub of a node, for the links that it accepts, and a dialer, for a neighbour that it dials.
 pub(crate) type NodeHub = Hub<Listening>;
 pub(crate) type NodeDialer = Dialer<Dialling>;
 
-/// Sums of iterations, and models that are not in them yet.
+/// Sums of the open iterations, and neighbours' models that are not in the sums yet.
 pub(crate) type Sums = (Slots, Option<Stages>);
 
 /// Everything that the links of a node share.
@@ -35,17 +36,17 @@ pub(crate) struct Shared {
     started: Instant,
     pub layout: Arc<Layout>,
     pub slots: Slots,
-    /// Neighbours' models, where weights are known only when the waiting is over.
+    /// Neighbours' models, kept apart where their weights are known only after the waiting; else `None`.
     pub stages: Option<Stages>,
-    /// Held while a chunk is marked and added; whoever has held all of it knows that nothing of an iteration that is over is
-    /// still being added.
+    /// A sink holds the read lock while it records a chunk and adds it to the sums. So whoever gets the write
+    /// lock knows that no chunk of a finished iteration is still being added.
     pub folding: RwLock<()>,
-    /// What is sent: a copy of the own model, so that training and mixing wait for no slow neighbour.
+    /// The copy of the own model that links send. So training and mixing need not wait for a slow neighbour.
     pub copy: Arena,
-    /// Of which iteration the copy is.
+    /// The iteration whose model the copy holds.
     pub copied: AtomicU32,
     pub mix: Mutex<Option<Mixing>>,
-    /// Why some neighbour will never average with us, until somebody is told.
+    /// Why a neighbour can never average with this node. Cleared when a call has reported it.
     pub refused: Mutex<Option<String>>,
     events: Mutex<VecDeque<Value>>,
     hub: OnceLock<Weak<NodeHub>>,
@@ -88,7 +89,7 @@ impl Shared {
         lock(&self.dialers).insert(place, Arc::downgrade(dialer));
     }
 
-    /// Tells the machine something; whoever then has to do something is woken.
+    /// Calls the state machine, then wakes the hub and the dialers that have actions or timers pending.
     pub fn tell<T>(&self, what: impl FnOnce(&mut proto::Node) -> T) -> T {
         let mut node = lock(&self.node);
         let result = what(&mut node);
@@ -110,7 +111,7 @@ impl Shared {
         result
     }
 
-    /// Looks at the machine, which has nothing to do after that.
+    /// Reads from the state machine, without waking anybody.
     pub fn look<T>(&self, what: impl FnOnce(&proto::Node) -> T) -> T {
         what(&self.node())
     }
@@ -119,12 +120,12 @@ impl Shared {
         lock(&self.node)
     }
 
-    /// Waits until nothing of iterations that are over is being added any more.
+    /// Waits until no chunk of a finished iteration is being added any more.
     pub fn settle_folding(&self) {
         drop(self.folding.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Forgets the sums and stages of these iterations. Nothing may be adding to them.
+    /// Drops the sums and stages of these iterations. No chunk may be being added to them.
     pub fn free(&self, rounds: &[u32]) {
         self.slots.free(rounds);
         if let Some(stages) = &self.stages {
@@ -132,7 +133,7 @@ impl Shared {
         }
     }
 
-    /// Forgets what came of earlier iterations, of which nothing is being added any more.
+    /// Drops the sums and stages of iterations before `round`. No chunk may be being added to them.
     pub fn free_below(&self, round: u32) {
         self.slots.free_below(round);
         if let Some(stages) = &self.stages {
@@ -161,24 +162,24 @@ impl Shared {
         Ok(Lent { bytes, layout: self.layout.clone() })
     }
 
-    /// Wakes the callers that wait, so that they look again.
+    /// Wakes the waiting callers, so that they check their conditions again.
     pub fn announce(&self) {
         if let Some(hub) = self.hub.get().and_then(Weak::upgrade) {
             hub.announce();
         }
     }
 
-    /// Notes why a neighbour cannot average with this node.
+    /// Records why a neighbour can never average with this node.
     fn refuse(&self, reason: &str) {
         *lock(&self.refused) = Some(reason.into());
         self.announce();
     }
 }
 
-/// The links that were accepted, and the node itself.
+/// Policy of the hub: it drives the accepted links and the node's own steps.
 pub(crate) struct Listening(pub Arc<Shared>);
 
-/// The machine, as the hub sees it. All links have one clock.
+/// The state machine as the hub sees it. All links use the same clock.
 pub(crate) struct Accepted(pub Arc<Shared>);
 
 impl HubMachine for Accepted {
@@ -273,14 +274,14 @@ impl HubPolicy for Listening {
     }
 }
 
-/// The link to a neighbour that is dialled.
+/// Policy of a dialer: it drives the link to one neighbour that this node dials.
 pub(crate) struct Dialling {
     pub shared: Arc<Shared>,
     pub place: usize,
     pub name: String,
 }
 
-/// The machine, as the dialer of a neighbour sees it.
+/// The state machine as that dialer sees it.
 pub(crate) struct Dialled {
     pub shared: Arc<Shared>,
     pub place: usize,
@@ -297,7 +298,7 @@ impl DialerMachine for Dialled {
     }
     fn control(&mut self, now: Time, message: Control) {
         self.shared.tell(|node| node.dial_control(now, self.place, message));
-        self.shared.announce(); // whoever waits to send may go on
+        self.shared.announce(); // a caller that waits to send may go on
     }
     fn closed(&mut self, now: Time, reason: &str) {
         self.shared.tell(|node| node.dial_closed(now, self.place, reason));

@@ -1,4 +1,4 @@
-//! The sums of the iterations that are open, and how they are mixed into the own model.
+//! The sums of the open iterations, and mixing them into the node's own model.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,11 +16,11 @@ use crate::{lock, Error};
 #[derive(Default)]
 struct Places {
     used: BTreeMap<u32, Arc<Accumulator>>,
-    /// Kept, since fresh pages cost more to touch than a model costs to receive.
+    /// Accumulators for reuse: touching fresh pages costs more time than receiving a model.
     free: Vec<Arc<Accumulator>>,
 }
 
-/// Sums, one for each iteration of which anything came.
+/// Accumulators, one for each iteration of which a chunk has arrived.
 pub(crate) struct Slots {
     layout: Arc<Layout>,
     precision: Precision,
@@ -32,7 +32,7 @@ impl Slots {
         Self { layout, precision, places: Mutex::default() }
     }
 
-    /// The sums of an iteration.
+    /// The accumulator of an iteration; takes a free or a new one if there is none yet.
     pub fn of(&self, round: u32) -> Arc<Accumulator> {
         let mut places = lock(&self.places);
         if let Some(sums) = places.used.get(&round) {
@@ -46,12 +46,12 @@ impl Slots {
         sums
     }
 
-    /// The sums of an iteration, if anything came of it.
+    /// The accumulator of an iteration; `None` if no chunk of it has arrived.
     pub fn known(&self, round: u32) -> Option<Arc<Accumulator>> {
         lock(&self.places).used.get(&round).cloned()
     }
 
-    /// Resets the sums of these iterations, and makes them free.
+    /// Resets the sums of these iterations, and frees their accumulators.
     pub fn free(&self, rounds: &[u32]) {
         let mut places = lock(&self.places);
         for sums in rounds.iter().filter_map(|round| places.used.remove(round)).collect::<Vec<_>>() {
@@ -60,7 +60,7 @@ impl Slots {
         }
     }
 
-    /// Forgets what came of earlier iterations, of which nothing is being added any more.
+    /// The same for all iterations before `round`. No chunk may be being added to them.
     pub fn free_below(&self, round: u32) {
         let mut places = lock(&self.places);
         let later = places.used.split_off(&round);
@@ -71,11 +71,13 @@ impl Slots {
     }
 }
 
-/// Mixes the sums into the own model. Returns the own model's weight, averaged over its bytes. With `fresh` that weight is 0
-/// wherever a neighbour's bytes arrived. `own` is the weight to use; without it, 1 minus the weights that arrived.
+/// Mixes the sums into the own model. Returns the own model's weight, averaged over its bytes.
+///
+/// `rule` decides the own model's weight for each element: `own` under [`MixingRule::Renormalise`], else 1
+/// minus the weights that arrived. With `fresh` the own weight is 0 wherever a neighbour's bytes arrived.
 ///
 /// # Errors
-/// Why the sums come to no model, or that the own one is not finite. The model is unchanged then.
+/// The reason, if the sums give no model or the own model is not finite. The model is unchanged then.
 pub(crate) fn mix(
     sums: &Accumulator,
     model: &mut [u8],
@@ -117,7 +119,7 @@ pub(crate) fn mix(
 }
 
 impl Node {
-    /// Adds neighbours' models that were put aside, with the weights that they have now.
+    /// Adds the neighbours' models that were put aside, with the weights that are known now.
     fn add_portions(&self, sums: &Accumulator, round: u32) -> Result<(), String> {
         let Some(stages) = &self.shared.stages else { return Ok(()) };
         for Portion { peer, weight, ranges } in self.shared.look(proto::Node::portions) {
@@ -128,10 +130,10 @@ impl Node {
         Ok(())
     }
 
-    /// Mixes an iteration's sums into the own model; returns the report as JSON.
+    /// Mixes an iteration's sums into the own model. Returns the report as JSON.
     ///
     /// # Errors
-    /// If they come to no model.
+    /// `round` if they give no model.
     pub(super) fn mix(&self, mixing: Mixing) -> Result<String, Error> {
         self.shared.settle_folding();
         let over = self.shared.now();

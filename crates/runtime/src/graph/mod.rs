@@ -1,7 +1,8 @@
-//! A node of a graph: its neighbours' models are added up as they come, and mixed into its own.
+//! A node of a graph. It adds up its neighbours' models as they arrive, and mixes them into its own.
 //!
-//! One machine ([`thalweg_proto::Node`]) has all links; each is driven by the engine's `Hub`, if it was accepted, or by a
-//! `Dialer` of its own. [`doors`] is what of the machine each of them sees.
+//! One state machine ([`thalweg_proto::Node`]) handles all links of a node. The engine's `Hub` drives the
+//! links that the node accepts, and one `Dialer` each drives a link that it dials. [`doors`] adapts the
+//! machine to both.
 
 mod beginning;
 mod doors;

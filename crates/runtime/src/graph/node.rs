@@ -1,4 +1,4 @@
-//! A node: listens, dials, sends its model and mixes its neighbours' into it.
+//! [`Node`]: it listens, dials its neighbours, sends its model, and mixes its neighbours' models into it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -21,16 +21,17 @@ use crate::engine::{self, goes_on, GoOn, Hub, HubOptions, CALLER_PATIENCE};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::{lock, random, registry, Error};
 
-/// How long a link may take to release the last model before the node closes it. No peer has a part in that: links let go of a
-/// model at once when they are told to, and on a machine under load each of their tasks may take a second to run.
+/// How long a link may take to release the last model before the node closes it. A peer cannot delay this: a
+/// link releases a model as soon as it is told to. But on a machine under load each of its tasks may need a
+/// second to run.
 pub(super) const LOAN_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the node waits when it leaves for models that are still being sent, and for what it says last.
+/// How long a leaving node waits until its model and its last messages are sent.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Neighbours' weights by name.
+/// Weights by neighbour's name.
 pub type Weights = BTreeMap<String, f64>;
 
-/// What was noted of the iteration that is under way.
+/// What is recorded of the running iteration, for mixing and for its report.
 #[derive(Default)]
 pub(super) struct Under {
     pub asked: u32,
@@ -62,10 +63,10 @@ pub(super) fn out_of_order(what: impl Into<String>) -> Error {
 }
 
 impl Node {
-    /// Listens at `address`. The arena holds the own model.
+    /// Starts a node that listens at `address`. The arena holds its own model.
     ///
     /// # Errors
-    /// What the transport says of the address, or which option is impossible.
+    /// `options` for an impossible option, or the transport's error for the address.
     pub fn start(
         arena: Arena,
         layout: Layout,
@@ -147,31 +148,32 @@ impl Node {
         Ok(())
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// The address that the node listens at, with the port that the system chose.
     pub fn address(&self) -> String {
         self.hub.address()
     }
 
-    /// How many iterations beyond the one that it is in the node keeps chunks of.
+    /// For how many iterations beyond its own the node accepts chunks.
     pub fn ahead(&self) -> u32 {
         self.options.ahead
     }
 
-    /// Names of the neighbours that are there.
+    /// Names of the connected neighbours.
     pub fn connected(&self) -> Vec<String> {
         self.hub.clients()
     }
 
-    /// Why some neighbour never will average with this node; said once.
+    /// Why a neighbour can never average with this node. Each reason is returned once.
     fn refused(&self) -> Option<Error> {
         let reason = lock(&self.shared.refused).take()?;
         Some(Error::new("refused", "average with neighbours", reason))
     }
 
-    /// Waits until `count` neighbours are there, the time is over, or `go_on` says no. Returns how many are.
+    /// Waits until `count` neighbours are connected, `limit` is over, or `go_on` returns false. Returns how
+    /// many are connected.
     ///
     /// # Errors
-    /// `refused` if one of them never will be.
+    /// `refused` if a neighbour can never average with this node.
     pub fn gather(&self, count: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> Result<usize, Error> {
         self.open()?;
         let deadline = limit.map(|limit| Instant::now() + limit);
@@ -193,10 +195,12 @@ impl Node {
         }
     }
 
-    /// The model in the arena is trained: a copy of it is sent. Returns the number it is sent under.
+    /// The model in the arena is trained. Copies it and starts sending the copy. Returns the iteration that
+    /// it is sent under: `round`, or a later one if most neighbours are ahead.
     ///
     /// # Errors
-    /// `round` if that iteration was not begun, `interrupted` if `go_on` said no, `refused`.
+    /// `round` if that iteration was not begun, `interrupted` if `go_on` returned false, `refused` if a
+    /// neighbour can never average with this node.
     pub fn ready(&self, round: u32, go_on: GoOn<'_>) -> Result<u32, Error> {
         self.open()?;
         if let Some(refused) = self.refused() {
@@ -226,7 +230,7 @@ impl Node {
         number.map_err(|what: String| out_of_order(what))
     }
 
-    /// Returns the buffer that is sent from, writable. Closes links that do not release the last model in time.
+    /// Returns the send buffer, writable. Closes links that do not release the last model in time.
     fn writable_copy(&self) -> Result<thalweg_arena::Claim, Error> {
         let copy = &self.shared.copy;
         if let Ok(claim) = copy.claim_within(copy.range(), LOAN_PATIENCE) {
@@ -237,11 +241,12 @@ impl Node {
         Ok(copy.claim_within(copy.range(), LOAN_PATIENCE * 2)?)
     }
 
-    /// Waits as the options say, mixes what came into the arena, and returns the report as JSON; `None` if the time was over
-    /// first, or `go_on` said no.
+    /// Waits as the options say, mixes the models that arrived into the arena, and returns the report as
+    /// JSON. `None` if `limit` was over first, or `go_on` returned false.
     ///
     /// # Errors
-    /// `round` if that iteration was not sent, or comes to no model; `refused`.
+    /// `round` if that iteration was not sent or gives no model, `refused` if a neighbour can never average
+    /// with this node.
     pub fn wait(
         &self,
         round: u32,
@@ -271,14 +276,14 @@ impl Node {
         self.mix(mixing).map(Some)
     }
 
-    /// Bytes sent and received on the links that there are.
+    /// Bytes sent and received on the present links.
     pub(super) fn traffic(&self) -> (u64, u64) {
         let dialers = lock(&self.dialers);
         let dialled = dialers.values().filter_map(|dialer| dialer.link()).map(|link| link.counters());
         dialled.fold(self.hub.traffic(), |(sent, received), c| (sent + c.sent, received + c.received))
     }
 
-    /// What happened since the last call, as a JSON list.
+    /// Events since the last call, as a JSON list.
     pub fn events(&self) -> String {
         for text in self.hub.take_notes() {
             self.shared.event("note", "", &text);
@@ -286,9 +291,9 @@ impl Node {
         Value::Array(self.shared.take_events()).to_string()
     }
 
-    /// Waits until each neighbour has the last own model, where neighbours wait for all of it (`wait = "all"`): a node that
-    /// leaves before takes it from them. Returns whether they have it; not if for as long as `liveness` no more of them
-    /// got it, or `go_on` said no.
+    /// With `wait = "all"`, waits until every neighbour has the last own model: if this node left earlier,
+    /// they would not get it. Returns true once they have it. Returns false if `go_on` does, or if no further
+    /// neighbour gets it for as long as `liveness`.
     pub fn finish_sending(&self, go_on: GoOn<'_>) -> bool {
         let liveness = seconds(self.options.liveness);
         let needing = || self.shared.look(proto::Node::needing);
@@ -305,7 +310,7 @@ impl Node {
         true
     }
 
-    /// Leaves for good, once what is being sent is out, or after a while. Idempotent.
+    /// Leaves for good, after sending what is pending, but within a time limit. Idempotent.
     pub fn close(&self, reason: &str) {
         if std::mem::replace(&mut *lock(&self.closed), true) {
             return;
@@ -313,7 +318,8 @@ impl Node {
         let deadline = Instant::now() + FAREWELL_PATIENCE;
         let out = || self.shared.look(|node| node.is_out() && node.is_hushed()).then_some(());
         while self.hub.wait_for(CALLER_PATIENCE, out).is_none() && Instant::now() < deadline {}
-        // Where weights are symmetric, neighbours need this node's last word to use what they have of its model.
+        // With symmetric weights a neighbour can use the part of this node's model that it has only after
+        // this node's last message. So allow more time for that message.
         let mutual = self.options.mixing.weighing() == Weighing::Mutual;
         let left = || deadline.saturating_duration_since(Instant::now());
         let patience = if mutual { left().max(engine::FAREWELL_PATIENCE) } else { engine::FAREWELL_PATIENCE };

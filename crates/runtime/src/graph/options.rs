@@ -1,4 +1,4 @@
-//! What a node is told; the JSON that crosses from Python.
+//! Options of a node: the JSON that Python passes.
 
 use std::time::Duration;
 
@@ -10,44 +10,46 @@ use thalweg_wire::control::Alike;
 use crate::options::{seconds, Layers, PrecisionRule};
 use crate::{ClientOptions, Error};
 
-/// Most iterations whose models are taken in early: each takes the memory of a model.
+/// Most iterations for which chunks are accepted early. Each takes the memory of a model.
 const MOST_AHEAD: u32 = 16;
-/// Longest digest.
+/// Longest digest, in bytes.
 const MOST_DIGEST: usize = 128;
 
-/// For what a node waits.
+/// What a node waits for before it mixes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WaitRule {
-    /// For all neighbours' whole models (Algorithm 1 of the paper).
+    /// All neighbours' complete models (the paper's Algorithm 1).
     #[default]
     All,
-    /// For nothing (Algorithm 2).
+    /// Nothing (Algorithm 2).
     None,
-    /// For the first bytes of each (Algorithm 3).
+    /// The first bytes of each neighbour's model (Algorithm 3).
     FirstChunk,
-    /// For all models to be whole or ended, within a time that is measured or given.
+    /// Each model is complete or has ended, but at most for a time limit, which is given or measured.
     Deadline,
 }
 
-/// How neighbours' models and the own one are mixed.
+/// How neighbours' models and the own model are mixed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MixingRule {
-    /// The own model weighs what is missing to 1, for each element.
+    /// For each element, the own model's weight is 1 minus the weights that arrived.
     #[default]
     Complement,
-    /// The mean of what came and of the own model, which has a weight of its own.
+    /// The weighted mean of what arrived and the own model, which has a weight of its own.
     Renormalise,
-    /// As complement, with weights that follow from how many neighbours were heard (section 3.5.2). What is given of
-    /// neighbour j is 1 / (1 + its degree). Models are put aside until then.
+    /// As `Complement`, but the weights follow from how many neighbours sent something (the paper's section
+    /// 3.5.2). The given weight of neighbour j is 1 / (1 + its degree). Models are put aside until the
+    /// weights are known.
     Paper,
-    /// As complement, of what went both ways. Models are put aside until neighbours have told each other what they have.
+    /// As `Complement`, but only ranges count that went both ways. Models are put aside until the neighbours
+    /// have told each other which ranges they have.
     Symmetric,
 }
 
 impl MixingRule {
-    /// When weights are known.
+    /// When the weights are known.
     pub fn weighing(self) -> Weighing {
         match self {
             MixingRule::Complement | MixingRule::Renormalise => Weighing::Arrival,
@@ -61,41 +63,41 @@ impl MixingRule {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeOptions {
-    /// The transport's.
+    /// Options of the transport.
     pub transport: Options,
-    /// Wrappers around the transport.
+    /// Layers around the transport.
     pub layers: Layers,
-    /// Seed of the layers and of the retries' jitter.
+    /// Seed of the layers, and of the jitter of retries.
     pub seed: u64,
-    /// Public key in hex of who issues the neighbours' tokens.
+    /// Public key, in hex, of the issuer of the neighbours' tokens.
     pub issuer: Option<String>,
-    /// Or a secret that all neighbours share.
+    /// Alternatively, a secret that all nodes share.
     pub token: Option<String>,
-    /// What this node shows where it dials, in hex.
+    /// The token, in hex, that this node presents where it dials.
     pub own_token: Option<String>,
-    /// The job's number.
+    /// Number of the job.
     pub job: u64,
-    /// Bytes of payload in a chunk; `None`: what the transport prefers, else 256 KiB.
+    /// Payload bytes of a chunk. `None`: what the transport prefers, else 256 KiB.
     pub chunk: Option<u32>,
-    /// Least seconds without progress that end a link.
+    /// A link ends after at least this many seconds without progress.
     pub liveness: f64,
-    /// What sums are kept in.
+    /// Precision of the sums.
     pub precision: PrecisionRule,
-    /// For what it waits.
+    /// What the node waits for.
     pub wait: WaitRule,
-    /// Seconds it waits at most; `None`: what is measured to be worth it.
+    /// Longest wait, in seconds. `None`: a time derived from measurements.
     pub deadline: Option<f64>,
-    /// Iterations whose models are taken in early.
+    /// For how many later iterations chunks are accepted early.
     pub ahead: u32,
     /// How models are mixed.
     pub mixing: MixingRule,
-    /// The share of its model that a node sends in an iteration.
+    /// Fraction of its model that a node sends in an iteration: more than 0, at most 1.
     pub share: f64,
-    /// Digest of what of the plan all nodes share.
+    /// Digest of the part of the plan that all nodes share.
     pub plan: String,
     /// Digest of the graph.
     pub graph: String,
-    /// Checksum of the initial model, if it is to be compared.
+    /// Checksum of the initial model, if nodes are to compare it.
     pub start: Option<String>,
 }
 
@@ -125,10 +127,10 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Checks what the types do not.
+    /// Checks what the types cannot.
     ///
     /// # Errors
-    /// Which option is impossible, and what it may be.
+    /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
         let bad = |what: &str| Err(Error::new("options", "start node", what));
         let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;
@@ -161,7 +163,7 @@ impl NodeOptions {
         Ok(())
     }
 
-    /// For what the machine waits.
+    /// The wait rule as the state machine takes it.
     pub fn waiting(&self) -> Waiting {
         let deadline = self.deadline.map(seconds);
         match self.wait {
@@ -172,7 +174,7 @@ impl NodeOptions {
         }
     }
 
-    /// What all nodes must have alike.
+    /// The digests that must be equal at all nodes.
     pub fn alike(&self) -> Alike {
         Alike {
             plan: start_of_digest(&self.plan),
@@ -181,12 +183,12 @@ impl NodeOptions {
         }
     }
 
-    /// The options of the links that it dials.
+    /// Options of the links that the node dials.
     pub fn of_dialer(&self) -> ClientOptions {
         ClientOptions {
             transport: self.transport.clone(),
             token: self.own_token.clone(),
-            patience: 0.0, // the machine has its own
+            patience: 0.0, // unused: the state machine has its own limits
             seed: self.seed,
             layers: self.layers.clone(),
             tree: false,

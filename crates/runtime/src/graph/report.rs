@@ -1,4 +1,4 @@
-//! What a node says of an iteration (docs/reference/outcome.md).
+//! The report of a node about an iteration (docs/reference/outcome.md).
 
 use serde_json::{json, Value};
 use thalweg_proto::{Exchange, ExchangeState, Mixing, Time};

@@ -1,4 +1,4 @@
-//! Where neighbours' chunks go: into the sums of their iteration.
+//! The sink of a link: it puts neighbours' chunks into the sums of their iteration, or puts them aside.
 
 use std::sync::{Arc, PoisonError};
 
@@ -22,7 +22,7 @@ impl NodeSink {
         Self { shared, who, scratch: Scratch::default() }
     }
 
-    /// Adds what is new of a chunk.
+    /// Adds the ranges of a chunk that are new.
     fn take(&self, chunk: &ChunkHeader, bytes: &[u8]) {
         let shared = &self.shared;
         let _folding = shared.folding.read().unwrap_or_else(PoisonError::into_inner);

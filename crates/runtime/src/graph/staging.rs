@@ -1,34 +1,34 @@
-//! Neighbours' models whose weight is not known yet.
+//! Buffers for neighbours' models whose weights are not known yet.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::lock;
 
-/// A model's bytes, of which some have come.
+/// Bytes of a model, of which a part has arrived.
 type Model = Arc<Mutex<Vec<u8>>>;
 
 #[derive(Default)]
 struct Places {
     /// By iteration and the neighbour's place.
     used: BTreeMap<(u32, usize), Model>,
-    /// Kept, since fresh pages cost more to touch than a model costs to receive.
+    /// Buffers for reuse: touching fresh pages costs more time than receiving a model.
     free: Vec<Model>,
 }
 
-/// A buffer for each neighbour's model of each iteration of which anything came.
+/// Buffers, one for each iteration and neighbour of which a chunk has arrived.
 pub(crate) struct Stages {
     bytes: usize,
     places: Mutex<Places>,
 }
 
 impl Stages {
-    /// For models of so many bytes.
+    /// `bytes`: the length of a model.
     pub fn new(bytes: usize) -> Self {
         Self { bytes, places: Mutex::default() }
     }
 
-    /// A neighbour's model of an iteration. What has not come of it is anything.
+    /// The buffer of a neighbour's model. Bytes that have not arrived have no meaning.
     pub fn of(&self, round: u32, peer: usize) -> Model {
         let mut places = lock(&self.places);
         if let Some(model) = places.used.get(&(round, peer)) {
@@ -40,7 +40,7 @@ impl Stages {
         model
     }
 
-    /// Frees the stages of these iterations.
+    /// Frees the buffers of these iterations.
     pub fn free(&self, rounds: &[u32]) {
         let mut places = lock(&self.places);
         let used = std::mem::take(&mut places.used);
@@ -49,7 +49,7 @@ impl Stages {
         places.free.extend(BTreeMap::into_values(over));
     }
 
-    /// Forgets what came of earlier iterations.
+    /// Frees the buffers of iterations before `round`.
     pub fn free_below(&self, round: u32) {
         let mut places = lock(&self.places);
         let later = places.used.split_off(&(round, 0));

@@ -1,4 +1,5 @@
-//! Nodes go on while control messages are held up: a transport whose control way stalls when the test says so.
+//! Test: nodes make progress while control messages are held up. The test uses a transport whose control
+//! messages stall on demand.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,23 +22,23 @@ use super::Node;
 use crate::engine::CALLER_PATIENCE;
 use crate::lock;
 
-/// The scheme of its addresses.
+/// Scheme of this transport's addresses.
 pub(crate) const SCHEME: &str = "stalled";
 /// Turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The control ways of all links stand still for one test at a time.
+/// Held by the test that may stall control messages, since they stall for all links.
 static TURN: Mutex<()> = Mutex::new(());
-/// Whether the control ways of all links stand still.
+/// Whether the control messages of all links stall.
 static STALLED: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
 
 pub(crate) fn transport() -> Arc<dyn Transport> {
     Layer::wrap(&Stalling, Arc::new(Memory))
 }
 
-/// Waits until messages may pass.
+/// Waits until control messages may pass.
 async fn passable() {
-    // It cannot fail: the sender is never dropped.
+    // This cannot fail: the sender is never dropped.
     let _ = STALLED.subscribe().wait_for(|stalled| !stalled).await;
 }
 
@@ -76,7 +77,7 @@ impl Link for StallingLink {
     }
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
         if !update.is_detached() {
-            passable().await; // its chunks wait for the messages before them
+            passable().await; // its chunks follow the control messages that were sent before
         }
         self.0.send_update(update).await
     }
@@ -94,7 +95,7 @@ impl Link for StallingLink {
     }
 }
 
-/// Nodes that all have met each other, and know it of each other.
+/// Starts nodes and waits until each knows that all others have met it.
 fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
     STALLED.send_replace(false);
     let mut options = json!({ "liveness": LIMIT.as_secs() });
@@ -115,7 +116,7 @@ fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
     for (node, _) in &nodes {
         let known = || {
             node.shared().look(|machine| {
-                let others = 0..names.len() - 1; // their places, whoever dials
+                let others = 0..names.len() - 1; // neighbours' places, whoever dials
                 others.clone().all(|place| machine.is_known_to(Neighbour::Dialled(place))).then_some(())
             })
         };
@@ -141,7 +142,8 @@ fn iterate(node: &Node, neighbours: &BTreeMap<String, f64>) -> Vec<Value> {
     (1..=10).map(iteration).collect()
 }
 
-/// Not one message gets through, from before the first iteration on: no End, no Received, no ping. All models come whole.
+/// From before the first iteration no control message gets through: no `End`, no `Received`, no ping. All
+/// models arrive completely.
 #[test]
 fn iterations_go_on_though_every_control_message_is_held_up() {
     let layout = Layout::pack([("w", Dtype::F32, vec![100_000])]).unwrap();
@@ -152,7 +154,8 @@ fn iterations_go_on_though_every_control_message_is_held_up() {
     let others = |name: &&str| -> BTreeMap<String, f64> {
         names.iter().filter(|other| *other != name).map(|other| ((*other).into(), 0.25)).collect()
     };
-    // Before anybody sends: what comes before the first begin has no weight.
+    // Begin at all nodes before any of them sends: chunks that arrive before a node's first `begin` have no
+    // weight.
     names.iter().zip(&nodes).for_each(|(name, (node, _))| node.begin(1, others(name), None, None).unwrap());
     let threads: Vec<JoinHandle<(Node, Arena, Vec<Value>)>> = names
         .iter()
@@ -177,8 +180,8 @@ fn iterations_go_on_though_every_control_message_is_held_up() {
     }
 }
 
-/// All have each other's models, and none hears of it: whoever leaves now might take its model from a neighbour that does not
-/// have it.
+/// All nodes have each other's models, but none has been notified of that. A node that leaves now might leave
+/// a neighbour without its model.
 #[test]
 fn where_nodes_wait_for_all_models_one_leaves_when_its_neighbours_have_its_own() {
     let layout = Layout::pack([("w", Dtype::F32, vec![1000])]).unwrap();
