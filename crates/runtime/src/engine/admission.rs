@@ -1,4 +1,4 @@
-//! Who is let in: a token's proof, or a certificate, each for the name given and for what the server is there for.
+//! Decides which clients a server admits. A client proves its name and role with a token or a certificate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,36 +11,36 @@ use thalweg_wire::control::{Hello, Nonce, Proof};
 
 use crate::{lock, Error};
 
-/// Who is at the other end of each link.
+/// The peer at the other end of each link.
 pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
-/// The [`Evidence`] of each client that has shown a token, by name: as many as there are tokens.
+/// The [`Evidence`] of each client that has presented a token, by name. There are at most as many as tokens.
 pub(crate) type Witnessed = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
-/// What a client has to show.
+/// What a client must present.
 #[derive(Debug, Clone)]
 enum Rule {
-    /// Nothing: loopback, or a transport within the process.
+    /// Nothing: the address is loopback, or the transport stays within the process.
     Open,
-    /// A token of this issuer, or a certificate for its name.
+    /// A token of this issuer, or a certificate, for its name.
     Issuer(pki::Issuer),
     /// A certificate for its name.
     Certificate,
 }
 
-/// By what a server knows whom to let in.
+/// The options by which a server decides whom to admit.
 pub(crate) struct Keys<'a> {
     pub transport: &'a Options,
-    /// The public key of those who issue tokens.
+    /// The public key of the issuer of tokens.
     pub issuer: Option<&'a str>,
-    /// Or the secret that all share, from which the public key follows.
+    /// Alternatively, the secret that all clients share. The public key follows from it.
     pub token: Option<&'a str>,
-    /// What tokens and certificates have to be for.
+    /// The role that tokens and certificates must be for.
     pub role: pki::Role,
-    /// The job that proofs have to be for.
+    /// The job that proofs must be for.
     pub job: u64,
 }
 
-/// The gate of a server.
+/// The admission check of a server.
 pub(crate) struct Gate {
     rule: Rule,
     role: pki::Role,
@@ -49,7 +49,7 @@ pub(crate) struct Gate {
     witnessed: Option<Witnessed>,
 }
 
-/// A client's proof, with all that another server of the job needs to check it.
+/// A client's proof, with everything that another server of the job needs to check it.
 #[derive(Serialize, Deserialize)]
 struct Evidence {
     name: String,
@@ -71,18 +71,18 @@ impl Evidence {
     }
 }
 
-/// The issuer of tokens that options name; `None` if they name none.
+/// The issuer of tokens that the options name; `None` if they name none.
 fn issuer(issuer: Option<&str>, token: Option<&str>) -> Result<Option<pki::Issuer>, Error> {
     let bad = |e: pki::PkiError| Error::new("options", "read the issuer of tokens", e.to_string());
     let shared = || token.map(|token| pki::Secret::shared(token).map(|secret| secret.issuer()));
     issuer.map(pki::Issuer::parse).or_else(shared).transpose().map_err(bad)
 }
 
-/// The name of the client whose proof for this job `evidence` is: a node of a tree passes it on to the root. `given` and
-/// `token` are as a server's options have them.
+/// Checks a proof for this job that a node of a tree passes on to the root. Returns the name of the client
+/// that made it. `given` and `token` are the issuer's key and the shared secret, as in a server's options.
 ///
 /// # Errors
-/// `refused` for what is no such proof, with the reason.
+/// `refused` if it is not a valid proof, with the reason; `options` for an impossible key.
 pub fn vouched(given: Option<&str>, token: Option<&str>, job: u64, evidence: &[u8]) -> Result<String, Error> {
     let refused = |what: &str| Error::new("refused", "check a client's proof", what);
     let issuer = issuer(given, token)?.ok_or_else(|| refused("nothing says who issues tokens"))?;
@@ -95,7 +95,7 @@ pub fn vouched(given: Option<&str>, token: Option<&str>, job: u64, evidence: &[u
     Ok(evidence.name)
 }
 
-/// What a person is told of a token that was not accepted where `asked` is asked for.
+/// The message to a person whose token was refused by a server that requires the role `asked`.
 fn said(asked: pki::Role, name: &str, why: pki::Unproven) -> String {
     let mend = format!("issue one with `thalweg pki issue {name} --role {asked}`");
     match why {
@@ -112,10 +112,11 @@ fn said(asked: pki::Role, name: &str, why: pki::Unproven) -> String {
 }
 
 impl Gate {
-    /// What the options ask for.
+    /// The check that the options ask for.
     ///
     /// # Errors
-    /// If the address can be reached from elsewhere and nothing is asked for.
+    /// `security` if other machines can reach the address and neither token nor certificate is required;
+    /// `options` for an impossible key.
     pub fn new(keys: &Keys<'_>, local: bool, peers: Peers) -> Result<Self, Error> {
         let certificates = keys.transport.tls.as_ref().is_some_and(|tls| tls.require_client);
         let rule = match issuer(keys.issuer, keys.token)? {
@@ -131,7 +132,8 @@ impl Gate {
         Ok(Self { rule, role: keys.role, job: keys.job, peers, witnessed: None })
     }
 
-    /// Keeps the proofs of those whom it lets in, and lets in nobody by certificate alone.
+    /// Keeps the proofs of admitted clients. A certificate alone is then not enough, because it gives no
+    /// proof to pass on.
     pub fn witnessing(self, witnessed: Option<Witnessed>) -> Self {
         Self { witnessed, ..self }
     }
@@ -216,7 +218,7 @@ mod tests {
         "07".repeat(32)
     }
 
-    /// A gate for this role and job, the links' ends, and what it has witnessed.
+    /// An admission check for this role and job, its links' peers, and the proofs that it keeps.
     fn gate(role: pki::Role, job: u64) -> (Gate, Peers, Witnessed) {
         let (transport, secret) = (Options::default(), secret());
         let keys = Keys { transport: &transport, issuer: None, token: Some(&secret), role, job };
@@ -303,7 +305,7 @@ mod tests {
             assert!(vouched(None, Some(&shared), 3, &damaged).is_err(), "byte {at}");
             assert!(vouched(None, Some(&shared), 3, &evidence[..at]).is_err());
         }
-        // By a certificate alone nothing could be passed on.
+        // With a certificate alone there would be no proof to pass on.
         let (certified, role) = (Some("a".into()), Some("client".into()));
         lock(&peers).insert(1, Peer { certified, role, ..Peer::default() });
         assert!(gate.admit(1, &CHALLENGE, &Hello { proof: None, ..shown }).is_err());
@@ -312,7 +314,7 @@ mod tests {
     #[test]
     fn a_node_of_a_tree_makes_no_client_up() {
         let (shared, transport) = (secret(), Options::default());
-        // What a node has: its own token, and the issuer's public key.
+        // All that a node has: its own token, and the issuer's public key.
         let own = token(pki::Role::TreeNode, "west");
         for (name, role) in [("client-7", pki::Role::Client), ("west", pki::Role::Client)] {
             let about = pki::Transcript {

@@ -1,4 +1,4 @@
-//! The one tokio runtime of a process, and the tasks that one server or client has on it.
+//! The process's one tokio runtime, and the set of tasks that one server or client runs on it.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -9,14 +9,14 @@ use tokio::sync::watch;
 
 use crate::{lock, Error};
 
-/// The runtime, and the process that made it: after a fork the child has none of its threads.
+/// The runtime and the id of the process that made it. After a fork the child has none of its threads.
 static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
 fn system(error: &std::io::Error) -> Error {
     Error::new("system", "start runtime", error.to_string())
 }
 
-/// A handle to the runtime of this process, which is made when the first one asks.
+/// A handle to this process's runtime. The first call makes it.
 fn handle() -> Result<Handle, Error> {
     let mut runtime = lock(&RUNTIME);
     let process = std::process::id();
@@ -24,7 +24,8 @@ fn handle() -> Result<Handle, Error> {
         Some((maker, runtime)) if *maker == process => return Ok(runtime.handle().clone()),
         _ => {}
     }
-    // tokio reports no error if it cannot start its threads, it ends the process. So check the room and try one thread first.
+    // If tokio cannot start its threads, it aborts the process instead of returning an error. So check for
+    // room and try one thread first.
     thalweg_arena::room(0)?;
     let first = std::thread::Builder::new().spawn(|| {}).map_err(|e| system(&e))?;
     _ = first.join();
@@ -35,14 +36,14 @@ fn handle() -> Result<Handle, Error> {
         .build()
         .map_err(|e| system(&e))?;
     let handle = made.handle().clone();
-    // A parent's runtime cannot be ended here: its threads are not in this process.
+    // A parent's runtime cannot be shut down here, since its threads are not in this process.
     if let Some((_, of_parent)) = runtime.replace((process, made)) {
         std::mem::forget(of_parent);
     }
     Ok(handle)
 }
 
-/// The tasks of one server or client. They end together, and no later than it is dropped.
+/// The tasks of one server or client. They end together, at the latest when the last handle is dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Crew {
     handle: Handle,
@@ -50,10 +51,10 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    /// No tasks yet.
+    /// An empty set of tasks.
     ///
     /// # Errors
-    /// If the system gives no threads for a runtime.
+    /// `system` if the system starts no threads for a runtime.
     pub fn new() -> Result<Self, Error> {
         Ok(Self { handle: handle()?, stop: Arc::new(watch::Sender::new(false)) })
     }
@@ -62,7 +63,7 @@ impl Crew {
         &self.handle
     }
 
-    /// Starts a task, which is dropped where it waits when the crew is dismissed.
+    /// Starts a task. [`Crew::dismiss`] drops it at its next await point.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut stopped = self.stop.subscribe();
         self.handle.spawn(async move {
@@ -73,7 +74,7 @@ impl Crew {
         });
     }
 
-    /// Ends all tasks; waits for at most `patience` until they have ended.
+    /// Ends all tasks, and waits at most `patience` until they have ended.
     pub fn dismiss(&self, patience: Duration) {
         self.stop.send_replace(true);
         let gone = async { _ = tokio::time::timeout(patience, self.stop.closed()).await };
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Says when it is dropped.
+    /// Records that it was dropped.
     struct Flag(Arc<AtomicBool>);
 
     impl Drop for Flag {

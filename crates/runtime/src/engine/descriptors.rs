@@ -1,17 +1,17 @@
-//! File descriptors of this process: how many there may be.
+//! The limit on file descriptors of this process.
 
-/// What a server asks for where the system lets it: clients, and beside them guests and the job's own files.
+/// Descriptors that a server asks for: for its clients, unauthenticated peers, and the job's own files.
 const WANTED: u64 = 16 << 10;
-/// What a system without such a limit is taken to have.
+/// What is assumed of a system without such a limit.
 #[cfg(not(unix))]
 const USUAL: u64 = 1024;
 
-/// How many descriptors this process may have. The soft limit is raised first, as far as the hard one lets it and a
-/// server needs it.
+/// How many descriptors this process may have. First raises the soft limit towards what a server needs, as
+/// far as the hard limit allows.
 #[cfg(unix)]
 pub(crate) fn limit() -> u64 {
     use nix::sys::resource::{getrlimit, setrlimit, Resource};
-    // A system that does not say gets the smallest lobby there is.
+    // If the system does not answer, 0 gives the smallest admission queue.
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
     let wanted = WANTED.min(hard);
     if soft >= wanted || setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_err() {

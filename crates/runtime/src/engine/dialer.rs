@@ -1,4 +1,5 @@
-//! Drives a machine that dials: connects, reads, sends its answers, comes back, tells the time.
+//! [`Dialer`] drives a state machine that dials: it connects, reads, sends, reconnects, and tells the machine
+//! the time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -19,15 +20,15 @@ use super::{goes_on, holding, patience, GoOn};
 use crate::options::Layers;
 use crate::{lock, random, registry, ClientOptions, Error};
 
-/// How long the farewell may take, and how long tasks may take after that.
+/// How long the farewell may take, and after that the tasks.
 pub(crate) const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
 const TASKS_PATIENCE: Duration = Duration::from_millis(200);
 
-/// What chunks say of their sender, as the server said it.
+/// What the chunks of this party say of their sender, as the server assigned it.
 pub(crate) struct KnownAs {
     pub job: u64,
     pub sender: u32,
-    /// Bytes of payload in a chunk.
+    /// Payload bytes of a chunk.
     pub chunk: u32,
 }
 
@@ -37,9 +38,9 @@ impl From<&Welcome> for KnownAs {
     }
 }
 
-/// A machine that dials.
+/// A state machine that dials.
 pub(crate) trait DialerMachine: Send + 'static {
-    /// What only this machine asks for.
+    /// Actions that only this machine has.
     type Wanted: Send;
 
     fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool);
@@ -59,7 +60,7 @@ pub(crate) trait DialerMachine: Send + 'static {
     fn timeout(&mut self, now: Time);
 }
 
-/// Implements [`DialerMachine`] by methods of the same names, which all machines that dial have.
+/// Implements [`DialerMachine`] by the inherent methods of the same names, which all machines that dial have.
 macro_rules! dialer_machine {
     ($machine:ty, $wanted:ty) => {
         impl $crate::engine::DialerMachine for $machine {
@@ -115,53 +116,55 @@ macro_rules! dialer_machine {
 }
 pub(crate) use dialer_machine;
 
-/// What a machine's driver does besides what all drivers do.
+/// What differs between the drivers of different machines.
 pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
     type Machine: DialerMachine;
 
-    /// Performs what only this machine asks for.
+    /// Performs an action that only this machine has.
     fn perform(dialer: &Arc<Dialer<Self>>, wanted: <Self::Machine as DialerMachine>::Wanted);
-    /// The server has let us in for the first time.
+    /// The server has admitted this party for the first time.
     fn joined(dialer: &Arc<Dialer<Self>>);
     /// The job is over.
     fn finished(dialer: &Arc<Dialer<Self>>, outcome: Result<String, String>);
-    /// The bytes of an answer that is to be sent.
+    /// The bytes of a parcel that is to be sent.
     fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32) -> Result<Lent, String>;
-    /// Whether an answer need not come after the messages that were sent before it ([`Outgoing::detached`]).
+    /// Whether a parcel may overtake the control messages that were sent before it ([`Outgoing::detached`]).
     fn is_detached(_machine: &Self::Machine) -> bool {
         false
     }
-    /// What may be lost of answers.
+    /// Which losses of sent parcels are tolerated.
     fn tolerance(_machine: &Self::Machine) -> Arc<Tolerance> {
         Arc::default()
     }
-    /// Where chunks go.
+    /// The sink for received chunks.
     fn sink(dialer: &Arc<Dialer<Self>>, ordered: bool) -> Box<dyn Sink>;
-    /// Prepares for a message before the machine hears of it, on the reader's thread: its chunks may follow at once.
+    /// Prepares for a message before the machine handles it, in the reader's task. The message's chunks may
+    /// follow at once.
     fn before(&self, _message: &Control) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// What a dialer has to know to reach its server.
+/// What a dialer needs to reach its server.
 pub(crate) struct DialOptions {
     pub address: Address,
     pub transport: Arc<dyn Transport>,
     pub options: Options,
     pub token: Option<pki::Token>,
-    /// What it is in the job.
+    /// Its role in the job.
     pub role: pki::Role,
     pub name: String,
-    /// Whose certificate the other end has to show, if it shows one: a node's has its name.
+    /// The name that the other end's certificate must have, if it presents one and this end does too. A
+    /// node's certificate has the node's name.
     pub expects: Option<String>,
-    /// Random, once a process.
+    /// A random number, one for each process.
     pub instance: u64,
     /// When its clock began.
     pub started: Instant,
 }
 
 impl DialOptions {
-    /// Those of a client of this name.
+    /// The options for a client of this name.
     ///
     /// # Errors
     /// For an impossible name, address, option or token.
@@ -180,7 +183,7 @@ impl DialOptions {
         Ok(Self { address, transport, options, token, role, name, expects, instance, started })
     }
 
-    /// The address of another server of this job, which has to use the same transport.
+    /// The address of another server of this job, which must use the same transport.
     fn another(&self, url: &str) -> Result<Address, String> {
         let address = Address::parse(url).map_err(|error| error.to_string())?;
         let (ours, theirs) = (&self.address.scheme, &address.scheme);
@@ -190,7 +193,8 @@ impl DialOptions {
         Ok(address)
     }
 
-    /// Why the other end is not who is wanted. A certificate of the right authority and host may still be another's.
+    /// Why the other end is not the expected one. A certificate of the right authority and host may still
+    /// name another party.
     fn impostor(&self, link: &dyn Link) -> Option<String> {
         let expected = self.expects.as_ref().filter(|_| self.is_mutual())?;
         let certified = link.peer().certified.as_ref()?;
@@ -223,12 +227,12 @@ pub(crate) struct Dialer<P: DialerPolicy> {
     to: DialOptions,
     connection: watch::Sender<Option<Connection>>,
     generations: Mutex<u64>,
-    /// What is being sent, of which parcel.
+    /// The parcel that is being sent, and how to cancel that.
     cancel: Mutex<(u32, Cancel)>,
     /// Segments retransmitted on links that have ended.
     resent: AtomicU64,
     wake: Notify,
-    /// Whether the machine is done and all that it asked for has been performed.
+    /// Whether the machine is done and all its actions have been performed.
     driven: watch::Sender<bool>,
     waiting: Mutex<()>,
     changed: Condvar,
@@ -236,10 +240,10 @@ pub(crate) struct Dialer<P: DialerPolicy> {
 }
 
 impl<P: DialerPolicy> Dialer<P> {
-    /// Starts to connect.
+    /// Starts connecting.
     ///
     /// # Errors
-    /// If the system gives no threads.
+    /// If the system starts no threads.
     pub fn start(to: DialOptions, machine: P::Machine, policy: P) -> Result<Arc<Self>, Error> {
         let crew = Crew::new()?;
         let dialer = Arc::new(Self {
@@ -269,13 +273,13 @@ impl<P: DialerPolicy> Dialer<P> {
         self.wake.notify_one();
     }
 
-    /// Wakes callers: something that they may wait for has changed.
+    /// Wakes waiting callers: something that they wait for may have changed.
     pub fn announce(&self) {
         drop(lock(&self.waiting));
         self.changed.notify_all();
     }
 
-    /// Waits until `look` gives something, as long as `go_on` says yes.
+    /// Waits until `look` returns something, or `go_on` returns false.
     pub fn wait_for<T>(&self, mut look: impl FnMut() -> Option<T>, go_on: GoOn<'_>) -> Option<T> {
         loop {
             let waiting = lock(&self.waiting);
@@ -301,14 +305,14 @@ impl<P: DialerPolicy> Dialer<P> {
         self.connection.borrow().as_ref().map(|connection| connection.outbox.clone())
     }
 
-    /// Closes the link, which is made anew.
+    /// Closes the link. The machine then connects again.
     pub fn close_link(&self) {
         if let Some(outbox) = self.outbox() {
             outbox.close();
         }
     }
 
-    /// Nothing of the job can go on, for this reason.
+    /// Ends the job for this party, for this reason.
     pub fn fail(&self, reason: &str) {
         lock(&self.machine).unreachable(self.now(), reason, false);
         self.wake();
@@ -319,15 +323,17 @@ impl<P: DialerPolicy> Dialer<P> {
         self.close_within(reason, FAREWELL_PATIENCE);
     }
 
-    /// The same. What was said before may take so long to reach the server.
+    /// The same, with a time limit for messages that were sent before to reach the server.
     pub fn close_within(self: &Arc<Self>, reason: &str, patience: Duration) {
         lock(&self.machine).leave(reason);
         self.wake();
         self.crew.handle().block_on(async {
             let farewell = async {
-                // The driver queues the farewell, on a thread of its own. An error would mean that it is gone.
+                // The driver queues the farewell, on its own thread. An error would mean that the driver has
+                // ended.
                 let _ = self.driven.subscribe().wait_for(|driven| *driven).await;
-                // The server closes the link when it has heard it: if we did, what is still on its way might be lost.
+                // The server closes the link once it has received the farewell. If this end closed it, data
+                // still on its way might be lost.
                 let _ = self.connection.subscribe().wait_for(Option::is_none).await;
             };
             let _ = tokio::time::timeout(patience, farewell).await;
@@ -337,7 +343,8 @@ impl<P: DialerPolicy> Dialer<P> {
         });
         self.crew.dismiss(TASKS_PATIENCE);
         self.connection.send_replace(None);
-        // Whoever waits for an event hears that there is none, though the driver may have ended first.
+        // Callers that wait for an event must get `Finished`, even if the driver ended before it performed
+        // that action.
         while let Some(action) = self.next_action() {
             if let ClientAction::Finished(outcome) = action {
                 P::finished(self, outcome);
@@ -458,7 +465,7 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time, to: Optio
             }
         }
         Err(error) => {
-            // Whatever is wrong with an address that a server gave, another may be right.
+            // If the address came from a server, another address may work, whatever this error is.
             let may_retry = error.kind().may_retry() || sent;
             lock(&dialer.machine).unreachable(dialer.now(), &error.to_string(), may_retry);
         }
@@ -521,7 +528,7 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
     }
 }
 
-/// Performs what the machine asks for, in order, and tells it the time, until it is done.
+/// Performs the machine's actions in order, and tells it the time, until it is done.
 async fn drive<P: DialerPolicy>(dialer: Arc<Dialer<P>>) {
     loop {
         let (actions, timeout, done) = {

@@ -1,4 +1,5 @@
-//! Links that a broker's alarm holds up: meanwhile time does not count against their peers.
+//! Watches links whose broker has raised an alarm and accepts no messages. Meanwhile liveness must not count
+//! the time against their peers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +8,11 @@ use thalweg_transport::Link;
 use tokio::task::JoinSet;
 use tokio::time::{interval, MissedTickBehavior};
 
-/// How often links are asked. Well below the least time without progress that ends one by default.
+/// Interval of the checks: well below the default liveness, after which a link without progress ends.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Calls `held` again and again while `link` is held up, the first time of each with the reason. Ends when dropped.
+/// Calls `held` repeatedly while `link` is held up, with the reason at the first call of each time. Ends when
+/// dropped.
 pub(crate) fn watch(link: Arc<dyn Link>, held: impl Fn(Option<String>) + Send + 'static) -> JoinSet<()> {
     let mut task = JoinSet::new();
     if link.capabilities().broker {

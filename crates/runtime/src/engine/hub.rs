@@ -1,4 +1,5 @@
-//! Drives a machine that listens: accepts links, reads them, sends parcels, tells the time.
+//! [`Hub`] drives a state machine that listens: it accepts and reads links, sends parcels, and tells the
+//! machine the time.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,19 +27,20 @@ use super::turned_away::TurnedAway;
 use super::{descriptors, goes_on, holding, patience, GoOn};
 use crate::{lock, random, Error};
 
-/// Peers that may be shaking hands at a time, beyond what the lobby lets in: the next one waits, should a transport not ask
-/// the lobby.
+/// Most handshakes at a time, above what the admission queue (`Lobby`) admits. Beyond it the next peer waits.
+/// It matters only for a transport that does not ask that queue.
 const HANDSHAKES: usize = 2048;
-/// How long a member of a group may keep the others waiting for its earlier messages.
+/// How long a group send waits until a member's earlier messages are sent. After that the member gets the
+/// parcel alone.
 const GROUP_PATIENCE: Duration = Duration::from_millis(20);
-/// How long links may take to end by themselves when the server closes, and how long its tasks may take after that.
-/// Together less than the two seconds in which Ctrl-C has to end everything.
+/// How long links may take to end by themselves when the server closes, and how long its tasks may take after
+/// that. Together less than two seconds, in which Ctrl-C must end everything.
 const FAREWELL_PATIENCE: Duration = Duration::from_millis(1200);
 const TASKS_PATIENCE: Duration = Duration::from_millis(500);
 
-/// A machine that listens.
+/// A state machine that listens.
 pub(crate) trait HubMachine: Send + 'static {
-    /// What only this machine asks for.
+    /// Actions that only this machine has.
     type Wanted: Send;
 
     fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool);
@@ -60,7 +62,7 @@ pub(crate) trait HubMachine: Send + 'static {
     fn away(&self) -> Vec<(String, String, bool)>;
 }
 
-/// Implements [`HubMachine`] by methods of the same names, which all machines that listen have.
+/// Implements [`HubMachine`] by the inherent methods of the same names, which all machines that listen have.
 macro_rules! hub_machine {
     ($machine:ty, $wanted:ty) => {
         impl $crate::engine::HubMachine for $machine {
@@ -122,34 +124,34 @@ macro_rules! hub_machine {
 }
 pub(crate) use hub_machine;
 
-/// The bytes of a parcel, lent, and their layout.
+/// The lent bytes of a parcel, and their layout.
 pub(crate) struct Lent {
     pub bytes: Bytes,
     pub layout: Arc<Layout>,
 }
 
-/// What a machine's driver does besides what all drivers do.
+/// What differs between the drivers of different machines.
 pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
     type Machine: HubMachine;
 
-    /// Performs what only this machine asks for.
+    /// Performs an action that only this machine has.
     fn perform(hub: &Arc<Hub<Self>>, wanted: <Self::Machine as HubMachine>::Wanted);
     /// The bytes of a parcel that is to be sent.
     fn lend(&self, parcel: u32) -> Result<Lent, String>;
-    /// Whether a parcel for these links need not come after the messages that were sent before it
+    /// Whether a parcel for these links may overtake the control messages that were sent before it
     /// ([`Outgoing::detached`]).
     fn is_detached(&self, _links: &[LinkId]) -> bool {
         false
     }
-    /// Whether what links have carried counts at this moment, so that the machine has to be told before the time.
+    /// Whether the machine needs the links' current counters before it is told this time.
     fn wants_counters(_machine: &Self::Machine, _now: Time) -> bool {
         false
     }
-    /// Where the chunks of a link go.
+    /// The sink for the chunks of a link.
     fn sink(hub: &Arc<Hub<Self>>, link: LinkId, ordered: bool) -> Box<dyn Sink>;
 }
 
-/// What a hub has to know of a server's options.
+/// What a hub needs of a server's options.
 pub(crate) struct HubOptions {
     pub job: u64,
     pub chunk: u32,
@@ -157,7 +159,7 @@ pub(crate) struct HubOptions {
     pub transport: Options,
     pub issuer: Option<String>,
     pub token: Option<String>,
-    /// What its members' tokens and certificates have to be for.
+    /// The role that members' tokens and certificates must be for.
     pub role: pki::Role,
     /// Where members' proofs are kept, if they are passed on.
     pub witnessed: Option<Witnessed>,
@@ -165,7 +167,7 @@ pub(crate) struct HubOptions {
     pub started: Instant,
 }
 
-/// A parcel, or part of one, on its way to a group.
+/// A parcel, or a part of one, that is being sent to a group.
 struct Sending {
     links: Vec<LinkId>,
     parcel: u32,
@@ -180,7 +182,7 @@ pub(crate) struct Hub<P: HubPolicy> {
     job: u64,
     chunk: u32,
     tolerance: Mutex<Arc<Tolerance>>,
-    /// Until the hub is closed.
+    /// `None` once the hub is closed.
     listener: Mutex<Option<Arc<dyn Listener>>>,
     address: String,
     ordered: bool,
@@ -196,11 +198,11 @@ pub(crate) struct Hub<P: HubPolicy> {
 }
 
 impl<P: HubPolicy> Hub<P> {
-    /// Listens at an address, and starts to accept. `machine` is told how many bytes of payload a chunk has: those of the
-    /// options, or fewer if a broker takes no more.
+    /// Listens at an address and starts accepting. `machine` gets the payload bytes of a chunk: as in the
+    /// options, or fewer if a broker allows less.
     ///
     /// # Errors
-    /// What the transport says of the address, or who could come in without proof.
+    /// The transport's error for the address, or `security` if other machines could join without proof.
     pub fn start(
         transport: &Arc<dyn Transport>,
         address: &Address,
@@ -211,7 +213,7 @@ impl<P: HubPolicy> Hub<P> {
         Self::start_with(transport, address, options, |gate, chunk| (machine(gate, chunk), policy))
     }
 
-    /// [`Hub::start`] of a machine and a policy that share something.
+    /// [`Hub::start`] for a machine and a policy that share state.
     ///
     /// # Errors
     /// As there.
@@ -284,7 +286,7 @@ impl<P: HubPolicy> Hub<P> {
         self.started.elapsed()
     }
 
-    /// After an input: the driver looks for actions.
+    /// Wakes the driver, after an input to the machine.
     pub fn wake(&self) {
         self.wake.notify_one();
     }
@@ -294,12 +296,13 @@ impl<P: HubPolicy> Hub<P> {
         self.crew.spawn(task);
     }
 
-    /// Does what may take long on a thread of its own.
+    /// Runs work that may take long on a thread of its own.
     pub fn spawn_blocking(&self, work: impl FnOnce() + Send + 'static) {
         self.crew.handle().spawn_blocking(work);
     }
 
-    /// Waits for at most `limit` until `look` gives something; what it looks at is announced.
+    /// Waits at most `limit` until `look` returns something. Whoever changes what `look` reads calls
+    /// [`Hub::announce`].
     pub fn wait_for<T>(&self, limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         let notes = lock(&self.notes);
         if let Some(found) = look() {
@@ -309,30 +312,32 @@ impl<P: HubPolicy> Hub<P> {
         look()
     }
 
-    /// Wakes callers: something that they may wait for has changed.
+    /// Wakes waiting callers: something that they wait for may have changed.
     pub fn announce(&self) {
-        // Whoever has looked and not yet begun to wait holds this lock.
+        // A caller between its check and its wait holds this lock, so it cannot miss the wake-up.
         drop(lock(&self.notes));
         self.changed.notify_all();
     }
 
-    /// Members that are connected.
+    /// Names of the connected members.
     pub fn clients(&self) -> Vec<String> {
         lock(&self.machine).clients()
     }
 
-    /// Members that were here and are not connected: name, why the link ended, and whether it left for good.
+    /// Members that are not connected any more: name, why the link ended, and whether the member left for
+    /// good.
     pub fn away(&self) -> Vec<(String, String, bool)> {
         lock(&self.machine).away()
     }
 
-    /// A member's process has ended for good, as `why` says if it is not empty.
+    /// A member's process has ended for good, for the reason `why` unless that is empty.
     pub fn forget(&self, client: &str, why: &str) {
         lock(&self.machine).forget(self.now(), client, why);
         self.wake();
     }
 
-    /// Waits until `clients` members are connected, the time is over, or `go_on` says no. Returns how many are.
+    /// Waits until `clients` members are connected, `limit` is over, or `go_on` returns false. Returns how
+    /// many are connected.
     pub fn wait_for_clients(&self, clients: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
@@ -348,7 +353,7 @@ impl<P: HubPolicy> Hub<P> {
         }
     }
 
-    /// What happened since the last call, in words.
+    /// The log lines since the last call.
     pub fn take_notes(&self) -> Vec<String> {
         lock(&self.notes).take()
     }
@@ -362,12 +367,12 @@ impl<P: HubPolicy> Hub<P> {
         self.noted(|notes| notes.add(note));
     }
 
-    /// A note on a client, or on a peer that is none yet (an empty name).
+    /// Adds a log line about a client, or about a peer that is not yet one (an empty name).
     fn note_of(&self, client: &str, note: &str) {
         self.noted(|notes| notes.add_of(client, note));
     }
 
-    /// A peer that never became a client.
+    /// Records a peer that was rejected before it became a client.
     fn turn_away(&self, error: &thalweg_transport::Error) {
         let note = lock(&self.turned_away).note(error.kind(), &error.to_string());
         if let Some(note) = note {
@@ -379,19 +384,19 @@ impl<P: HubPolicy> Hub<P> {
         lock(&self.links).get(&link).cloned()
     }
 
-    /// The congestion control of the links, all of which are made with the same options.
+    /// Congestion control of the links. All are made with the same options.
     pub fn congestion(&self) -> Option<String> {
         lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion)
     }
 
-    /// Bytes sent and received on the links that there are.
+    /// Bytes sent and received on the present links.
     pub fn traffic(&self) -> (u64, u64) {
         let counters = lock(&self.links).values().map(|outbox| outbox.link().counters()).collect::<Vec<_>>();
         counters.iter().fold((0, 0), |(sent, received), c| (sent + c.sent, received + c.received))
     }
 
-    /// Segments retransmitted so far to each client, and by it, as a JSON object of names. Waits at most `limit` for clients
-    /// that have not sent their count for an update that was answered.
+    /// Segments retransmitted so far to each client and by it, as a JSON object by name. After an answered
+    /// update, waits at most `limit` for clients that have not sent their count yet.
     pub fn resent(&self, limit: Duration) -> String {
         let deadline = Instant::now() + limit;
         let all = || (lock(&self.machine).uncounted() == 0).then_some(());
@@ -409,7 +414,7 @@ impl<P: HubPolicy> Hub<P> {
         Value::Object(resent.collect()).to_string()
     }
 
-    /// Closes the links to which anything is being sent.
+    /// Closes the links that a parcel is being sent to.
     pub fn close_senders(&self) {
         let stuck: Vec<Outbox> = {
             let sendings = lock(&self.sendings);
@@ -431,7 +436,7 @@ impl<P: HubPolicy> Hub<P> {
         machine.observe(id, traffic);
     }
 
-    /// Tells the machine the time, and before that, if it counts now, what its links have carried.
+    /// Tells the machine the time. If the machine needs them now, it gets the links' counters first.
     fn timeout(&self) {
         let now = self.now();
         let mut links: Vec<(LinkId, Arc<dyn Link>)> = Vec::new();
@@ -443,7 +448,7 @@ impl<P: HubPolicy> Hub<P> {
         machine.timeout(now);
     }
 
-    /// A new link: its reader starts, the session begins.
+    /// Adds a link: starts its reader, and the session begins.
     fn attach(self: &Arc<Self>, link: Arc<dyn Link>) -> Result<(), Error> {
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
         let nonce = random()?;
@@ -460,9 +465,10 @@ impl<P: HubPolicy> Hub<P> {
         Ok(())
     }
 
-    /// What may be lost of what comes from now on, over all links.
+    /// Sets which losses are tolerated in what arrives from now on, over all links.
     pub fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        // Held until all links know, so that a new one is not told an older rule after this one.
+        // Hold the lock until all links have the rule. Otherwise a new link could get an older rule after
+        // this one.
         let mut told = lock(&self.tolerance);
         if *told == *tolerance {
             return;
@@ -504,7 +510,7 @@ impl<P: HubPolicy> Hub<P> {
             }
             Action::Joined { client } => self.note_of(&client, &format!("{client} joined")),
             Action::Note { client, what } => self.note_of(&client, &format!("{client}: {what}")),
-            // It is no member, so whoever comes under many names shares one bound.
+            // This peer is not a member. All such peers share one limit, whatever names they use.
             Action::TurnedAway { client, reason } => {
                 self.note_of("", &format!("{client} was not let in: {reason}"));
             }
@@ -516,8 +522,8 @@ impl<P: HubPolicy> Hub<P> {
         }
     }
 
-    /// Sends a parcel, or part of one, to a group in one call. The loan is taken now, before the machine can want it
-    /// back; what was queued for each link goes first, unless the parcel is detached.
+    /// Sends a parcel, or a part of one, to a group in one call. The loan begins now, before the machine can
+    /// want the memory back. Messages that are queued for a link go first, unless the parcel is detached.
     fn send_parcel(self: &Arc<Self>, ids: Vec<LinkId>, parcel: u32, wanted: &Ranges) {
         let members: Vec<(LinkId, Outbox)> =
             ids.iter().filter_map(|&id| self.outbox(id).map(|outbox| (id, outbox))).collect();
@@ -549,8 +555,8 @@ impl<P: HubPolicy> Hub<P> {
         self.wake();
     }
 
-    /// Members whose earlier messages are out are served by one group send; the others each by their own, as
-    /// soon as theirs are out.
+    /// Sends to a group. Members whose earlier messages are sent get one group send. Every other member gets
+    /// a send of its own, as soon as its messages are sent.
     async fn send_to_group(self: &Arc<Self>, members: Vec<(LinkId, Outbox)>, update: &Outgoing) {
         let mut ready = Vec::new();
         let mut behind = Vec::new();
@@ -585,7 +591,7 @@ impl<P: HubPolicy> Hub<P> {
         report: thalweg_transport::Result<SendReport>,
     ) {
         let at = |instant: Instant| instant.saturating_duration_since(self.started);
-        // Trying again would not help anybody: a model that fits no message never will.
+        // Retrying would not help: a model that does not fit into a message never will.
         if let Some(error) = report.as_ref().err().filter(|e| e.kind() == ErrorKind::Unsupported) {
             self.note(&error.to_string());
             lock(&self.machine).finish(self.now(), &error.to_string());
@@ -601,11 +607,11 @@ impl<P: HubPolicy> Hub<P> {
         self.wake();
     }
 
-    /// Waits for at most `limit` until all that was said on any link has been sent.
+    /// Waits at most `limit` until everything queued on any link is sent.
     pub fn flush(&self, limit: Duration) {
         let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
         let all = async { join_all(outboxes.iter().map(Outbox::flushed)).await };
-        // What has not been sent by then is lost with its link.
+        // What is not sent by then is lost with its link.
         let _ = self.crew.handle().block_on(async { tokio::time::timeout(limit, all).await });
     }
 
@@ -616,7 +622,7 @@ impl<P: HubPolicy> Hub<P> {
         let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
         self.wake();
         self.crew.handle().block_on(async {
-            // The driver queues the farewells; every link then closes by itself or within a moment.
+            // The driver queues the farewells. Each link then closes by itself, or below.
             tokio::task::yield_now().await;
             let all = async {
                 while !lock(&self.links).is_empty() {
@@ -627,13 +633,13 @@ impl<P: HubPolicy> Hub<P> {
             join_all(outboxes.iter().map(|outbox| outbox.link().close())).await;
         });
         self.crew.dismiss(TASKS_PATIENCE);
-        // Nobody else has it by now, so the address is free.
+        // No task holds the listener any more, so this frees the address.
         drop(lock(&self.listener).take());
     }
 }
 
-/// The bytes of a chunk where `wanted` are asked for and a message has room for `most`. The accounts of a fold are cheapest
-/// where chunks are multiples of 64, and no chunk may cut a value.
+/// Payload bytes of a chunk: `wanted`, or fewer if a message has room for only `most`. In multiples of 64
+/// bytes the fold's bookkeeping is cheapest. A multiple of 8 never cuts a value in two.
 fn fitting(wanted: u32, most: u32) -> u32 {
     if wanted <= most {
         return wanted;
@@ -642,7 +648,7 @@ fn fitting(wanted: u32, most: u32) -> u32 {
     (most / unit * unit).max(8)
 }
 
-/// Accepts links as long as there are any to come.
+/// Accepts links until the listener fails or the hub ends.
 async fn accept<P: HubPolicy>(hub: Arc<Hub<P>>) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
     let Some(listener) = hub.listener() else { return };
@@ -703,7 +709,7 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
         Hub::<P>::observe(&mut machine, id, &link);
         machine.control(hub.now(), id, message);
         if !admitted && machine.is_member(id) {
-            // Before it hears so, since it may send more from then on.
+            // Lift the limits before the client gets the `Welcome`, since it may send more from then on.
             link.admit();
             admitted = true;
         }
@@ -714,7 +720,7 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
     hub.detach(id, &link, &reason);
 }
 
-/// Performs what the machine asks for, in order, and tells it the time.
+/// Performs the machine's actions in order, and tells it the time.
 async fn drive<P: HubPolicy>(hub: Arc<Hub<P>>) {
     loop {
         let (actions, timeout) = {

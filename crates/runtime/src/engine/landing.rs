@@ -1,4 +1,4 @@
-//! What the sinks of all policies share.
+//! What the sinks of all policies share: scratch buffers, and storing a chunk.
 
 use std::sync::Mutex;
 
@@ -8,10 +8,10 @@ use thalweg_wire::{ChunkHeader, Range};
 
 use crate::lock;
 
-/// Buffers kept for chunks that are received aside.
+/// Most free buffers that are kept.
 const SPARE: usize = 8;
 
-/// Buffers for chunks that are received aside, used again.
+/// Reusable buffers for chunks that are not received straight into their place.
 #[derive(Default)]
 pub(crate) struct Scratch(Mutex<Vec<Vec<u8>>>);
 
@@ -32,16 +32,17 @@ impl Scratch {
     }
 }
 
-/// The bytes of `range` in a chunk.
+/// The bytes of `range` within a chunk.
 pub(crate) fn part<'a>(chunk: &ChunkHeader, bytes: &'a [u8], range: Range) -> &'a [u8] {
     let start = range.start.saturating_sub(chunk.offset) as usize;
     let end = range.end.saturating_sub(chunk.offset) as usize;
     bytes.get(start..end).unwrap_or_default()
 }
 
-/// Stores a chunk that came whole (`ok`) or damaged. `stored` marks it, and says what of it is new. Of a chunk that was
-/// received aside that is copied into its place, which `claim` gives before the chunk is marked: while another chunk
-/// is being written there, this one counts as damaged and comes again.
+/// Stores a chunk that arrived whole (`ok`) or damaged. `stored` records it and returns the ranges that are
+/// new. If the chunk is in a scratch buffer, these ranges are copied to their place. `claim` gives that place
+/// before the chunk is recorded. If another chunk is being written there, this one counts as damaged and is
+/// sent again.
 pub(crate) fn store(
     chunk: &ChunkHeader,
     target: &Target,

@@ -1,4 +1,5 @@
-//! What every machine needs around it: one tokio runtime a process, links and their outboxes, lending, reading, the clock.
+//! The engine runs a state machine: it owns the tokio runtime, the links and their outboxes, the loans, and
+//! the clock.
 //!
 //! ```text
 //!   link reader tasks --- messages, chunks --->  machine (one mutex)  --- actions --->  driver task
@@ -6,8 +7,9 @@
 //!        +-- chunk -> the policy's sink                    outbox per link, group sends, timers, policy
 //! ```
 //!
-//! [`Hub`] drives a machine that listens, [`Dialer`] one that dials. A policy (`star`, `tasks`) says which machine that
-//! is, where its chunks go, which bytes a parcel has, and performs what only its machine asks for.
+//! [`Hub`] drives a machine that listens, [`Dialer`] one that dials. A policy (`star`, `tasks`, `graph`)
+//! chooses the machine, gives a sink for chunks and the bytes of parcels, and performs the actions that only
+//! its machine has.
 
 mod admission;
 mod crew;
@@ -33,16 +35,17 @@ pub(crate) use self::turned_away::TurnedAway;
 
 use std::time::Duration;
 
-/// Asked several times a second whether a caller goes on waiting. `None`: it waits for as long as it takes, and its thread
-/// is not woken before; so thousands of threads may wait.
+/// Asks several times a second whether a caller goes on waiting. `None`: it waits as long as necessary, and
+/// its thread is not woken in between. So thousands of threads may wait.
 pub type GoOn<'a> = Option<&'a (dyn Fn() -> bool + Sync)>;
 
-/// How often a waiting caller is asked whether to go on.
+/// Interval at which a waiting caller is asked whether to go on.
 pub(crate) const CALLER_PATIENCE: Duration = Duration::from_millis(100);
-/// How long a caller waits at a time that is not asked: it looks again then, though nothing was announced.
+/// How long one wait of a caller lasts that is not asked. Then it checks its condition, even if nothing was
+/// announced.
 const UNASKED_PATIENCE: Duration = Duration::from_secs(3600);
 
-/// How long a caller waits at a time.
+/// How long one wait of a caller lasts.
 pub(crate) fn patience(go_on: GoOn<'_>) -> Duration {
     if go_on.is_some() {
         CALLER_PATIENCE
@@ -51,9 +54,9 @@ pub(crate) fn patience(go_on: GoOn<'_>) -> Duration {
     }
 }
 
-/// Whether a caller goes on.
+/// Whether a caller goes on waiting.
 pub(crate) fn goes_on(go_on: GoOn<'_>) -> bool {
     go_on.is_none_or(|go_on| go_on())
 }
-/// How long a chunk that came late may take to be written.
+/// How long to wait until a late chunk is written and its memory is released.
 pub(crate) const CHUNK_PATIENCE: Duration = Duration::from_secs(1);

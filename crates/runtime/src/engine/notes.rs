@@ -1,32 +1,32 @@
-//! What happened at a server, in words for its log: one plain line each, and so many of each peer.
+//! A server's log lines about events. Each is one plain line, and their number for each peer is limited.
 
 use std::collections::HashMap;
 
 use thalweg_wire::text::{plain, MAX_NAME, MAX_REASON};
 
-/// Most lines that wait to be taken; what comes then is counted.
+/// Most lines that are kept until they are taken. Further lines are only counted.
 const WAITING: usize = 1000;
-/// Most lines of one client in a round, and of all peers together that are no clients yet.
+/// Most lines about one client in a round, and about all peers together that are not clients.
 const EACH: usize = 32;
 /// Longest line in bytes: a name, a reason, and a few words.
 const LONGEST: usize = MAX_NAME + MAX_REASON + 128;
 
-/// Lines that wait to be taken.
+/// Log lines that have not been taken.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     lines: Vec<String>,
     left_out: usize,
-    /// How many lines of each client there were in this round.
+    /// Lines in this round, by client.
     said: HashMap<String, usize>,
 }
 
 impl Notes {
-    /// A round begins: everybody may be heard of again.
+    /// A round begins: every client's limit starts again.
     pub fn begin_round(&mut self) {
         self.said.clear();
     }
 
-    /// A fact of the server itself.
+    /// Adds a line about the server itself.
     pub fn add(&mut self, text: &str) {
         if self.lines.len() < WAITING {
             self.lines.push(plain(text, LONGEST));
@@ -35,14 +35,14 @@ impl Notes {
         }
     }
 
-    /// A fact of the server itself that is not said twice while it waits.
+    /// Adds a line about the server itself, unless the same line is still waiting.
     pub fn add_once(&mut self, text: &str) {
         if !self.lines.contains(&plain(text, LONGEST)) {
             self.add(text);
         }
     }
 
-    /// Something that `client` did, or, if that is empty, a peer that is none yet.
+    /// Adds a line about `client`, or about a peer that is not yet a client if the name is empty.
     pub fn add_of(&mut self, client: &str, text: &str) {
         let said = self.said.entry(client.to_owned()).or_default();
         *said += 1;
@@ -57,7 +57,7 @@ impl Notes {
         }
     }
 
-    /// All lines that wait.
+    /// Takes all waiting lines.
     pub fn take(&mut self) -> Vec<String> {
         if self.left_out > 0 {
             self.lines.push(format!("{} more lines were left out", self.left_out));

@@ -1,4 +1,4 @@
-//! One queue of control messages a link, so that a slow peer holds up nobody else.
+//! Each link's queue of control messages. A slow peer delays nobody else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::crew::Crew;
 
-/// Messages a peer may be behind; one that is further behind loses its link.
+/// Most messages that may be queued for a peer. A peer that is further behind loses its link.
 const CAPACITY: usize = 256;
-/// How long a closing link may take to deliver what is queued.
+/// How long a closing link may take to send what is queued.
 const FLUSH: Duration = Duration::from_secs(1);
 
 enum Item {
@@ -20,7 +20,7 @@ enum Item {
     Barrier(oneshot::Sender<()>),
 }
 
-/// A link and the queue before it.
+/// A link and its queue.
 #[derive(Clone)]
 pub(crate) struct Outbox {
     link: Arc<dyn Link>,
@@ -29,7 +29,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Starts the task that empties the queue into the link.
+    /// Starts the task that sends the queue over the link.
     pub fn start(crew: &Crew, link: Arc<dyn Link>) -> Self {
         let (queue, mut items) = mpsc::channel(CAPACITY);
         let writer = link.clone();
@@ -38,7 +38,7 @@ impl Outbox {
                 match item {
                     Item::Message(message) => {
                         if writer.send_control(message).await.is_err() {
-                            return; // the reader sees the link's end and reports it
+                            return; // the link's reader sees the error and reports it
                         }
                     }
                     Item::Barrier(reached) => drop(reached.send(())),
@@ -52,7 +52,7 @@ impl Outbox {
         &self.link
     }
 
-    /// Queues a message. A peer that is too far behind, or a message too large to send, ends the link.
+    /// Queues a message. Closes the link if its queue is full, or the message is too large to send.
     pub fn send(&self, message: &Control) {
         let queued = message.encode().ok().and_then(|m| self.queue.try_send(Item::Message(m.into())).ok());
         if queued.is_none() {
@@ -61,7 +61,7 @@ impl Outbox {
         }
     }
 
-    /// Waits until everything queued before has been sent, or the link has ended.
+    /// Waits until everything queued before is sent, or the link has ended.
     pub async fn flushed(&self) {
         let (reached, wait) = oneshot::channel();
         if self.queue.send(Item::Barrier(reached)).await.is_ok() {
@@ -69,7 +69,7 @@ impl Outbox {
         }
     }
 
-    /// Closes the link once what is queued has been sent, or after a moment.
+    /// Closes the link after the queued messages are sent, or after a short time limit.
     pub fn close(&self) {
         let outbox = self.clone();
         self.crew.spawn(async move {

@@ -1,10 +1,11 @@
-//! Notes about peers that were turned away: counted, so that whoever knocks a million times fills no log.
+//! Log lines about rejected peers. They are counted, so that a peer that tries a million times cannot fill
+//! the log.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Counts peers by why they were turned away, and says when a note is due: of the first, the tenth, the hundredth, and
-/// so on. So a log has a few lines, whatever comes.
+/// Counts rejected peers by kind of reason, and says when to log: at the first, the tenth, the hundredth, and
+/// so on.
 #[derive(Debug)]
 pub(crate) struct TurnedAway<K> {
     counts: HashMap<K, u64>,
@@ -17,7 +18,8 @@ impl<K> Default for TurnedAway<K> {
 }
 
 impl<K: Hash + Eq> TurnedAway<K> {
-    /// One more for this kind of reason, of which there are few; `reason` says it in full. The note, if one is due.
+    /// Counts one more peer. There are few kinds; `reason` is the full text. Returns a log line if one is
+    /// due.
     pub fn note(&mut self, kind: K, reason: &str) -> Option<String> {
         let count = self.counts.entry(kind).or_default();
         *count += 1;

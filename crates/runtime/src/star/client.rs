@@ -1,4 +1,4 @@
-//! A client's end of a job of rounds: takes the model into its arena, sends its update.
+//! A client of a job of rounds: it receives the model into its arena and sends its update.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,45 +17,45 @@ use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Len
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, shared_arena, Error};
 
-/// What a client tells its application.
+/// Events for the application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientEvent {
-    /// The server has let it in.
+    /// The server has admitted the client.
     Joined,
-    /// The global model of a round is in the arena; train it, then submit.
+    /// The round's global model is in the arena. The application trains it and then submits.
     Ready {
-        /// The round.
+        /// Number of the round.
         round: u32,
         /// JSON object from the server.
         config: String,
     },
-    /// How the update submitted fared.
+    /// The server's verdict on the submitted update.
     Verdict {
-        /// The round.
+        /// Number of the round.
         round: u32,
-        /// How.
+        /// The verdict.
         verdict: Verdict,
     },
-    /// The job is over.
+    /// The job is over: with a reason, or with an error.
     Finished(Result<String, String>),
 }
 
-/// An update as it is sent.
+/// The update in the order on the wire.
 #[derive(Default)]
 struct Spreading {
     wire: Option<Arena>,
-    /// It is the update of the round that was handed out last.
+    /// Whether `wire` holds the update of the round that was handed out last.
     is_done: bool,
 }
 
-/// What the driver of a client of rounds has besides its link.
+/// The policy of a client of rounds.
 pub(crate) struct Trainer {
     place: Mutex<Option<(Arena, Arc<Layout>)>>,
-    /// Its transport spares a copy of what lies in shared memory.
+    /// Whether the transport can send shared memory without a copy.
     lends: bool,
-    /// The last model as it was handed out, if that is to stand in.
+    /// The last model as it was handed out, kept if it may stand in for lost values.
     last: Mutex<Option<Vec<u8>>>,
-    /// The update in the order in which it is sent, if that is not the model's.
+    /// The update in the order on the wire, if that is not the model's order.
     spread: Mutex<Spreading>,
     events: Mutex<VecDeque<ClientEvent>>,
 }
@@ -68,10 +68,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts to connect. Without a model of its own (`None`) it takes the server's layout.
+    /// Starts connecting. Without a model of its own (`None`) the client uses the server's layout.
     ///
     /// # Errors
-    /// For an impossible address, option or token; reaching the server is [`Client::next_event`]'s to tell.
+    /// For an impossible address, option or token. [`Client::next_event`] reports whether the server was
+    /// reached.
     pub fn start(
         address: &str,
         name: &str,
@@ -93,7 +94,7 @@ impl Client {
         Ok(Self { dialer: Some(Dialer::start(to, proto::Client::new(config, seed), trainer)?) })
     }
 
-    /// The next event, waiting as long as `go_on` says yes; `None` once it says no.
+    /// Waits for the next event; `None` once `go_on` returns false.
     pub fn next_event(&self, go_on: GoOn<'_>) -> Option<ClientEvent> {
         let dialer = self.dialer.as_ref()?;
         dialer.wait_for(|| lock(&dialer.policy.events).pop_front(), go_on)
@@ -104,10 +105,12 @@ impl Client {
         lock(&self.dialer.as_ref()?.policy.place).clone()
     }
 
-    /// Offers the update of this weight (a number of samples) that is in the arena; [`ClientEvent::Verdict`] follows.
+    /// Offers the update in the arena. Its weight is usually a number of samples. [`ClientEvent::Verdict`]
+    /// follows.
     ///
     /// # Errors
-    /// `round` if that round was not handed out, or the weight is no number.
+    /// `round` if that round was not handed out, or the weight is not a finite number; `closed` after
+    /// [`Client::close`].
     pub fn submit(&self, round: u32, weight: f64, metrics: String) -> Result<(), Error> {
         let closed = || Error::new("closed", "submit", "the client is closed");
         let dialer = self.dialer.as_ref().ok_or_else(closed)?;
@@ -122,7 +125,7 @@ impl Client {
         link.map(|link| link.counters()).map_or((0, 0), |c| (c.sent, c.received))
     }
 
-    /// Congestion control of the current connection, as the kernel names it.
+    /// Congestion control of the current connection, by the kernel's name for it.
     pub fn congestion(&self) -> Option<String> {
         self.dialer.as_ref()?.link()?.counters().congestion
     }
@@ -213,8 +216,8 @@ impl Trainer {
         lock(&self.place).as_ref().map(|(arena, _)| arena.clone())
     }
 
-    /// Puts into the model what stands in for what did not come of it. A late chunk may still be written: others
-    /// take this thread's work meanwhile.
+    /// Fills the holes of the model with what stands in for the missing values. Waits for late chunks that
+    /// are still being written, so other tasks leave this thread meanwhile.
     fn mend(&self, holes: &Ranges, stand_in: StandIn) -> Result<(), String> {
         tokio::task::block_in_place(|| {
             let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;
@@ -225,7 +228,7 @@ impl Trainer {
         })
     }
 
-    /// A model is about to be handed out.
+    /// Prepares for handing out a model.
     fn ready(&self, stand_in: Option<StandIn>) {
         lock(&self.spread).is_done = false;
         if let (Some(StandIn::Last), Some(arena)) = (stand_in, self.arena()) {
@@ -235,12 +238,12 @@ impl Trainer {
             if let Ok(model) = arena.lend(arena.range()) {
                 kept.extend_from_slice(&model);
             } else {
-                *last = None; // then own values stand in
+                *last = None; // the client's own values stand in then
             }
         }
     }
 
-    /// The update in the order in which it is sent; made once, however often parts of it are sent.
+    /// The update in the order on the wire. It is reordered once, however often parts of it are sent.
     fn spread_out(&self, order: Spread, layout: &Layout, update: &[u8]) -> Result<Bytes, String> {
         let mut spread = lock(&self.spread);
         if spread.wire.is_none() {

@@ -1,4 +1,4 @@
-//! Where the global model's chunks go: into the client's arena.
+//! The sink of a client: it puts the global model's chunks into the client's arena.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Sink for ClientSink {
         store(chunk, &target, outcome.is_ok(), claim, stored);
         self.scratch.give_back(target);
         if !self.ordered {
-            self.dialer.wake(); // what trailed behind the model's end may have been the last of it
+            self.dialer.wake(); // a chunk that arrives after the model's end may complete it
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What happens to an update before it is folded, and to the sums afterwards: both know the order in which updates come.
+//! Fills in updates before they are folded, and writes the mean into the model. Both depend on the order of
+//! elements in which updates arrive.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,14 +13,15 @@ use crate::lock;
 use crate::mean::{check_means, take_mean};
 use crate::options::ServerOptions;
 
-/// Mends updates, and takes means into the model.
+/// Fills in updates, and writes means into the model.
 pub(crate) struct Mending {
     layout: Arc<Layout>,
     model: Arena,
     mender: Mender,
-    /// In which order updates come, if it is not the model's.
+    /// The order in which updates arrive, if it is not the model's.
     order: Option<Spread>,
-    /// The model in that order, for a moment: kept since fresh pages cost more than the copy.
+    /// Buffer for the model in that order. It is kept because touching fresh pages costs more time than the
+    /// copy.
     wire: Mutex<Vec<u8>>,
 }
 
@@ -30,20 +32,21 @@ impl Mending {
         Self { layout, model, mender, order: options.repair.order(options.seed), wire: Mutex::default() }
     }
 
-    /// Whether updates come in another order than the model's.
+    /// Whether updates arrive in another order than the model's.
     pub fn reorders(&self) -> bool {
         self.order.is_some()
     }
 
-    /// Whether an update with these holes has to be mended; otherwise it is folded as it came.
+    /// Whether an update with these holes must be filled in (or kept as a stand-in). Otherwise it is folded
+    /// as it arrived.
     pub fn is_due(&self, holes: &Ranges) -> bool {
         !holes.is_empty() || self.mender.keeps_updates()
     }
 
-    /// Mends an update; returns what of it is to be folded.
+    /// Fills in an update. Returns the ranges that are to be folded.
     ///
     /// # Errors
-    /// Why nothing can stand in.
+    /// The reason why nothing can stand in.
     pub fn mend(&self, sender: u32, update: &mut [u8], holes: &Ranges) -> Result<Ranges, String> {
         let mut global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
         if let Some(order) = self.order.filter(|_| self.mender.reads_global()) {
@@ -54,22 +57,23 @@ impl Mending {
         self.mender.mend(&self.layout, sender, update, holes, &global)
     }
 
-    /// The update that was mended last was not folded: it stands in for nothing.
+    /// The last filled-in update of this sender was not folded, so it must not stand in for a later one.
     pub fn forget(&self, sender: u32) {
         self.mender.forget(sender);
     }
 
-    /// Takes the mean of these sums, each of which is of its own part of updates, into the model that `into` gives.
+    /// Writes the mean of these sums into the model that `into` gives. Each of `sums` covers a part of the
+    /// updates' bytes.
     ///
     /// # Errors
-    /// Why there is no mean; the model then stays as it was.
+    /// The reason why there is no mean. The model then stays as it was.
     pub fn end(&self, sums: &[Accumulator], into: Writable<'_>) -> Result<Summary, NoMean> {
         check_means(sums).map_err(NoMean::Sums)?;
         let mut model = into().map_err(NoMean::Model)?;
         self.put_mean(sums, &mut model).map_err(NoMean::Sums)
     }
 
-    /// The mean, into the model; in order, if updates came in another.
+    /// Writes the mean into the model, in the model's order.
     fn put_mean(&self, sums: &[Accumulator], model: &mut [u8]) -> Result<Summary, String> {
         let Some(order) = self.order else { return take_mean(sums, model, Repair::KeepLocal) };
         let mut wire = lock(&self.wire);

@@ -1,4 +1,5 @@
-//! Rounds of federated averaging over the engine: a server that folds, and a client with a model in its arena.
+//! Rounds of federated averaging on the engine: a server that folds updates, and a client with a model in its
+//! arena.
 
 mod client;
 mod client_sink;
@@ -21,16 +22,16 @@ pub use self::top::{parts_of, Claim, SumsOfRound, Top};
 #[cfg(target_os = "linux")]
 pub use self::workers::{asked, forked, hop, kernel_routes, work};
 
-/// Works for a node in a process of its own.
+/// Runs a worker for a node, in a process of its own.
 ///
 /// # Errors
-/// Always: workers share memory as Linux alone does.
+/// Always: workers share memory in a way that only Linux has.
 #[cfg(not(target_os = "linux"))]
 pub fn work() -> Result<(), crate::Error> {
     Err(server::no_workers())
 }
 
-/// Why notes cannot go inside the kernel here, and what to do.
+/// Checks whether the kernel can route notes here.
 ///
 /// # Errors
 /// Always: as [`work`].
@@ -39,28 +40,28 @@ pub fn kernel_routes() -> Result<(), crate::Error> {
     Err(server::no_workers())
 }
 
-/// Passes messages on in a process of its own.
+/// Forwards messages, in a process of its own.
 ///
 /// # Errors
-/// Always: see [`work`].
+/// Always: as [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn hop(_most: u64) -> Result<(), crate::Error> {
     Err(server::no_workers())
 }
 
-/// Waits for a node's request in a template.
+/// In a template process, waits for a node's request.
 ///
 /// # Errors
-/// Always: see [`work`].
+/// Always: as [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn asked() -> Result<Option<i32>, crate::Error> {
     Err(server::no_workers())
 }
 
-/// Tells a node of the worker that was forked for it.
+/// Tells a node about the worker that was forked for it.
 ///
 /// # Errors
-/// Always: see [`work`].
+/// Always: as [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn forked(_process: u32) -> Result<(), crate::Error> {
     Err(server::no_workers())

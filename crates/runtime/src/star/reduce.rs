@@ -1,4 +1,5 @@
-//! What becomes of updates: where their chunks go, how they are added up, and what comes out.
+//! [`Reducer`], the interface between a round and what folds its updates, and [`Inline`], which folds in this
+//! process.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -19,19 +20,19 @@ use crate::Error;
 pub(crate) struct Fold {
     pub sender: u32,
     pub weight: f64,
-    /// What did not come of it, for which something is to stand in.
+    /// Ranges that did not arrive, for which something must stand in.
     pub holes: Ranges,
 }
 
-/// Hears what came of work that was given away.
+/// Called with the outcome of work that runs elsewhere.
 pub(crate) type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// Gives the model to write to.
+/// Gives the model for writing.
 pub(crate) type Writable<'a> = &'a mut dyn FnMut() -> Result<Claim, Error>;
 
-/// What a worker did; times are seconds before now.
+/// Work of a worker process. Times are seconds before now.
 pub(crate) struct Did {
-    /// From 1.
+    /// Numbers start at 1.
     pub worker: usize,
     pub what: &'static str,
     pub start: f64,
@@ -39,7 +40,7 @@ pub(crate) struct Did {
     pub updates: u64,
 }
 
-/// What workers did in a round, and how much of it is left out.
+/// What the workers did, and how many entries were left out.
 pub(crate) struct Worked {
     pub did: Vec<Did>,
     pub left_out: u64,
@@ -47,68 +48,68 @@ pub(crate) struct Worked {
 
 /// Why a round has no mean.
 pub(crate) enum NoMean {
-    /// The sums come to none.
+    /// The sums give no mean.
     Sums(String),
-    /// The model cannot be written to.
+    /// The model cannot be written.
     Model(Error),
 }
 
-/// Reduces the updates of a round to the next model. [`Inline`] does so in this process, `Workers`
-/// in others.
+/// Reduces the updates of a round to the next model. [`Inline`] does so in this process, `Workers` in other
+/// processes.
 pub(crate) trait Reducer: Send + Sync {
-    /// While this is held, nobody takes the mean: no chunk of one round can slip into the next. From marking a chunk as
-    /// received until it is used.
+    /// Holds off [`Reducer::close`] and [`Reducer::export`] while it is held. A sink holds it from recording
+    /// a chunk until it has used the chunk. So no chunk of one round can slip into the next.
     fn receiving(&self) -> RwLockReadGuard<'_, ()>;
 
-    /// Whether these bytes of an update may be added with this weight.
+    /// Checks that these bytes of an update may be added with this weight.
     ///
     /// # Errors
-    /// What no update may hold.
+    /// The value that no update may contain.
     fn judge(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<(), String>;
 
-    /// A range of the sender's staged update to write to; `None` while it is being written, or without memory: the chunk
-    /// is then asked for again.
+    /// A range of the sender's staged update, for writing. `None` if it is being written, or no memory is
+    /// left; the chunk is then requested again.
     fn place(&self, sender: u32, range: Range) -> Option<Claim>;
 
-    /// Adds a range of an update on arrival, all of it or none.
+    /// Adds a range of an update on arrival: all of it or nothing.
     ///
     /// # Errors
-    /// Why it cannot be added.
+    /// The reason why it cannot be added.
     fn keep(&self, range: Range, bytes: &[u8], weight: f64) -> Result<(), String>;
 
-    /// Adds a staged update, all that came of it or none, frees its staging, and tells `done` whatever happens. Returns at
-    /// once.
+    /// Adds a staged update, completely or not at all, frees its staging memory, and calls `done` in every
+    /// case. Returns at once.
     fn fold(self: Arc<Self>, update: Fold, done: Done);
 
-    /// The sender's staged update is needed no longer.
+    /// Frees the sender's staged update.
     fn unstage(&self, sender: u32);
 
-    /// The round is over: the mean goes into the model that `into` gives, and the sums are forgotten; without it they are
-    /// forgotten alone. Waits for what is being received, and for the work.
+    /// Ends the round: writes the mean into the model that `into` gives, and drops the sums. Without `into`
+    /// it only drops them. Waits for chunks that are being received and for running work.
     ///
     /// # Errors
-    /// Why there is no mean; the model then stays as it was.
+    /// The reason why there is no mean. The model then stays as it was.
     fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean>;
 
-    /// The round is over: the sums are exported to `cells`, and forgotten here; returns their head. Waits as
+    /// Ends the round: exports the sums to `cells` and drops them. Returns their head. Waits as
     /// [`Reducer::close`] does.
     ///
     /// # Errors
-    /// Why there are no sums, or not as many bytes of them as `cells`.
+    /// The reason why there are no sums, or that `cells` has the wrong length.
     fn export(&self, cells: &mut [u8]) -> Result<SumsHead, String>;
 
-    /// What its worker processes have done so far, if it has any.
+    /// Statistics of the worker processes so far, if there are any.
     fn tree(&self) -> Option<Value> {
         None
     }
 
-    /// What its worker processes did since this was asked last, if it has any.
+    /// What the worker processes did since the last call, if there are any.
     fn timeline(&self) -> Option<Worked> {
         None
     }
 }
 
-/// Staging and sums in this process.
+/// Stages and folds in this process.
 pub(crate) struct Inline {
     accumulator: Accumulator,
     folding: RwLock<()>,
@@ -130,7 +131,8 @@ impl Inline {
     fn fold_staged(&self, sender: u32, weight: f64, holes: &Ranges) -> Result<(), String> {
         let _folding = self.folding.read().unwrap_or_else(PoisonError::into_inner);
         let arena = self.staging.place(sender).ok_or("there is no memory")?;
-        // Who received the last of it may still hold its place, and what trails behind its end may come.
+        // The sink that received the last chunk may still hold its place, and late chunks may still be
+        // written.
         let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
         if self.mending.is_due(holes) {
             return self.fold_mended(sender, weight, &mut update, holes);
@@ -140,7 +142,7 @@ impl Inline {
 
     fn fold_mended(&self, sender: u32, weight: f64, update: &mut [u8], holes: &Ranges) -> Result<(), String> {
         let came = self.mending.mend(sender, update, holes)?;
-        // What stands in was not judged when it came.
+        // The stand-in values were not checked on arrival, unlike the rest.
         let folded = judge_ranges(&self.accumulator, update, &came, weight);
         let folded = folded.and_then(|()| self.accumulator.fold_ranges(update, &came, weight));
         folded.map_err(|error| {
@@ -150,10 +152,10 @@ impl Inline {
     }
 }
 
-/// Whether these ranges of an update may be added with this weight.
+/// Checks that these ranges of an update may be added with this weight.
 ///
 /// # Errors
-/// What no update may hold.
+/// The value that no update may contain.
 pub(crate) fn judge_ranges(
     sums: &Accumulator,
     update: &[u8],
@@ -188,7 +190,7 @@ impl Reducer for Inline {
     fn fold(self: Arc<Self>, update: Fold, done: Done) {
         tokio::task::spawn_blocking(move || {
             let Fold { sender, weight, holes } = update;
-            // Whatever happens, somebody hears what came of it.
+            // Call `done` even if folding panics.
             let fold = AssertUnwindSafe(|| self.fold_staged(sender, weight, &holes));
             let outcome =
                 catch_unwind(fold).unwrap_or_else(|_| Err("the thread that folded panicked".into()));
@@ -205,7 +207,7 @@ impl Reducer for Inline {
         let _folding = self.folding.write().unwrap_or_else(PoisonError::into_inner);
         let end = |into| self.mending.end(std::slice::from_ref(&self.accumulator), into);
         let summary = into.map_or_else(|| Ok(nothing()), end);
-        // Whatever came of them, they are not for the next round.
+        // Drop the sums in any case: they must not count in the next round.
         self.accumulator.reset();
         summary
     }

@@ -1,4 +1,4 @@
-//! What stands in for parts of models and updates that did not come and are not asked for again.
+//! Stand-ins for parts of models and updates that did not arrive and are not sent again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -10,21 +10,22 @@ use thalweg_wire::{Layout, Ranges, Spread};
 
 use crate::lock;
 
-/// What happens to what did not come.
+/// What happens to missing parts (the plan's section `[repair]`).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RepairRule {
-    /// What stands in for it.
+    /// What stands in for missing values.
     pub policy: StandIn,
-    /// It is asked for again until it is there; nothing stands in for anything.
+    /// Missing parts are requested again until they arrive. Nothing stands in for them.
     pub resend: bool,
-    /// Updates are sent in an order in which bytes lost together are apart in the model.
+    /// Updates are sent in an order that scatters a run of lost bytes over its tensor.
     pub spread: bool,
-    /// Tensors of which nothing may be missing, whatever stands in: names with `*` and `?`.
+    /// Tensors of which no byte may be missing, whatever the policy. Names may contain `*` and `?`.
     pub critical: Vec<String>,
-    /// By such names, the share of a tensor's bytes that may be missing; what is lost beyond it is sent again.
+    /// By such names, the fraction of a tensor's bytes that may be missing. Losses beyond it are sent again.
     pub budgets: BTreeMap<String, f64>,
-    /// By such names, the share of a tensor's bytes whose loss on the way refuses an update.
+    /// By such names, a fraction of a tensor's bytes. If more than that is lost on the way, the update is
+    /// refused.
     pub refuse: BTreeMap<String, f64>,
 }
 
@@ -42,22 +43,22 @@ impl Default for RepairRule {
 }
 
 impl RepairRule {
-    /// What stands in for parts that did not come; `None`: they are asked for again.
+    /// What stands in for missing parts; `None` if they are requested again.
     pub fn stand_in(&self) -> Option<StandIn> {
         (!self.resend).then_some(self.policy)
     }
 
-    /// The order of a seed, if updates are not sent as they are.
+    /// The order on the wire for a seed, if it is not the model's order.
     pub fn order(&self, seed: u64) -> Option<Spread> {
         self.spread.then(|| Spread::new(seed))
     }
 }
 
-/// The server's side: mends staged updates.
+/// The server's side: fills in staged updates.
 #[derive(Default)]
 pub(crate) struct Mender {
     policy: Policy,
-    /// Each client's last update as it was folded, if the policy wants it.
+    /// Each client's last update as it was folded, if the policy needs it.
     last: Option<Mutex<HashMap<u32, Vec<u8>>>>,
 }
 
@@ -67,24 +68,24 @@ impl Mender {
         Self { policy, last: (policy == Policy::Last).then(Mutex::default) }
     }
 
-    /// Whether an update without holes is of interest too.
+    /// Whether updates without holes must be kept too.
     pub fn keeps_updates(&self) -> bool {
         self.last.is_some()
     }
 
-    /// Whether what stands in may be the global model's.
+    /// Whether values of the global model may stand in.
     pub fn reads_global(&self) -> bool {
         !matches!(self.policy, Policy::Renormalise | Policy::Zero)
     }
 
-    /// The update that was mended last was not folded: it stands in for nothing.
+    /// The last filled-in update of this sender was not folded, so it must not stand in for a later one.
     pub fn forget(&self, sender: u32) {
         if let Some(last) = &self.last {
             lock(last).remove(&sender);
         }
     }
 
-    /// Mends an update; returns what of it is to be folded.
+    /// Fills in an update. Returns the ranges that are to be folded.
     pub fn mend(
         &self,
         layout: &Layout,
@@ -111,9 +112,11 @@ impl Mender {
     }
 }
 
-/// The client's side: mends the model in its arena, which holds the client's own values where nothing came.
+/// The client's side: fills in the model in its arena. Where nothing arrived, the arena holds the client's
+/// own values.
 ///
-/// The model is no contribution to a mean, so that there is nothing to renormalise or to rescale: own values stay.
+/// The model is not a contribution to a mean. So there is nothing to renormalise or rescale, and own values
+/// stay.
 pub(crate) fn mend_model(
     layout: &Layout,
     model: &mut [u8],

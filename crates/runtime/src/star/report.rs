@@ -1,4 +1,4 @@
-//! A round's outcome as the JSON that crosses to Python. Times are seconds on the server's clock.
+//! A round's outcome as the JSON that Python gets. Times are seconds on the server's clock.
 
 use serde_json::{json, Value};
 use thalweg_proto::{Outcome, Participation, Span, Time, Transfer};
@@ -7,8 +7,9 @@ use thalweg_wire::Layout;
 
 use super::reduce::Worked;
 
-/// The outcome, with the seconds the whole round took, what the fold says, the server's congestion control,
-/// what stood in for what did not come, and the layout to say of which tensors that was.
+/// The outcome as JSON. `seconds` is the time of the whole round, `fold` the fold's own report, and
+/// `congestion` the server's congestion control. `stand_in` says what replaced missing values, and `layout`
+/// tells of which tensors.
 pub(crate) fn outcome_json(
     outcome: &Outcome,
     seconds: f64,
@@ -33,7 +34,8 @@ pub(crate) fn outcome_json(
     })
 }
 
-/// What workers did, and last the node itself, as worker 0, since a time. Times are seconds on the server's clock.
+/// The timeline of a round: what the workers did, and last what the node itself (worker 0) has done since
+/// `since`. Times are seconds on the server's clock.
 pub(crate) fn timeline_json(worked: &Worked, now: Time, (what, since): (&str, Time)) -> Value {
     let now = now.as_secs_f64();
     let did = worked.did.iter().map(|one| {
@@ -50,7 +52,8 @@ pub(crate) fn timeline_json(worked: &Worked, now: Time, (what, since): (&str, Ti
 }
 
 fn participant(part: &Participation) -> Value {
-    // At most so many bytes are kept of metrics (`thalweg_wire::text::MAX_METRICS`); whoever reads them judges the rest.
+    // The length of metrics is limited (`thalweg_wire::text::MAX_METRICS`). Nothing else of them is checked
+    // here.
     let metrics = serde_json::from_str(&part.metrics).unwrap_or_else(|_| Value::String(part.metrics.clone()));
     json!({
         "client": part.client,
@@ -62,7 +65,7 @@ fn participant(part: &Participation) -> Value {
     })
 }
 
-/// A weight: a whole one, as numbers of samples are, without a fraction.
+/// A weight. A whole number, as for samples, has no fraction in the JSON.
 fn number(weight: f64) -> Value {
     if weight.fract() == 0.0 && weight.abs() < 9e15 {
         json!(weight as i64)
@@ -71,7 +74,7 @@ fn number(weight: f64) -> Value {
     }
 }
 
-/// A parcel's way.
+/// A transfer as JSON.
 pub(crate) fn transfer_json(transfer: &Transfer, stand_in: StandIn, layout: &Layout) -> Value {
     let start = |span: Option<Span>| span.map(|s| s.start.as_secs_f64());
     let end = |span: Option<Span>| span.map(|s| s.end.as_secs_f64());

@@ -1,4 +1,4 @@
-//! The server's end of a job of rounds: runs them, and has what comes reduced to the next model.
+//! The server of a job of rounds: it runs the rounds and has the updates reduced to the next model.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,27 +21,28 @@ use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, Witness
 use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
 
-/// How long a cancelled sender may hold on to the model before its link is closed.
+/// How long a cancelled sender may keep the loan of the model before its link is closed.
 const LOAN_PATIENCE: Duration = Duration::from_secs(2);
-/// Most clients a job may ever have.
+/// Most clients that a job may ever have.
 const MAX_CLIENTS: u32 = 1 << 16;
 
-/// What the driver of a server of rounds has besides its links.
+/// The policy of a server of rounds.
 pub(crate) struct Star {
     pub layout: Arc<Layout>,
     pub reducer: Arc<dyn Reducer>,
-    /// Chunks are folded as they come; else updates are staged until they are whole.
+    /// Whether chunks are folded on arrival. Otherwise updates are staged until they are complete.
     pub keep: bool,
     model: Arena,
     options: ServerOptions,
-    /// Clients that there are now, which differ from those of the options where clients move from node to node.
+    /// How many clients there are now. In a tree, clients move from node to node, so this may differ from the
+    /// options.
     expected: AtomicU32,
     outcome: Mutex<Option<Result<String, Error>>>,
-    /// When the first update of the round was whole.
+    /// When the first complete update of the round arrived.
     first: Mutex<Option<Time>>,
-    /// Of the round that ended last, if rounds end with sums. Their memory is used again.
+    /// Sums of the last round, if rounds end with sums. The next round reuses their memory.
     sums: Mutex<Option<SumsOfRound>>,
-    /// Clients' proofs, for a root that is to believe in them.
+    /// Clients' proofs, which a tree's root checks.
     witnessed: Witnessed,
 }
 
@@ -56,16 +57,17 @@ impl Server {
     /// Listens at `address`. The arena holds the global model, now and after each round.
     ///
     /// # Errors
-    /// What the transport says of the address, or which option is impossible.
+    /// The transport's error for the address, or `options` for an impossible option.
     pub fn start(model: Arena, layout: Layout, address: &str, options: ServerOptions) -> Result<Self, Error> {
         options.check()?;
-        // At least the sums need room. They are allocated when updates come, and a failure then aborts the process.
+        // Check that there is room at least for the sums. They are allocated when updates arrive, and a
+        // failure then would abort the process.
         thalweg_arena::room(layout.bytes())?;
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
         let chunk = transport.capabilities().chunk(options.chunk, DEFAULT_CHUNK);
         let named = options.repair.tolerance(&layout)?;
-        // What loses nothing needs no rule.
+        // A reliable transport loses nothing, so it needs no rule about losses.
         let tolerance = if transport.capabilities().reliable { Arc::default() } else { Arc::new(named) };
         let layout = Arc::new(layout);
         let config = proto::ServerConfig {
@@ -103,43 +105,45 @@ impl Server {
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
 
-    /// The hub of a server that is open.
+    /// The hub, or an error if the server is closed.
     fn hub(&self) -> Result<&Arc<StarHub>, Error> {
         self.hub.as_ref().ok_or_else(|| Error::new("closed", "use server", "the server is closed"))
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// The address that it listens at, with the port that the system chose.
     pub fn address(&self) -> String {
         self.hub.as_ref().map(|hub| hub.address()).unwrap_or_default()
     }
 
-    /// Names of the clients that are connected.
+    /// Names of the connected clients.
     pub fn clients(&self) -> Vec<String> {
         self.hub.as_ref().map(|hub| hub.clients()).unwrap_or_default()
     }
 
-    /// The proofs of these clients of a node of a tree, for its root's [`crate::vouched`]; of those who have shown one.
+    /// Proofs of those of these clients that presented a token. A node of a tree passes them to its root, for
+    /// [`crate::vouched`].
     pub fn proofs(&self, names: &[String]) -> Vec<(String, Vec<u8>)> {
         let Some(hub) = &self.hub else { return Vec::new() };
         let witnessed = lock(&hub.policy.witnessed);
         names.iter().filter_map(|name| Some((name.clone(), witnessed.get(name)?.clone()))).collect()
     }
 
-    /// What happened since the last call, in words: clients that came and went, and why.
+    /// Log lines since the last call, such as which clients joined and left, and why.
     pub fn notes(&self) -> Vec<String> {
         self.hub.as_ref().map(|hub| hub.take_notes()).unwrap_or_default()
     }
 
-    /// Waits until `clients` clients are connected, the time is over, or `go_on` says no. Returns how many are.
+    /// Waits until `clients` clients are connected, `limit` is over, or `go_on` returns false. Returns how
+    /// many are connected.
     pub fn wait(&self, clients: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         self.hub.as_ref().map_or(0, |hub| hub.wait_for_clients(clients, limit, go_on))
     }
 
-    /// Runs one round. `config` is the JSON object that clients get. `go_on` is asked a few times a second,
-    /// with everybody's progress; if it says no, the round is abandoned.
+    /// Runs one round, and returns its outcome as JSON. `config` is the JSON object that clients get. `go_on`
+    /// is called a few times a second with all clients' progress. If it returns false, the call returns.
     ///
     /// # Errors
-    /// `round` if too few updates came, with the reasons; `interrupted` if `go_on` said no.
+    /// `round` if too few updates arrived, with the reasons; `interrupted` if `go_on` returned false.
     pub fn round(
         &self,
         number: u32,
@@ -170,12 +174,14 @@ impl Server {
             if let Some(outcome) = hub.wait_for(left, || lock(&hub.policy.outcome).take()) {
                 return outcome;
             }
-            // Whatever is announced wakes us, which with many clients is often, and the report is of all of them.
+            // Every announcement wakes this loop, which is often with many clients. The progress report
+            // covers all of them, so make it only at intervals.
             if Instant::now() < next {
                 continue;
             }
             next = Instant::now() + CALLER_PATIENCE;
-            // The lock is let go first: whoever is asked may wait for somebody who waits for it.
+            // The machine's lock is released before the callback runs: the callback may block on a thread
+            // that needs it.
             let progress = lock(&hub.machine).progress_report();
             if !go_on(&progress_json(&progress)) {
                 return Err(Error::new(
@@ -187,25 +193,28 @@ impl Server {
         }
     }
 
-    /// Clients that were here and are not connected: name, why the link ended, and whether it left for good.
+    /// Clients that are not connected any more: name, why the link ended, and whether the client left for
+    /// good.
     pub fn departed(&self) -> Vec<(String, String, bool)> {
         self.hub.as_ref().map(|hub| hub.away()).unwrap_or_default()
     }
 
-    /// Segments retransmitted so far on the way to each client (`down`) and by it (`up`), as a JSON object of names; null where
-    /// a transport cannot tell. Waits for at most `limit` for clients that have yet to say so.
+    /// Segments retransmitted so far on the way to each client (`down`) and by it (`up`), as a JSON object by
+    /// name. Null if a transport does not count them. Waits at most `limit` for clients that have not
+    /// reported yet.
     pub fn resent(&self, limit: Duration) -> String {
         self.hub.as_ref().map_or_else(|| "{}".into(), |hub| hub.resent(limit))
     }
 
-    /// What worker processes have done so far, as JSON; `None` if there are none.
+    /// Statistics of the worker processes so far, as JSON; `None` if there are none.
     pub fn tree(&self) -> Option<String> {
         let hub = self.hub.as_ref()?;
         Some(hub.policy.reducer.tree()?.to_string())
     }
 
-    /// The sums of the round that ended last, if rounds end with sums and it had any. They must be given up before the next
-    /// round ends; of a `part` of them a copy is made, which may be kept.
+    /// The sums of the last round, if rounds end with sums and it had any. They share the memory that the
+    /// next round reuses, so drop them before the next round ends. With `part`, returns a copy of that part,
+    /// which may be kept.
     ///
     /// # Errors
     /// `round` if there is no such part.
@@ -218,10 +227,11 @@ impl Server {
         }
     }
 
-    /// The root of a tree has decided where clients belong. This server has `expected` of them from the next round on.
+    /// The tree's root has assigned clients to servers. This server expects `expected` of them from the next
+    /// round on.
     ///
     /// # Errors
-    /// `closed` if the server is.
+    /// `closed` if the server is closed.
     pub fn place_clients(&self, expected: u32, homes: proto::Homes) -> Result<(), Error> {
         let hub = self.hub()?;
         hub.policy.expected.store(expected.max(1), Ordering::Relaxed);
@@ -230,7 +240,8 @@ impl Server {
         Ok(())
     }
 
-    /// A client's process has ended for good, as `why` says if it is not empty: rounds no longer wait for it.
+    /// A client's process has ended for good, for the reason `why` unless that is empty. Rounds stop waiting
+    /// for it.
     pub fn forget(&self, client: &str, why: &str) {
         if let Some(hub) = &self.hub {
             hub.forget(client, why);
@@ -289,7 +300,8 @@ impl HubPolicy for Star {
     }
 }
 
-/// Bytes of updates that may be staged. Workers have a pool of so many places, however many clients come from other nodes.
+/// Bytes of updates that may be staged. With workers the pool's number of places decides, however many
+/// clients come from other nodes.
 fn staging(options: &ServerOptions, update: u64) -> u64 {
     match options.workers {
         None => options.staging_bytes(update),
@@ -297,7 +309,7 @@ fn staging(options: &ServerOptions, update: u64) -> u64 {
     }
 }
 
-/// Who folds: this process, or workers.
+/// What folds updates: this process, or worker processes.
 #[cfg(target_os = "linux")]
 fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Result<Arc<dyn Reducer>, Error> {
     let (layout, model) = (layout.clone(), model.clone());
@@ -307,7 +319,7 @@ fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Resu
     }
 }
 
-/// Who folds: this process.
+/// What folds updates: this process.
 #[cfg(not(target_os = "linux"))]
 fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Result<Arc<dyn Reducer>, Error> {
     match &options.workers {
@@ -325,7 +337,7 @@ pub(super) fn no_workers() -> Error {
     )
 }
 
-/// Folds a staged update; the round hears what came of it.
+/// Folds a staged update and reports the outcome to the machine.
 fn fold_staged(hub: &Arc<StarHub>, sender: u32, weight: f64, holes: Ranges) {
     let told = hub.clone();
     let done = move |outcome: Result<(), String>| {
@@ -336,7 +348,7 @@ fn fold_staged(hub: &Arc<StarHub>, sender: u32, weight: f64, holes: Ranges) {
     hub.policy.reducer.clone().fold(Fold { sender, weight, holes }, Box::new(done));
 }
 
-/// Takes the mean into the model, on a thread of its own, and posts the outcome.
+/// Writes the mean into the model, on a thread of its own, and posts the outcome.
 fn end_round(hub: &Arc<StarHub>, outcome: Box<Outcome>) {
     let work = hub.clone();
     hub.spawn_blocking(move || {
@@ -382,7 +394,8 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     Ok(told(with_timeline(fold, hub, closing, "mean")).to_string())
 }
 
-/// What the fold of a round says, with what workers did, and that the node took sums or a mean since `closing`.
+/// Adds a timeline to the fold's report: what the workers did, and that the node took sums or a mean since
+/// `closing`.
 fn with_timeline(mut fold: Value, hub: &StarHub, closing: Time, what: &str) -> Value {
     let now = hub.now();
     if let Some(worked) = hub.policy.reducer.timeline() {
@@ -391,7 +404,8 @@ fn with_timeline(mut fold: Value, hub: &StarHub, closing: Time, what: &str) -> V
     fold
 }
 
-/// Exports the sums of a round, and waits until nobody reads the model any more. Returns why it has no sums, if it has none.
+/// Exports the sums of a round. First waits until nobody reads the model any more. Returns the reason if
+/// there are no sums.
 fn export(hub: &StarHub, outcome: &Outcome) -> Result<Option<String>, Error> {
     let star = &hub.policy;
     drop(claim_model(hub)?);
@@ -411,8 +425,8 @@ fn export(hub: &StarHub, outcome: &Outcome) -> Result<Option<String>, Error> {
     }
 }
 
-/// The model, to write to. Senders of the round that is over were cancelled; one that still holds on to
-/// it after a while loses its link.
+/// The model, for writing. The senders of the ended round were cancelled. A link that still holds its loan
+/// after a while is closed.
 fn claim_model(hub: &StarHub) -> Result<thalweg_arena::Claim, Error> {
     let model = &hub.policy.model;
     if let Ok(claim) = model.claim_within(model.range(), LOAN_PATIENCE) {

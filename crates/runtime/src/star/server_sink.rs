@@ -1,4 +1,4 @@
-//! Where a client's chunks go: into staging, or straight into the accumulator.
+//! The sink of a server: it puts a client's chunks into staging, or folds them into the accumulator.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) struct ServerSink {
     link: LinkId,
     ordered: bool,
     scratch: Scratch,
-    /// Bits of the weight of the update that comes, the same for all chunks of a round.
+    /// Bits of the weight of the incoming update. It is the same for all chunks of a round.
     weight: AtomicU64,
 }
 
@@ -27,7 +27,7 @@ impl ServerSink {
         Self { hub, link, ordered, scratch: Scratch::default(), weight: AtomicU64::new(0) }
     }
 
-    /// Uses what is new of a chunk, while nobody can end the round. `Err(None)`: it has to come again.
+    /// Uses the new ranges of a chunk, while the round cannot end. `Err(None)`: the chunk must be sent again.
     fn take(&self, chunk: &ChunkHeader, target: &Target) -> Result<(), Option<String>> {
         let weight = f64::from_bits(self.weight.load(Ordering::Relaxed));
         self.hub.policy.reducer.judge(chunk.offset, target.bytes(), weight).map_err(Some)?;
@@ -46,14 +46,15 @@ impl ServerSink {
                 copy_fresh(chunk, target, &stored, claim);
             }
         }
-        // What trailed behind the update's end may have been the last of it.
+        // On a link without order, a chunk that arrives after the update's end may complete it.
         if due {
             self.hub.wake();
         }
         Ok(())
     }
 
-    /// Folds what is new of a chunk, and says whether that worked; returns whether there is something to do then.
+    /// Folds the new ranges of a chunk and records the outcomes. Returns whether the machine has actions
+    /// then.
     fn keep(&self, chunk: &ChunkHeader, target: &Target, stored: &Stored) -> bool {
         let reducer = &self.hub.policy.reducer;
         let fold = |range: &Range| reducer.keep(*range, part(chunk, target.bytes(), *range), stored.weight);
@@ -66,8 +67,8 @@ impl ServerSink {
         machine.has_action()
     }
 
-    /// Where the new parts of a staged chunk go that was received aside. Claimed before the chunk counts as
-    /// received: if another chunk of it is being written, it comes again.
+    /// The staging memory for a chunk in a scratch buffer. It is claimed before the chunk counts as received:
+    /// if another chunk is being written there, this one must be sent again.
     fn aside(&self, chunk: &ChunkHeader, target: &Target) -> Result<Option<Claim>, Option<String>> {
         if self.hub.policy.keep || matches!(target, Target::Place(_)) {
             return Ok(None);
@@ -76,13 +77,13 @@ impl ServerSink {
     }
 
     fn refuse(&self, chunk: &ChunkHeader, reason: Option<String>) {
-        // Refused, or counted as corrupt: nothing of it is used.
+        // The update is refused, or the chunk counts as corrupt. Either way none of its bytes are used.
         let _ = lock(&self.hub.machine).stored(self.hub.now(), self.link, chunk, Err(reason));
         self.hub.wake();
     }
 }
 
-/// Copies what is new of a chunk that was received aside.
+/// Copies the new ranges of a chunk from its scratch buffer.
 fn copy_fresh(chunk: &ChunkHeader, target: &Target, stored: &Stored, claim: &mut Claim) {
     for range in &stored.fresh {
         let bytes = part(chunk, target.bytes(), *range);

@@ -1,5 +1,6 @@
-//! Whole updates waiting to be folded: one arena each, kept for the next round because fresh pages cost more
-//! to touch than an update costs to receive. The session's credits bound how many are in use.
+//! Complete updates that wait to be folded, in one arena each. Arenas are kept for the next round, because
+//! touching fresh pages costs more time than receiving an update. The session's credits limit how many are in
+//! use.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -15,7 +16,7 @@ struct Places {
     free: Vec<Arena>,
 }
 
-/// The staging area.
+/// The staging memory.
 pub(crate) struct Staging {
     bytes: u64,
     places: Mutex<Places>,
@@ -27,13 +28,13 @@ impl Staging {
         Self { bytes, places: Mutex::default() }
     }
 
-    /// A range of the sender's update to write to; `None` while another chunk of it is being written, or
-    /// without memory: the chunk is then asked for again.
+    /// A range of the sender's update, for writing. `None` while another chunk is being written there, or if
+    /// no memory is left; the chunk is then requested again.
     pub fn claim(&self, sender: u32, range: Range) -> Option<Claim> {
         self.place(sender)?.claim(range).ok()
     }
 
-    /// The sender's update; where nothing came of it, there is anything. `None` without memory.
+    /// The sender's update. Bytes that did not arrive have no meaning. `None` if no memory is left.
     pub fn place(&self, sender: u32) -> Option<Arena> {
         let mut places = lock(&self.places);
         if !places.used.contains_key(&sender) {
@@ -43,7 +44,7 @@ impl Staging {
         places.used.get(&sender).cloned()
     }
 
-    /// The sender's update is needed no longer.
+    /// Frees the sender's update.
     pub fn free(&self, sender: u32) {
         let mut places = lock(&self.places);
         if let Some(arena) = places.used.remove(&sender) {

@@ -1,4 +1,4 @@
-//! The top of an aggregation tree: sums of several servers meet, and become the next model.
+//! The top aggregator of a tree: it merges the sums of several servers into the next model.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,22 +13,23 @@ use super::reduce::NoMean;
 use crate::options::{PrecisionRule, ServerOptions};
 use crate::Error;
 
-/// How long those may read the model that it was sent to, after all of them have it or are given up.
+/// How long receivers may still read the model that was sent to them, after each of them has it or was given
+/// up.
 const LOAN_PATIENCE: Duration = Duration::from_secs(6);
 
-/// The sums of a server's round, as they travel.
+/// The sums of a server's round, in the form in which they are sent.
 #[derive(Clone)]
 pub struct SumsOfRound {
-    /// Their head, encoded.
+    /// Their encoded head.
     pub head: Vec<u8>,
-    /// The one tensor that they travel as.
+    /// The layout of the one tensor that they are sent as.
     pub layout: Arc<Layout>,
     /// Their cells.
     pub cells: Arena,
 }
 
 impl SumsOfRound {
-    /// What of them is of one part of updates, whose layout is `of`.
+    /// The sums for one part of the updates' bytes. `of` is the layout of the updates.
     ///
     /// # Errors
     /// `round` if there is no such part.
@@ -43,15 +44,16 @@ impl SumsOfRound {
     }
 }
 
-/// At most `count` parts of about the same size of updates of a layout, for tops of parts.
+/// Splits updates of a layout into at most `count` parts of similar size, one for each top aggregator of a
+/// part.
 pub fn parts_of(layout: &Layout, count: usize) -> Vec<Range> {
     Accumulator::parts_of(layout, count)
 }
 
-/// Memory for the sums of updates, which are one tensor of bytes; that of `kept` if there is some.
+/// Memory for the sums of updates, as one tensor of bytes. Reuses the memory of `kept` if given.
 ///
 /// # Errors
-/// Without memory.
+/// If no memory is left.
 pub(super) fn room_for(
     layout: &Layout,
     precision: PrecisionRule,
@@ -63,26 +65,27 @@ pub(super) fn room_for(
     memory(Accumulator::bytes_needed(layout, precision.into()))
 }
 
-/// So many bytes, as one tensor.
+/// Memory of `bytes` bytes, with the layout of one tensor.
 fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
     let told = Layout::pack([("sums", Dtype::U8, vec![bytes])]);
     let told = told.map_err(|error| Error::new("layout", "export sums", error.to_string()))?;
     Ok((Arc::new(told), Arena::new(bytes)?))
 }
 
-/// What sums were said to be of.
+/// What a node has declared about its sums.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    /// So many updates.
+    /// How many updates they contain.
     pub participants: u32,
-    /// Their weights together.
+    /// Sum of the updates' weights.
     pub weight: f64,
-    /// All of each has come, so each byte has all the weight.
+    /// Whether every update arrived completely. Then each byte has the full weight.
     pub whole: bool,
 }
 
 impl Claim {
-    /// Said weights are added up in another order than these, which are exact.
+    /// Tolerance, relative to the weight: declared weights were added in another order, while those in the
+    /// sums are exact.
     const ROUNDING: f64 = 1e-9;
 
     fn check(&self, head: &SumsHead) -> Result<(), String> {
@@ -101,7 +104,7 @@ impl Claim {
     }
 }
 
-/// Adds up sums, and takes their mean into the model.
+/// Merges sums, and writes their mean into the model.
 pub struct Top {
     sums: Accumulator,
     mending: Mending,
@@ -109,11 +112,12 @@ pub struct Top {
 }
 
 impl Top {
-    /// For updates of this layout, whose mean becomes the next `model`. Of the options, those that servers below have count.
-    /// With a `part` it merges sums of that part of updates alone, and takes their mean into the model's same bytes.
+    /// For updates of this layout, whose mean becomes the next `model`. The options must be those of the
+    /// servers below. With a `part`, merges sums of that part of the updates alone, and writes the mean into
+    /// the same bytes of the model.
     ///
     /// # Errors
-    /// Which option is impossible, or that there is no such part.
+    /// `options` for an impossible option, or if there is no such part.
     pub fn new(
         model: Arena,
         layout: Layout,
@@ -136,23 +140,23 @@ impl Top {
         Ok(Self { sums, mending, model })
     }
 
-    /// Adds sums of no more than what was said of them: all of them, or none.
+    /// Adds sums, all of them or nothing. They must not exceed what was declared about them.
     ///
     /// # Errors
-    /// `round` if they are of other updates, of more, or of another weight, or are damaged.
+    /// `round` if they are damaged, of other updates, of too many updates, or of another weight.
     pub fn merge(&self, head: &[u8], cells: &Arena, said: Claim) -> Result<(), Error> {
         let bad = |reason: String| Error::new("round", "merge sums", reason);
         let head = SumsHead::decode(head).map_err(|error| bad(error.to_string()))?;
         said.check(&head).map_err(bad)?;
-        // An arena may be longer than what was put there.
+        // The arena may be longer than the sums.
         let bytes = cells.lend(Range::new(0, head.cells().min(cells.len())))?;
         self.sums.merge_sums(&head, &bytes).map_err(|error| bad(error.to_string()))
     }
 
-    /// Takes the mean into the model, and forgets the sums. Returns what the fold of a round says, as JSON.
+    /// Writes the mean into the model and drops the sums. Returns the fold's report as JSON.
     ///
     /// # Errors
-    /// `round` if the sums come to no mean; the model then stays as it was.
+    /// `round` if the sums give no mean. The model then stays as it was.
     pub fn finish(&self) -> Result<String, Error> {
         let model = &self.model;
         let mut into = || Ok(model.claim_within(self.sums.part(), LOAN_PATIENCE)?);
@@ -165,7 +169,7 @@ impl Top {
         Ok(json!({ "uncovered_bytes": summary.uncovered_bytes }).to_string())
     }
 
-    /// Forgets the sums.
+    /// Drops the sums.
     pub fn forget(&self) {
         self.sums.reset();
     }
@@ -190,7 +194,7 @@ mod tests {
         bytes
     }
 
-    /// The sums of updates of two nodes, the second of which has two workers.
+    /// Sums of these updates, folded in `parts` parts, as by that many workers.
     fn exported(updates: &[(u32, f64)], parts: usize) -> SumsOfRound {
         let layout = Arc::new(layout());
         let ranges = Accumulator::parts_of(&layout, parts);
@@ -311,7 +315,7 @@ mod tests {
         assert!(found.contains("sums"), "{found}");
         let short = Arena::new(64).unwrap();
         assert!(top.merge(&sums.head, &short, at_most(2)).is_err());
-        // The lowest byte of a sum: nothing but the checksum can tell.
+        // The lowest byte of a sum: only the checksum can detect this.
         let mut claim = sums.cells.claim(sums.cells.range()).unwrap();
         claim[96] ^= 1;
         drop(claim);

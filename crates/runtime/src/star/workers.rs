@@ -1,4 +1,4 @@
-//! Updates that lie in a pool of shared memory, and are folded by worker processes.
+//! [`Workers`], a reducer whose updates lie in a pool of shared memory and are folded by worker processes.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -26,28 +26,29 @@ use crate::mean::nothing;
 use crate::options::{DataPlaneRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions};
 use crate::{lock, random, Error};
 
-/// A worker that owes an answer for so long is replaced. Its longest work is a pass over eight updates.
+/// A worker that owes an answer for this long is replaced. Its longest task is one pass over eight updates.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Staging in a pool, and sums in memory of worker processes.
+/// Stages updates in a pool. The sums lie in memory of the worker processes.
 pub(crate) struct Workers {
-    /// Judges what comes, and is never folded into: the memory of its sums is not touched.
+    /// Checks updates on arrival. Nothing is folded into it, so the memory of its sums is never touched.
     judge: Accumulator,
     receiving: RwLock<()>,
     pool: Pool,
-    /// By sender: where its update is received.
+    /// The slot that a sender's update is received into.
     places: Mutex<HashMap<u32, Slot>>,
     team: Team,
-    /// Why notes go as they go.
+    /// Why notes take the route that they take.
     routes_reason: String,
     mending: Mending,
 }
 
 impl Workers {
-    /// For updates of this layout, whose mean becomes the next `model`. The worker processes are started.
+    /// Starts the worker processes, for updates of this layout, whose mean becomes the next `model`.
     ///
     /// # Errors
-    /// `memory` if there is not enough for the pool and the sums; `unsupported` if the kernel is to take notes and cannot.
+    /// `memory` if there is not enough for the pool and the sums; `unsupported` if the options ask for the
+    /// kernel's routes and the kernel has none.
     pub fn new(
         layout: Arc<Layout>,
         model: Arena,
@@ -56,7 +57,8 @@ impl Workers {
     ) -> Result<Self, Error> {
         let memory = |error: String| Error::new("memory", "start workers", error);
         let places = options.places(layout.bytes());
-        // While updates come into one half, those in the other half count already and wait for a commit.
+        // Twice the places: while updates arrive in one half, those in the other half are already folded and
+        // wait for a commit.
         let class = Class { bytes: layout.bytes(), slots: places.saturating_mul(2) };
         let pool = Pool::new(Plan::new(&[class])).map_err(|e| memory(e.to_string()))?;
         let (routes, routes_reason) = routes(workers.routes)?;
@@ -85,7 +87,7 @@ impl Workers {
         })
     }
 
-    /// Makes an object of a sender's update, which nobody changes any more.
+    /// Seals a sender's update: makes it an object, which nobody changes any more.
     fn seal(&self, update: &Fold) -> Result<Object, String> {
         let Fold { sender, weight, holes } = update;
         let slot = lock(&self.places).remove(sender).ok_or("the pool has no place for it")?;
@@ -120,13 +122,13 @@ impl Reducer for Workers {
     }
 
     fn keep(&self, _range: Range, _bytes: &[u8], _weight: f64) -> Result<(), String> {
-        Err("workers fold whole updates".into()) // the options do not allow it
+        Err("workers fold whole updates".into()) // the options do not allow this
     }
 
     fn fold(self: Arc<Self>, update: Fold, done: Done) {
         tokio::task::spawn_blocking(move || {
             let _receiving = self.receiving();
-            // Whatever happens, somebody hears what came of it.
+            // Call `done` even if sealing panics.
             let sealed = catch_unwind(AssertUnwindSafe(|| self.seal(&update)));
             let sealed = sealed.unwrap_or_else(|_| Err("the thread that sealed it panicked".into()));
             let told = self.clone();
@@ -157,7 +159,7 @@ impl Reducer for Workers {
                 self.mending.end(&sums, into)
             },
         );
-        // Whatever came of them, they are not for the next round.
+        // Drop the sums in any case: they must not count in the next round.
         self.team.begin();
         summary
     }
@@ -223,7 +225,7 @@ impl Reducer for Workers {
     }
 }
 
-/// The kernel's routes if that is asked for or possible, and why it is so.
+/// The kernel's routes, if they are requested or possible, and the reason for the choice.
 fn routes(rule: RouteRule) -> Result<(Option<NodeRoutes>, String), Error> {
     match (rule, (rule != RouteRule::Node).then(NodeRoutes::open)) {
         (RouteRule::Auto, Some(Err(why))) => Ok((None, why)),
@@ -236,15 +238,15 @@ fn routes(rule: RouteRule) -> Result<(Option<NodeRoutes>, String), Error> {
     }
 }
 
-/// Why notes cannot go inside the kernel here, and what to do.
+/// Checks whether the kernel can route notes here.
 ///
 /// # Errors
-/// `unsupported`, with the reason.
+/// `unsupported`, with the reason and what to do.
 pub fn kernel_routes() -> Result<(), Error> {
     routes(RouteRule::Kernel).map(drop)
 }
 
-/// What the kernel's program has counted.
+/// What the kernel's program has counted, as JSON.
 fn notes(count: Count) -> Value {
     json!({ "routed": count.direct, "passed": count.passed, "bytes": count.bytes })
 }
@@ -283,33 +285,34 @@ fn plane(workers: &WorkerOptions) -> DataPlane {
     DataPlane { carriage, side_process: workers.side_process }
 }
 
-/// Median and 99th percentile of the last times, in microseconds.
+/// Median and 99th percentile of the latest times, in microseconds.
 fn times(all: &Handovers) -> Value {
     let mut last = all.last();
     last.sort_unstable();
     json!({ "p50": percentile(&last, 50), "p99": percentile(&last, 99) })
 }
 
-/// Of rising nanoseconds the nearest rank, in microseconds; `None` of none.
+/// The nearest-rank percentile of sorted nanoseconds, in microseconds; `None` for an empty list.
 fn percentile(rising: &[u64], percent: usize) -> Option<f64> {
     let rank = (rising.len() * percent).div_ceil(100).max(1);
     rising.get(rank - 1).map(|&nanoseconds| nanoseconds as f64 / 1e3)
 }
 
-/// Works for the node at the other end of the socket that is this process's standard input, until it closes it.
+/// Runs a worker, until its node closes the socket that is this process's standard input.
 ///
 /// # Errors
-/// Why this process is no use.
+/// The reason why this process cannot be a worker.
 pub fn work() -> Result<(), Error> {
     let socket = input().map_err(|e| Error::new("system", "start worker", e.to_string()))?;
     thalweg_node::work(socket).map_err(|reason| Error::new("system", "work", reason))
 }
 
-/// In a template: waits until the node at the other end of the socket that is this process's standard input asks for a worker.
-/// Returns the descriptor of what is to be the worker's standard input, which the caller owns, or `None` if the node is gone.
+/// In a template process: waits for the node's request for a worker, on the socket that is this process's
+/// standard input. Returns the descriptor of the worker's standard input, which the caller then owns. `None`
+/// if the node has closed the socket.
 ///
 /// # Errors
-/// What the system says.
+/// `system`, with the system's error.
 pub fn asked() -> Result<Option<i32>, Error> {
     let heard = input().and_then(|socket| thalweg_node::asked(&socket));
     heard
@@ -317,25 +320,26 @@ pub fn asked() -> Result<Option<i32>, Error> {
         .map_err(|e| Error::new("system", "wait for a node's request", e.to_string()))
 }
 
-/// In a template: tells the node of the child that was forked for it, by its process id. The template has not waited for it.
+/// In a template process: reports the child that was forked for a request, by its process id. The template
+/// has not waited for that child.
 ///
 /// # Errors
-/// What the system says.
+/// `system`, with the system's error.
 pub fn forked(process: u32) -> Result<(), Error> {
     let told = input().and_then(|socket| thalweg_node::forked(&socket, process));
     told.map_err(|e| Error::new("system", "tell of a worker", e.to_string()))
 }
 
-/// This process's standard input, by another descriptor.
+/// A duplicate of this process's standard input.
 fn input() -> io::Result<UnixStream> {
     std::io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from)
 }
 
-/// Passes messages of at most `most` bytes on between the sockets that are this process's standard input and output, until
-/// either ends: a broker's queue, or a side process.
+/// Forwards messages of at most `most` bytes between the sockets that are this process's standard input and
+/// output, until either closes. Such a process is a broker's queue, or a side process.
 ///
 /// # Errors
-/// What the system says.
+/// `system`, with the system's error.
 pub fn hop(most: u64) -> Result<(), Error> {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
     let ends = input.and_then(|one| Ok((one, std::io::stdout().as_fd().try_clone_to_owned()?)));
