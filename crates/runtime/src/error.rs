@@ -1,4 +1,4 @@
-//! What goes wrong, for the caller in Python: a kind to branch on and a text that names cause and mend.
+//! The runtime's error, as Python gets it: a kind to branch on, and a text with the cause and what to do.
 
 /// An error of the runtime.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -10,13 +10,13 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` while doing `operation`.
+    /// An error of this kind, which occurred in `operation`.
     pub fn new(kind: &str, operation: &str, context: impl Into<String>) -> Self {
         Self { kind: kind.into(), operation: operation.into(), context: context.into() }
     }
 
-    /// What to branch on: a transport's error kind in lower case, or `options`, `round`, `refused`,
-    /// `interrupted`, `memory`.
+    /// The kind: a transport's error kind in lower case, or a kind of the runtime such as `options`, `round`,
+    /// `task`, `refused`, `interrupted`, `memory`.
     pub fn kind(&self) -> &str {
         &self.kind
     }

@@ -1,5 +1,5 @@
-//! The only owner of tokio, threads and the wall clock: drives the state machines of `thalweg-proto` over
-//! real transports, receives into arenas and folds.
+//! Drives the state machines of `thalweg-proto` over real transports, receives into arenas and folds. This
+//! crate alone owns tokio, threads and the wall clock.
 //!
 //! ```text
 //! engine     links, outboxes, lending, reading, the clock: drives any machine, on one tokio runtime a process
@@ -43,15 +43,16 @@ pub use thalweg_layers::Format;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks, also after a panic elsewhere: every critical section here leaves its data whole.
+/// Locks, even if another thread panicked while holding the lock: every critical section here leaves its data
+/// consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory for a model that peers on this machine can map, where the system has such; others take a copy of it.
+/// Memory for a model. On Linux, peers on this machine can map it; other peers get a copy.
 ///
 /// # Errors
-/// If there is no memory.
+/// If no memory is left.
 pub fn shared_arena(bytes: u64) -> Result<thalweg_arena::Arena, thalweg_arena::ArenaError> {
     #[cfg(target_os = "linux")]
     return thalweg_arena::Arena::shared(bytes, thalweg_arena::Access::Read);
@@ -62,7 +63,7 @@ pub fn shared_arena(bytes: u64) -> Result<thalweg_arena::Arena, thalweg_arena::A
 /// Fresh random bytes from the system.
 ///
 /// # Errors
-/// If the system has none to give.
+/// If the system's random source fails.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)

@@ -1,17 +1,17 @@
-//! The mean of what was folded; every core takes a part of it.
+//! Takes the mean of folded updates, with all cores.
 
 use std::thread::{self, ScopedJoinHandle};
 
 use thalweg_fold::{Accumulator, FoldError, Repair, Summary};
 use thalweg_wire::Range;
 
-/// Models that are smaller are finished by the caller alone: starting threads takes longer.
+/// A smaller model is handled by the calling thread alone: starting threads would take longer.
 const ALONE: u64 = 4 << 20;
 
-/// Whether the sums come to a model: all means are finite.
+/// Checks that the sums give a model: all means are finite.
 ///
 /// # Errors
-/// The first mean that is not, or why the sums cannot be read.
+/// The first mean that is not finite, or why the sums cannot be read.
 pub(crate) fn check_means(sums: &[Accumulator]) -> Result<(), String> {
     if let [(sums, part)] = parts(sums)[..] {
         return sums.check_part(part).map_err(|error| error.to_string());
@@ -23,11 +23,11 @@ pub(crate) fn check_means(sums: &[Accumulator]) -> Result<(), String> {
     })
 }
 
-/// Takes the mean into a model; `repair` says what it has where nothing was folded. The sums are of one part of updates
-/// each, one after the other.
+/// Writes the mean into a model. `repair` says which value an element gets that nobody sent. Each of `sums`
+/// covers one part of the updates' bytes; the parts follow one another.
 ///
 /// # Errors
-/// Why the sums cannot be read.
+/// The reason why the sums cannot be read.
 pub(crate) fn take_mean(sums: &[Accumulator], model: &mut [u8], repair: Repair) -> Result<Summary, String> {
     if let [(sums, part)] = parts(sums)[..] {
         return sums.finish_part(part.start, model, repair).map_err(|error| error.to_string());
@@ -57,7 +57,7 @@ pub(crate) fn nothing() -> Summary {
     Summary { tensors: Vec::new(), uncovered_bytes: 0 }
 }
 
-/// The parts that one thread each takes, with the sums that they are of.
+/// Splits the sums into parts, one for each thread.
 fn parts(sums: &[Accumulator]) -> Vec<(&Accumulator, Range)> {
     let is_small = sums.first().is_none_or(|first| first.layout().bytes() < ALONE);
     let cores = if is_small { 1 } else { thread::available_parallelism().map_or(1, usize::from) };

@@ -1,4 +1,4 @@
-//! What a server and a client are told; the JSON that crosses from Python.
+//! Options of a server and a client: the JSON that Python passes.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use thalweg_wire::control::StandIn;
 use crate::star::RepairRule;
 use crate::Error;
 
-/// What partial updates count.
+/// What a partial update counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartialRule {
     /// Nothing.
     #[default]
     Discard,
-    /// What has arrived.
+    /// The part that has arrived.
     Keep,
 }
 
@@ -32,7 +32,7 @@ impl From<PartialRule> for Partial {
     }
 }
 
-/// What sums are kept in.
+/// Number format of the sums.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrecisionRule {
@@ -41,7 +41,7 @@ pub enum PrecisionRule {
     F32,
     /// 64-bit floats.
     F64,
-    /// 128-bit fixed point: the same bits whatever the order of arrival.
+    /// 128-bit fixed point: the same bits in whatever order updates arrive.
     Exact,
 }
 
@@ -55,14 +55,14 @@ impl From<PrecisionRule> for Precision {
     }
 }
 
-/// How the global model goes out.
+/// Order in which clients get the global model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FanoutRule {
-    /// To all clients at the same time.
+    /// All clients at the same time.
     #[default]
     Concurrent,
-    /// To one client after the other.
+    /// One client after the other.
     Sequential,
 }
 
@@ -75,7 +75,7 @@ impl From<FanoutRule> for Fanout {
     }
 }
 
-/// How updates come in.
+/// Order in which updates are requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GatherRule {
@@ -95,27 +95,27 @@ impl From<GatherRule> for Gather {
     }
 }
 
-/// How updates are shared out among worker processes.
+/// How the work on updates is split among worker processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SplitRule {
-    /// Each worker folds its range of the bytes of all updates.
+    /// Each worker folds its own range of bytes of every update.
     #[default]
     Ranges,
     /// Each worker folds some updates as a whole.
     Clients,
 }
 
-/// Who takes notes between the server and its worker processes.
+/// What carries notes between the server and its worker processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteRule {
-    /// The kernel, where it can.
+    /// The kernel if possible, else the server.
     #[default]
     Auto,
-    /// The kernel: a program of ours in it puts them into the receiver's socket.
+    /// The kernel: a program loaded into it puts notes into the receiver's socket.
     Kernel,
-    /// The server, over a Unix socket of each worker.
+    /// The server, over a Unix socket to each worker.
     Node,
 }
 
@@ -123,71 +123,72 @@ pub enum RouteRule {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TimingRule {
-    /// What is there, at once.
+    /// As soon as an update has arrived.
     #[default]
     Eager,
-    /// Everything together, when the last update that can come is there, or no more have room.
+    /// All updates together: when the last expected update has arrived, or no more fit.
     Lazy,
 }
 
-/// How bytes get between a node and its workers.
+/// How bytes move between a node and its workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataPlaneRule {
-    /// They lie in memory that both have.
+    /// They lie in shared memory.
     #[default]
     Pool,
     /// Over sockets.
     Sockets,
-    /// Over sockets through a broker.
+    /// Over sockets, through a broker.
     Broker,
 }
 
-/// When a worker's process begins, and how.
+/// When and how a worker's process starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StartRule {
-    /// With the server, by its program; it stays.
+    /// With the server, by running its program. It stays.
     #[default]
     Always,
-    /// With the server, forked by a template; it stays.
+    /// With the server, forked by a template. It stays.
     Template,
-    /// With its first update in a round, by its program.
+    /// With its first update in a round, by running its program.
     Cold,
 }
 
-/// Processes that fold updates.
+/// Options of worker processes that fold updates.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerOptions {
-    /// How many there are.
+    /// Number of workers.
     pub count: u32,
-    /// How updates are shared out among them.
+    /// How the work is split among them.
     pub split: SplitRule,
-    /// Who takes notes to and from them.
+    /// What carries notes to and from them.
     #[serde(default)]
     pub routes: RouteRule,
     /// When they fold.
     #[serde(default)]
     pub timing: TimingRule,
-    /// How bytes get to and from them.
+    /// How bytes move to and from them.
     #[serde(default)]
     pub data_plane: DataPlaneRule,
-    /// Whether a side process mediates what each gets and sends.
+    /// Whether a side process relays everything that a worker receives and sends.
     #[serde(default)]
     pub side_process: bool,
-    /// When their processes begin, and how.
+    /// When and how their processes start.
     #[serde(default)]
     pub start: StartRule,
-    /// Decides how many of them get updates.
+    /// Settings of the autoscaler, which decides how many workers get updates; `None` for none.
     #[serde(default)]
     pub autoscaler: Option<Knobs>,
-    /// The program that calls [`work`](crate::work), and its arguments. With one more argument, `hop` or `template`, it
-    /// calls [`hop`](crate::hop), or [`asked`](crate::asked) and [`forked`](crate::forked).
+    /// The program that calls [`work`](crate::work), and its arguments. With the extra argument `hop` it
+    /// calls [`hop`](crate::hop). With `template` it calls [`asked`](crate::asked) and
+    /// [`forked`](crate::forked).
     pub command: Vec<String>,
 }
 
-/// Wrappers around the transport.
+/// Layers around the transport.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Layers {
@@ -195,59 +196,60 @@ pub struct Layers {
     pub throttle: Option<String>,
     /// Seeded faults.
     pub fault: Option<thalweg_layers::Fault>,
-    /// Links like those of a network.
+    /// Emulated network links.
     pub emulate: Option<thalweg_layers::Emulate>,
-    /// Updates sealed end to end.
+    /// Updates are sealed end to end.
     pub seal: Option<thalweg_layers::Seal>,
-    /// Values in fewer bytes.
+    /// Values are sent in fewer bytes.
     pub compress: Option<thalweg_layers::Compress>,
 }
 
-/// A server's options.
+/// Options of a server.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServerOptions {
-    /// The transport's.
+    /// Options of the transport.
     pub transport: Options,
-    /// Clients there are to be.
+    /// Number of clients that the job expects.
     pub expected: u32,
-    /// How many of them take part in a round, chosen by lot; `None`: all.
+    /// How many of them take part in a round, chosen at random; `None`: all.
     pub choose: Option<u32>,
-    /// Whole updates that are enough.
+    /// A round succeeds with at least this many complete updates.
     pub enough: u32,
-    /// Seconds a round may take; `None`: no limit.
+    /// Longest round, in seconds; `None`: no limit.
     pub deadline: Option<f64>,
-    /// Seconds a lost client may take to come back.
+    /// Seconds that a client may take to come back after its link was lost.
     pub grace: f64,
-    /// Bytes of payload in a chunk; `None`: what the transport prefers, else 256 KiB.
+    /// Payload bytes of a chunk. `None`: what the transport prefers, else 256 KiB.
     pub chunk: Option<u32>,
-    /// How the global model goes out.
+    /// Order in which clients get the global model.
     pub fanout: FanoutRule,
-    /// How updates come in.
+    /// Order in which updates are requested.
     pub gather: GatherRule,
-    /// What partial updates count.
+    /// What a partial update counts.
     pub partial: PartialRule,
-    /// What happens to what did not come.
+    /// What happens to missing parts.
     pub repair: RepairRule,
-    /// What sums are kept in.
+    /// Number format of the sums.
     pub precision: PrecisionRule,
-    /// Bytes of staged updates; `None`: two updates, or 64 MiB if that is more.
+    /// Most bytes of staged updates. `None`: two updates, or 64 MiB if that is more.
     pub staging: Option<u64>,
-    /// Least seconds without progress that end a link.
+    /// A link ends after at least this many seconds without progress.
     pub liveness: f64,
-    /// Public key in hex of who issues the clients' tokens.
+    /// Public key, in hex, of the issuer of the clients' tokens.
     pub issuer: Option<String>,
-    /// Or a secret that all clients share.
+    /// Alternatively, a secret that all clients share.
     pub token: Option<String>,
-    /// The job's number.
+    /// Number of the job.
     pub job: u64,
-    /// Seed of the layers.
+    /// Seed of the layers, of the choice of clients, and of the order on the wire.
     pub seed: u64,
-    /// Wrappers around the transport.
+    /// Layers around the transport.
     pub layers: Layers,
-    /// Processes that fold updates; `None`: this process does.
+    /// Worker processes that fold updates; `None`: this process folds.
     pub workers: Option<WorkerOptions>,
-    /// A round ends with the sums of its updates, for [`Top`](crate::Top) to take the mean of, and the model stays as it is.
+    /// Whether a round ends with the sums of its updates, for [`Top`](crate::Top) to take the mean of. The
+    /// model then stays as it is.
     pub sums: bool,
 }
 
@@ -279,36 +281,36 @@ impl Default for ServerOptions {
     }
 }
 
-/// Bytes of payload in a chunk: what fits the second-level cache beside the accumulator.
+/// Default payload bytes of a chunk: a chunk and its part of the accumulator fit into the second-level cache.
 pub(crate) const DEFAULT_CHUNK: u32 = 256 << 10;
 const LEAST_STAGING: u64 = 64 << 20;
 
 impl ServerOptions {
-    /// Bytes of staged updates of `update` bytes each.
+    /// Most bytes of staged updates, if an update has `update` bytes.
     pub fn staging_bytes(&self, update: u64) -> u64 {
         self.staging.unwrap_or_else(|| update.saturating_mul(2).max(LEAST_STAGING))
     }
 
-    /// Most updates of `update` bytes each that are staged at a time.
+    /// Most updates of `update` bytes that are staged at a time.
     pub fn places(&self, update: u64) -> u32 {
         let places = self.staging_bytes(update) / update.max(1);
         u32::try_from(places).unwrap_or(u32::MAX).clamp(1, self.wanted().max(1))
     }
 
-    /// Clients that a round wants.
+    /// How many clients take part in a round.
     pub fn wanted(&self) -> u32 {
         self.choose.unwrap_or(self.expected)
     }
 
-    /// Which clients take part in a round.
+    /// How the clients of a round are chosen.
     pub fn choice(&self) -> Choice {
         self.choose.map_or(Choice::ByName, |_| Choice::ByLot { seed: self.seed })
     }
 
-    /// Checks what the types do not.
+    /// Checks what the types cannot.
     ///
     /// # Errors
-    /// Which option is impossible, and what it may be.
+    /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
         let bad = |what: &str| Err(Error::new("options", "start server", what));
         if self.choose.is_some_and(|chosen| chosen == 0 || chosen > self.expected) {
@@ -354,21 +356,22 @@ impl ServerOptions {
     }
 }
 
-/// A client's options.
+/// Options of a client.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClientOptions {
-    /// The transport's.
+    /// Options of the transport.
     pub transport: Options,
-    /// Its token, in hex, or the secret that all share.
+    /// The client's token in hex, or the secret that all clients share.
     pub token: Option<String>,
-    /// Seconds to go on trying to reach the server.
+    /// Seconds for which the client tries to reach the server.
     pub patience: f64,
-    /// Seed of the layers and of the retries' jitter.
+    /// Seed of the layers, and of the jitter of retries.
     pub seed: u64,
-    /// Wrappers around the transport.
+    /// Layers around the transport.
     pub layers: Layers,
-    /// Of a client of tasks: it joins as a node of an aggregation tree, and not as a member of tasks.
+    /// For a client of tasks: whether it joins as a node of an aggregation tree, instead of as a member of
+    /// tasks.
     pub tree: bool,
 }
 
@@ -385,7 +388,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// Seconds as a duration; a value that is none counts as zero (checked before).
+/// Seconds as a duration. An impossible value counts as zero; options are checked before.
 pub(crate) fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or_default()
 }

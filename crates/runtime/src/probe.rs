@@ -1,8 +1,8 @@
-//! What a path carries: a raw TCP stream and thalweg on it, one after the other, several times; and how long
-//! an empty message takes there and back.
+//! Measures what a path carries: a raw TCP stream and a thalweg update in turn, several times, and the
+//! round-trip time of an empty message.
 //!
-//! A probe goes over an ordinary link. For the raw stream the server opens a port of its own, for one
-//! connection that must show the ticket given over the link.
+//! A probe uses an ordinary link. For a raw stream the server opens a separate port for one connection. That
+//! connection must present the ticket that the server sent over the link.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -29,29 +29,30 @@ use crate::engine::descriptor_limit;
 use crate::options::{ClientOptions, ServerOptions, DEFAULT_CHUNK};
 use crate::{random, registry, Error};
 
-/// Most bytes one transfer of a probe moves.
+/// Most bytes that one transfer of a probe moves.
 const MOST: u64 = 256 << 20;
-/// Bytes of a raw stream's reads and writes: those of a chunk.
+/// Bytes of each read and write of a raw stream: as many as a chunk has.
 const BLOCK: usize = DEFAULT_CHUNK as usize;
 const REPETITIONS: usize = 5;
-/// Most raw streams at once; each has buffers of the whole update at both ends.
+/// Most raw streams at once. Each has a buffer for the whole update at both ends.
 const MOST_STREAMS: usize = 16;
 const ROUND_TRIPS: usize = 200;
-/// How long a raw stream may stand still, and its port be open.
+/// How long a raw stream may stand still, and how long its port stays open.
 const STALL: Duration = Duration::from_secs(10);
-/// Probes that are answered at a time, and those of one address. Each has memory for an update, and its raw streams too.
+/// Most probes that are answered at once. One address gets half of them. Each needs memory for an update and
+/// for its raw streams.
 const MOST_PROBES: usize = 4;
-/// How long a probe may ask nothing while nothing of it moves.
+/// How long a probe may send no question while none of its data moves.
 const SILENCE: Duration = Duration::from_secs(60);
 const TICKET: usize = 16;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
-    /// A raw stream of so many bytes.
+    /// Open a port for a raw stream of this many bytes.
     Raw { bytes: u64 },
-    /// So many bytes of updates follow; say when they are in.
+    /// This many bytes of updates were sent before this; answer once they have arrived.
     Update { bytes: u64 },
-    /// Send this message back.
+    /// Answer this message.
     Echo,
 }
 
@@ -75,7 +76,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Error> {
     builder.worker_threads(2).enable_all().build().map_err(|e| system("start runtime", e))
 }
 
-/// Receives probes' updates into one arena, over and over.
+/// Receives probes' updates into the same arena again and again.
 struct Probed {
     arena: Arena,
     received: AtomicU64,
@@ -96,7 +97,8 @@ impl Sink for Probed {
     }
 }
 
-/// Whoever comes is a guest until it asks for something, and a raw stream until it has shown its ticket.
+/// A server of probes. A peer counts as unauthenticated until its first question, and a raw stream until it
+/// has presented its ticket.
 struct Server {
     host: String,
     lobby: Lobby,
@@ -104,11 +106,12 @@ struct Server {
     silence: Duration,
 }
 
-/// Answers probes at `listen` until the time is over or `go_on` says no. `config` as for a server; beyond
-/// loopback it must ask for client certificates.
+/// Answers probes at `listen` until `limit` is over or `go_on` returns false. `config` is as for a server.
+/// Beyond loopback it must require client certificates.
 ///
 /// # Errors
-/// What the transport says of the address; `security` for an open address without certificates.
+/// The transport's error for the address; `security` for an address that other machines can reach, without
+/// certificates.
 pub fn serve(
     listen: &str,
     config: &str,
@@ -145,7 +148,7 @@ fn serve_and(
             let server = server.clone();
             tokio::spawn(async move {
                 if let Ok(link) = pending.await {
-                    // A probe that breaks off concerns its own peer only.
+                    // An error of a probe affects only its own peer.
                     let _ = server.answer(&link).await;
                     link.close().await;
                 }
@@ -162,7 +165,7 @@ fn serve_and(
 
 impl Server {
     async fn answer(&self, link: &Arc<dyn Link>) -> Result<(), Error> {
-        // The lobby ends a link that asks for nothing.
+        // The admission queue ends a link that asks no first question.
         let first = link.receive(&NoChunks).await?;
         let origin = link.peer().address.parse::<SocketAddr>().map_or(Origin::Unknown, Origin::from);
         let seat = timeout(self.lobby.bounds().patience, self.probes.take(origin));
@@ -184,7 +187,7 @@ impl Server {
         }
     }
 
-    /// The next thing that the peer asks for.
+    /// Waits for the peer's next question.
     async fn next(&self, link: &Arc<dyn Link>, sink: &Probed, raws: &Semaphore) -> Result<Bytes, Error> {
         let receiving = link.receive(sink);
         tokio::pin!(receiving);
@@ -201,7 +204,7 @@ impl Server {
         }
     }
 
-    /// A port for one raw stream, received into a buffer as large as the update.
+    /// Opens a port for one raw stream, which is received into a buffer of its whole length.
     async fn open_raw(&self, raws: &Arc<Semaphore>, bytes: u64) -> Result<Answer, Error> {
         let place = raws.clone().try_acquire_owned().map_err(|_| corrupt("too many raw streams at once"))?;
         let ip: IpAddr = self.host.parse().map_err(|e| system("listen for the raw stream", e))?;
@@ -213,14 +216,15 @@ impl Server {
             let Ok(Some(stream)) = timeout(STALL, holder(&listener, &lobby, ticket)).await else { return };
             drop(listener);
             let received = tokio::task::spawn_blocking(move || receive_raw(stream, bytes, place));
-            // A stream that breaks off concerns its own peer only.
+            // An error of a raw stream affects only its own peer.
             let _ = received.await;
         });
         Ok(Answer::Raw { port, ticket })
     }
 }
 
-/// The connection of whoever has the ticket. Others that find the port are guests, and are let go.
+/// Waits for the connection that presents the ticket. Other connections to the port wait in the admission
+/// queue, and are closed.
 async fn holder(listener: &TcpListener, lobby: &Lobby, ticket: [u8; TICKET]) -> Option<TcpStream> {
     let mut guests = JoinSet::new();
     loop {
@@ -256,16 +260,16 @@ async fn show(mut stream: tokio::net::TcpStream, guest: Guest, ticket: [u8; TICK
 fn receive_raw(mut stream: TcpStream, bytes: u64, place: OwnedSemaphorePermit) -> std::io::Result<()> {
     stream.set_read_timeout(Some(STALL))?;
     stream.set_write_timeout(Some(STALL))?;
-    let mut buffer = vec![1_u8; bytes as usize]; // touched before the clock runs
+    let mut buffer = vec![1_u8; bytes as usize]; // touch the pages before the measurement
     stream.write_all(&[0])?;
     for block in buffer.chunks_mut(BLOCK) {
         stream.read_exact(block)?;
     }
-    drop((buffer, place)); // before the peer may ask for the next stream
+    drop((buffer, place)); // before the peer may request the next stream
     stream.write_all(&[1])
 }
 
-/// One end of a probe that asks.
+/// The end of a probe that asks.
 struct Prober {
     link: Arc<dyn Link>,
     sink: Probed,
@@ -279,7 +283,8 @@ impl Prober {
         serde_json::from_slice(&self.link.receive(&self.sink).await?).map_err(corrupt)
     }
 
-    /// Bytes a second of so many raw streams at once, all together; each carries the whole update.
+    /// Measures `streams` raw streams at once, each with the whole update. Returns their total rate, in bytes
+    /// per second.
     async fn raw(&self, streams: usize) -> Result<f64, Error> {
         let start = Arc::new(Barrier::new(streams));
         let mut senders = Vec::new();
@@ -307,7 +312,7 @@ impl Prober {
         let update = Outgoing::new(id, bytes, &Ranges::full(self.arena.len()), DEFAULT_CHUNK, cancel.clone());
         let started = Instant::now();
         self.link.send_update(&update).await?;
-        // In order behind the chunks: the answer says that they are in.
+        // On an ordered link this follows the chunks, so the answer says that they have arrived.
         self.ask(&Ask::Update { bytes: self.arena.len() }).await?;
         cancel.cancel();
         Ok(self.arena.len() as f64 / started.elapsed().as_secs_f64())
@@ -324,8 +329,8 @@ impl Prober {
     }
 }
 
-/// Sends one raw stream; returns when its first byte left and when its last had arrived. All streams connect
-/// first; a stream that cannot still lets the others start.
+/// Sends one raw stream. Returns when its first byte was sent and when its last had arrived. All streams
+/// connect before any of them starts; a stream that cannot connect does not hold up the others.
 fn send_raw(
     host: &str,
     port: u16,
@@ -361,11 +366,12 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Probes the path to `url`, moving `bytes` bytes a transfer (at most 256 MiB), with one raw stream and with
-/// `streams` of them at once. `config` as for a client.
+/// Probes the path to `url`: moves `bytes` bytes in each transfer (at most 256 MiB), over one raw stream,
+/// over `streams` raw streams at once, and as an update. `config` is as for a client. Returns the result as
+/// JSON.
 ///
 /// # Errors
-/// What the transport says, or if the peer serves no probes.
+/// The transport's error, or `corrupt` if the peer serves no probes.
 pub fn peer(url: &str, config: &str, bytes: u64, streams: usize) -> Result<String, Error> {
     let options: ClientOptions = serde_json::from_str(config)?;
     let address = Address::parse(url)?;
@@ -383,11 +389,11 @@ async fn measure(
 ) -> Result<String, Error> {
     let link = transport.connect(address, &options.transport).await?;
     let arena = Arena::new(bytes)?;
-    arena.claim(arena.range())?.fill(1); // touched before the clock runs
+    arena.claim(arena.range())?.fill(1); // touch the pages before the measurement
     let sink = Probed { arena: Arena::new(0)?, received: AtomicU64::new(0) };
     let prober = Prober { link, sink, host: address.host.clone(), arena };
-    prober.ask(&Ask::Echo).await?; // until it asks for something, a link may carry no chunks
-    prober.update(0).await?; // the first one touches the receiver's pages
+    prober.ask(&Ask::Echo).await?; // a link may carry no chunks before the first question
+    prober.update(0).await?; // the first update touches the receiver's pages
     let (mut raw, mut ours, mut together) = (Vec::new(), Vec::new(), 0.0_f64);
     for repetition in 0..REPETITIONS {
         raw.push(prober.raw(1).await?);
@@ -449,7 +455,7 @@ mod tests {
         Server { host: "127.0.0.1".into(), lobby, probes: Seats::new(1, 1), silence }
     }
 
-    /// A link to the server, its two ends.
+    /// A link to the server: both of its ends.
     async fn link(server: &Server, name: &str) -> (Arc<dyn Link>, Arc<dyn Link>) {
         let address = Address::parse(&format!("memory://probe-{name}:0")).unwrap();
         let options = Options { lobby: Some(server.lobby.clone()), ..Options::default() };
@@ -520,7 +526,8 @@ mod tests {
                 stream.write_all(said).unwrap();
                 stream
             };
-            // The kernel has them in this order, and the address may have four guests.
+            // The kernel queues them in this order. The admission queue allows four connections from one
+            // address.
             let strangers =
                 [connect(&[]), connect(&[9; TICKET]), connect(&[1]), connect(&[2]), connect(&[3])];
             let owner = connect(&ticket);

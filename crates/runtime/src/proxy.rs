@@ -1,4 +1,4 @@
-//! A proxy that masks loss in front of any TCP server: its threads, and who hears what it does.
+//! A proxy that masks loss in front of any TCP server: its threads, and the relay of its events.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::registry::masking;
 use crate::told::{self, UNHEARD};
 use crate::Error;
 
-/// How long the end may take of a proxy that never served.
+/// How long shutting down may take for a proxy that never served.
 const GRACE: Duration = Duration::from_secs(10);
 const START: &str = "start the proxy";
 
-/// A proxy that listens; it serves when it is told to.
+/// A proxy that listens. [`Proxy::serve`] makes it serve.
 pub struct Proxy {
     proxy: Option<masking::Proxy>,
     events: mpsc::Receiver<String>,
@@ -22,11 +22,11 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens, as the JSON object `config` says (`ProxySettings` of the transport `unifl`).
+    /// Starts listening, as the JSON object `config` says (`ProxySettings` of the transport `unifl`).
     ///
     /// # Errors
-    /// `options` for a setting there is not; `address`, `inuse`; `unsupported` where loss cannot be masked and `plain` is
-    /// not set.
+    /// `options` for an unknown setting; `address`, `inuse`; `unsupported` if loss cannot be masked here and
+    /// `plain` is not set.
     pub fn open(config: &str) -> Result<Self, Error> {
         let settings: masking::ProxySettings = serde_json::from_str(config)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -41,16 +41,16 @@ impl Proxy {
         Ok(Self { proxy: Some(proxy), events, listening, runtime })
     }
 
-    /// Where it listens, and whether it masks, as JSON.
+    /// The address that it listens at, and whether it masks loss, as JSON.
     pub fn listening(&self) -> &str {
         &self.listening
     }
 
-    /// Serves until `go_on` says no, which is asked several times a second and handed each event, as JSON. Connections
-    /// that are there are reset then; the last event says that all is taken back.
+    /// Serves until `go_on` returns false. `go_on` is called several times a second, and with each event as
+    /// JSON. Open connections are then reset. The last event says that all changes to the system are undone.
     ///
     /// # Errors
-    /// `closed` the second time.
+    /// `closed` at the second call.
     pub fn serve(&mut self, go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
         let again = || Error::new("closed", "serve the proxy", "it has ended; open another one");
         let proxy = self.proxy.take().ok_or_else(again)?;
@@ -63,11 +63,11 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // One that never served has something to take back as well.
+        // A proxy that never served has changes to undo as well.
         if let Some(proxy) = self.proxy.take() {
             let (_, stopped) = watch::channel(true);
             let end = async { tokio::time::timeout(GRACE, proxy.run(stopped)).await };
-            // What is left behind after that does nothing without this process.
+            // Changes that are left behind after that have no effect without this process.
             let _ = self.runtime.block_on(end);
         }
     }

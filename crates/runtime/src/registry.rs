@@ -1,4 +1,4 @@
-//! The transports there are: one line each.
+//! All transports of this release, one line each, and how to choose one for an address.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use thalweg_transport::{memory::Memory, Address, Capabilities, ErrorKind, Option
 
 use crate::{options::Layers, Error};
 
-/// The proxy that masks loss for any TCP server.
+/// The proxy that masks loss in front of any TCP server.
 #[cfg(feature = "unifl")]
 pub(crate) use thalweg_unifl::proxy as masking;
-/// Its counterpart for builds without it.
+/// Its stand-in in builds without the feature `unifl`: opening it fails.
 #[cfg(not(feature = "unifl"))]
 pub(crate) mod masking {
     use thalweg_transport::{Error, ErrorKind, Result};
@@ -38,25 +38,25 @@ pub(crate) mod masking {
     }
 }
 
-/// An RDMA device of this machine, for people.
+/// A description of an RDMA device of this machine, for people.
 #[derive(Debug, Clone, Serialize)]
 pub struct RdmaDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Its address; `None` if it cannot be used.
     pub address: Option<String>,
-    /// Bytes of a packet's payload; 0 if it cannot be used.
+    /// Payload bytes of a packet; 0 if it cannot be used.
     pub mtu: u32,
-    /// Whether grants are memory windows; otherwise each registers its memory.
+    /// Whether each grant uses a memory window; otherwise each grant registers its memory.
     pub windows: bool,
-    /// Why it cannot be used, and the mend; empty if it can.
+    /// Why it cannot be used, and what to do; empty if it can.
     pub reason: String,
 }
 
 /// The RDMA devices of this machine.
 ///
 /// # Errors
-/// Why there are none, and the mend.
+/// Why there are none, and what to do.
 #[cfg(feature = "rdma")]
 pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
     let described = |device: thalweg_rdma::Described| match device.state {
@@ -79,24 +79,24 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
 /// The RDMA devices of this machine.
 ///
 /// # Errors
-/// Always, in builds without the feature `rdma`.
+/// Always: this build lacks the feature `rdma`.
 #[cfg(not(feature = "rdma"))]
 pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
     Err("built without the feature `rdma`; build with --features rdma".into())
 }
 
-/// A transport, whether this build and machine have it or not.
+/// A transport, even if this build or machine lacks it.
 #[derive(Clone, Serialize)]
 pub struct Entry {
-    /// Name, also the scheme of its addresses.
+    /// Name of the transport, which is also the scheme of its addresses.
     pub name: &'static str,
     /// Whether it can be used here.
     pub available: bool,
-    /// Why not, and the mend; empty if it can.
+    /// Why it cannot be used, and what to do; empty if it can.
     pub reason: String,
-    /// What it can do; nothing if it is not in this build.
+    /// What it can do; nothing if this build lacks it.
     pub capabilities: Capabilities,
-    /// What only it can be told.
+    /// Settings that only this transport has.
     pub settings: &'static [Setting],
     #[serde(skip)]
     make: Option<Arc<dyn Transport>>,
@@ -129,7 +129,7 @@ fn absent(name: &'static str, reason: &str) -> Entry {
     Entry { name, available: false, reason: reason.into(), capabilities, settings: &[], make: None }
 }
 
-/// Every transport this release knows.
+/// All transports that this release knows.
 pub fn registry() -> Vec<Entry> {
     vec![
         entry(Memory),
@@ -178,10 +178,11 @@ pub fn registry() -> Vec<Entry> {
     ]
 }
 
-/// The transport an address asks for, wrapped in the layers wanted.
+/// The transport for an address, wrapped in the requested layers.
 ///
 /// # Errors
-/// `unsupported` naming the transports there are; `options` for an impossible layer.
+/// `unsupported`, with the available transports; `options` for an impossible layer; `address` for a job's
+/// name with a transport that has no broker.
 pub fn transport_for(
     address: &Address,
     options: &Options,
@@ -219,12 +220,12 @@ fn wrap(mut transport: Arc<dyn Transport>, wanted: &Layers, seed: u64) -> Result
     if let Some(rate) = &wanted.throttle {
         transport = Throttle::new(Rate::parse(rate)?).wrap(transport);
     }
-    // Outermost: what the others lose, damage and pace is what is on the wire.
+    // Sealing comes outside these layers: they lose, damage and pace sealed bytes, as a network would.
     if let Some(seal) = &wanted.seal {
         seal.check()?;
         transport = seal.wrap(transport);
     }
-    // What is sealed has no pattern left.
+    // Compression comes outside sealing, because sealed bytes cannot be compressed.
     if let Some(compress) = &wanted.compress {
         transport = compress.wrap(transport);
     }

@@ -1,4 +1,4 @@
-//! Which tensors a plan means by name, and what may be lost of them.
+//! Finds the tensors that a plan names, and builds the rule of what may be lost of them.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use thalweg_wire::{Allowance, Layout, Tolerance, WHOLE};
 use crate::star::RepairRule;
 use crate::Error;
 
-/// How many names an error suggests.
+/// How many similar names an error suggests.
 const NEAREST: usize = 3;
-/// Characters of a name that are compared for it.
+/// Most characters of a name that are compared for that.
 const COMPARED: usize = 64;
 
 impl RepairRule {
     /// What may be lost of models and updates of this layout.
     ///
     /// # Errors
-    /// `options` for a name that no tensor has, with the nearest there are, and for what is no share.
+    /// `options` if no tensor has a name (with the most similar names), or a fraction is not from 0 to 1.
     pub fn tolerance(&self, layout: &Layout) -> Result<Tolerance, Error> {
         let mut found: BTreeMap<u32, Allowance> = BTreeMap::new();
         let critical = self.critical.iter().map(|pattern| ("critical", pattern, 0.0));
@@ -27,7 +27,7 @@ impl RepairRule {
             for tensor in called(key, pattern, layout)? {
                 let whole = Allowance { tensor, budget: WHOLE, refuse: WHOLE };
                 let allowance = found.entry(tensor).or_insert(whole);
-                // Of several that are meant the strictest counts.
+                // If several rules match a tensor, the strictest counts.
                 let least = if key == "refuse" { &mut allowance.refuse } else { &mut allowance.budget };
                 *least = share.min(*least);
             }
@@ -45,7 +45,7 @@ fn millionths(key: &str, pattern: &str, share: f64) -> Result<u32, Error> {
     Ok((share * f64::from(WHOLE)) as u32)
 }
 
-/// The places of the tensors that a pattern fits.
+/// Indices of the tensors that match a pattern.
 fn called(key: &str, pattern: &str, layout: &Layout) -> Result<Vec<u32>, Error> {
     let tensors = layout.tensors().iter().enumerate();
     let found: Vec<u32> =
@@ -58,11 +58,11 @@ fn called(key: &str, pattern: &str, layout: &Layout) -> Result<Vec<u32>, Error> 
     Ok(found)
 }
 
-/// Whether a pattern fits all of a name: `*` stands for any characters, `?` for one, all else for itself.
+/// Whether a pattern matches a whole name. `*` matches any characters, `?` matches one.
 fn fits(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut at, mut here) = (0, 0);
-    // The last star, and where the name goes on if it takes one character more.
+    // The last star, and where the name continues if that star takes one more character.
     let mut star = None;
     while here < name.len() {
         match (pattern.get(at), star) {
@@ -84,14 +84,14 @@ fn fits(pattern: &str, name: &str) -> bool {
     pattern[at..].iter().all(|&rest| rest == '*')
 }
 
-/// Names of tensors, quoted, that are least different from a pattern.
+/// Names of the tensors that are most similar to a pattern, quoted.
 fn nearest(pattern: &str, layout: &Layout) -> Vec<String> {
     let mut names: Vec<&str> = layout.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
     names.sort_by_cached_key(|name| difference(pattern, name));
     names.into_iter().take(NEAREST).map(|name| format!("{name:?}")).collect()
 }
 
-/// Characters to be put in, taken out or changed to make one of the other (Levenshtein 1966). A star stands for nothing.
+/// The edit distance (Levenshtein 1966). A star in the pattern counts as nothing.
 fn difference(pattern: &str, name: &str) -> usize {
     let pattern: Vec<char> = pattern.chars().filter(|&c| c != '*').take(COMPARED).collect();
     let mut row: Vec<usize> = (0..=pattern.len()).collect();
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// The plainest way to fit a pattern.
+    /// The simplest correct way to match a pattern.
     fn plainly(pattern: &[char], name: &[char]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),

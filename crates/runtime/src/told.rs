@@ -1,19 +1,21 @@
-//! Events of what serves until it is told to stop, relayed to the thread that waits for it.
+//! Relays the events of a forwarder or a proxy to the thread that waits for it.
 
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc::Receiver, watch};
 
-/// Events that nobody has heard yet; beyond that, whoever tells them waits.
+/// Capacity of the queue of events. When it is full, whoever sends an event waits.
 pub(crate) const UNHEARD: usize = 1024;
-/// How often the waiting thread is asked whether to go on.
+/// Interval at which the waiting thread is asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the end may take: connections, last lines, and what is taken back of the system.
+/// How long shutting down may take: ending connections, sending the last events, and undoing changes to the
+/// system.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Hands each event to `go_on`, which is asked several times a second. If it says no, `stop` becomes true, and the events
-/// that still come are handed to it. Returns when no more can come.
+/// Passes each event to `go_on`, which is also called several times a second without one. Once it returns
+/// false, `stop` becomes true; events that still arrive are passed to it too. Returns when no more events can
+/// arrive, or none has for the time of shutting down.
 pub(crate) fn relay(
     handle: &Handle,
     events: &mut Receiver<String>,

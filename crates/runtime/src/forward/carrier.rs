@@ -1,4 +1,4 @@
-//! One link that carries streams: its tasks, and whom they wake.
+//! [`Carrier`]: a link that carries streams, its tasks, and the stream tasks that it wakes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,17 +13,17 @@ use tokio::sync::{mpsc, Notify};
 
 use crate::lock;
 
-/// Bytes that are sent in one go: few, so that a stream's turn comes soon.
+/// Bytes that are sent at once: few, so that each stream gets its turn soon.
 const BATCH: u64 = 256 << 10;
 /// The same over a link that loses chunks, where each batch may take a round trip.
 const LOSSY_BATCH: u64 = 2 << 20;
 
-/// How a stream's task hears of what it waits for.
+/// How a stream's task is woken.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// There is room for more from the program.
+    /// Notified when there is room for more bytes from the program.
     pub writable: Notify,
-    /// There is more for the program.
+    /// Notified when there are more bytes for the program.
     pub readable: Notify,
     over: Notify,
     why: Mutex<Option<String>>,
@@ -36,7 +36,7 @@ impl Signals {
         self.over.notify_one();
     }
 
-    /// Waits until the stream is reset by the other end, or ends with the link; says why.
+    /// Waits until the other end resets the stream, or the link ends. Returns the reason.
     pub async fn over(&self) -> String {
         loop {
             if let Some(why) = lock(&self.why).clone() {
@@ -47,32 +47,32 @@ impl Signals {
     }
 }
 
-/// Whom events of streams wake, and why the link has ended if it has.
+/// The signals of each stream, and why the link has ended, if it has.
 #[derive(Default)]
 struct Streams {
     signals: HashMap<u32, Arc<Signals>>,
     ended: Option<String>,
 }
 
-/// A link, its streams, and what its tasks share.
+/// A link, its streams, and the state that its tasks share.
 pub(crate) struct Carrier {
     link: Arc<dyn Link>,
     mux: Mutex<Mux>,
     streams: Mutex<Streams>,
-    /// Far end: streams that the near end has opened.
+    /// Far end: receives the streams that the near end has opened.
     opened: mpsc::Sender<u32>,
     started: Instant,
-    /// What chunks say of their sender: 0 the far end, 1 the near end.
+    /// The sender's number in chunks: 0 for the far end, 1 for the near end.
     sender: u32,
     batch: u64,
     messages: Notify,
     chunks: Notify,
-    /// The peer has broken the rules.
+    /// Notified when the peer has broken the protocol.
     watched: Notify,
 }
 
 impl Carrier {
-    /// A link on which both ends have agreed. `opened` hears of streams that the other end opens.
+    /// A link on which both ends have agreed. `opened` receives the streams that the other end opens.
     pub fn new(
         link: Arc<dyn Link>,
         rules: ForwardConfig,
@@ -97,9 +97,9 @@ impl Carrier {
         self.started.elapsed()
     }
 
-    /// Opens a stream; `None` if there are as many as there may be.
+    /// Opens a stream; `None` if the limit is reached.
     pub fn open(&self) -> Option<(u32, Arc<Signals>)> {
-        // Nobody hears of the stream before its task can be woken.
+        // Hold the machine's lock until the stream's signals exist, so that no event of it is lost.
         let mut mux = lock(&self.mux);
         let stream = mux.open()?;
         let signals = self.signals(stream);
@@ -108,7 +108,7 @@ impl Carrier {
         Some((stream, signals))
     }
 
-    /// Whom a stream's events wake.
+    /// The signals of a stream. Makes them if there are none.
     pub fn signals(&self, stream: u32) -> Arc<Signals> {
         let mut streams = lock(&self.streams);
         let signals = streams.signals.entry(stream).or_default().clone();
@@ -118,19 +118,19 @@ impl Carrier {
         signals
     }
 
-    /// The stream's task has ended.
+    /// Drops the signals of a stream whose task has ended.
     pub fn forget(&self, stream: u32) {
         lock(&self.streams).signals.remove(&stream);
     }
 
-    /// Tells or asks the machine something, and looks after what follows.
+    /// Calls the state machine, then handles its events and wakes the tasks with work.
     pub fn with<T>(&self, f: impl FnOnce(&mut Mux) -> T) -> T {
         let answer = f(&mut lock(&self.mux));
         self.look();
         answer
     }
 
-    /// Wakes whoever has something to do.
+    /// Handles the machine's events, and wakes the tasks that have work.
     fn look(&self) {
         let mut mux = lock(&self.mux);
         let events: Vec<ForwardEvent> = std::iter::from_fn(|| mux.poll_event()).collect();
@@ -160,7 +160,7 @@ impl Carrier {
         }
     }
 
-    /// Carries streams until the link ends; says why it did. All streams end with it.
+    /// Carries streams until the link ends. All streams end with it. Returns the reason.
     pub async fn drive(self: &Arc<Self>) -> String {
         let ended = tokio::select! {
             ended = self.read() => ended,
@@ -168,16 +168,16 @@ impl Carrier {
             ended = self.send_chunks() => ended,
             ended = self.watch() => ended,
         };
-        // It may be the peer's own words.
+        // The text may come from the peer, so make it plain.
         let why = plain(&ended.err().unwrap_or_else(|| "it has ended".into()), MAX_REASON);
         self.end(&why).await;
         why
     }
 
-    /// Says farewell, and ends the link with all its streams.
+    /// Sends a farewell, and ends the link with all its streams.
     pub async fn close(&self, why: &str) {
         if let Ok(bye) = (Control::Bye { reason: why.into() }).encode() {
-            // A peer that does not read sees the end without it.
+            // A peer that does not read sees the link's end without it.
             let _ = tokio::time::timeout(
                 std::time::Duration::from_millis(300),
                 self.link.send_control(bye.into()),
@@ -235,7 +235,7 @@ impl Carrier {
         }
     }
 
-    /// Tells the machine the time, and hears of peers that break the rules.
+    /// Tells the machine the time, and notices peers that break the protocol.
     async fn watch(&self) -> Result<(), String> {
         loop {
             let due = lock(&self.mux).poll_timeout().saturating_sub(self.now());
@@ -248,7 +248,7 @@ impl Carrier {
     }
 }
 
-/// Where chunks go.
+/// The sink of the link.
 struct Chunks(Arc<Carrier>);
 
 impl Sink for Chunks {

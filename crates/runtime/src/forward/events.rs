@@ -1,22 +1,22 @@
-//! What the ends of a forwarded path tell their owner, each as one JSON object.
+//! Events that an end of a forwarded path sends to its owner, each as one JSON object.
 
 use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::http2::Calls;
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(crate) enum Event {
-    /// It listens: a near end for programs, a far end for near ends.
+    /// The end listens: a near end for programs, a far end for near ends.
     Listening {
-        /// Where.
+        /// The address that it listens at.
         listen: String,
-        /// Near end: where the far end is.
+        /// Near end: address of the far end.
         #[serde(skip_serializing_if = "Option::is_none")]
         via: Option<String>,
-        /// Far end: where streams go.
+        /// Far end: address of the target.
         #[serde(skip_serializing_if = "Option::is_none")]
         to: Option<String>,
         /// Methods whose calls the near end answers itself.
@@ -25,7 +25,7 @@ pub(crate) enum Event {
     },
     /// A link to the other end is up, or has ended.
     Link {
-        /// Who the other end is.
+        /// Name or address of the other end.
         peer: String,
         /// Whether it is up now.
         up: bool,
@@ -43,38 +43,38 @@ pub(crate) enum Event {
     End {
         /// Its number at this end.
         connection: u64,
-        /// As when it began.
+        /// As in [`Event::Connection`].
         from: String,
         /// Bytes from the program or target to the link.
         sent: u64,
-        /// Bytes from the link that the program or target took.
+        /// Bytes from the link to the program or target.
         received: u64,
-        /// Why it was reset, if it did not end well.
+        /// Why it was reset; `None` if both directions ended in order.
         error: Option<String>,
-        /// Its calls, if HTTP/2 ends here.
+        /// Counts of its calls, if this end terminates HTTP/2.
         #[serde(flatten)]
         calls: Option<Calls>,
     },
-    /// Something that a log should have.
+    /// A line for a log.
     Note {
-        /// What.
+        /// The text.
         what: String,
     },
-    /// It has ended.
+    /// The end has stopped.
     Stopped {
-        /// Connections there were in all.
+        /// Total number of connections.
         connections: u64,
     },
 }
 
 impl Event {
-    /// As JSON.
+    /// The event as JSON.
     pub fn text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Where events go. Clones are the same place.
+/// The queue of events. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Events(mpsc::Sender<String>);
 
@@ -83,9 +83,9 @@ impl Events {
         Self(sender)
     }
 
-    /// Tells one; waits while its owner is behind.
+    /// Sends an event. Waits while the queue is full.
     pub async fn tell(&self, event: Event) {
-        // An owner that is gone wants to hear nothing.
+        // An error means that the owner is gone.
         let _ = self.0.send(event.text()).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The far end: accepts links, and connects their streams to the target.
+//! The far end of a forwarded path: it accepts links, and connects their streams to the target.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use super::{program, stop};
 use crate::engine::{descriptor_limit, Gate, Keys, Peers, TurnedAway};
 use crate::{lock, registry, Error};
 
-/// Near ends that may be shaking hands at a time: the next one waits.
+/// Most handshakes with near ends at a time. Beyond that the next one waits.
 const HANDSHAKES: usize = 256;
 /// How long the target may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -77,7 +77,7 @@ impl Far {
     /// Serves until it is stopped.
     ///
     /// # Errors
-    /// If no further link can come.
+    /// If it cannot accept links any more.
     pub async fn run(self, stopped: watch::Receiver<bool>) -> Result<(), Error> {
         let mut links = JoinSet::new();
         let mut until = stopped.clone();
@@ -88,7 +88,7 @@ impl Far {
             error = self.accept(&mut links, &stopped) => Err(error),
             () = stop(&mut until) => Ok(()),
         };
-        // They are told to stop as well, and tell of their connections.
+        // The links' tasks are stopped as well, and report the ends of their connections.
         while outcome.is_ok() && links.join_next().await.is_some() {}
         let connections = self.shared.connections.load(Ordering::Relaxed);
         self.shared.events.tell(Event::Stopped { connections }).await;
@@ -113,7 +113,7 @@ impl Far {
                 match welcomed {
                     Ok((link, name)) => serve(&shared, link, name, stopped).await,
                     Err(error) => {
-                        // It may be the peer's own words.
+                        // The text may come from the peer, so make it plain.
                         let why = plain(&error.to_string(), MAX_REASON);
                         let note = lock(&shared.turned_away).note(error.kind().into(), &why);
                         if let Some(what) = note {
@@ -127,7 +127,7 @@ impl Far {
     }
 }
 
-/// Shakes hands; a near end that is let in has a name.
+/// Shakes hands. Returns the link and the name of an admitted near end.
 async fn welcome(shared: &Arc<Shared>, pending: Pending) -> Result<(Arc<dyn Link>, String), Error> {
     let link = pending.await?;
     let id = shared.links.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The first messages of a link: the near end proves who it is, as a client of a job does.
+//! The handshake of a forwarded path: the near end authenticates itself, as a client of a job does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use thalweg_wire::text::{check_name, plain, MAX_REASON};
 use crate::engine::Gate;
 use crate::{random, Error};
 
-/// How long either end may take for its part.
+/// How long an end waits for each message of the other.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A far end that wants to hear more often than that is not believed.
+/// Shortest liveness limit that a near end accepts from a far end.
 const LEAST_LIVENESS: Duration = Duration::from_millis(100);
 /// Streams belong to no job.
 pub(crate) const JOB: u64 = 0;
 const SHAKE_HANDS: &str = "agree on forwarding";
 
-/// Who a near end is.
+/// Identity of a near end.
 pub(crate) struct Identity {
     pub name: String,
     pub token: Option<pki::Token>,
@@ -32,9 +32,9 @@ pub(crate) struct Identity {
 pub(crate) struct Ready {
     /// Bytes of each stream that it buffers.
     pub window: u64,
-    /// Streams at a time.
+    /// Most streams at a time.
     pub streams: u32,
-    /// Silence that ends the link, at both ends.
+    /// How long a silence ends the link, at both ends.
     pub liveness: Duration,
 }
 
@@ -57,7 +57,7 @@ fn other(what: &str) -> Error {
 /// The near end's part.
 ///
 /// # Errors
-/// `refused` with the far end's words; what the link says.
+/// `refused`, with the far end's reason; the link's errors.
 pub(crate) async fn near(link: &Arc<dyn Link>, who: &Identity) -> Result<Ready, Error> {
     let Control::Challenge(challenge) = hear(link).await? else {
         return Err(other("the other end does not speak as a server does"));
@@ -105,10 +105,10 @@ fn hello(link: &Arc<dyn Link>, who: &Identity, challenge: &Challenge) -> Result<
     })
 }
 
-/// The far end's part. Returns the near end's name; the link has been admitted then.
+/// The far end's part. Admits the link, and returns the near end's name.
 ///
 /// # Errors
-/// `refused` for a near end that is not let in, and was told so; what the link says.
+/// `refused` for a near end that is not admitted, after telling it the reason; the link's errors.
 pub(crate) async fn far(
     link: &Arc<dyn Link>,
     id: LinkId,
@@ -133,7 +133,7 @@ pub(crate) async fn far(
     };
     match refused {
         Ok(name) => {
-            link.admit(); // before it hears so, since it may send more from then on
+            link.admit(); // before the near end is notified, since it may send more from then on
             let Ready { window, streams, liveness } = ready;
             let liveness = micros(liveness);
             say(link, &Control::Forward(Forward::Ready { window, streams, liveness })).await?;
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::engine::{Keys, Peers};
 
-    /// Both ends of a link of the name, and a gate that lets everybody in.
+    /// Both ends of a link, and an admission check that admits everybody.
     async fn ends(name: &str) -> (Arc<dyn Link>, Arc<dyn Link>, Gate) {
         let (address, options) = (Address::parse(&format!("memory://{name}")).unwrap(), Options::default());
         let listener = Memory.listen(&address, &options).await.unwrap();

@@ -1,14 +1,14 @@
-//! Forwards TCP streams of other programs over a link of any transport.
+//! Forwards other programs' TCP streams over a link of any transport.
 //!
 //! ```text
 //! program -- TCP --> near end == one link, many streams ==> far end -- TCP --> target
 //!
-//! near        accepts programs, dials the far end, dials again when the link is lost
-//! far         accepts links, connects each stream to the target
-//! handshake   who may forward: as clients of a job, by token or certificate
-//! carrier     one link and its `thalweg_proto::Mux`: messages, chunks, time
-//! program     one stream and its TCP connection
-//! http2       one stream and its HTTP/2, call by call
+//! near       accepts programs, dials the far end, redials when the link is lost
+//! far        accepts links, connects each stream to the target
+//! handshake  who may forward: authenticated like clients of a job, by token or certificate
+//! carrier    one link and its `thalweg_proto::Mux`: messages, chunks, time
+//! program    one stream and its TCP connection
+//! http2      one stream and its HTTP/2, call by call
 //! ```
 
 mod carrier;
@@ -32,7 +32,7 @@ use crate::engine::Crew;
 use crate::told::{self, UNHEARD};
 use crate::Error;
 
-/// How long its tasks may take when it is dropped.
+/// How long its tasks may take to end when it is dropped.
 const TASKS_PATIENCE: Duration = Duration::from_millis(500);
 
 enum End {
@@ -40,7 +40,7 @@ enum End {
     Far(Far),
 }
 
-/// One end of a forwarded path; it listens from when it is made, and serves when it is told to.
+/// One end of a forwarded path. It listens as soon as it is made; [`Forwarder::serve`] makes it serve.
 pub struct Forwarder {
     end: Option<End>,
     crew: Crew,
@@ -49,11 +49,13 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Listens, as the JSON object `config` says ([`ForwardOptions`]). A near end connects to its far end first.
+    /// Starts listening, as the JSON object `config` says ([`ForwardOptions`]). A near end also connects to
+    /// its far end.
     ///
     /// # Errors
-    /// `options` for a setting there is not; `security` for an open address without tokens or certificates; `refused` if
-    /// the far end does not let us in; what the transport or the system say of the addresses.
+    /// `options` for an unknown or impossible setting; `security` for an address that other machines can
+    /// reach, without tokens or certificates; `refused` if the far end does not admit this end; the
+    /// transport's or the system's errors for the addresses.
     pub fn open(config: &str) -> Result<Self, Error> {
         let options: ForwardOptions = serde_json::from_str(config)?;
         options.check()?;
@@ -73,16 +75,16 @@ impl Forwarder {
         Ok(Self { end: Some(end), crew, told, listening: Event::text(&listening) })
     }
 
-    /// Where it listens, as JSON.
+    /// The address that it listens at, as JSON.
     pub fn listening(&self) -> &str {
         &self.listening
     }
 
-    /// Serves until `go_on` says no, which is asked several times a second and handed each event, as JSON. Connections
-    /// that are there are reset then.
+    /// Serves until `go_on` returns false. `go_on` is called several times a second, and with each event as
+    /// JSON. Open connections are then reset.
     ///
     /// # Errors
-    /// `closed` the second time; why a near end can no longer forward, such as `refused`.
+    /// `closed` at the second call; the reason why a near end cannot forward any more, such as `refused`.
     pub fn serve(&mut self, go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
         let again = || Error::new("closed", "forward", "it has ended; open another one");
         let end = self.end.take().ok_or_else(again)?;
@@ -93,17 +95,18 @@ impl Forwarder {
                 End::Near(near) => near.run(stopped).await,
                 End::Far(far) => far.run(stopped).await,
             };
-            // Nobody waits for it if the caller's thread is gone.
+            // An error means that the caller's thread is gone.
             let _ = done.send(ended);
         });
         let handle = self.crew.handle().clone();
         told::relay(&handle, &mut self.told, go_on, &stop);
-        // Its events have ended, so it has; or it took too long, and ends with its crew.
+        // No more events can arrive, so the end has stopped. Or it took too long, and is aborted with its
+        // tasks.
         outcome.try_recv().unwrap_or(Ok(()))
     }
 }
 
-/// Waits until the owner wants the end, or is gone.
+/// Waits until the owner stops this end, or is gone.
 async fn stop(stopped: &mut watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stop| *stop).await;
 }

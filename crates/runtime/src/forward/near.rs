@@ -1,4 +1,4 @@
-//! The near end: accepts programs, and dials the far end.
+//! The near end of a forwarded path: it accepts programs, and dials the far end.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::{random, registry, Error};
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// After an accept that failed, such as for want of descriptors.
+/// Pause after an accept failed, for example because no descriptor was left.
 const BREATH: Duration = Duration::from_millis(100);
 const START: &str = "start to forward";
 
-/// How the far end is reached.
+/// How to reach the far end.
 struct Way {
     address: Address,
     transport: Arc<dyn Transport>,
@@ -35,7 +35,8 @@ struct Way {
 }
 
 impl Way {
-    /// One attempt: a link on which the far end has let us in.
+    /// Dials once. Returns a link on which the far end has admitted this end, and the number of streams that
+    /// both allow.
     async fn dial(&self) -> Result<(Arc<Carrier>, u32), Error> {
         let link = self.transport.connect(&self.address, &self.options.transport).await?;
         let agreed = handshake::near(&link, &self.who).await;
@@ -48,12 +49,12 @@ impl Way {
         };
         let rules = self.options.rules(&link.capabilities(), window, liveness);
         let streams = self.options.connections.min(streams).max(1);
-        // The far end opens no streams: its messages that try are refused by a queue that nobody empties.
+        // The far end must not open streams. If it tries, they are refused, because nobody reads this queue.
         let (opened, _) = mpsc::channel(1);
         Ok((Carrier::new(link, rules, 1, opened), streams))
     }
 
-    /// Attempts until one succeeds, for `patience` if there is any.
+    /// Dials until one attempt succeeds, but for at most `patience` if that is given.
     async fn dial_for(&self, patience: Option<Duration>) -> Result<(Arc<Carrier>, u32), Error> {
         let (began, mut wait) = (Instant::now(), FIRST_RETRY);
         loop {
@@ -74,7 +75,7 @@ impl Way {
 /// What all programs' connections share.
 struct Serving {
     events: Events,
-    /// With what HTTP/2 ends here, if it does.
+    /// How this end terminates HTTP/2, if it does.
     http2: Option<http2::Near>,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct Near {
     way: Way,
     listener: TcpListener,
     listen: String,
-    /// Programs that have sent nothing yet are its guests.
+    /// Admission queue for programs that have not sent a byte yet.
     lobby: Lobby,
     first: (Arc<Carrier>, u32),
     serving: Arc<Serving>,
@@ -125,7 +126,7 @@ impl Near {
     /// Serves until it is stopped.
     ///
     /// # Errors
-    /// If the far end no longer lets us in.
+    /// If the far end refuses this end, or another error that a retry cannot help.
     pub async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<(), Error> {
         let (mut carrier, mut streams) = self.first.clone();
         let outcome = loop {
@@ -160,12 +161,12 @@ impl Near {
         self.serving.events.tell(Event::Link { peer: self.way.address.to_string(), up, why }).await;
     }
 
-    /// Programs' tasks end with their link, and tell so.
+    /// Waits for the programs' tasks. They end with their link, and report that.
     async fn ended(&self, programs: &mut JoinSet<()>) {
         while programs.join_next().await.is_some() {}
     }
 
-    /// Accepts programs. While there are as many as there may be, the next ones wait in the system's queue.
+    /// Accepts programs. At the limit, further programs wait in the kernel's queue.
     async fn accept(
         &mut self,
         carrier: &Arc<Carrier>,
@@ -192,7 +193,7 @@ impl Near {
         }
     }
 
-    /// While there is no link: programs wait for a while, and are reset then.
+    /// Runs while there is no link. Programs wait for a time limit; after that they are reset.
     async fn turn_away(&self) -> Infallible {
         sleep(self.way.options.patience()).await;
         loop {
@@ -204,7 +205,7 @@ impl Near {
     }
 }
 
-/// Carries a program's connection as soon as it may be.
+/// Carries a program's connection as soon as it gets a place.
 async fn welcome(
     carrier: Arc<Carrier>,
     program: TcpStream,

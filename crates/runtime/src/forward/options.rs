@@ -1,4 +1,4 @@
-//! What an end of a forwarded path is told.
+//! Options of an end of a forwarded path.
 
 use std::time::Duration;
 
@@ -12,58 +12,59 @@ use super::http2::Answers;
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::Error;
 
-/// Most connections at a time that may be asked for.
+/// Largest possible limit on connections.
 const MOST_CONNECTIONS: u32 = 4096;
 const LEAST_WINDOW: u64 = 4 << 10;
 /// Most bytes of a message that answers a call.
 const MOST_MESSAGE: usize = 1 << 20;
 
-/// Options of one end: the near end has `via`, the far end `to`.
+/// Options of one end. A near end has `via`, a far end has `to`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ForwardOptions {
-    /// Where it listens: a near end at `host:port` for programs, a far end at a transport's address for near ends.
+    /// Where it listens: a near end at `host:port` for programs, a far end at a transport's address for near
+    /// ends.
     pub listen: String,
-    /// Near end: the far end's address.
+    /// Near end: address of the far end.
     pub via: Option<String>,
-    /// Far end: the target, `host:port`.
+    /// Far end: the target, as `host:port`.
     pub to: Option<String>,
-    /// The transport's.
+    /// Options of the transport.
     pub transport: Options,
-    /// Wrappers around the transport.
+    /// Layers around the transport.
     pub layers: Layers,
     /// Seed of the layers.
     pub seed: u64,
     /// Near end: its name.
     pub name: String,
-    /// Near end: its token, in hex. At either end: a secret that all share.
+    /// Near end: its token, in hex. Either end: a secret that all ends share.
     pub token: Option<String>,
-    /// Far end: public key in hex of who issues the near ends' tokens.
+    /// Far end: public key, in hex, of the issuer of the near ends' tokens.
     pub issuer: Option<String>,
-    /// Bytes of each direction of each connection that are buffered at its receiver.
+    /// Bytes of each direction of a connection that its receiver buffers.
     pub window: u64,
-    /// Connections at a time; further ones wait.
+    /// Most connections at a time; further ones wait.
     pub connections: u32,
-    /// Far end: least seconds of silence that end a link, at both its ends.
+    /// Far end: a link ends, at both of its ends, after at least this many seconds of silence.
     pub liveness: f64,
     /// Near end: seconds that a program may take from connecting to its first byte.
     pub first_byte: f64,
-    /// Near end: seconds to go on trying to reach the far end at the start, and for which programs wait when the link is
-    /// lost.
+    /// Near end: seconds for which it tries to reach the far end at the start. Programs wait as long when the
+    /// link is lost.
     pub patience: f64,
-    /// HTTP/2 ends here.
+    /// Whether this end terminates HTTP/2.
     pub grpc: bool,
     /// Near end: methods whose calls it answers itself.
     pub answers: Vec<Answer>,
 }
 
-/// A method of gRPC, and the message with which its calls are answered.
+/// A gRPC method, and the message that answers its calls.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Answer {
-    /// As calls name it: `/package.Service/Method`.
+    /// The method as calls name it: `/package.Service/Method`.
     pub method: String,
-    /// In hex.
+    /// The message, in hex.
     #[serde(default)]
     pub message: String,
 }
@@ -113,10 +114,10 @@ impl Default for ForwardOptions {
 }
 
 impl ForwardOptions {
-    /// Checks what the types do not.
+    /// Checks what the types cannot.
     ///
     /// # Errors
-    /// Which option is impossible, and what it may be.
+    /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
         let bad = |what: &str| Err(Error::new("options", "forward", what));
         if self.via.is_some() == self.to.is_some() {
@@ -148,7 +149,7 @@ impl ForwardOptions {
         Ok(())
     }
 
-    /// What a near end answers itself.
+    /// The calls that a near end answers itself.
     pub(super) fn answers(&self) -> Answers {
         Answers::new(
             self.answers.iter().map(|answer| (answer.method.clone(), answer.message().unwrap_or_default())),
@@ -167,13 +168,14 @@ impl ForwardOptions {
         seconds(self.liveness)
     }
 
-    /// The rules of a link that can do this. `granted`: what the other end buffers of a new stream, if it has said so.
+    /// The rules of a link with these capabilities. `granted` is what the other end buffers of a new stream;
+    /// 0 if unknown.
     pub(crate) fn rules(&self, can: &Capabilities, granted: u64, liveness: Duration) -> ForwardConfig {
         ForwardConfig {
             window: self.window,
-            // Where chunks overtake messages, the stream's own grant has to come first.
+            // If chunks may overtake messages, data of a stream must wait for the stream's own grant.
             granted: if can.ordered { granted } else { 0 },
-            // Streams that are just ending at one end count no more at the other.
+            // Twice as many: a stream that is still ending at one end may not count at the other any more.
             streams: 2 * self.connections,
             chunk: can.chunk(None, DEFAULT_CHUNK),
             reliable: can.reliable,

@@ -1,4 +1,4 @@
-//! One stream and the TCP connection of its program or target.
+//! Carries one stream over the TCP connection of its program or target.
 
 use std::future::Future;
 use std::io;
@@ -14,28 +14,28 @@ use super::http2::Calls;
 /// Most bytes of one read.
 const BLOCK: u64 = 64 << 10;
 
-/// How a connection went.
+/// How a connection ended.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
-    /// Bytes that it gave.
+    /// Bytes that the program or target sent.
     pub sent: u64,
-    /// Bytes that it took.
+    /// Bytes that it received.
     pub received: u64,
-    /// Why it was reset; `None` if both directions came to their end.
+    /// Why the connection was reset; `None` if both directions ended in order.
     pub error: Option<String>,
-    /// Its calls, if HTTP/2 ends here.
+    /// Counts of its calls, if this end terminates HTTP/2.
     pub calls: Option<Calls>,
 }
 
-/// What hears that a program's first byte has come.
+/// Called when a program's first byte has arrived.
 pub(super) type Spoke<'a> = &'a (dyn Fn() + Sync);
 
 /// What a program's bytes are read from.
 pub(super) trait Source: AsyncRead + Unpin {
-    /// Waits for the first byte, or the end, and takes nothing.
+    /// Waits for the first byte or the end, and reads nothing.
     fn begun(&mut self) -> impl Future<Output = io::Result<()>> + Send;
 
-    /// Waits until there are some, so that an idle connection holds no buffer.
+    /// Waits until there are bytes, so that an idle connection needs no buffer.
     fn ready(&self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
@@ -59,8 +59,8 @@ impl Source for tokio::io::ReadHalf<tokio::io::DuplexStream> {
     }
 }
 
-/// Carries a connection until both its directions have ended, or one of them breaks: then it is reset at both ends.
-/// `spoke` is called when its first byte has come, or its end.
+/// Carries a connection until both directions have ended. If one breaks, the connection is reset at both
+/// ends. `spoke` is called when its first byte or its end has arrived.
 pub(crate) async fn carry(
     carrier: &Carrier,
     stream: u32,
@@ -69,7 +69,7 @@ pub(crate) async fn carry(
     spoke: Spoke<'_>,
 ) -> Ended {
     let mut ended = Ended::default();
-    let _ = program.set_nodelay(true); // small writes wait for nothing
+    let _ = program.set_nodelay(true); // send small writes at once
     if let Err(why) = carry_halves(carrier, (stream, signals), program.split(), &mut ended, spoke).await {
         carrier.with(|mux| mux.reset(stream, &why));
         reset(&program);
@@ -78,10 +78,10 @@ pub(crate) async fn carry(
     ended
 }
 
-/// The same for what is read from and written to.
+/// The same for any source and sink.
 ///
 /// # Errors
-/// Why one direction broke.
+/// The reason why one direction broke.
 pub(super) async fn carry_halves(
     carrier: &Carrier,
     (stream, signals): (u32, &Signals),
@@ -102,9 +102,9 @@ pub(super) async fn carry_halves(
     }
 }
 
-/// The program's end of the connection sees a reset and no orderly end.
+/// Makes the program see a reset instead of an orderly end.
 pub(crate) fn reset(program: &TcpStream) {
-    // If the system refuses it the program sees an orderly end.
+    // If the system refuses this, the program sees an orderly end.
     let _ = program.set_zero_linger();
 }
 
@@ -115,7 +115,7 @@ async fn to_link(
     sent: &mut u64,
     spoke: Spoke<'_>,
 ) -> io::Result<()> {
-    // Before there is room for it on the link: the program is not silent because the link is slow.
+    // Check this before waiting for room on the link: a program is not silent because the link is slow.
     program.begun().await?;
     spoke();
     loop {

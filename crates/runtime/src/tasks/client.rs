@@ -1,4 +1,4 @@
-//! A client of tasks: takes them, and sends results.
+//! A client of tasks: it receives tasks and sends results.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -17,45 +17,45 @@ use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Len
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, Error};
 
-/// Most bytes that one task may have.
+/// Most bytes of one task.
 const MAX_TASK: u64 = 64 << 30;
 
-/// What a client tells its application.
+/// Events for the application.
 #[derive(Debug, Clone)]
 pub enum TaskEvent {
-    /// The server has let it in.
+    /// The server has admitted the client.
     Joined,
-    /// A task is here.
+    /// A task has arrived.
     Task {
-        /// Its number.
+        /// Number of the task.
         task: u32,
         /// Its head.
         head: Vec<u8>,
-        /// Of its tensors.
+        /// Layout of its tensors.
         layout: Arc<Layout>,
-        /// Its tensors, which other tasks may share: not to be written to. `None` if it has none; if none has a byte, the
-        /// arena is empty.
+        /// Its tensors. Other tasks may share them, so do not write to them. `None` if it has no tensors;
+        /// empty if they have no bytes.
         arena: Option<Arena>,
-        /// Seconds from now until an answer is wanted.
+        /// Seconds from now until the answer is wanted; `None` for no limit.
         within: Option<f64>,
     },
     /// A task is over.
     Over {
-        /// Its number.
+        /// Number of the task.
         task: u32,
         /// How it ended.
         verdict: TaskVerdict,
     },
-    /// The job is over.
+    /// The job is over: with a reason, or with an error.
     Finished(Result<String, String>),
 }
 
-/// What the driver of a client of tasks has besides its link.
+/// The policy of a client of tasks.
 #[derive(Default)]
 pub(crate) struct Worker {
-    /// The tensors of tasks, by number.
+    /// The tensors of tasks, by task number.
     arenas: Mutex<HashMap<u32, Arena>>,
-    /// Results that are not over, by number of their task.
+    /// Results of tasks that are not over, by task number.
     answers: Mutex<HashMap<u32, (Arena, Arc<Layout>)>>,
     events: Mutex<VecDeque<TaskEvent>>,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Worker {
 type TaskDialer = Dialer<Worker>;
 
 impl Worker {
-    /// The arena of a task; made if `total` says how long it is.
+    /// The arena of a task. Makes one if there is none and `total` gives its length.
     pub fn arena(&self, task: u32, total: Option<u64>) -> Option<Arena> {
         let mut arenas = lock(&self.arenas);
         if let Some(arena) = arenas.get(&task) {
@@ -75,16 +75,17 @@ impl Worker {
     }
 }
 
-/// A client of a server of tasks. Its methods may be called from several threads.
+/// A client of a server of tasks. Several threads may call its methods.
 pub struct TaskClient {
     dialer: Arc<TaskDialer>,
 }
 
 impl TaskClient {
-    /// Starts to connect.
+    /// Starts connecting.
     ///
     /// # Errors
-    /// For an impossible address, option or token; reaching the server is [`TaskClient::next_event`]'s to tell.
+    /// For an impossible address, option or token. [`TaskClient::next_event`] reports whether the server was
+    /// reached.
     pub fn start(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
         let (patience, seed) = (seconds(options.patience), options.seed);
         let (purpose, role) = who(options.tree);
@@ -94,12 +95,12 @@ impl TaskClient {
         Ok(Self { dialer: Dialer::start(to, machine, Worker::default())? })
     }
 
-    /// The next event, waiting as long as `go_on` says yes; `None` once it says no.
+    /// Waits for the next event; `None` once `go_on` returns false.
     pub fn next_event(&self, go_on: GoOn<'_>) -> Option<TaskEvent> {
         self.dialer.wait_for(|| lock(&self.dialer.policy.events).pop_front(), go_on)
     }
 
-    /// Whether a task was handed out, and somebody still wants its result.
+    /// Whether a task was handed out and its result is still wanted.
     pub fn is_open(&self, task: u32) -> bool {
         lock(&self.dialer.machine).is_open(task)
     }
@@ -107,7 +108,7 @@ impl TaskClient {
     /// Sends a result. Its tensors must not be written to until the task is over.
     ///
     /// # Errors
-    /// `task` if the task was not handed out, was answered before or is over.
+    /// `task` if the task was not handed out, was answered before, or is over.
     pub fn answer(
         &self,
         task: u32,
@@ -117,7 +118,7 @@ impl TaskClient {
     ) -> Result<(), Error> {
         let dialer = &self.dialer;
         let layout = tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
-        // Before the machine knows of it, since it may be granted at once.
+        // Store the tensors before the machine knows about the answer: the server may grant it at once.
         let before = tensors.and_then(|tensors| lock(&dialer.policy.answers).insert(task, tensors));
         let outcome = lock(&dialer.machine).answer(task, Answer { head, layout, weight });
         dialer.wake();
@@ -131,10 +132,10 @@ impl TaskClient {
         })
     }
 
-    /// Says that there will be no result.
+    /// Tells the server that there will be no result.
     ///
     /// # Errors
-    /// `task` if the task was not handed out, was answered before or is over.
+    /// `task` if the task was not handed out, was answered before, or is over.
     pub fn refuse(&self, task: u32, reason: &str) -> Result<(), Error> {
         let dialer = &self.dialer;
         let outcome = lock(&dialer.machine).refuse(task, reason);
@@ -142,7 +143,7 @@ impl TaskClient {
         outcome.map_err(|reason| Error::new("task", "refuse task", reason))
     }
 
-    /// Leaves for good: whoever waits for an event hears that the job is over. Idempotent.
+    /// Leaves for good. A caller that waits for an event gets [`TaskEvent::Finished`]. Idempotent.
     pub fn close(&self, reason: &str) {
         self.dialer.close(reason);
     }
@@ -190,7 +191,7 @@ impl DialerPolicy for Worker {
     fn lend(dialer: &Arc<TaskDialer>, parcel: u32) -> Result<Lent, String> {
         let answer = lock(&dialer.policy.answers).get(&parcel).cloned();
         let (arena, layout) = answer.ok_or("the result is needed no longer")?;
-        // Not the padding that an arena may have behind a layout.
+        // Without the padding that an arena may have behind the layout.
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
         Ok(Lent { bytes, layout })
     }

@@ -1,4 +1,4 @@
-//! Results that are folded: what may be missing of them, how they are added up, and their mean.
+//! Folds results of tasks: what may be missing of them, how they are added, and their mean.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
@@ -13,12 +13,12 @@ use crate::engine::CHUNK_PATIENCE;
 use crate::mean::{check_means, take_mean};
 use crate::{lock, Error};
 
-/// Sums of a task that was released, for the next one with the same layout of results.
+/// Sums of a released task, which the next task with the same layout of results reuses.
 #[derive(Default)]
 pub(super) struct SpareSums(Mutex<Option<Arc<Accumulator>>>);
 
 impl SpareSums {
-    /// Empty sums for results of a layout: those of an earlier task if they have the same.
+    /// Empty sums for results of a layout. Reuses those of an earlier task if they have the same layout.
     pub fn take(&self, layout: &Arc<Layout>, precision: Precision) -> Arc<Accumulator> {
         let spare = lock(&self.0).take();
         if let Some(sums) = spare.filter(|sums| sums.layout().difference(layout).is_none()) {
@@ -28,7 +28,7 @@ impl SpareSums {
         Arc::new(Accumulator::new(layout.clone(), precision))
     }
 
-    /// Keeps sums that nobody else has.
+    /// Keeps sums for reuse, unless somebody else still holds them.
     pub fn keep(&self, sums: Arc<Accumulator>) {
         if Arc::strong_count(&sums) == 1 {
             *lock(&self.0) = Some(sums);
@@ -36,13 +36,14 @@ impl SpareSums {
     }
 }
 
-/// The rule of what may be missing of results of the layout `fold`: of each tensor in order a share of its bytes.
+/// The rule of what may be missing of results of the layout `fold`. `shares` has a fraction of the bytes for
+/// each tensor, in order.
 ///
-/// A tensor that the task (`sent`) does not have in the same form has to come whole: nothing could take the place of
-/// elements that nobody sent.
+/// A tensor must arrive completely if the task (`sent`) has no tensor of the same name, type and shape: then
+/// no value could stand in for elements that nobody sent.
 ///
 /// # Errors
-/// `options` for what is no share, or not as many shares as tensors.
+/// `options` if a fraction is not from 0 to 1, or the number of fractions is wrong.
 pub(super) fn tolerance(fold: &Layout, shares: &[f64], sent: &Layout) -> Result<Tolerance, Error> {
     let bad = |why: String| Error::new("options", "open task", why);
     if shares.len() != fold.tensors().len() {
@@ -59,7 +60,7 @@ pub(super) fn tolerance(fold: &Layout, shares: &[f64], sent: &Layout) -> Result<
         }
         let share = if counterpart(sent, tensor).is_some() { share } else { 0.0 };
         let budget = (share * f64::from(WHOLE)) as u32;
-        // Of a tensor without a rule all may be missing.
+        // A tensor without a rule may be missing completely.
         if budget < WHOLE {
             allowances.push(Allowance { tensor: at as u32, budget, refuse: WHOLE });
         }
@@ -67,15 +68,15 @@ pub(super) fn tolerance(fold: &Layout, shares: &[f64], sent: &Layout) -> Result<
     Tolerance::new(fold, &allowances).map_err(|error| bad(error.to_string()))
 }
 
-/// The tensor of a task that a result's tensor takes the place of.
+/// The task's tensor with the same name, type and shape as this tensor of a result.
 fn counterpart<'a>(sent: &'a Layout, tensor: &Tensor) -> Option<&'a Tensor> {
     let alike =
         |one: &&Tensor| (&one.name, one.dtype, &one.shape) == (&tensor.name, tensor.dtype, &tensor.shape);
     sent.tensors().iter().find(alike)
 }
 
-/// Judges a chunk while its bytes are in the cache: whether it can be folded. `None`: it can. A chunk that cuts an element
-/// leaves the judgement to [`fold_result`].
+/// Checks whether a chunk can be folded, while its bytes are in the cache. `None` means yes. A chunk that
+/// cuts an element is checked later, by [`fold_result`].
 pub(super) fn judged(sums: &Accumulator, chunk: &ChunkHeader, bytes: &[u8], weight: f64) -> Option<Verdict> {
     if sums.layout().cut_by(chunk.range()).is_some() {
         return Some(Verdict::Open);
@@ -83,14 +84,14 @@ pub(super) fn judged(sums: &Accumulator, chunk: &ChunkHeader, bytes: &[u8], weig
     sums.check(chunk.offset, bytes, weight).err().map(|error| Verdict::Refused(error.to_string()))
 }
 
-/// Folds a result, but for `holes`, on a thread of its own.
+/// Folds a result except for its `holes`, on a thread of its own.
 pub(super) fn fold(hub: &Arc<TaskHub>, task: u32, sender: u32, weight: f64, holes: Ranges) {
     let work = hub.clone();
     hub.spawn_blocking(move || {
         let hub = work;
         let sums = hub.policy.sums_of(task);
         let kept = hub.policy.store.take(task, sender);
-        // Whatever happens, the task hears what came of it.
+        // Report an outcome to the task even if folding panics.
         let folding = AssertUnwindSafe(|| fold_result(sums.as_deref(), kept.as_ref(), weight, &holes));
         let outcome = catch_unwind(folding).unwrap_or_else(|_| Err("the thread that folded panicked".into()));
         if let Some(kept) = kept {
@@ -121,7 +122,7 @@ fn fold_result(
             (_, false) => Err("there is no memory".into()),
         };
     };
-    // Who received the last of it may still hold its place.
+    // The sink that received the last chunk may still hold its place.
     let result = kept.arena.claim_within(kept.arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
     let part = |range: Range| &result[range.start as usize..range.end as usize];
     if kept.verdict.is_open() {
@@ -131,17 +132,18 @@ fn fold_result(
     sums.fold_ranges(&result, &came, weight).map_err(|e| e.to_string())
 }
 
-/// An empty arena for tensors of which none has a byte: for these no chunk comes for which an arena would be made. `None` if
-/// there are no tensors, or they have bytes.
+/// An empty arena for tensors that have no bytes: no chunk arrives for which an arena would be made. `None`
+/// if there are no tensors, or they have bytes.
 pub(super) fn without_bytes(layout: &Layout) -> Option<Arena> {
     let named = !layout.tensors().is_empty() && layout.bytes() == 0;
     named.then(|| Arena::new(0).ok()).flatten()
 }
 
-/// The mean of what was folded. Elements that nobody sent are those of `sent`, the task's own tensors, if it has them; else 0.
+/// The mean of the folded results. An element that nobody sent gets the task's own value from `sent`; without
+/// `sent` it is 0.
 ///
 /// # Errors
-/// `task` if nothing was folded or a mean is not finite.
+/// `task` if nothing was folded, or a mean is not finite.
 pub(super) fn mean(sums: &Accumulator, sent: Option<&(Arena, Arc<Layout>)>) -> Result<Arena, Error> {
     let no_mean = |reason: String| Error::new("task", "take the mean", reason);
     let layout = sums.layout();
@@ -162,7 +164,7 @@ pub(super) fn mean(sums: &Accumulator, sent: Option<&(Arena, Arc<Layout>)>) -> R
     Ok(arena)
 }
 
-/// Copies into `mean` the task's own values of what is not `covered`.
+/// Copies the task's own values into the ranges of `mean` that are not `covered`.
 fn stand_in(
     layout: &Layout,
     mean: &mut [u8],
@@ -191,7 +193,7 @@ mod tests {
     use super::super::store::Store;
     use super::*;
 
-    /// Numbers that a seed gives (Knuth's linear congruential generator).
+    /// Pseudo-random numbers of a seed (Knuth's linear congruential generator).
     struct Draws(u64);
 
     impl Draws {
@@ -206,7 +208,7 @@ mod tests {
         Arc::new(Layout::pack(tensors).unwrap())
     }
 
-    /// Small whole numbers in every element: sums of them are exact in all types.
+    /// Small whole numbers in every element, so that their sums are exact in all types.
     fn filled(layout: &Layout, draws: &mut Draws) -> Vec<u8> {
         let mut bytes = vec![0; layout.bytes() as usize];
         for tensor in layout.tensors() {
@@ -238,8 +240,9 @@ mod tests {
         arena
     }
 
-    /// Whatever is missing of each result, the mean has the bits of the plain one: each element's is over those who sent all
-    /// of it, and one that nobody sent is the task's own.
+    /// Whatever is missing of each result, the mean has the bits of the plain reference. Each element's mean
+    /// is over the clients that sent all of that element. An element that nobody sent has the task's own
+    /// value.
     #[test]
     fn the_mean_is_that_of_what_came() {
         let of = layout(&[
@@ -248,7 +251,7 @@ mod tests {
             ("b", Dtype::F64, 130),
             ("c", Dtype::F32, 9),
         ]);
-        // The task's tensors lie in another order, among others.
+        // The task's tensors are in another order, and there are others among them.
         let sent = layout(&[
             ("x", Dtype::F32, 3),
             ("b", Dtype::F64, 130),
@@ -261,7 +264,7 @@ mod tests {
             let store = Store::new(1 << 20, std::env::temp_dir());
             for sender in 0..1 + draws.below(4) as u32 {
                 let (bytes, weight) = (filled(&of, &mut draws), 1.0 + draws.below(4) as f64);
-                // Of `n` nothing may be missing, since the task has no such tensor.
+                // The task has no tensor like `n`, so nothing of `n` may be missing.
                 let whole = of.tensors()[1].range();
                 let holes: Ranges = holes(of.bytes(), &mut draws)
                     .iter()
@@ -275,7 +278,7 @@ mod tests {
                 }
                 store.judged(7, sender, Verdict::Open);
                 let kept = store.take(7, sender).unwrap();
-                // What lies in holes is never looked at.
+                // The bytes in holes must never be read.
                 for hole in holes.iter() {
                     kept.arena.claim(hole).unwrap().fill(0xff);
                 }

@@ -1,4 +1,4 @@
-//! Tasks over the engine: a server that sends heads and tensors to named members, and clients that answer.
+//! Tasks on the engine: a server sends heads and tensors to named members, and clients answer.
 
 mod client;
 mod folding;
@@ -10,7 +10,7 @@ mod store;
 use thalweg_pki::Role;
 use thalweg_wire::control::Purpose;
 
-/// What a server's members are, and what their tokens are for.
+/// What the members of a server join for, and the role of their tokens.
 fn who(tree: bool) -> (Purpose, Role) {
     if tree {
         (Purpose::Tree, Role::TreeNode)

@@ -1,4 +1,4 @@
-//! What a server of tasks is told; the JSON that crosses from Python.
+//! Options of a server of tasks: the JSON that Python passes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,39 +13,39 @@ use crate::Error;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TaskServerOptions {
-    /// The transport's.
+    /// Options of the transport.
     pub transport: Options,
-    /// Wrappers around the transport.
+    /// Layers around the transport.
     pub layers: Layers,
     /// Seed of the layers.
     pub seed: u64,
-    /// Public key in hex of who issues the members' tokens.
+    /// Public key, in hex, of the issuer of the members' tokens.
     pub issuer: Option<String>,
-    /// Or a secret that all members share.
+    /// Alternatively, a secret that all members share.
     pub token: Option<String>,
-    /// Its members are nodes of an aggregation tree, and their tokens are for that.
+    /// Whether the members are nodes of an aggregation tree. Their tokens must then have that role.
     pub tree: bool,
-    /// The job's number.
+    /// Number of the job.
     pub job: u64,
-    /// Bytes of payload in a chunk; `None`: what the transport prefers, else 256 KiB.
+    /// Payload bytes of a chunk. `None`: what the transport prefers, else 256 KiB.
     pub chunk: Option<u32>,
-    /// Least seconds without progress that end a link.
+    /// A link ends after at least this many seconds without progress.
     pub liveness: f64,
-    /// Seconds that a member may be away before its part in a task is lost.
+    /// Seconds that a member may be disconnected before its part in a task is lost.
     pub grace: f64,
     /// Most tasks that may be open at once.
     pub max_open: usize,
-    /// Most tasks that a member is given at once; the others wait.
+    /// Most tasks that a member gets at once; further tasks wait.
     pub ahead: usize,
-    /// Bytes of results in memory that come in or wait to be taken; more lie in files.
+    /// Most bytes of results in memory, arriving or waiting to be taken. Further results lie in files.
     pub memory: u64,
-    /// The folder of these files; `None`: the system's for temporary files.
+    /// Folder of these files; `None`: the system's folder for temporary files.
     pub spill: Option<PathBuf>,
-    /// Bytes of results that wait to be folded; one result may always.
+    /// Most bytes of results that wait to be folded. One result is always allowed.
     pub staging: u64,
     /// Most bytes of one result.
     pub max_result: u64,
-    /// What means are summed up in.
+    /// Number format of the sums.
     pub precision: PrecisionRule,
 }
 
@@ -74,10 +74,10 @@ impl Default for TaskServerOptions {
 }
 
 impl TaskServerOptions {
-    /// Checks what the types do not.
+    /// Checks what the types cannot.
     ///
     /// # Errors
-    /// Which option is impossible, and what it may be.
+    /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
         let bad = |what: &str| Err(Error::new("options", "start task server", what));
         let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;

@@ -1,4 +1,4 @@
-//! A server of tasks: sends them, folds results or hands them over.
+//! A server of tasks: it sends tasks, and folds their results or hands them over.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -24,29 +24,30 @@ use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
 use crate::{lock, registry, Error};
 
-/// Most members a job may ever have.
+/// Most members that a job may ever have.
 const MAX_MEMBERS: u32 = 1 << 16;
 
-/// Accepts a result by its member's name, its head and its weight, or says why not. It is called on a blocking thread, before
-/// any byte of the result is asked for.
+/// Accepts a result by its member's name, its head and its weight, or returns the reason for refusing it. It
+/// runs on a blocking thread, before any byte of the result is requested.
 pub type Judge = Arc<dyn Fn(&str, &[u8], f64) -> Result<(), String> + Send + Sync>;
 
-/// A task to be sent.
+/// A task to send.
 pub struct NewTask {
-    /// For the members' application.
+    /// Head of the task, for the members' application.
     pub head: Vec<u8>,
-    /// Its tensors, which must not be written to until all members have them or have failed; `None`: it has none.
+    /// Its tensors; `None` if it has none. Do not write to them until every member has them or has failed.
     pub tensors: Option<(Arena, Arc<Layout>)>,
-    /// Tasks with the same number here have the same bytes, which are sent to a member once.
+    /// Tasks with the same number here have the same bytes. A member gets these bytes only once.
     pub bytes_id: u64,
-    /// To whom.
+    /// Names of the members that get the task.
     pub members: Vec<String>,
-    /// Within how many seconds results are wanted.
+    /// Seconds within which results are wanted; `None` for no limit.
     pub deadline: Option<f64>,
-    /// The layout of results that are folded into a mean; `None`: they are handed over.
+    /// The layout of results that are folded into a mean; `None`: results are handed over.
     pub fold: Option<Arc<Layout>>,
-    /// Of each of these tensors in order, the share of its bytes that may be missing of a result. Of a tensor that the task
-    /// does not have in the same form, nothing may. `None`: nothing.
+    /// For each tensor of `fold`, in order, the fraction of its bytes that may be missing of a result.
+    /// Nothing may be missing of a tensor that the task does not have in the same form. `None`: nothing may
+    /// be missing.
     pub missing: Option<Vec<f64>>,
     /// Judges each result before it is received; `None`: all are accepted.
     pub judge: Option<Judge>,
@@ -64,23 +65,24 @@ impl NewTask {
     }
 }
 
-/// What became of one member's part in a task.
+/// The outcome of one member's part in a task.
 pub struct TaskReply {
-    /// The member's name.
+    /// Name of the member.
     pub member: String,
     /// How it ended.
     pub state: ReplyState,
-    /// Why, if it is not done.
+    /// The reason, if it is not done.
     pub reason: Option<String>,
-    /// The result's head.
+    /// Head of the result.
     pub head: Vec<u8>,
-    /// The result's weight.
+    /// Weight of the result.
     pub weight: f64,
-    /// How much of the result's tensors came, 0 to 1.
+    /// Fraction of the result's tensors that arrived, from 0 to 1.
     pub coverage: f64,
-    /// The result's tensors, if it has any and they were not folded; the arena is empty if none has a byte.
+    /// The result's tensors, if it has any and they were not folded. The arena is empty if they have no
+    /// bytes.
     pub tensors: Option<(Arena, Arc<Layout>)>,
-    /// Both ways, as a JSON list.
+    /// The transfers in both directions, as a JSON list.
     pub transfers: String,
 }
 
@@ -89,16 +91,17 @@ struct Open {
     tensors: Option<(Arena, Arc<Layout>)>,
     fold: Option<Arc<Accumulator>>,
     judge: Option<Judge>,
-    /// Parts of results may be missing: until the mean is taken, the task's tensors are needed in their place.
+    /// Whether parts of results may be missing. Then the task's own tensors must stay until the mean is
+    /// taken, as stand-ins.
     holed: bool,
     replies: VecDeque<(Reply, Option<Kept>)>,
-    /// All parts are over.
+    /// Whether all parts are over.
     closed: bool,
-    /// Nobody will take the replies.
+    /// Whether the task was released, so nobody will take its replies.
     released: bool,
 }
 
-/// What the driver of a server of tasks has besides its links.
+/// The policy of a server of tasks.
 pub(crate) struct Tasks {
     pub store: Store,
     open: Mutex<HashMap<u32, Open>>,
@@ -108,16 +111,16 @@ pub(crate) struct Tasks {
 
 pub(super) type TaskHub = Hub<Tasks>;
 
-/// A server that listens and sends tasks. Its methods may be called from several threads.
+/// A server that listens and sends tasks. Several threads may call its methods.
 pub struct TaskServer {
     hub: Arc<TaskHub>,
 }
 
 impl TaskServer {
-    /// Listens at `address`.
+    /// Starts listening at `address`.
     ///
     /// # Errors
-    /// What the transport says of the address, or which option is impossible.
+    /// The transport's error for the address, or `options` for an impossible option.
     pub fn start(address: &str, options: TaskServerOptions) -> Result<Self, Error> {
         options.check()?;
         let address = Address::parse(address)?;
@@ -155,47 +158,50 @@ impl TaskServer {
         Ok(Self { hub: Hub::start(&transport, &address, hub, machine, tasks)? })
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// The address that it listens at, with the port that the system chose.
     pub fn address(&self) -> String {
         self.hub.address()
     }
 
-    /// Names of the members that are connected.
+    /// Names of the connected members.
     pub fn clients(&self) -> Vec<String> {
         self.hub.clients()
     }
 
-    /// What happened since the last call, in words.
+    /// Log lines since the last call.
     pub fn notes(&self) -> Vec<String> {
         self.hub.take_notes()
     }
 
-    /// Members that were here and are not connected: name, why the link ended, and whether it left for good.
+    /// Members that are not connected any more: name, why the link ended, and whether the member left for
+    /// good.
     pub fn departed(&self) -> Vec<(String, String, bool)> {
         self.hub.away()
     }
 
-    /// Segments retransmitted so far on the way to each member (`down`) and by it (`up`), as a JSON object of names; null where
-    /// a transport cannot tell. Waits for at most `limit` for members that have yet to say so.
+    /// Segments retransmitted so far on the way to each member (`down`) and by it (`up`), as a JSON object by
+    /// name. Null if a transport does not count them. Waits at most `limit` for members that have not
+    /// reported yet.
     pub fn resent(&self, limit: Duration) -> String {
         self.hub.resent(limit)
     }
 
-    /// Waits until `members` members are connected, the time is over, or `go_on` says no. Returns how many are.
+    /// Waits until `members` members are connected, `limit` is over, or `go_on` returns false. Returns how
+    /// many are connected.
     pub fn wait(&self, members: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         self.hub.wait_for_clients(members, limit, go_on)
     }
 
-    /// A member's process has ended for good, as `why` says if it is not empty.
+    /// A member's process has ended for good, for the reason `why` unless that is empty.
     pub fn forget(&self, member: &str, why: &str) {
         self.hub.forget(member, why);
     }
 
-    /// Opens a task; returns its number.
+    /// Opens a task. Returns its number.
     ///
     /// # Errors
-    /// `task` if it cannot be opened: too many are open, or nobody is named; `options` for an impossible deadline, or what
-    /// cannot be missing.
+    /// `task` if too many tasks are open, or no member is named; `options` for an impossible deadline or an
+    /// impossible rule of what may be missing.
     pub fn open(&self, task: NewTask) -> Result<u32, Error> {
         let hub = &self.hub;
         if task.deadline.is_some_and(|within| Duration::try_from_secs_f64(within).is_err()) {
@@ -218,7 +224,7 @@ impl TaskServer {
             judged: task.judge.is_some(),
         };
         let holed = plan.missing.is_some();
-        // The driver looks for the task as soon as the machine knows of it.
+        // Hold this lock while the machine learns of the task: the driver looks the task up here at once.
         let mut open = lock(&hub.policy.open);
         let number = lock(&hub.machine).open(hub.now(), plan);
         let number = number.map_err(|reason| Error::new("task", "open task", reason))?;
@@ -230,11 +236,12 @@ impl TaskServer {
         Ok(number)
     }
 
-    /// The next reply to a task, in the order in which they come; `None` when there are no more. Waits for at most `limit`,
-    /// as long as `go_on` says yes.
+    /// The next reply to a task, in the order of arrival; `None` when there are no more. Waits at most
+    /// `limit`, and only while `go_on` returns true.
     ///
     /// # Errors
-    /// `timeout` if none came in time; `interrupted` if `go_on` said no; `task` if there is no such task.
+    /// `timeout` if no reply arrived in time; `interrupted` if `go_on` returned false; `task` if there is no
+    /// such task.
     pub fn next_reply(
         &self,
         task: u32,
@@ -266,8 +273,8 @@ impl TaskServer {
         }
     }
 
-    /// The mean of the results of a task that folds them, once all parts are over. Elements that nobody sent are the task's
-    /// own.
+    /// The mean of the results of a task that folds them, once all parts are over. An element that nobody
+    /// sent gets the task's own value.
     ///
     /// # Errors
     /// `task` if the task does not fold, is still open, or no result was folded.
@@ -287,17 +294,17 @@ impl TaskServer {
         Ok((folding::mean(&sums, sent.as_ref())?, sums.layout().clone()))
     }
 
-    /// Nobody wants the results of a task any more; its open parts end as cancelled.
+    /// Cancels a task: its open parts end as cancelled.
     pub fn cancel(&self, task: u32) {
         lock(&self.hub.machine).cancel(self.hub.now(), task);
         self.hub.wake();
     }
 
-    /// Forgets a task, with the replies that were not taken; what is open of it is cancelled.
+    /// Drops a task with the replies that were not taken. Parts that are still open are cancelled.
     pub fn release(&self, task: u32) {
         self.cancel(task);
         let mut open = lock(&self.hub.policy.open);
-        // One that is still open is removed when it closes.
+        // A task that is still open is removed when it closes.
         if open.get(&task).is_some_and(|task| task.closed) {
             let sums = open.remove(&task).and_then(|task| task.fold);
             if let Some(sums) = sums {
@@ -308,11 +315,11 @@ impl TaskServer {
         }
     }
 
-    /// Tells every member that the job is over, and stops. What is open ends as cancelled, and whoever waits for a reply
-    /// hears so. Idempotent.
+    /// Tells every member that the job is over, and stops. Open parts end as cancelled, and callers that wait
+    /// for replies get these. Idempotent.
     pub fn close(&self, reason: &str) {
         self.hub.close(reason);
-        // The driver may have ended before it performed the last.
+        // The driver may have ended before it performed the last actions.
         while let Some(action) = next_action(&self.hub) {
             if let Action::Policy(wanted @ (TaskAction::Settled(_) | TaskAction::Closed { .. })) = action {
                 Tasks::perform(&self.hub, wanted);
@@ -366,7 +373,7 @@ impl HubPolicy for Tasks {
                 let judge = lock(&policy.open).get(&task).and_then(|open| open.judge.clone());
                 let work = hub.clone();
                 hub.spawn_blocking(move || {
-                    // Whatever happens, the task hears a verdict.
+                    // Report a verdict to the task even if the judge panics.
                     let judging = AssertUnwindSafe(|| match &judge {
                         Some(judge) => judge(&member, &head, weight),
                         None => Err("nobody wants the result any more".into()),
@@ -389,7 +396,7 @@ impl HubPolicy for Tasks {
             }
             TaskAction::Closed { task } => {
                 let mut open = lock(&policy.open);
-                let mut judge = None; // dropped after the lock, since its destructor may run foreign code
+                let mut judge = None; // drop it after releasing the lock: its destructor may run foreign code
                 if let Some(task) = open.get_mut(&task) {
                     task.closed = true;
                     judge = task.judge.take();
@@ -423,12 +430,13 @@ impl Tasks {
         self.spare_sums.take(layout, self.options.precision.into())
     }
 
-    /// The sums of a task that folds.
+    /// The sums of a task; `None` if it does not fold.
     pub fn sums_of(&self, task: u32) -> Option<Arc<Accumulator>> {
         lock(&self.open).get(&task).and_then(|open| open.fold.clone())
     }
 
-    /// Judges a chunk of a result that is to be folded; `weight` is that of the result, if it is still wanted.
+    /// Checks a chunk of a result that is to be folded. `weight` gives the result's weight, or `None` if it
+    /// is not wanted any more.
     pub fn judge(&self, chunk: &ChunkHeader, bytes: &[u8], weight: impl FnOnce() -> Option<f64>) {
         let Some(sums) = self.sums_of(chunk.round) else { return };
         let verdict = weight().and_then(|weight| folding::judged(&sums, chunk, bytes, weight));

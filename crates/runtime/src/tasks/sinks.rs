@@ -1,4 +1,4 @@
-//! Where chunks of tasks and results go.
+//! Sinks for the chunks of results (server) and tasks (client).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::server::Tasks;
 use crate::engine::{store, Dialer, Hub, Scratch};
 use crate::lock;
 
-/// The sink of one link of a server: results.
+/// The sink of a server's link: it receives results.
 pub(crate) struct ResultSink {
     pub hub: Arc<Hub<Tasks>>,
     pub link: LinkId,
@@ -43,7 +43,8 @@ impl Sink for ResultSink {
             let weight = || lock(&self.hub.machine).weight_of(self.link, chunk);
             self.hub.policy.judge(chunk, target.bytes(), weight);
         }
-        // Only of a result that is known is anything received aside; what comes after it was taken is not wanted.
+        // Only a known result has chunks in scratch buffers. Once a result was taken, further chunks of it
+        // are not wanted.
         let claim = |range| self.hub.policy.store.claim(chunk.round, chunk.sender, None, range);
         let mut due = !self.ordered;
         let stored = |ok| {
@@ -54,14 +55,14 @@ impl Sink for ResultSink {
         };
         store(chunk, &target, outcome.is_ok(), claim, stored);
         self.scratch.give_back(target);
-        // What trailed behind the result's end may have been the last of it.
+        // On a link without order, a chunk that arrives after the result's end may complete it.
         if due {
             self.hub.wake();
         }
     }
 }
 
-/// The sink of a client's link: tasks.
+/// The sink of a client's link: it receives tasks.
 pub(crate) struct TaskSink {
     pub dialer: Arc<Dialer<Worker>>,
     pub ordered: bool,
@@ -95,7 +96,7 @@ impl Sink for TaskSink {
         store(chunk, &target, outcome.is_ok(), claim, stored);
         self.scratch.give_back(target);
         if !self.ordered {
-            self.dialer.wake(); // what trailed behind the task's end may have been the last of it
+            self.dialer.wake(); // a chunk that arrives after the task's end may complete it
         }
     }
 }

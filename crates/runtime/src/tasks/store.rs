@@ -1,4 +1,4 @@
-//! Where results lie: in memory as far as the budget goes, in files beyond it.
+//! Stores results that are arriving or wait to be taken: in memory up to a budget, and beyond that in files.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use thalweg_wire::Range;
 
 use crate::lock;
 
-/// Bytes in memory that count against a budget, until this is dropped.
+/// Bytes in memory that count against the budget until this is dropped.
 #[derive(Debug)]
 struct Share {
     used: Arc<AtomicU64>,
@@ -23,30 +23,30 @@ impl Drop for Share {
     }
 }
 
-/// What is known of whether a result can be folded.
+/// Whether a result can be folded, as far as is known.
 #[derive(Debug, Default)]
 pub(crate) enum Verdict {
-    /// Each chunk that came could be.
+    /// Every chunk that has arrived can be folded.
     #[default]
     Fine,
-    /// Not all of it was judged.
+    /// Not every chunk has been checked.
     Open,
-    /// It cannot, for this reason.
+    /// It cannot be folded, for this reason.
     Refused(String),
 }
 
 impl Verdict {
-    /// Whether it has to be judged yet.
+    /// Whether parts of it must still be checked.
     pub fn is_open(&self) -> bool {
         matches!(self, Self::Open)
     }
 }
 
-/// A result's bytes, and what of the budget they take.
+/// A result's bytes, and their part of the budget.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub arena: Arena,
-    /// Of a result that is to be folded.
+    /// Meaningful for a result that is to be folded.
     pub verdict: Verdict,
     share: Option<Share>,
 }
@@ -57,24 +57,25 @@ impl Kept {
     }
 }
 
-/// Results by task and sender.
+/// Results, by task and sender.
 pub(crate) struct Store {
     budget: u64,
     used: Arc<AtomicU64>,
     folder: PathBuf,
     results: Mutex<HashMap<(u32, u32), Kept>>,
-    /// The memory of a result that was folded, for the next one: fresh pages cost more than the bytes that fill them.
+    /// Memory of a folded result, which the next one reuses: touching fresh pages costs more time than
+    /// filling them.
     spare: Mutex<Option<Kept>>,
 }
 
 impl Store {
-    /// Holds `budget` bytes in memory, and more in files without a name in `folder`.
+    /// Keeps `budget` bytes in memory. Further results lie in unnamed files in `folder`.
     pub fn new(budget: u64, folder: PathBuf) -> Self {
         Self { budget, used: Arc::default(), folder, results: Mutex::default(), spare: Mutex::default() }
     }
 
-    /// A range of a result of `total` bytes to write to; `None` while it is being written, or without memory: the
-    /// chunk is then asked for again. Without a `total` the result has to be here already.
+    /// A range of a result of `total` bytes, for writing. `None` if it is being written, or no memory is
+    /// left; the chunk is then requested again. Without `total` the result must already be here.
     pub fn claim(&self, task: u32, sender: u32, total: Option<u64>, range: Range) -> Option<Claim> {
         let mut results = lock(&self.results);
         if let Some(kept) = results.get(&(task, sender)) {
@@ -87,7 +88,7 @@ impl Store {
     }
 
     fn room(&self, bytes: u64) -> Option<Kept> {
-        // One of another size is freed here, so that it takes nothing of the budget.
+        // Drop spare memory of another size first, so that it does not count against the budget.
         if let Some(kept) = lock(&self.spare).take().filter(|kept| kept.arena.len() == bytes) {
             return Some(kept);
         }
@@ -100,7 +101,7 @@ impl Store {
         Some(Kept::new(Arena::in_file(&self.folder, bytes).ok()?, None))
     }
 
-    /// Not all of a result that comes can be folded, or was judged. The first reason stays.
+    /// Records that not all of a result can be folded or was checked. The first reason for refusing it stays.
     pub fn judged(&self, task: u32, sender: u32, verdict: Verdict) {
         if let Some(kept) = lock(&self.results).get_mut(&(task, sender)) {
             if !matches!(kept.verdict, Verdict::Refused(_)) {
@@ -114,7 +115,7 @@ impl Store {
         lock(&self.results).remove(&(task, sender))
     }
 
-    /// Keeps the memory of a result that was folded for the next result of its size.
+    /// Keeps the memory of a folded result, for the next result of its size.
     pub fn keep_spare(&self, kept: Kept) {
         if kept.share.is_some() {
             *lock(&self.spare) = Some(Kept { verdict: Verdict::default(), ..kept });

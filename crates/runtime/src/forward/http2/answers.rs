@@ -1,7 +1,8 @@
-//! Near end: calls that are answered here, before the server does.
+//! Near end: calls that it answers before the server does.
 //!
-//! A program that waits for an answer from afar after each message gets one round trip's worth of messages to the server. If
-//! the near end answers, it gets the next message at once. Such an answer says that the near end has the request, and no more.
+//! A program that waits for an answer after each message sends only one message in each round trip to a
+//! distant server. If the near end answers, the program sends its next message at once. Such an answer says
+//! only that the near end has the request.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
@@ -21,12 +22,13 @@ use thalweg_wire::text::{plain, MAX_REASON};
 const STATUS: &str = "grpc-status";
 const MESSAGE: &str = "grpc-message";
 
-/// The methods that are answered, each with its message as gRPC frames it.
+/// The methods that are answered, each with its message in a gRPC frame.
 #[derive(Debug, Default)]
 pub(crate) struct Answers(HashMap<String, Bytes>);
 
 impl Answers {
-    /// Answers each method with a message. An empty one is a message of any type of protobuf with all its defaults.
+    /// Answers each method with a message. An empty message is a protobuf message with all fields at their
+    /// defaults.
     pub fn new(messages: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
         let framed = |message: Vec<u8>| {
             let mut frame = BytesMut::with_capacity(5 + message.len());
@@ -44,7 +46,7 @@ impl Answers {
     }
 }
 
-/// The answers of one connection.
+/// The answers that the near end gave on one connection.
 pub(crate) struct Promises {
     answers: Arc<Answers>,
     events: Events,
@@ -54,12 +56,12 @@ pub(crate) struct Promises {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// Calls that were answered here and not by the server yet.
+    /// Calls that were answered here and that the server has not answered yet.
     open: BTreeSet<u64>,
     counts: Calls,
 }
 
-/// What a call that is answered here is answered with.
+/// The answer to one call.
 pub(super) struct Promise {
     number: u64,
     message: Bytes,
@@ -72,16 +74,17 @@ impl Promises {
         Self { answers, events, state: Mutex::default() }
     }
 
-    /// What became of the calls, once no more come.
+    /// Counts of the calls, once no more arrive.
     pub fn counts(&self) -> Calls {
         let state = lock(&self.state);
         let Calls { unkept, .. } = state.counts;
         Calls { unkept: unkept + state.open.len() as u64, ..state.counts }
     }
 
-    /// A call begins: says to the far end which calls it follows. Returns what it is answered with, if it is.
+    /// Starts a call. Writes into its headers which calls it must follow, for the far end. Returns the answer
+    /// if the near end gives one.
     pub(super) fn enter(&self, parts: &mut Parts) -> Option<Promise> {
-        // Those of the program would be believed.
+        // Remove these headers if the program sent them: the far end would believe them.
         for name in [ANSWERED, AFTER] {
             parts.headers.remove(name);
         }
@@ -99,14 +102,14 @@ impl Promises {
         Some(Promise { number, message, method, kind })
     }
 
-    /// Answers a call whose request is here, and listens to what the server says of it.
+    /// Answers a call whose request has arrived, and then waits for the server's own answer.
     pub(super) async fn keep(&self, promise: Promise, mut to: SendResponse<Bytes>, server: ResponseFuture) {
         {
             let mut state = lock(&self.state);
             state.counts.answered += 1;
             state.open.insert(promise.number);
         }
-        // The program may have gone: the server is to have the call all the same.
+        // The program may be gone. The server must still get the call.
         let _ = answer(&promise, &mut to);
         drop(to);
         let outcome = said(server).await;
@@ -130,7 +133,7 @@ fn insert(headers: &mut HeaderMap, name: &'static str, text: &str) {
     }
 }
 
-/// One message and success.
+/// Sends one message and the status for success.
 fn answer(promise: &Promise, to: &mut SendResponse<Bytes>) -> Result<(), h2::Error> {
     let mut head = Response::new(());
     if let Some(kind) = &promise.kind {
@@ -143,17 +146,17 @@ fn answer(promise: &Promise, to: &mut SendResponse<Bytes>) -> Result<(), h2::Err
     body.send_trailers(trailers)
 }
 
-/// Hears the server's own answer to its end.
+/// Reads the server's own answer to its end.
 ///
 /// # Errors
-/// In words, what it says instead of success.
+/// A text that says what it is, if it is not success.
 async fn said(server: ResponseFuture) -> Result<(), String> {
     let broke = |error: h2::Error| format!("broke the call off: {error}");
     let response = server.await.map_err(broke)?;
     let (head, mut body) = response.into_parts();
     while let Some(data) = body.data().await {
         let length = data.map_err(broke)?.len();
-        // It fails for a stream that is over, whose sender needs no room.
+        // This fails for a stream that has ended. Its sender needs no room.
         let _ = body.flow_control().release_capacity(length);
     }
     let trailers = body.trailers().await.map_err(broke)?.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One call.
+//! One call of HTTP/2, from its request to its response.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -16,19 +16,19 @@ use super::order::Turn;
 use super::pump::{pump, reason, Broken};
 use super::Role;
 
-/// A call as it came.
+/// A call that has arrived.
 pub(super) struct Call {
     head: Parts,
     body: RecvStream,
     respond: SendResponse<Bytes>,
-    /// Near end: with what it is answered here.
+    /// Near end: the answer that it gives itself, if it does.
     promise: Option<Promise>,
-    /// Far end: when it may go on.
+    /// Far end: the call's place in the order.
     turn: Turn,
 }
 
 impl Call {
-    /// A call has come; calls come in their order.
+    /// Takes a call. Must be called in the order in which calls arrive.
     pub fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, role: &Role) -> Self {
         let (mut head, body) = request.into_parts();
         let (promise, turn) = match role {
@@ -38,7 +38,7 @@ impl Call {
         Self { head, body, respond, promise, turn }
     }
 
-    /// Carries it to its end. Returns whether the server takes further calls of this connection.
+    /// Carries the call to its end. Returns whether the server accepts further calls of this connection.
     pub async fn carry(self, server: SendRequest<Bytes>, role: Arc<Role>) -> bool {
         let Self { head, mut body, mut respond, promise, turn } = self;
         tokio::select! {
@@ -51,7 +51,7 @@ impl Call {
             Err(error) => Err(error),
         };
         let Ok((mut response, mut upload)) = begun else {
-            // It has not seen it, so the program may try again elsewhere.
+            // The server has not seen the call, so the program may retry it elsewhere.
             respond.send_reset(Reason::REFUSED_STREAM);
             return false;
         };
@@ -68,7 +68,7 @@ impl Call {
                 response = &mut response => break response,
                 done = &mut uploading, if !uploaded => match (done, &*role) {
                     (Err(Broken::Source), _) => return true,
-                    // The server wants no more of it, and its response says why.
+                    // The server does not want the rest. Its response says why.
                     (Err(Broken::Sink), _) => uploaded = true,
                     (Ok(()), Role::Near(promises)) => match promise {
                         Some(promise) => {
@@ -79,7 +79,7 @@ impl Call {
                     }
                     (Ok(()), Role::Far(_)) => uploaded = true,
                 },
-                // What is dropped here is cancelled at the server.
+                // Dropping the request here cancels it at the server.
                 _ = poll_fn(|context| respond.poll_reset(context)) => return true,
             }
         };

@@ -1,17 +1,20 @@
-//! Ends HTTP/2 at an end of a forwarded path (`--grpc`), so that the windows of programs and servers are local.
+//! Terminates HTTP/2 at an end of a forwarded path (`--grpc`), so that flow-control windows of programs and
+//! servers are local.
 //!
 //! ```text
 //! program == HTTP/2 == near end == HTTP/2 on a stream of the link == far end == HTTP/2 == server
 //!
-//! proxy     the calls of one connection, until it ends
-//! call      one call: its request, its response, and who gives up
-//! pump      one direction of a call, no faster than it is taken
-//! answers   near end: calls that it answers before the server does
-//! order     far end: calls that follow an answer wait for the call that was answered
+//! proxy    the calls of one connection, until it ends
+//! call     one call: its request, its response, and who gives up
+//! pump     one direction of a call, with back-pressure
+//! answers  near end: calls that it answers before the server does
+//! order    far end: calls that follow an answered call wait for that call
 //! ```
 //!
-//! Either end may do this without the other. Between the two a call's window is the forwarded connection's (`--window`), and
-//! all calls of a connection share eight of them: so a call whose reader stalls stops no other.
+//!
+//! Either end may do this without the other. Between the ends a call's window is that of the forwarded
+//! connection (`--window`). The calls of a connection share eight such windows, so a call whose reader stalls
+//! does not block the others.
 
 mod answers;
 mod call;
@@ -33,34 +36,34 @@ use super::carrier::{Carrier, Signals};
 use super::events::Events;
 use super::program::{self, Ended, Spoke};
 
-/// Bytes between HTTP/2 and the link's stream.
+/// Bytes buffered between HTTP/2 and the link's stream.
 const BUFFER: usize = 256 << 10;
 
-/// What became of a connection's calls.
+/// Counts of a connection's calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Calls {
     /// Calls in all.
     pub calls: u64,
-    /// Those of them that the near end answered.
+    /// Calls that the near end answered.
     pub answered: u64,
-    /// Those of these that the server did not answer with success, or not at all.
+    /// Answered calls that the server did not answer with success, or not at all.
     pub unkept: u64,
 }
 
-/// Which end this is, and what it does with a connection's calls.
+/// Which end this is, and its state for one connection.
 pub(super) enum Role {
     Near(Promises),
     Far(Order),
 }
 
-/// What a near end does with all its connections.
+/// What all connections of a near end share.
 pub(super) struct Near {
     answers: Arc<Answers>,
     window: u64,
 }
 
 impl Near {
-    /// `window`: bytes of a call's response that it buffers.
+    /// `window`: bytes of a call's response that the near end buffers.
     pub fn new(answers: Answers, window: u64) -> Self {
         Self { answers: Arc::new(answers), window }
     }
@@ -77,7 +80,7 @@ pub(super) async fn carry_near(
 ) -> Ended {
     let role = Arc::new(Role::Near(Promises::new(near.answers.clone(), events.clone())));
     let (mut inner, outer) = tokio::io::duplex(BUFFER);
-    let _ = program.set_nodelay(true); // small frames wait for nothing
+    let _ = program.set_nodelay(true); // send small frames at once
     let proxied = async {
         let greets = proxy::greets(&program).await?;
         spoke();
@@ -123,7 +126,7 @@ pub(super) async fn carry_far(
     ended
 }
 
-/// Carries the link's stream while calls are carried over it.
+/// Carries the link's stream while `proxied` carries calls over it.
 async fn both(
     carrier: &Carrier,
     stream: u32,
@@ -142,9 +145,9 @@ async fn both(
     ended
 }
 
-/// HTTP/2 is over at this end: says so, and drops what the other end still says.
+/// Ends this side of the stream after HTTP/2 is over, and drops what the other end still sends.
 async fn drain(inner: &mut DuplexStream) {
-    // An error means that the stream is gone, and then nothing is left to drop.
+    // An error means that the stream is gone. Then there is nothing to drop.
     let _ = inner.shutdown().await;
     let mut rest = [0; 4096];
     while inner.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {}

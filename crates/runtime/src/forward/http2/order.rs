@@ -1,8 +1,9 @@
-//! Far end: calls of a connection that follow an answer of the near end.
+//! Far end: keeps calls in order that follow calls which the near end has answered.
 //!
-//! A program that waits for each answer before its next call means the server to have one after the other. If the near end
-//! answers, the calls travel together. So each says which calls before it were answered and not by the server yet, and waits
-//! here until they are over. The server is near: waiting costs a round trip to it, and none of the link.
+//! A program that waits for each answer before its next call expects the server to get these calls one after
+//! the other. If the near end answers, several calls travel at once. So each call lists the earlier calls
+//! that the near end has answered and the server has not. The far end holds it back until those are over.
+//! This costs a round trip to the server, which is near, and none over the link.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,19 +12,19 @@ use std::sync::Arc;
 use http::HeaderMap;
 use tokio::sync::watch;
 
-/// The number of a call that the near end answers.
+/// Header: the number of a call that the near end answers.
 pub(super) const ANSWERED: &str = "thalweg-answered";
-/// The numbers of calls that it waits for.
+/// Header: the numbers of the calls that this call must follow.
 pub(super) const AFTER: &str = "thalweg-after";
 
-/// The calls of one connection that the near end answers and the server has not.
+/// The calls of one connection that the near end answers and the server has not answered yet.
 #[derive(Default)]
 pub(crate) struct Order {
     open: Arc<watch::Sender<BTreeSet<u64>>>,
     calls: AtomicU64,
 }
 
-/// Where a call stands in the order. It is over when this is dropped.
+/// A call's place in the order. Dropping it marks the call as over.
 #[derive(Default)]
 pub(super) struct Turn {
     number: Option<u64>,
@@ -32,12 +33,12 @@ pub(super) struct Turn {
 }
 
 impl Order {
-    /// Calls that there were.
+    /// Total number of calls.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// A call begins. What the near end says of its order is taken out of the headers.
+    /// Starts a call. Removes the near end's headers about the order.
     pub(super) fn enter(&self, headers: &mut HeaderMap) -> Turn {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let number = take(headers, ANSWERED).and_then(|text| text.parse().ok());
@@ -50,7 +51,7 @@ impl Order {
     }
 }
 
-/// Takes a header out.
+/// Removes a header and returns its value.
 fn take(headers: &mut HeaderMap, name: &str) -> Option<String> {
     headers.remove(name).and_then(|value| value.to_str().ok().map(str::to_owned))
 }
@@ -58,7 +59,7 @@ fn take(headers: &mut HeaderMap, name: &str) -> Option<String> {
 impl Turn {
     /// Waits until the calls before it are over.
     pub async fn comes(&self) {
-        // An error would mean that the order is gone, and then so are the calls before.
+        // An error would mean that the order is gone, and the calls before with it.
         let _ = self.open.subscribe().wait_for(|open| open.is_disjoint(&self.after)).await;
     }
 }

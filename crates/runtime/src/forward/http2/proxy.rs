@@ -1,4 +1,4 @@
-//! The calls of one connection.
+//! Carries the calls of one HTTP/2 connection.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use tokio::task::JoinSet;
 use super::call::Call;
 use super::Role;
 
-/// How HTTP/2 begins in the clear (RFC 9113, section 3.4).
+/// The connection preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Calls of a connection at a time; further ones wait at the program.
+/// Most calls of a connection at a time. Further calls wait at the program.
 const CALLS: u32 = 256;
-/// Bytes of a call that wait to be written to a connection.
+/// Most bytes of a call that wait to be written to a connection.
 const UNSENT: usize = 256 << 10;
 /// Most bytes of a call's headers, and of its trailers.
 const HEADERS: u32 = 64 << 10;
 const FRAME: u32 = 64 << 10;
-/// Windows that the calls of a connection share.
+/// How many windows the calls of a connection share.
 const SHARED: u64 = 8;
 const MOST_WINDOW: u64 = (1 << 31) - 1;
 
-/// Bytes that the peer of a connection may send before they are taken.
+/// Flow-control windows (RFC 9113, section 5.2): bytes that the peer may send before they are consumed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Windows {
     call: u32,
@@ -32,36 +32,37 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// To a program or server beside us.
+    /// For a program or server beside this end.
     pub const LOCAL: Self = Self { call: 1 << 20, connection: 8 << 20 };
 
-    /// To the other end of the path.
+    /// For the other end of the path.
     pub fn across(window: u64) -> Self {
         let most = |bytes: u64| bytes.min(MOST_WINDOW) as u32;
         Self { call: most(window), connection: most(SHARED.saturating_mul(window)) }
     }
 }
 
-/// Whether the program begins to speak HTTP/2; false if it ends without a word.
+/// Whether the program starts HTTP/2; false if it ends the connection without a byte.
 ///
 /// # Errors
-/// If it speaks something else.
+/// If it speaks another protocol.
 pub(super) async fn greets(program: &TcpStream) -> Result<bool, String> {
     let mut said = [0; PREFACE.len()];
     let length = program.peek(&mut said).await.map_err(|e| format!("the connection broke: {e}"))?;
     match &said[..length] {
         [] => Ok(false),
         [0x16, ..] => Err("it speaks TLS; --grpc reads HTTP/2 in the clear alone".into()),
-        // Of a preface that has come in part the rest is checked later.
+        // If only a part of the preface has arrived, the rest is checked later.
         begun if PREFACE.starts_with(begun) => Ok(true),
         _ => Err("it does not speak HTTP/2; start a near end without --grpc for it".into()),
     }
 }
 
-/// Carries calls until the program's connection ends, and those that were answered here until the server has.
+/// Carries calls until the program's connection ends. Calls that the near end answered continue until the
+/// server has answered them.
 ///
 /// # Errors
-/// Why a connection broke.
+/// The reason why a connection broke.
 pub(super) async fn run<P, S>(
     (program, towards): (P, Windows),
     (server, from): (S, Windows),
@@ -96,7 +97,7 @@ where
                 accepting.graceful_shutdown();
             }
             Some(ended) = calls.join_next() => {
-                // The server ends this connection: the program makes another one.
+                // The server ends this connection, so the program must open another one.
                 if !ended.unwrap_or(false) {
                     accepting.graceful_shutdown();
                 }
@@ -110,7 +111,7 @@ where
     outcome
 }
 
-/// The peer has ended the connection without a word.
+/// Whether the peer ended the connection without sending anything.
 fn ends_before_it_begins(error: &h2::Error) -> bool {
     error.get_io().is_some_and(|error| error.kind() == std::io::ErrorKind::UnexpectedEof)
 }

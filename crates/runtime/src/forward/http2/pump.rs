@@ -1,4 +1,4 @@
-//! One direction of a call.
+//! Moves one direction of a call.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -6,21 +6,22 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 
-/// Who broke a direction.
+/// Which side broke a direction.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// Whoever sends it. Whoever receives it has been told.
+    /// The sender. The receiver has been notified.
     Source,
-    /// Whoever receives it.
+    /// The receiver.
     Sink,
 }
 
-/// What an error says to the other side of a call.
+/// The reason code that the other side of a call gets for an error.
 pub(super) fn reason(error: &h2::Error) -> Reason {
     error.reason().unwrap_or(Reason::CANCEL)
 }
 
-/// Moves a body with its trailers. Its sender gets room as its receiver takes bytes, so nothing piles up here.
+/// Moves a body and its trailers. The sender gets room only as the receiver consumes bytes, so little is
+/// buffered here.
 pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
     while let Some(data) = poll_fn(|context| poll_data(from, to, context)).await? {
         pass_on(data, from, to).await?;
@@ -32,13 +33,13 @@ pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> R
     }
 }
 
-/// The source is broken: tells the sink so.
+/// The source is broken. Resets the sink.
 fn broken(error: &h2::Error, to: &mut SendStream<Bytes>) -> Broken {
     to.send_reset(reason(error));
     Broken::Source
 }
 
-/// The next bytes; sees meanwhile that nobody wants them.
+/// The next bytes. Also notices if the sink does not want them any more.
 fn poll_data(
     from: &mut RecvStream,
     to: &mut SendStream<Bytes>,
@@ -62,7 +63,7 @@ async fn pass_on(mut data: Bytes, from: &mut RecvStream, to: &mut SendStream<Byt
         let part = data.split_to(to.capacity().min(data.len()));
         let length = part.len();
         to.send_data(part, false).map_err(|_| Broken::Sink)?;
-        // It fails for a stream that is over, whose sender needs no room.
+        // This fails for a stream that has ended. Its sender needs no room.
         let _ = from.flow_control().release_capacity(length);
     }
     Ok(())
