@@ -1,4 +1,4 @@
-//! The completion channel, by which the device says that something has happened.
+//! The completion channel, over which the device signals new completions.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,7 +12,7 @@ use crate::domain::Domain;
 use crate::open::{checked, there};
 use crate::Error;
 
-/// The completion channel, which stays as long as its descriptor is registered with the runtime.
+/// A completion channel. It lives as long as its descriptor is registered with the runtime.
 pub(crate) struct Channel {
     pub(super) channel: *mut abi::Channel,
     domain: Arc<Domain>,
@@ -32,7 +32,8 @@ impl AsRawFd for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: every completion queue of it has gone: `Queue` drops its own before its handle of the channel.
+        // SAFETY: all of its completion queues are destroyed: `Queue` destroys its own before it drops its
+        // handle of the channel.
         unsafe { (self.domain.functions.ibv_destroy_comp_channel)(self.channel) };
     }
 }
@@ -48,20 +49,20 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Where notices come, with the runtime of the caller.
+    /// Registers the descriptor with the caller's runtime, to wait for notifications.
     pub(crate) fn notices(self: &Arc<Self>) -> io::Result<AsyncFd<Arc<Channel>>> {
         // SAFETY: the channel keeps its descriptor open, always the same one, as long as the registration holds it.
         unsafe { AsyncFd::register_with_interest(self.clone(), Interest::READABLE) }.map_err(Into::into)
     }
 
-    /// Takes the notices.
+    /// Takes and acknowledges all pending notifications.
     pub(crate) fn acknowledge(&self) {
         let (mut cq, mut nothing) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the channel is there, and does not block.
+        // SAFETY: the channel exists, and its descriptor does not block.
         while unsafe { (self.domain.functions.ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut nothing) }
             == 0
         {
-            // SAFETY: one notice of this queue was taken.
+            // SAFETY: one notification of this queue was taken.
             unsafe { (self.domain.functions.ibv_ack_cq_events)(cq, 1) };
         }
     }
@@ -70,7 +71,7 @@ impl Channel {
 /// # Safety
 /// `fd` is an open descriptor.
 unsafe fn nonblocking(fd: RawFd) -> Result<(), Error> {
-    // SAFETY: two calls with numbers alone, on an open descriptor.
+    // SAFETY: two calls with plain numbers, on an open descriptor.
     let code = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)

@@ -1,4 +1,4 @@
-//! What a device can do. Everything else of verbs is left out.
+//! Traits and types of an RDMA device, reduced to what thalweg uses of verbs.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,61 +10,61 @@ use thiserror::Error;
 /// Bytes of an encoded [`Endpoint`].
 pub const ENDPOINT_BYTES: usize = 32;
 
-/// Why a device cannot be used, with the mend.
+/// Why a device cannot be used, with what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Error {
-    /// libibverbs is not there.
+    /// libibverbs is not installed.
     #[error("{0}; install libibverbs (Debian: apt install libibverbs1 ibverbs-providers)")]
     NoLibrary(String),
-    /// No device, or none with an active port.
+    /// There is no device, or none with an active port.
     #[error(
         "{0}; `rdma link` lists devices, `rdma link add` makes one of a network card without RDMA (rxe)"
     )]
     NoDevice(String),
-    /// Memory may not be locked.
+    /// The system does not allow enough memory to be locked.
     #[error(
         "{0}; raise the limit on locked memory (ulimit -l unlimited, or LimitMEMLOCK=infinity in systemd)"
     )]
     Locked(String),
-    /// Any other refusal of the device.
+    /// The device refused for another reason.
     #[error("{0}")]
     Refused(String),
 }
 
-/// What the device bounds.
+/// Limits of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that one work request may move.
+    /// Most bytes that one work request may move.
     pub message: u64,
-    /// Parts of memory that one work request may gather.
+    /// Most parts of memory that one work request may gather.
     pub parts: usize,
-    /// Work requests that a pair holds.
+    /// Most work requests that a pair holds.
     pub works: usize,
-    /// Reads that a pair has under way at a time; more of them wait for the first to end.
+    /// Most reads that a pair has in flight; further ones wait.
     pub reads: usize,
-    /// Whether it has memory windows of type 2B; otherwise each grant registers its memory.
+    /// Whether it has memory windows of type 2B. Otherwise each grant registers its memory.
     pub windows: bool,
-    /// Bytes of a packet's payload.
+    /// Payload bytes of a packet.
     pub mtu: u32,
 }
 
-/// One end of a pair, as the other has to know it.
+/// What the peer must know about one end of a queue pair ("pair").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The port's address.
+    /// The port's address (GID).
     pub gid: [u8; 16],
-    /// The pair's number at that device.
+    /// The pair's number at its device (QPN).
     pub number: u32,
-    /// Its first packet's sequence number.
+    /// Sequence number of its first packet (PSN).
     pub first: u32,
-    /// The longest packet it takes, in bytes of payload.
+    /// Payload bytes of the longest packet that it accepts.
     pub mtu: u32,
-    /// Reads by its peer that it answers at a time.
+    /// Most reads of the peer that it answers at once.
     pub reads: u32,
 }
 
 impl Endpoint {
-    /// Its bytes.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; ENDPOINT_BYTES] {
         let mut out = [0; ENDPOINT_BYTES];
         out[..16].copy_from_slice(&self.gid);
@@ -74,7 +74,7 @@ impl Endpoint {
         out
     }
 
-    /// From its bytes; numbers of 24 bits and an MTU that no verb has make `None`.
+    /// Decodes it. `None` if a number exceeds 24 bits, or the MTU is none that verbs have.
     pub fn decode(bytes: &[u8; ENDPOINT_BYTES]) -> Option<Self> {
         let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut gid = [0; 16];
@@ -89,13 +89,13 @@ impl Endpoint {
 /// Memory at the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
-    /// Where.
+    /// Its address.
     pub address: u64,
-    /// The key to it.
+    /// The key to it (rkey).
     pub key: u32,
 }
 
-/// Memory that the peer may write to: claims of one arena, each behind the one before it.
+/// Memory that the peer may write to: contiguous claims of one arena, in order.
 #[derive(Debug, Default)]
 pub struct Memory(Vec<Claim>);
 
@@ -106,12 +106,12 @@ impl Memory {
         claims.windows(2).all(follows).then_some(Self(claims))
     }
 
-    /// The claims.
+    /// Returns the claims.
     pub fn into_claims(self) -> Vec<Claim> {
         self.0
     }
 
-    /// Bytes in all.
+    /// Total bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.0.iter().map(|claim| claim.len()).sum()
@@ -126,7 +126,7 @@ impl Memory {
         &mut self.0
     }
 
-    /// Where it begins.
+    /// Address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         self.0.first().map_or(0, |claim| claim.as_ptr() as u64)
     }
@@ -138,57 +138,59 @@ impl From<Claim> for Memory {
     }
 }
 
-/// A work request. Its memory lies in registered arenas, and belongs to the pair until it is done.
+/// A work request. The pair owns its memory, in registered arenas, until the request is done.
 #[derive(Debug)]
 pub enum Work {
-    /// Writes these bytes, one behind the other, to the peer's memory.
+    /// Writes these bytes, one after the other, to the peer's memory.
     Write {
-        /// What.
+        /// The bytes to write.
         bytes: Vec<Bytes>,
-        /// Where to.
+        /// Where to write them.
         to: Remote,
     },
-    /// The same, and then the peer hears of it ([`Done::Noted`]): when all that was written before is there.
+    /// Writes with immediate data, called a note. The peer gets [`Done::Noted`] once this write and all
+    /// earlier ones are in its memory.
     Note {
-        /// What.
+        /// The bytes to write.
         bytes: Vec<Bytes>,
-        /// Where to.
+        /// Where to write them.
         to: Remote,
-        /// What the peer hears.
+        /// The note.
         note: u32,
     },
-    /// Reads the peer's memory into this one.
+    /// Reads the peer's memory into this claim.
     Read {
-        /// Where to.
+        /// Where to put the bytes.
         into: Claim,
-        /// What.
+        /// The peer's memory to read.
         from: Remote,
     },
     /// Lets the peer write to this memory, over this pair alone.
     Open(Memory),
     /// Lets the peer read these bytes, over this pair alone.
     Lend(Bytes),
-    /// Lets it no more. When this is done, nothing the peer has sent or will send changes a byte there, or reads one.
+    /// Revokes [`Work::Open`] or [`Work::Lend`]. Once this is done, nothing that the peer has sent or will
+    /// send can change or read a byte there.
     Close {
-        /// The key that [`Done::Opened`] told.
+        /// The key from [`Done::Opened`].
         key: u32,
     },
 }
 
-/// What has happened.
+/// An event of a pair. The first number is that of the work request.
 #[derive(Debug)]
 pub enum Done {
-    /// A write is acknowledged: the peer's device has it.
+    /// A write was acknowledged: the peer's device has it.
     Written(u64),
-    /// What was to be read is here.
+    /// A read is complete: its bytes are in the claim.
     Read(u64, Claim),
-    /// The peer may write to the memory of this request, or read it.
+    /// The peer may now write to the memory of this request, or read it.
     Opened(u64, Remote),
-    /// It may no more; here is the memory that it could write to.
+    /// The peer's access is revoked. Returns the memory that it could write to.
     Closed(u64, Memory),
-    /// The peer has written with a note.
+    /// The peer has written with this note.
     Noted(u32),
-    /// The pair is lost, and all of its work: [`Pair::break_off`] is what is left to do.
+    /// The pair is lost with all its work. Call [`Pair::break_off`] next.
     Lost(Fault),
 }
 
@@ -197,16 +199,16 @@ pub enum Done {
 pub enum Fault {
     /// The peer does not answer (RETRY_EXC).
     Retries,
-    /// It was broken off, here or by an earlier fault (FLUSH).
+    /// The pair was broken off by this end or an earlier fault (FLUSH).
     Flushed,
-    /// The peer's memory must not be written to, or read, with this key (REM_ACCESS).
+    /// This key does not allow writing or reading the peer's memory (REM_ACCESS).
     Access,
-    /// Anything else.
+    /// Any other fault.
     Other,
 }
 
 impl Fault {
-    /// Whether a new pair may do better.
+    /// Whether a new pair may succeed.
     pub const fn may_retry(self) -> bool {
         matches!(self, Fault::Retries | Fault::Flushed)
     }
@@ -217,52 +219,56 @@ pub trait Device: Send + Sync {
     /// Its name, for people.
     fn name(&self) -> String;
 
-    /// What it bounds.
+    /// Its limits.
     fn limits(&self) -> Limits;
 
-    /// Makes an arena's memory known to the device, once. The arena keeps the registration; it allows the peer nothing.
+    /// Registers an arena's memory with the device, once. The arena keeps the registration. The peer gets no
+    /// access by it.
     ///
     /// # Errors
-    /// [`Error::Locked`] where the system does not let memory be locked, [`Error::Refused`].
+    /// [`Error::Locked`] if the system does not allow the memory to be locked, or [`Error::Refused`].
     fn register(&self, arena: &Arena) -> Result<(), Error>;
 
-    /// One end of a reliable pair. Each of its ends may have `notes` unread notes.
+    /// Makes one end of a reliable pair. Each end may have `notes` unread notes.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::Locked`].
+    /// [`Error::Refused`] or [`Error::Locked`].
     fn pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error>;
 }
 
 /// One end of a reliable pair.
 pub trait Pair: Send {
-    /// What the peer has to know.
+    /// What the peer must know of this end.
     fn endpoint(&self) -> Endpoint;
 
-    /// Says, before it is joined, how long a round trip to the peer takes: a packet without an answer is sent again after a few
-    /// of them.
+    /// Sets the round-trip time to the peer, before the pair is connected. An unacknowledged packet is
+    /// retransmitted after a few round trips.
     fn expect(&mut self, round_trip: Duration) {
         let _ = round_trip;
     }
 
-    /// Joins it to the peer's end.
+    /// Connects it to the peer's end.
     ///
     /// # Errors
     /// [`Error::Refused`].
     fn connect(&mut self, peer: &Endpoint) -> Result<(), Error>;
 
-    /// Begins a work request. Those of one pair are carried out in order.
+    /// Posts a work request. The requests of one pair are carried out in order.
     ///
     /// # Errors
-    /// [`Error::Refused`] for memory that is not registered, or for more work than the pair holds; nothing has begun then.
+    /// [`Error::Refused`] if memory is not registered, or the pair holds no more requests. Nothing was
+    /// started then.
     fn post(&mut self, id: u64, work: Work) -> Result<(), Error>;
 
-    /// What has happened since. Pending if nothing has; then `context` is woken when something does.
+    /// Appends the events since the last call to `done`. Pending if there are none; `context` is then woken
+    /// by the next one.
     fn poll(&mut self, context: &mut Context<'_>, done: &mut Vec<Done>) -> Poll<()>;
 
-    /// Copies bytes of memory that the peer may be writing to; `false` if there is no such memory.
+    /// Copies bytes of memory that the peer may be writing to. False if the key is not open or the range is
+    /// out of bounds.
     fn peek(&self, key: u32, at: usize, out: &mut [u8]) -> bool;
 
-    /// Ends the pair at once. No device touches its memory from then on. What the peer could write to is given back by its
-    /// key; with key 0 what was to be opened, closed or read into.
+    /// Ends the pair at once. From then on no device touches its memory. Returns the memory that the peer
+    /// could write to, each with its key. Memory that was being opened, closed or read into has the key 0.
     fn break_off(&mut self) -> Vec<(u32, Memory)>;
 }

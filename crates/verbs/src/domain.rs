@@ -1,4 +1,4 @@
-//! Devices that libibverbs lists, and open ones.
+//! The list of devices of libibverbs, and an open device ([`Domain`]).
 
 use std::ffi::{c_int, CStr};
 use std::io;
@@ -10,13 +10,13 @@ use crate::Error;
 /// The names of all devices.
 pub(crate) fn names() -> Result<Vec<String>, Error> {
     each(|functions, device| {
-        // SAFETY: the device is in a list that has not been freed; the name is a C string of the device.
+        // SAFETY: the device is in a list that is not freed yet; its name is a C string of the device.
         let name = unsafe { CStr::from_ptr((functions.ibv_get_device_name)(device)) };
         name.to_string_lossy().into_owned()
     })
 }
 
-/// What `f` makes of each device, while the list of them is there.
+/// Applies `f` to each device while the list of devices exists.
 fn each<T>(mut f: impl FnMut(&Functions, abi::Ptr) -> T) -> Result<Vec<T>, Error> {
     let functions = functions()?;
     let mut count = 0;
@@ -28,12 +28,12 @@ fn each<T>(mut f: impl FnMut(&Functions, abi::Ptr) -> T) -> Result<Vec<T>, Error
     }
     // SAFETY: the list has `count` devices.
     let all = (0..count.max(0) as usize).map(|at| f(functions, unsafe { *list.add(at) })).collect();
-    // SAFETY: it is the list from above, and used no more.
+    // SAFETY: this is the list from above, and it is not used again.
     unsafe { (functions.ibv_free_device_list)(list) };
     Ok(all)
 }
 
-/// An open device with its protection domain.
+/// An open device and its protection domain.
 pub(crate) struct Domain {
     pub(super) functions: &'static Functions,
     pub(super) context: *mut abi::Context,
@@ -46,10 +46,10 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// Opens the device of this name.
+    /// Opens the device with this name.
     pub(crate) fn open(name: &str) -> Result<Self, Error> {
         let opened = each(|functions, device| {
-            // SAFETY: the device is in a list that has not been freed.
+            // SAFETY: the device is in a list that is not freed yet.
             let found = unsafe { CStr::from_ptr((functions.ibv_get_device_name)(device)) };
             // SAFETY: as above; the context stays valid when the list is freed (manual, ibv_get_device_list).
             (found.to_bytes() == name.as_bytes()).then(|| unsafe { (functions.ibv_open_device)(device) })
@@ -92,7 +92,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: nothing else refers to them: whatever does holds this domain.
+        // SAFETY: nothing else refers to them, since everything that does holds this domain.
         unsafe {
             if !self.pd.is_null() {
                 (self.functions.ibv_dealloc_pd)(self.pd);

@@ -1,11 +1,11 @@
-//! RDMA verbs, as far as thalweg needs them: reliable pairs, one-sided writes and reads, and memory that the peer may reach
-//! for a while.
+//! The part of RDMA verbs that thalweg needs: reliable queue pairs, one-sided writes and reads, and memory
+//! that the peer may access for a while.
 //!
-//! [`system`] opens libibverbs when the program asks for it: nothing here needs the library, its headers or a device to
-//! build or to load. [`pretend`] is a device without hardware, for tests.
+//! [`system`] opens libibverbs at run time, when the program asks for it. So neither building nor loading
+//! needs the library, its headers or a device. [`pretend`] is a device without hardware, for tests.
 //!
-//! Memory is safe by ownership. Whatever a device may read or write, the pair owns: bytes until their completion, claims
-//! until the peer's key is invalid or the pair is gone.
+//! Memory is safe by ownership. A pair owns everything that a device may read or write: bytes until their
+//! completion, claims until the peer's key is invalid or the pair is destroyed.
 
 mod abi;
 mod channel;

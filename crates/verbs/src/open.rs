@@ -1,4 +1,4 @@
-//! libibverbs, opened at run time, and what its functions answer.
+//! Opens libibverbs at run time, and turns its results into errors.
 
 use std::ffi::{c_int, CStr};
 use std::io;
@@ -15,7 +15,7 @@ pub(crate) fn functions() -> Result<&'static Functions, Error> {
         // SAFETY: the name is a C string; the library's initialisers are those of rdma-core, which may run at any time.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
-            // SAFETY: after a failure the text is there, until the next call of this thread.
+            // SAFETY: after a failure the text is valid until this thread's next call.
             let said = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text)) };
             let said = said.map_or_else(|| "libibverbs.so.1 does not open".into(), CStr::to_string_lossy);
             return Err(Error::NoLibrary(said.into_owned()));

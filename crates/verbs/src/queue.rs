@@ -1,4 +1,4 @@
-//! Queue pairs of libibverbs. Each owns what it needs to stay valid, so that C sees no pointer to what is gone.
+//! A queue pair of libibverbs. It owns everything that it needs, so that C never sees a dangling pointer.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -14,32 +14,32 @@ use crate::open::{checked, there};
 use crate::regions::{region_of, By, Held, Opened, Region, Window};
 use crate::{Error, Memory, Remote};
 
-/// What happened to a work request, or came.
+/// What happened to a work request, or a note that arrived.
 pub(crate) enum Event {
     Written(u64),
     Read(u64, Claim),
     Opened(u64, Remote),
     Closed(u64, Memory),
     Noted(u32),
-    /// The status of a failed work request.
+    /// A work request failed, with this status.
     Failed(c_int),
 }
 
 enum Posted {
-    /// The memory that is being read.
+    /// Kept while the device reads it.
     Bytes(#[allow(dead_code)] Vec<Bytes>),
-    /// The memory that is being read into.
+    /// The device writes what it reads into this claim.
     Read(Claim),
     Open(Opened, Remote),
     Close(Opened),
 }
 
-/// A queue pair with its completion queue, and all memory that either end may touch by it.
+/// A queue pair and its completion queue, with all memory that either end may access over it.
 pub(crate) struct Queue {
     domain: Arc<Domain>,
     windows: bool,
     limits: (usize, usize),
-    // Null when they are gone.
+    // Null after they are destroyed.
     qp: *mut abi::Qp,
     cq: *mut abi::Cq,
     pub channel: Arc<Channel>,
@@ -47,7 +47,7 @@ pub(crate) struct Queue {
     posted: HashMap<u64, (u64, Posted)>,
     open: HashMap<u32, Opened>,
     spare: Vec<Window>,
-    /// What was done at once.
+    /// Events of requests that were done at once.
     ready: Vec<Event>,
     pub number: u32,
 }
@@ -56,7 +56,8 @@ pub(crate) struct Queue {
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// A queue pair in its first state, which holds `works` work requests of up to `parts` parts and `notes` notes.
+    /// Makes a queue pair in its first state (RESET). It holds `works` work requests of up to `parts` parts
+    /// each, and `notes` unread notes.
     pub(crate) fn new(
         domain: &Arc<Domain>,
         windows: bool,
@@ -81,7 +82,7 @@ impl Queue {
         };
         let entries = c_int::try_from(works + notes).unwrap_or(c_int::MAX);
         let (nothing, channel) = (std::ptr::null_mut(), queue.channel.channel);
-        // SAFETY: context and channel are there. What has been made so far goes with `queue` if a step fails.
+        // SAFETY: context and channel exist. If a step fails, dropping `queue` destroys what was made so far.
         let cq = unsafe { (f.ibv_create_cq)(domain.context, entries, nothing, channel, 0) };
         queue.cq = there("create a completion queue", cq)?;
         let mut init = abi::QpInitAttr::zero();
@@ -93,9 +94,9 @@ impl Queue {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        // SAFETY: the protection domain and the completion queue are there.
+        // SAFETY: the protection domain and the completion queue exist.
         queue.qp = there("create a queue pair", unsafe { (f.ibv_create_qp)(domain.pd, &raw mut init) })?;
-        // SAFETY: it was just made.
+        // SAFETY: the queue pair was just made.
         queue.number = unsafe { (*queue.qp).qp_num };
         Ok(queue)
     }
@@ -104,19 +105,19 @@ impl Queue {
         if self.qp.is_null() {
             return Err(Error::Refused("the pair was broken off".into()));
         }
-        // SAFETY: the queue pair is there.
+        // SAFETY: the queue pair exists.
         let code = unsafe { (self.domain.functions.ibv_modify_qp)(self.qp, &raw mut attributes, mask) };
         checked("change the state of a queue pair", code)
     }
 
-    /// Lets the peer send one more note.
+    /// Posts a receive request, so that the peer may send one more note.
     pub(crate) fn expect_note(&mut self) -> Result<(), Error> {
         let mut request = abi::RecvWr::zero();
         let mut bad = std::ptr::null_mut();
         if self.qp.is_null() {
             return Ok(());
         }
-        // SAFETY: the context is open, and the queue pair there; the request names no memory.
+        // SAFETY: the context is open and the queue pair exists; the request names no memory.
         let code = unsafe {
             match (*self.domain.context).ops.post_recv {
                 Some(post) => post(self.qp, &raw mut request, &raw mut bad),
@@ -126,7 +127,7 @@ impl Queue {
         checked("post a receive", code)
     }
 
-    /// Writes `bytes`, one behind the other; with a note, if there is one.
+    /// Writes `bytes`, one after the other, with a note if there is one.
     pub(crate) fn write(
         &mut self,
         id: u64,
@@ -156,7 +157,8 @@ impl Queue {
         request.imm_or_key = note.unwrap_or(0).to_be();
         (request.remote_addr, request.rkey) = (to.address, to.key);
         (request.sg_list, request.num_sge) = (parts.as_mut_ptr(), parts.len() as c_int);
-        // SAFETY: the parts are registered memory, which `bytes` keeps until the completion; the list is copied.
+        // SAFETY: the parts are registered memory, which `bytes` keeps until the completion; the library
+        // copies the list.
         unsafe { self.post(id, request, Posted::Bytes(bytes)) }
     }
 
@@ -169,11 +171,13 @@ impl Queue {
         request.opcode = constant::WR_READ;
         (request.remote_addr, request.rkey) = (from.address, from.key);
         (request.sg_list, request.num_sge) = (&raw mut part, 1);
-        // SAFETY: the part is registered memory that `into` claims until the completion; the list is copied.
+        // SAFETY: the part is registered memory, which `into` claims until the completion; the library copies
+        // the list.
         unsafe { self.post(id, request, Posted::Read(into)) }
     }
 
-    /// Lets the peer reach the memory.
+    /// Gives the peer access to the memory: by a memory window if possible, else by a registration of its
+    /// own.
     pub(crate) fn open(&mut self, id: u64, held: Held) -> Result<(), Error> {
         let address = held.address();
         if !self.windows || !held.takes_windows() {
@@ -181,8 +185,8 @@ impl Queue {
                 Held::Written(_) => constant::LOCAL_WRITE | held.access(),
                 Held::Lent(_) => held.access(),
             };
-            // SAFETY: `held` owns the memory, and goes only after the region. If the peer may write to it, it is claimed, so
-            // that nobody else uses it.
+            // SAFETY: `held` owns the memory and is dropped only after the region. If the peer may write to
+            // it, it is claimed, so that nobody else uses it.
             let region = unsafe { Region::new(&self.domain, address as *mut u8, held.len(), access)? };
             let remote = Remote { address, key: region.rkey() };
             self.open.insert(remote.key, Opened { held, by: By::Region(region) });
@@ -201,21 +205,21 @@ impl Queue {
         (request.bind_length, request.bind_access) = (held.len() as u64, held.access() as u32);
         let opened = Opened { held, by: By::Window(window) };
         let mw = request.mw;
-        // SAFETY: window and memory are kept until the window is invalid, or the queue pair gone.
+        // SAFETY: window and memory are kept until the window is invalid, or the queue pair destroyed.
         unsafe { self.post(id, request, Posted::Open(opened, Remote { address, key })) }?;
-        // SAFETY: the window is there, in what was posted. The provider compares its key at the next bind.
+        // SAFETY: the window exists, in what was posted. The provider compares its key at the next bind.
         unsafe { (*mw).rkey = key };
         Ok(())
     }
 
-    /// Lets it no more.
+    /// Revokes the peer's access.
     pub(crate) fn close(&mut self, id: u64, key: u32) -> Result<(), Error> {
         let Some(opened) = self.open.remove(&key) else {
             return Err(Error::Refused("that memory is not open".into()));
         };
         match opened.by {
             by @ (By::Region(_) | By::Nothing) => {
-                // The device may not touch the memory from here on.
+                // From here on the device cannot touch the memory.
                 drop(by);
                 self.ready.push(Event::Closed(id, opened.held.into_memory()));
                 Ok(())
@@ -223,22 +227,23 @@ impl Queue {
             By::Window(_) => {
                 let mut request = abi::SendWr::zero();
                 (request.opcode, request.imm_or_key) = (constant::WR_LOCAL_INV, key);
-                // SAFETY: the memory is kept until the window is invalid, or the queue pair gone.
+                // SAFETY: the memory is kept until the window is invalid, or the queue pair destroyed.
                 unsafe { self.post(id, request, Posted::Close(opened)) }
             }
         }
     }
 
     /// # Safety
-    /// `keep` owns whatever memory the request names.
+    /// `keep` owns all memory that the request names.
     unsafe fn post(&mut self, id: u64, mut request: abi::SendWr, keep: Posted) -> Result<(), Error> {
         if self.qp.is_null() {
-            return Ok(()); // it is lost, which is told once
+            return Ok(()); // the pair is lost, and that was reported once
         }
         (request.wr_id, request.send_flags) = (self.next, constant::SIGNALED as u32);
         self.posted.insert(self.next, (id, keep));
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is there; of the memory's owner the caller sees to, and it stays in `posted`.
+        // SAFETY: the queue pair exists. The caller ensures that `keep` owns the memory, and `posted` keeps
+        // it.
         let code = unsafe {
             match (*self.domain.context).ops.post_send {
                 Some(post) => post(self.qp, &raw mut request, &raw mut bad),
@@ -247,7 +252,7 @@ impl Queue {
         };
         let posted = checked("post a work request", code);
         if posted.is_err() {
-            // What was to be closed is still open.
+            // Memory that was to be closed is still open.
             if let Some((_, Posted::Close(opened))) = self.posted.remove(&self.next) {
                 self.open.insert(request.imm_or_key, opened);
             }
@@ -256,12 +261,13 @@ impl Queue {
         posted
     }
 
-    /// What has happened, without waiting.
+    /// Returns the events since the last call, without waiting.
     pub(crate) fn poll(&mut self) -> Vec<Event> {
         let mut events = std::mem::take(&mut self.ready);
         let mut completions = [abi::Wc::zero(); 16];
         while !self.cq.is_null() {
-            // SAFETY: the context is open, the completion queue there, and so many completions fit.
+            // SAFETY: the context is open, the completion queue exists, and the array has room for this many
+            // completions.
             let count = unsafe {
                 match (*self.domain.context).ops.poll_cq {
                     Some(poll) => poll(self.cq, completions.len() as c_int, completions.as_mut_ptr()),
@@ -279,7 +285,7 @@ impl Queue {
 
     fn completed(&mut self, completion: &abi::Wc) -> Option<Event> {
         if completion.status != 0 {
-            // The memory stays until the queue pair has gone.
+            // The request's memory stays in `posted` until the queue pair is destroyed.
             return Some(Event::Failed(completion.status));
         }
         if completion.opcode == constant::WC_RECV_IMM {
@@ -304,12 +310,12 @@ impl Queue {
         })
     }
 
-    /// Asks for a notice on the channel of what comes next.
+    /// Requests a notification on the channel for the next completion.
     pub(crate) fn arm(&mut self) {
         if self.cq.is_null() {
             return;
         }
-        // SAFETY: the context is open and the completion queue there.
+        // SAFETY: the context is open and the completion queue exists.
         unsafe {
             if let Some(notify) = (*self.domain.context).ops.req_notify_cq {
                 notify(self.cq, 0);
@@ -327,17 +333,20 @@ impl Queue {
         }
         let start = first.as_ptr();
         for (offset, byte) in out.iter_mut().enumerate() {
-            // SAFETY: within the claim. The device may be writing there, so each byte is read once, by itself.
+            // SAFETY: the byte is within the claim. The device may be writing there, so each byte is read
+            // once, on its own.
             *byte = unsafe { start.add(at + offset).read_volatile() };
         }
         true
     }
 
-    /// Gives up all windows. One that is bound holds its queue pair: rxe waits a minute for it, and then gives up.
+    /// Gives up all windows. A bound window keeps its queue pair alive: rxe waits a minute for it, and then
+    /// gives up.
     fn unbind(&mut self) {
         let mut broken = abi::QpAttr::zero();
         broken.qp_state = constant::ERR;
-        // Nothing is bound from here on. It fails where the pair has gone, and then nothing is bound.
+        // From here on nothing can be bound. If this fails, the queue pair is destroyed, and nothing is bound
+        // either.
         let _ = self.modify(broken, constant::TO_ERR);
         let posted = self.posted.values_mut().filter_map(|(_, posted)| match posted {
             Posted::Open(opened, _) | Posted::Close(opened) => Some(opened),
@@ -346,12 +355,14 @@ impl Queue {
         self.open.values_mut().chain(posted).for_each(Opened::unbind);
     }
 
-    /// Destroys the queue pair: then no device touches the memory. Returns what either end could write to.
+    /// Destroys the queue pair, so that no device touches the memory. Returns the memory that either end
+    /// could write to.
     pub(crate) fn break_off(&mut self) -> Vec<(u32, Memory)> {
         self.unbind();
         let f = self.domain.functions;
-        // SAFETY: each is there unless null, used by nothing that is left, and null from then on. All notices have been
-        // acknowledged, or the completion queue would wait for them.
+        // SAFETY: each exists unless null, nothing left uses it, and it is null from then on. All
+        // notifications have been acknowledged; otherwise destroying the completion queue would wait for
+        // them.
         unsafe {
             if !self.qp.is_null() {
                 (f.ibv_destroy_qp)(std::mem::replace(&mut self.qp, std::ptr::null_mut()));
@@ -372,7 +383,7 @@ impl Queue {
         }
         all.extend(self.open.drain());
         for (key, Opened { held, by }) in all {
-            drop(by); // its window or region first
+            drop(by); // drop its window or region before its memory is given back
             given.push((key, held.into_memory()));
         }
         given.retain(|(_, memory)| memory.len() > 0);

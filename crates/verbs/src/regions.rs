@@ -1,4 +1,4 @@
-//! Memory that a device knows, and ways for a peer to reach it for a while.
+//! Registered memory, and the ways in which a peer gets access to memory for a while.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::domain::Domain;
 use crate::open::there;
 use crate::{Error, Memory};
 
-/// Of the key of a memory window, the part that its owner chooses.
+/// The part of a memory window's key that its owner chooses.
 const OWN_PART: u32 = 0xff;
 
-/// Registered memory.
+/// Registered memory (a memory region).
 pub(crate) struct Region {
     pub(super) mr: *mut abi::Mr,
     domain: Arc<Domain>,
 }
 
-// SAFETY: as for `Domain`; its fields are not changed after it was made.
+// SAFETY: as for `Domain`; its fields do not change after it was made.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -29,14 +29,15 @@ impl Region {
     /// Registers `length` bytes from `start` on.
     ///
     /// # Safety
-    /// The memory stays mapped until the region has been dropped. With remote access nobody else may use it meanwhile.
+    /// The memory stays mapped until the region is dropped. If the region allows remote access, nobody else
+    /// uses the memory meanwhile.
     pub(super) unsafe fn new(
         domain: &Arc<Domain>,
         start: *mut u8,
         length: usize,
         access: c_int,
     ) -> Result<Self, Error> {
-        // SAFETY: the protection domain is there; the caller sees to the memory.
+        // SAFETY: the protection domain exists; the caller is responsible for the memory.
         let mr = unsafe { (domain.functions.ibv_reg_mr)(domain.pd, start.cast(), length, access) };
         let mr = there(&format!("register {length} bytes"), mr)?;
         Ok(Self { mr, domain: domain.clone() })
@@ -55,12 +56,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: it is registered, and no work request refers to it: pairs hold the memory of theirs, and so the arena.
+        // SAFETY: it is registered, and no work request refers to it: each pair holds the memory of its
+        // requests, and so the arena.
         unsafe { (self.domain.functions.ibv_dereg_mr)(self.mr) };
     }
 }
 
-/// The registrations of an arena, one for each domain; an attachment, so dropped before the memory is unmapped.
+/// The registrations of an arena, one for each domain. As an attachment it is dropped before the memory is
+/// unmapped.
 #[derive(Default)]
 struct Regions(std::sync::Mutex<Vec<Arc<Region>>>);
 
@@ -77,7 +80,7 @@ pub(crate) fn region_of(domain: &Arc<Domain>, bytes: &[u8]) -> Result<Arc<Region
         .ok_or_else(|| Error::Refused("the memory of a work request is not registered".into()))
 }
 
-/// Registers all of an arena with a domain, once. Nothing of it may be reached by a peer.
+/// Registers a whole arena with a domain, once. A peer gets no access by this.
 pub(crate) fn register(domain: &Arc<Domain>, windows: bool, arena: &Arena) -> Result<(), Error> {
     let regions = arena.attach(|| Ok::<_, Error>(Regions::default()))?;
     if find(domain, &regions).is_some() {
@@ -89,14 +92,14 @@ pub(crate) fn register(domain: &Arc<Domain>, windows: bool, arena: &Arena) -> Re
         (true, true) => constant::LOCAL_WRITE | constant::MW_BIND,
     };
     let length = usize::try_from(arena.len().max(1)).unwrap_or(usize::MAX);
-    // SAFETY: the region is attached to the arena, whose memory goes after its attachments.
+    // SAFETY: the region is attached to the arena, whose memory is freed after its attachments.
     let region = unsafe { Region::new(domain, arena.as_ptr(), length, access)? };
     let mut all = regions.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     all.push(Arc::new(region));
     Ok(())
 }
 
-/// A memory window that is bound to nothing now.
+/// A memory window that is not bound now.
 pub(crate) struct Window {
     pub(super) mw: *mut abi::Mw,
     key: u32,
@@ -111,15 +114,15 @@ impl Window {
         // SAFETY: the context is open.
         let alloc = unsafe { (*domain.context).ops.alloc_mw };
         let none = || Error::Refused("the device has no memory windows".into());
-        // SAFETY: the protection domain is there.
+        // SAFETY: the protection domain exists.
         let mw = unsafe { alloc.ok_or_else(none)?(domain.pd, constant::MW_TYPE_2) };
         let mw = there("allocate a memory window", mw)?;
-        // SAFETY: it was just made.
+        // SAFETY: the window was just made.
         let key = unsafe { (*mw).rkey };
         Ok(Self { mw, key, domain: domain.clone() })
     }
 
-    /// Another key of the same window: what the last one opened is not reached by it.
+    /// The window's next key. It does not reach what the previous key opened.
     pub(super) fn next_key(&mut self) -> u32 {
         self.key = (self.key & !OWN_PART) | (self.key.wrapping_add(1) & OWN_PART);
         self.key
@@ -130,17 +133,17 @@ impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: the context is open.
         if let Some(dealloc) = unsafe { (*self.domain.context).ops.dealloc_mw } {
-            // SAFETY: it is there; if it is bound, its pair takes no more work: see `Queue`.
+            // SAFETY: the window exists. If it is bound, its pair accepts no more work: see `Queue`.
             unsafe { dealloc(self.mw) };
         }
     }
 }
 
-/// Memory that the peer can reach.
+/// Memory that the peer can access.
 pub(crate) enum Held {
-    /// It can write to it.
+    /// The peer can write to it.
     Written(Memory),
-    /// It can read it.
+    /// The peer can read it.
     Lent(Bytes),
 }
 
@@ -159,7 +162,7 @@ impl Held {
         }
     }
 
-    /// What the peer may do.
+    /// What the peer may do, as access flags.
     pub(super) fn access(&self) -> c_int {
         match self {
             Held::Written(_) => constant::REMOTE_WRITE,
@@ -167,7 +170,7 @@ impl Held {
         }
     }
 
-    /// The registration of all of its arena.
+    /// The registration of its whole arena.
     pub(super) fn region(&self, domain: &Arc<Domain>) -> Result<Arc<Region>, Error> {
         match self {
             Held::Written(memory) => match memory.claims().first() {
@@ -178,7 +181,7 @@ impl Held {
         }
     }
 
-    /// Whether a window may be bound to it: not in memory that nobody writes to, as its registration then allows none.
+    /// Whether a memory window may be bound to it. The registration of a read-only arena does not allow that.
     pub(super) fn takes_windows(&self) -> bool {
         match self {
             Held::Written(_) => true,
@@ -186,7 +189,7 @@ impl Held {
         }
     }
 
-    /// What is given back: memory that the peer could write to.
+    /// Returns the memory that the peer could write to.
     pub(super) fn into_memory(self) -> Memory {
         match self {
             Held::Written(memory) => memory,
@@ -195,14 +198,14 @@ impl Held {
     }
 }
 
-/// What the peer can reach, and how.
+/// Memory that the peer can access, and by what.
 pub(crate) struct Opened {
     pub(super) held: Held,
     pub(super) by: By,
 }
 
 impl Opened {
-    /// Gives up its window, if it has one: then its key is invalid.
+    /// Gives up its window, if it has one. Its key is then invalid.
     pub(super) fn unbind(&mut self) {
         if matches!(self.by, By::Window(_)) {
             self.by = By::Nothing;
@@ -212,8 +215,8 @@ impl Opened {
 
 pub(crate) enum By {
     Window(Window),
-    /// A window that was given up.
+    /// The window was given up.
     Nothing,
-    /// The registration of just this memory; dropped, it is over.
+    /// A registration of just this memory. Dropping it revokes the access.
     Region(#[allow(dead_code)] Region),
 }

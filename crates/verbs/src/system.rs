@@ -1,4 +1,4 @@
-//! The machine's devices, by libibverbs.
+//! The machine's RDMA devices, over libibverbs.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,30 +17,30 @@ use crate::queue::{Event, Queue};
 use crate::regions::{self, Held};
 use crate::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Work};
 
-/// The port of a device that is used.
+/// The port that is used of each device.
 const PORT: u8 = 1;
-/// Work requests of a pair, and parts of memory in one, if the device has as many.
+/// Most work requests of a pair, and most parts of memory in one, if the device allows as many.
 const WORKS: usize = 512;
 const PARTS: usize = 16;
-/// Reads under way over a pair, if the device has as many: each may be long.
+/// Most reads in flight on a pair, if the device allows as many. Each may be long.
 const READS: usize = 16;
-/// 4.096 us x 2^16, 0.27 s, until a packet is sent again, where nobody knows the round trip; seven times in all, as 7 repeats
-/// for ever on rxe.
+/// ACK timeout if the round-trip time is unknown, as an exponent: 4.096 us x 2^16 = 0.27 s. A packet is sent
+/// seven times in all, since a retry count of 7 means "forever" on rxe.
 const TIMEOUT: u8 = 16;
 const RETRIES: u8 = 6;
-/// Where somebody does, it is so many round trips, but neither less than 67 ms nor more than 4.3 s. Acknowledgements come for
-/// many packets at once, and may wait in queues.
+/// With a known round-trip time, the ACK timeout is at least this many round trips, but from 67 ms to 4.3 s.
+/// One ACK may stand for many packets, and ACKs may wait in queues.
 const PATIENCE: u32 = 3;
 const TIMEOUTS: RangeInclusive<u8> = 14..=20;
 const RNR_RETRIES: u8 = 7;
-/// 0.64 ms until one is sent again whose receiver was not ready.
+/// Exponent for 0.64 ms, after which a message is sent again whose receiver was not ready (RNR).
 const RNR_TIMER: u8 = 12;
 const HOPS: u8 = 64;
 
-/// A device of the machine, for people.
+/// A description of a device, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Described {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Its address and limits, or why it cannot be used.
     pub state: Result<(IpAddr, Limits), Error>,
@@ -49,7 +49,7 @@ pub struct Described {
 /// All devices of the machine.
 ///
 /// # Errors
-/// [`Error::NoLibrary`], or [`Error::NoDevice`] where the kernel has no verbs at all.
+/// [`Error::NoLibrary`], or [`Error::NoDevice`] if the kernel has no verbs at all.
 pub fn devices() -> Result<Vec<Described>, Error> {
     let described = |name: String| {
         let state = Domain::open(&name).and_then(|domain| {
@@ -61,10 +61,11 @@ pub fn devices() -> Result<Vec<Described>, Error> {
     Ok(names()?.into_iter().map(described).collect())
 }
 
-/// The device through which `local`, an address of this machine, is reached; any device if none has that address.
+/// The device whose address is `local`, an address of this machine. Any usable device if none has that
+/// address.
 ///
 /// # Errors
-/// [`Error::NoLibrary`], [`Error::NoDevice`], [`Error::Refused`].
+/// [`Error::NoLibrary`], [`Error::NoDevice`] or [`Error::Refused`].
 pub fn device(local: Option<IpAddr>) -> Result<Arc<dyn Device>, Error> {
     let mut last = Error::NoDevice("this machine has no RDMA device".into());
     let mut found = None;
@@ -78,7 +79,7 @@ pub fn device(local: Option<IpAddr>) -> Result<Arc<dyn Device>, Error> {
     found.map(|system| Arc::new(system) as Arc<dyn Device>).ok_or(last)
 }
 
-/// The open device of this name: one for the process, so that each arena is registered once.
+/// The open device of this name. The process opens each device once, so that each arena is registered once.
 fn domain(name: &str) -> Result<Arc<Domain>, Error> {
     static DOMAINS: Mutex<Option<HashMap<String, Weak<Domain>>>> = Mutex::new(None);
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,8 +108,8 @@ fn limits(domain: &Domain) -> Result<Limits, Error> {
     })
 }
 
-/// The place in the port's table of the address by which peers reach us: the one that is `local`, else an IPv4 address of
-/// RoCE v2, else any that is not of the link alone.
+/// Index and value of the port's GID by which peers reach this machine. Prefers `local`, then a routable
+/// address (RoCE v2), then an IPv4 address, then one that is not link-local.
 fn address(domain: &Domain, name: &str, local: Option<IpAddr>) -> Result<(u8, [u8; 16]), Error> {
     let mut best: Option<(u32, u8, [u8; 16])> = None;
     for index in 0..domain.port(PORT)?.gid_tbl_len.clamp(0, 255) as u8 {
@@ -130,7 +131,7 @@ fn address(domain: &Domain, name: &str, local: Option<IpAddr>) -> Result<(u8, [u
     best.map(|(_, index, gid)| (index, gid)).ok_or_else(none)
 }
 
-/// Until a packet is sent again: 4.096 us x 2^n.
+/// The exponent n of the ACK timeout, which is 4.096 us x 2^n.
 fn timeout(round_trip: Duration) -> u8 {
     let lasts = |n: u8| Duration::from_nanos(4096 << n);
     let least = round_trip.saturating_mul(PATIENCE);
@@ -200,16 +201,16 @@ struct SystemPair {
     events: Option<AsyncFd<Arc<Channel>>>,
     queue: Queue,
     endpoint: Endpoint,
-    /// Reads that this end may have under way.
+    /// Most reads that this end may have in flight.
     reads: usize,
     index: u8,
-    /// The exponent of the time until a packet is sent again.
+    /// Exponent of the ACK timeout.
     timeout: u8,
     lost: bool,
 }
 
 impl SystemPair {
-    /// Everything that has happened; a failure once.
+    /// Appends all events; of several failures only the first.
     fn take(&mut self, done: &mut Vec<Done>) {
         for event in self.queue.poll() {
             match event {
@@ -227,7 +228,7 @@ impl SystemPair {
         }
     }
 
-    /// Whether the channel has a notice; the context is woken when it has.
+    /// Whether the channel has a notification. Otherwise the context is woken by the next one.
     fn noticed(&mut self, context: &mut Context<'_>) -> std::io::Result<bool> {
         if self.events.is_none() {
             self.events = Some(self.queue.channel.notices()?);
@@ -280,7 +281,7 @@ impl Pair for SystemPair {
         let mut send = abi::QpAttr::zero();
         (send.qp_state, send.sq_psn) = (constant::RTS, self.endpoint.first);
         (send.timeout, send.retry_cnt, send.rnr_retry) = (self.timeout, RETRIES, RNR_RETRIES);
-        // No more than the other end answers.
+        // No more than the other end answers at once.
         send.max_rd_atomic = peer.reads.clamp(1, self.reads as u32) as u8;
         self.queue.modify(send, constant::TO_RTS)
     }
@@ -304,7 +305,7 @@ impl Pair for SystemPair {
                 return Poll::Ready(());
             }
             self.queue.arm();
-            // What came before it was armed gives no notice.
+            // A completion that arrived before `arm` gives no notification, so look again.
             self.take(done);
             if done.len() > before {
                 return Poll::Ready(());

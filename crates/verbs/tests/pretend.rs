@@ -1,4 +1,4 @@
-//! The pretend device keeps to what verbs promise, whatever order it draws.
+//! The pretend device keeps the promises of verbs, whatever order it draws.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn ends(behaviour: Behaviour) -> Ends {
 }
 
 impl Ends {
-    /// Lets the peer write to all of the target.
+    /// Lets the peer write to the whole target.
     fn open(&mut self) -> Remote {
         let memory = Memory::new(vec![self.target.claim(self.target.range()).unwrap()]).unwrap();
         self.to.post(1, Work::Open(memory)).unwrap();
@@ -77,7 +77,7 @@ fn a_write_after_revocation_changes_no_byte() {
         let mut ends = ends(Behaviour { seed, ..Behaviour::default() });
         let remote = ends.open();
         ends.write(0, Range::new(0, LENGTH), remote);
-        // It is under way, and may have landed in part.
+        // The write is in flight, and may have landed in part.
         (0..2).for_each(|_| step(&mut ends.from, &mut Vec::new()));
         ends.to.post(2, Work::Close { key: remote.key }).unwrap();
         drop(settle(&mut ends.to));
@@ -121,7 +121,7 @@ fn faults_come_when_they_are_told_to_and_memory_is_given_back() {
     }
 }
 
-/// A device that has acknowledged bytes places them, whatever becomes of the pair.
+/// A device puts acknowledged bytes into memory, whatever happens to the pair.
 #[test]
 fn acknowledged_bytes_are_there_when_the_pair_is_broken_off() {
     for seed in 0..50 {

@@ -1,4 +1,4 @@
-//! Reads over the pretend device keep to what verbs promise, whatever order it draws.
+//! Reads over the pretend device keep the promises of verbs, whatever order it draws.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn ends(behaviour: Behaviour) -> Ends {
 }
 
 impl Ends {
-    /// Lends the peer these bytes.
+    /// Lends these bytes to the peer.
     fn lend(&mut self, range: Range) -> Remote {
         self.lender.post(1, Work::Lend(self.source.lend(range).unwrap())).unwrap();
         match settle(&mut self.lender).pop() {
@@ -48,7 +48,7 @@ impl Ends {
     }
 }
 
-/// However many are under way, reads end in their order, and each has all of its bytes then.
+/// However many reads are in flight, they complete in order, each with all of its bytes.
 #[test]
 fn what_is_read_is_what_was_lent() {
     for (seed, reads) in (0..40).zip([1, 2, 16].into_iter().cycle()) {
@@ -69,7 +69,7 @@ fn what_is_read_is_what_was_lent() {
     }
 }
 
-/// Who lends bytes may take them back at any time: then nothing of them is read.
+/// The lender may end a loan at any time. After that none of its bytes are read.
 #[test]
 fn nothing_is_read_once_it_is_lent_no_more() {
     let mut cut_short = 0;
@@ -102,7 +102,7 @@ fn keys_reach_the_bytes_that_were_lent_alone() {
         let done = settle(&mut ends.reader);
         assert!(matches!(done[..], [Done::Lost(Fault::Access)]), "{offset} {key}: {done:?}");
     }
-    // Memory that the peer may write to cannot be read, and the other way round.
+    // Memory that is open to writes cannot be read, and lent memory cannot be written.
     let mut ends = ends(Behaviour::default());
     let from = ends.lend(Range::new(0, LENGTH));
     let bytes = vec![ends.target.lend(Range::new(0, 10)).unwrap()];

@@ -2,7 +2,7 @@
 
 use thalweg_verbs::{system, Error};
 
-/// Whatever is missing, it is said with the mend, and nothing crashes.
+/// Whatever is missing, the error says what to do, and nothing crashes.
 #[test]
 fn what_is_missing_is_said_with_the_mend() {
     match system::devices() {

@@ -1,9 +1,9 @@
-//! Constants of verbs.h by their C names.
+//! Constants of verbs.h, with their C names.
 
 macro_rules! constants {
     ($($name:ident = $value:expr, $c:literal;)*) => {
         $(pub const $name: i32 = $value;)*
-        /// All of them, for `layouts.rs`.
+        /// All constants, for `layouts.rs`.
         #[cfg(test)]
         pub fn all() -> Vec<(&'static str, usize)> {
             vec![$(($c, $value)),*]

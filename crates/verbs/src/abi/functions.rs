@@ -1,4 +1,4 @@
-//! The functions of libibverbs.
+//! The functions of libibverbs, found by name at run time.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -12,13 +12,13 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Finds all of them.
+            /// Finds all functions.
             ///
             /// # Errors
-            /// The name of one that is not there.
+            /// The name of a missing function.
             ///
             /// # Safety
-            /// `find` returns null, or the address of the function of libibverbs that has this name.
+            /// `find` returns null, or the address of the libibverbs function of this name.
             pub unsafe fn load(find: impl Fn(&std::ffi::CStr) -> Ptr) -> Result<Self, &'static str> {
                 $(let $name = {
                     let address = find(concat!(stringify!($name), "\0").to_c());

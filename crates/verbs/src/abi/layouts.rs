@@ -1,12 +1,12 @@
-//! The layouts of this interface beside those of the C headers.
+//! Test: compares the layouts in this module with those of the C headers.
 
 use std::mem::{offset_of, size_of};
 use std::process::Command;
 
 use super::*;
 
-/// Compiles one C program that prints every offset, size and constant. Skipped where there is no compiler or no header
-/// (Debian: libibverbs-dev; `C_INCLUDE_PATH` names another folder).
+/// Compiles and runs one C program that prints every offset, size and constant. Skipped if there is no
+/// compiler or no header (Debian: libibverbs-dev; `C_INCLUDE_PATH` names another folder).
 #[test]
 fn layouts_are_those_of_the_headers() {
     let expected: Vec<_> = layouts().into_iter().chain(constant::all()).collect();
@@ -42,7 +42,7 @@ fn layouts_are_those_of_the_headers() {
     }
 }
 
-/// Expressions of C and their values.
+/// C expressions, and the values that they must have.
 fn layouts() -> Vec<(&'static str, usize)> {
     macro_rules! offsets {
         ($($c:literal $rust:ident { $($field:literal $name:tt)* })*) => {

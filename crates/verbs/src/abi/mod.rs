@@ -1,6 +1,6 @@
-//! The part of libibverbs' stable interface that is used here: layouts, constants and functions, as `infiniband/verbs.h` of
-//! rdma-core has them since version 1.1 of the symbols. `layouts.rs`, a test, compares them with the headers, where there are
-//! any.
+//! The part of libibverbs' stable ABI that is used here: layouts, constants and functions, as in rdma-core's
+//! `infiniband/verbs.h` since version 1.1 of the symbols. The test in `layouts.rs` compares them with the
+//! headers, if they are installed.
 
 pub mod constant;
 mod functions;
@@ -13,7 +13,7 @@ pub use functions::Functions;
 
 pub type Ptr = *mut c_void;
 
-/// `struct ibv_context`, the part that is public; the functions in it are the driver's.
+/// `struct ibv_context`, its public part. The functions in it belong to the driver.
 #[repr(C)]
 pub struct Context {
     pub device: Ptr,
@@ -74,13 +74,13 @@ pub struct Channel {
     refcnt: c_int,
 }
 
-/// `struct ibv_cq`, its beginning.
+/// The beginning of `struct ibv_cq`.
 #[repr(C)]
 pub struct Cq {
     pub context: *mut Context,
 }
 
-/// `struct ibv_qp`, its beginning.
+/// The beginning of `struct ibv_qp`.
 #[repr(C)]
 pub struct Qp {
     pub context: *mut Context,
@@ -170,7 +170,7 @@ pub struct QpInitAttr {
     sq_sig_all: c_int,
 }
 
-/// `struct ibv_ah_attr` with its `struct ibv_global_route`. The GID's type has alignment 8.
+/// `struct ibv_ah_attr` with its `struct ibv_global_route`. The type of a GID has alignment 8.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AhAttr {
@@ -228,7 +228,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// `struct ibv_send_wr`, with the members of its unions that are used here.
+/// `struct ibv_send_wr`, with those members of its unions that are used here.
 #[repr(C)]
 pub struct SendWr {
     pub wr_id: u64,
@@ -237,11 +237,11 @@ pub struct SendWr {
     pub num_sge: c_int,
     pub opcode: c_int,
     pub send_flags: c_uint,
-    /// `imm_data` in network order, or `invalidate_rkey`.
+    /// `imm_data` in network byte order, or `invalidate_rkey`.
     pub imm_or_key: u32,
     pub remote_addr: u64,
     pub rkey: u32,
-    /// The rest of the longest member of `wr`.
+    /// Padding up to the longest member of the union `wr`.
     rest: [u64; 2],
     xrc: u32,
     pub mw: *mut Mw,
@@ -283,9 +283,10 @@ pub struct Wc {
 macro_rules! zeroed {
     ($($name:ident)*) => {$(
         impl $name {
-            /// All zero, as C's initialisers leave what they do not name.
+            /// All zero, like fields that a C initialiser does not name.
             pub fn zero() -> Self {
-                // SAFETY: it has numbers, nullable pointers and arrays of these alone, for all of which zero is a value.
+                // SAFETY: it consists of numbers, nullable pointers and arrays of these, for all of which
+                // zero is a valid value.
                 unsafe { std::mem::zeroed() }
             }
         }

@@ -1,12 +1,14 @@
-//! A device without hardware. Its pairs write within the process, in any order that verbs allow, and break as they are told
-//! to: the same seed, the same order.
+//! A device without hardware, for tests. Its pairs write within the process, in any order that verbs allow,
+//! and break when a test says so. The same seed gives the same order.
 //!
-//! A write is cut into parts, which land one at each step, in any order, also behind parts of later writes. It may be
-//! acknowledged before they have landed, as a device acknowledges what is not yet in memory. Only a note waits for all
-//! before it. A part that comes after its key was closed lands nowhere and breaks the pair.
+//! A write is cut into parts. At each step one part lands, in any order, even after parts of later writes. A
+//! write may be acknowledged before its parts have landed, as a real device acknowledges data that is not yet
+//! in memory. Only a note waits for everything before it. A part that arrives after its key was closed lands
+//! nowhere, and breaks the pair.
 //!
-//! A read is cut likewise. Its parts are fetched in any order, also those of several reads, as the bytes are then; reads end
-//! in the order in which they began, and as many are under way as the device has been told.
+//! A read is cut likewise. Its parts are fetched in any order, mixed with those of other reads; each part has
+//! the bytes of that moment. Reads complete in the order in which they began. [`Behaviour::reads`] limits how
+//! many are in flight.
 
 mod pair;
 mod state;
@@ -23,24 +25,24 @@ use state::State;
 
 pub use steps::{connected, settle, step, Ends};
 
-/// Work requests that a pair holds.
+/// Most work requests that a pair holds.
 const WORKS: usize = 512;
 const MTU: u32 = 4096;
 
 /// How a device behaves.
 #[derive(Debug, Clone)]
 pub struct Behaviour {
-    /// What decides the order.
+    /// Seed that decides the order of steps.
     pub seed: u64,
-    /// How often a step does nothing, from 0 to below 1.
+    /// Probability that a step does nothing, from 0 to below 1.
     pub delay: f64,
-    /// Which writes and reads fail, counted from 0 over all pairs of the device, and how.
+    /// Which writes and reads fail, and how. They are counted from 0 over all pairs of the device.
     pub faults: Vec<(u64, Fault)>,
-    /// Bytes that may be registered.
+    /// Most bytes that may be registered.
     pub locked: u64,
     /// Whether it has memory windows.
     pub windows: bool,
-    /// Reads that a pair has under way.
+    /// Most reads that a pair has in flight.
     pub reads: usize,
 }
 
@@ -52,13 +54,13 @@ impl Default for Behaviour {
 
 type Wire = Arc<Mutex<State>>;
 
-/// What devices that reach each other have in common.
+/// The network of the devices that reach each other.
 #[derive(Default)]
 pub struct Fabric {
-    /// By their numbers.
+    /// All pairs, by their numbers.
     pairs: Mutex<HashMap<u32, Wire>>,
     next: Mutex<u32>,
-    /// Held while a part is between two pairs, so that no pair goes meanwhile.
+    /// Held while a part moves between two pairs, so that neither disappears meanwhile.
     turn: Mutex<()>,
 }
 
@@ -73,7 +75,7 @@ impl Fabric {
         locked(&self.pairs).get(&number?).cloned()
     }
 
-    /// Breaks every pair there is, as a cut cable does. Returns how many.
+    /// Breaks all pairs, like a cut cable. Returns how many.
     pub fn cut(&self) -> usize {
         let pairs: Vec<Wire> = locked(&self.pairs).values().cloned().collect();
         pairs.iter().for_each(|pair| locked(pair).lose(Fault::Retries));
@@ -85,7 +87,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device.
+/// A pretend device.
 pub struct Pretend {
     fabric: Arc<Fabric>,
     number: u32,
@@ -99,7 +101,7 @@ struct Shared {
 }
 
 impl Pretend {
-    /// A device on a fabric.
+    /// Makes a device on a fabric.
     pub fn new(fabric: &Arc<Fabric>, behaviour: Behaviour) -> Self {
         let shared = Shared { behaviour, writes: Mutex::default(), registered: Arc::default() };
         Self { fabric: fabric.clone(), number: fabric.number(), shared: Arc::new(shared) }
@@ -111,7 +113,7 @@ impl Pretend {
     }
 }
 
-/// Which devices know an arena. As an attachment it goes with the memory.
+/// The devices that know an arena. As an attachment it is dropped with the arena.
 #[derive(Default)]
 struct Known(Mutex<HashMap<u32, Registration>>);
 

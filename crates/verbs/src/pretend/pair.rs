@@ -25,7 +25,7 @@ impl PretendPair {
         bytes.is_empty() || known.is_some_and(|known| locked(&known.0).contains_key(&self.device))
     }
 
-    /// Begins the next work request, or goes on with one. Returns whether there was anything to do.
+    /// Begins the next work request, or continues one. Returns whether there was anything to do.
     fn step(&self) -> bool {
         let _turn = locked(&self.fabric.turn);
         let mut state = locked(&self.wire);
@@ -63,7 +63,7 @@ impl PretendPair {
         }
     }
 
-    /// What `f` does at the peer, if it is there.
+    /// Runs `f` on the peer's end. If the peer is gone or `f` fails, this end is lost.
     fn at_peer<T>(&self, peer: Option<u32>, f: impl FnOnce(&mut State) -> Result<T, Fault>) -> Option<T> {
         let done = match self.fabric.find(peer) {
             None => Err(Fault::Retries),
@@ -79,7 +79,7 @@ impl PretendPair {
         done.map_err(|fault| locked(&self.wire).lose(fault)).ok()
     }
 
-    /// Lands a part at the peer.
+    /// Lands one part of a write at the peer.
     fn land(&self, mut state: MutexGuard<'_, State>) {
         let count = state.landing.len() as u64;
         let at = state.dice.up_to(count) as usize - 1;
@@ -88,7 +88,7 @@ impl PretendPair {
         self.at_peer(peer, |peer| peer.land(&part));
     }
 
-    /// Tells the peer a note.
+    /// Delivers a note to the peer.
     fn tell(&self, state: MutexGuard<'_, State>, id: u64, note: u32) {
         let peer = state.peer;
         drop(state);
@@ -101,7 +101,7 @@ impl PretendPair {
         }
     }
 
-    /// Fetches a part from the peer.
+    /// Fetches one part of a read from the peer.
     fn fetch(&self, mut state: MutexGuard<'_, State>) {
         let (next, peer) = (state.next_part(), state.peer);
         drop(state);
@@ -123,7 +123,7 @@ impl PretendPair {
         match work {
             Work::Write { bytes, to } => {
                 state.write(&bytes, to);
-                // The peer's device has it; its memory, perhaps, has not.
+                // The peer's device has the data, but perhaps not yet in memory.
                 state.happened(Done::Written(id));
             }
             Work::Note { bytes, to, note } => {
@@ -153,7 +153,7 @@ impl PretendPair {
         }
     }
 
-    /// How this write or read fails, if it does.
+    /// The fault with which this write or read fails, if it does.
     fn fault(&self, work: &Work) -> Option<Fault> {
         if !matches!(work, Work::Write { .. } | Work::Note { .. } | Work::Read { .. }) {
             return None;
@@ -237,7 +237,7 @@ impl Pair for PretendPair {
             state.lose(Fault::Flushed);
             (self.fabric.find(state.peer), std::mem::take(&mut state.landing))
         };
-        // What was acknowledged lands before the pair is gone, unless its key was closed.
+        // Acknowledged parts land before the pair is gone, unless their key was closed.
         let theirs = peer.as_ref().map(|peer| {
             let mut peer = locked(peer);
             for part in &ours {
@@ -245,7 +245,7 @@ impl Pair for PretendPair {
             }
             let busy = !peer.is_idle();
             let parts = std::mem::take(&mut peer.landing);
-            // Whoever still writes to this end, or reads, finds nobody.
+            // If the peer still writes to this end or reads from it, it finds nobody.
             if busy {
                 peer.lose(Fault::Retries);
             }

@@ -1,4 +1,4 @@
-//! What one end of a pretend pair has under way.
+//! The state of one end of a pretend pair: its queue, and what is in flight.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -10,18 +10,18 @@ use thalweg_dice::Dice;
 
 use crate::{Done, Fault, Memory, Remote, Work};
 
-/// A part of a write on its way.
+/// A part of a write in flight.
 pub(super) struct Part {
     pub(super) to: Remote,
     pub(super) bytes: Bytes,
 }
 
-/// A read under way.
+/// A read in flight.
 pub(super) struct Reading {
     id: u64,
     into: Claim,
     from: Remote,
-    /// Which bytes have not been fetched.
+    /// Ranges that have not been fetched.
     todo: Vec<Range<usize>>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct State {
     pub(super) lent: HashMap<u32, Bytes>,
     pub(super) queue: VecDeque<(u64, Work)>,
     pub(super) landing: Vec<Part>,
-    /// The note behind what is landing, and its work request.
+    /// The note behind the landing parts, and its work request.
     pub(super) telling: Option<(u64, u32)>,
     pub(super) reading: VecDeque<Reading>,
     /// Memory that was to be read into when the pair was lost.
@@ -68,7 +68,7 @@ impl State {
         self.next_key - 1
     }
 
-    /// Whether nothing is on its way.
+    /// Whether nothing is queued or in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.landing.is_empty() && self.telling.is_none() && self.reading.is_empty()
     }
@@ -87,8 +87,8 @@ impl State {
     pub(super) fn lose(&mut self, fault: Fault) {
         if self.lost.is_none() {
             self.lost = Some(fault);
-            // What was to be opened is given back by `break_off`, as what is open; and what was to be read into. Parts that
-            // were acknowledged still land.
+            // `break_off` gives back memory that was to be opened or read into. Acknowledged parts still
+            // land.
             std::mem::take(&mut self.queue).into_iter().for_each(|(_, work)| self.flush(work));
             self.telling = None;
             let reading = std::mem::take(&mut self.reading);
@@ -97,7 +97,7 @@ impl State {
         }
     }
 
-    /// A work request of a pair that is lost: its memory is given back by `break_off`.
+    /// Flushes a work request of a lost pair. `break_off` gives its memory back.
     pub(super) fn flush(&mut self, work: Work) {
         match work {
             Work::Open(memory) => {
@@ -109,7 +109,7 @@ impl State {
         }
     }
 
-    /// Parts of a write are on their way from here on.
+    /// Starts a write: its parts are in flight from now on.
     pub(super) fn write(&mut self, bytes: &[Bytes], to: Remote) {
         let mut address = to.address;
         for bytes in bytes {
@@ -121,7 +121,7 @@ impl State {
         }
     }
 
-    /// Writes a part where the peer wants it, if it may.
+    /// Puts a part into the open memory that its key names.
     pub(super) fn land(&mut self, part: &Part) -> Result<(), Fault> {
         let memory = self.open.get_mut(&part.to.key).ok_or(Fault::Access)?;
         let (start, all) =
@@ -142,13 +142,13 @@ impl State {
         Ok(())
     }
 
-    /// Begins to read.
+    /// Starts a read.
     pub(super) fn read(&mut self, id: u64, into: Claim, from: Remote) {
         let todo = parts(into.len(), &mut self.dice);
         self.reading.push_back(Reading { id, into, from, todo });
     }
 
-    /// Some part that is to be fetched, with the place of its read among those under way.
+    /// A random part to fetch, with the index of its read among those in flight.
     pub(super) fn next_part(&mut self) -> Option<(usize, Range<usize>, Remote)> {
         let unfinished: Vec<usize> =
             (0..self.reading.len()).filter(|&at| !self.reading[at].todo.is_empty()).collect();
@@ -161,7 +161,7 @@ impl State {
         Some((at, part, Remote { address, ..read.from }))
     }
 
-    /// A part was fetched.
+    /// Stores a fetched part.
     pub(super) fn fetched(&mut self, at: usize, part: Range<usize>, bytes: &[u8]) {
         if let Some(place) = self.reading.get_mut(at).and_then(|read| read.into.get_mut(part)) {
             place.copy_from_slice(bytes);
@@ -169,7 +169,7 @@ impl State {
         self.end_reads();
     }
 
-    /// Reads end in the order in which they began.
+    /// Completes reads, in the order in which they began.
     pub(super) fn end_reads(&mut self) {
         while self.reading.front().is_some_and(|read| read.todo.is_empty()) {
             let Some(Reading { id, into, .. }) = self.reading.pop_front() else { return };
@@ -177,7 +177,7 @@ impl State {
         }
     }
 
-    /// Bytes that the peer may read.
+    /// Bytes of the lent memory that this address and key name.
     pub(super) fn fetch(&self, length: usize, from: Remote) -> Result<Bytes, Fault> {
         let lent = self.lent.get(&from.key).ok_or(Fault::Access)?;
         let start = from.address.checked_sub(lent.as_ptr() as u64).ok_or(Fault::Access)?;
@@ -187,7 +187,7 @@ impl State {
     }
 }
 
-/// Up to three parts of so many bytes.
+/// Cuts `length` bytes into up to three parts.
 pub(super) fn parts(length: usize, dice: &mut Dice) -> Vec<Range<usize>> {
     if length == 0 {
         return Vec::new();
