@@ -2,11 +2,11 @@
 //! crate alone owns tokio, threads and the wall clock.
 //!
 //! ```text
-//! engine     links, outboxes, lending, reading, the clock: drives any machine, on one tokio runtime a process
-//! star       rounds: staging, folding, mending, the mean; a client's arena
-//! tasks      tasks and their results
-//! graph      nodes that average with their neighbours
-//! forward    other programs' TCP streams over a link
+//! engine   one tokio runtime for the process; links, outboxes, loans, reading, the clock; drives any machine
+//! star     rounds: staging, folding, stand-ins, the mean; a client's arena
+//! tasks    tasks and their results
+//! graph    nodes that average with their neighbours
+//! forward  other programs' TCP streams over a link
 //! ```
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What is in the mean is what the outcome says is in it, and never anything that is not finite.
+//! The outcome reports exactly what is in the mean, and no value in the mean is ever infinite or NaN.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 mod common;
@@ -17,14 +17,14 @@ use thalweg_wire::Layout;
 const ADDRESSES: [&str; 2] = ["memory://counting:0", "tcp://127.0.0.1:0"];
 const PARTIAL: [&str; 2] = ["discard", "keep"];
 
-/// What came of a round of `good` clients and the one that is on trial.
+/// Result of a round with a good client and the client on trial.
 struct Trial {
     outcome: Value,
     model: Vec<f32>,
     verdict: Verdict,
 }
 
-/// A round of a client that sends `value` with `samples`, beside one that sends 3 with a weight of 1.
+/// Runs a round with a client that sends `value` with `samples`, and one that sends 3 with weight 1.
 fn trial(address: &str, options: &Value, value: f32, samples: u64) -> Trial {
     let layout = layout(50_000);
     let mut all = json!({ "expected": 2, "enough": 1, "chunk": 16384 });
@@ -44,7 +44,8 @@ fn trial(address: &str, options: &Value, value: f32, samples: u64) -> Trial {
     Trial { outcome, model: floats(&model, &layout), verdict: verdict(tried) }
 }
 
-/// The one on trial hears why it is refused, the outcome says so, and the mean is the other's.
+/// Checks that the client on trial gets the reason, the outcome has it too, and the mean is the other
+/// client's update.
 fn is_left_out(trial: &Trial, words: &[&str], what: &str) {
     let Verdict::Rejected(reason) = &trial.verdict else { panic!("{what}: {:?}", trial.verdict) };
     for word in words {
@@ -114,7 +115,7 @@ fn what_is_not_finite_is_refused_whatever_the_sums_are_in() {
     }
 }
 
-/// f64 sums of f32 values: nothing of theirs can overflow.
+/// f64 sums of f32 values cannot overflow.
 #[test]
 fn sums_in_f64_hold_the_largest_values_with_the_largest_weight() {
     let options = json!({ "precision": "f64", "partial": "keep" });
@@ -140,7 +141,7 @@ fn a_round_without_any_update_left_fails_by_name_and_the_model_stays() {
     }
 }
 
-/// An update of this layout of which all elements are `value`.
+/// An update of this layout whose elements are all `value`.
 fn update(layout: &Layout, value: f32) -> Vec<u8> {
     let mut bytes = vec![0; layout.bytes() as usize];
     let range = layout.tensors()[0].range();
@@ -150,7 +151,8 @@ fn update(layout: &Layout, value: f32) -> Vec<u8> {
     bytes
 }
 
-/// Runs a round of a good client and a raw one, which does `act`; returns the outcome and the model.
+/// Runs a round with a good client and a raw one, which does `act`. Returns outcome, model and the result of
+/// `act`.
 fn beside_a_raw_one<T: Send>(
     options: Value,
     act: impl FnOnce(Raw, &Server) -> T + Send,
@@ -191,7 +193,7 @@ fn a_nan_that_a_chunk_border_cuts_never_gets_into_the_model() {
     }
 }
 
-/// Chunks of odd sizes that cut no element are as good as others, also where they overlap.
+/// Chunks of odd sizes that cut no element count like others, even where they overlap.
 #[test]
 fn chunks_of_any_size_between_elements_count_whole() {
     for partial in PARTIAL {
@@ -213,7 +215,7 @@ fn chunks_of_any_size_between_elements_count_whole() {
     }
 }
 
-/// Half of the update of a process that dies has been folded when another one takes its place.
+/// Half of an update has been folded when its process dies and another process takes its place.
 #[test]
 fn with_keep_a_process_that_comes_anew_waits_for_the_next_round() {
     let options = json!({ "expected": 2, "enough": 1, "partial": "keep", "grace": 60.0 });
@@ -224,11 +226,11 @@ fn with_keep_a_process_that_comes_anew_waits_for_the_next_round() {
         raw.die();
         let started = Instant::now();
         while server.clients().iter().any(|name| name == "raw") && started.elapsed() < LIMIT {
-            std::thread::yield_now(); // its namesake is not let in before the server has seen its link end
+            std::thread::yield_now(); // until the server has seen the old link end
         }
         let again = Raw::join(&server.address(), "raw", 2);
         again.hear("that it takes no part", |m| *m == Control::Closed { parcel: 1 });
-        // And if it does not believe so, nothing of it is taken.
+        // If it offers an update nevertheless, nothing of it is accepted.
         again.say(&again.offering(1, 1));
         again.hear("the same", |m| *m == Control::Closed { parcel: 1 });
     });

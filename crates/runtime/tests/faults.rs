@@ -1,4 +1,4 @@
-//! Bad luck and bad peers, over real sockets.
+//! Faults and hostile peers, over real sockets.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -57,7 +57,7 @@ fn loss_repetition_disorder_and_damage_change_nothing() {
 
 #[test]
 fn an_emulated_link_takes_its_time_both_ways_and_each_client_has_its_own() {
-    let layout = layout(50_000); // 200 kB, that is 16 ms at 100 Mbit/s
+    let layout = layout(50_000); // 200 kB, which takes 16 ms at 100 Mbit/s
     let link = |rate: u64, delay: f64| json!({ "rate": rate, "delay": delay, "loss": 0.01 });
     let slow = json!({ "up": link(10_000_000, 0.0), "down": link(20_000_000, 0.0) });
     let emulate = json!({ "seed": 3, "up": link(100_000_000, 0.01), "down": link(100_000_000, 0.02),
@@ -72,7 +72,7 @@ fn an_emulated_link_takes_its_time_both_ways_and_each_client_has_its_own() {
     let outcome = round(&server, 1).unwrap();
     assert_eq!(outcome["complete"], true, "{outcome}");
     assert!(floats(&model, &layout).iter().all(|&x| x == 3.0));
-    // No less than the bytes at the rate and the delay: a loaded machine may well take longer.
+    // A transfer takes at least its bytes at this rate, plus the delay. A loaded machine may take longer.
     for (name, direction, least) in
         [("fast", "up", 0.026), ("fast", "down", 0.036), ("slow", "up", 0.16), ("slow", "down", 0.08)]
     {
@@ -84,7 +84,7 @@ fn an_emulated_link_takes_its_time_both_ways_and_each_client_has_its_own() {
     clients.into_iter().for_each(|c| assert_eq!(c.join().unwrap(), Ok(vec![Verdict::Accepted])));
 }
 
-/// Passes everything on, but only so much of what the client sends; then one byte whenever `pace` is over.
+/// Forwards everything to `to`. After `free` bytes from the client it forwards only one byte in each `pace`.
 fn trickle(to: &str, free: usize, pace: Duration) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", listener.local_addr().unwrap());
@@ -105,7 +105,7 @@ fn trickle(to: &str, free: usize, pace: Duration) -> String {
             }
             passed += n;
             if passed >= free {
-                let _ = paces.recv_timeout(pace); // nobody sends: this is the pace
+                let _ = paces.recv_timeout(pace); // nobody sends on this channel, so this waits for `pace`
             }
         }
     });
@@ -151,7 +151,8 @@ fn strangers_do_no_harm() {
     good.join().unwrap().unwrap();
 }
 
-/// Nothing of a staged update is in the sums. With `keep` part of it is, and stays: its client waits for the next round.
+/// Nothing of a staged update is in the sums. With `keep` a part of it is, and stays there, so its client
+/// must wait for the next round.
 #[test]
 fn one_that_dies_in_its_update_and_comes_back_as_a_new_process_takes_part_again() {
     for (partial, takes_part) in [("keep", false), ("discard", true)] {

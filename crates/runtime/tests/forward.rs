@@ -16,7 +16,7 @@ use thalweg_runtime::Forwarder;
 /// Turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One end that serves on a thread of its own.
+/// One end, which serves on a thread of its own.
 struct End {
     listening: Value,
     events: Receiver<Value>,
@@ -47,7 +47,7 @@ impl End {
         self.listening["listen"].as_str().unwrap().into()
     }
 
-    /// The next event of this kind.
+    /// Waits for the next event of this kind.
     fn next(&self, kind: &str) -> Value {
         loop {
             let event = self.events.recv_timeout(LIMIT).unwrap();
@@ -77,7 +77,7 @@ fn merged(mut base: Value, more: Value) -> Value {
     base
 }
 
-/// A far end for `target` and a near end that is connected to it; both with these options.
+/// A far end for `target`, and a near end that is connected to it. Both have these options.
 fn path(scheme: &str, target: &str, options: &Value) -> (End, End) {
     let far = json!({"listen": format!("{scheme}://127.0.0.1:0"), "to": target});
     let far = End::start(&merged(far, options.clone())).unwrap();
@@ -110,7 +110,7 @@ fn target(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> String {
     address
 }
 
-/// Reads all, and answers it backwards once the program has ended its direction.
+/// A target that reads everything, and answers it in reverse once the program has ended its direction.
 fn reverser() -> String {
     target(|mut connection| {
         let mut asked = Vec::new();
@@ -124,7 +124,7 @@ fn question(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|n| (n * 31 + n / 251 + seed * 7) as u8).collect()
 }
 
-/// Asks, ends its direction, and reads the answer.
+/// Sends `asked`, ends its direction, and returns the answer.
 fn ask(near: &str, asked: &[u8]) -> Vec<u8> {
     let mut program = connect_to(near);
     let (mut writing, asked) = (program.try_clone().unwrap(), asked.to_vec());
@@ -291,7 +291,7 @@ fn a_reset_at_one_end_is_a_reset_at_the_other() {
     });
     let (near, _far) = path("tcp", &target, &json!({}));
     let program = connect(&near);
-    // With bytes unread, closing resets the connection.
+    // Closing a connection with unread bytes resets it.
     while program.peek(&mut [0; 5]).unwrap() < 5 {}
     drop(program);
     assert_eq!(seen.recv_timeout(LIMIT).unwrap(), Err(ErrorKind::ConnectionReset));
@@ -314,7 +314,7 @@ fn when_the_far_end_ends_programs_are_reset_and_a_new_one_is_found() {
     assert_eq!(program.read(&mut [0; 9]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     let why = near.next("end")["error"].as_str().unwrap().to_owned();
     assert!(why.contains("the far end was stopped"), "{why}");
-    // A program that comes now waits for the new link.
+    // A program that connects now waits for the new link.
     let mut waiting = connect(&near);
     waiting.write_all(b"again").unwrap();
     let _far = End::start(&json!({"listen": listen, "to": echo})).unwrap();

@@ -1,4 +1,5 @@
-//! All servers and clients of a process share one runtime, and what one of them started ends with it.
+//! All servers and clients of a process share one runtime. Everything that one of them has started ends with
+//! it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,7 +12,8 @@ use thalweg_arena::Arena;
 use thalweg_runtime::{Server, ServerOptions};
 use thalweg_wire::Layout;
 
-/// A server, as soon as its address is free: libzmq gives a port back on a thread of its own, a moment after the end.
+/// Opens a server as soon as its address is free: libzmq frees a port on a thread of its own, shortly after
+/// the end.
 fn open(layout: &Layout, address: &str) -> Server {
     let started = Instant::now();
     loop {
@@ -28,7 +30,7 @@ fn open(layout: &Layout, address: &str) -> Server {
     }
 }
 
-/// A job of one round; where it listens.
+/// Runs a job of one round. Returns the address that its server listened at.
 fn job(address: &str, mut at_end: impl FnMut()) -> String {
     let layout = layout(1000);
     let mut server = open(&layout, address);
@@ -44,7 +46,7 @@ fn job(address: &str, mut at_end: impl FnMut()) -> String {
     address
 }
 
-/// The runtime outlives a server: nothing that its transport started may hold on to the address.
+/// The runtime outlives a server, so nothing that the server's transport has started may keep the address.
 #[test]
 fn a_server_that_was_closed_leaves_its_address_to_the_next() {
     for scheme in ["tcp", "udp", "ltp", "grpc", "zmq", "memory"] {
@@ -64,7 +66,7 @@ fn workers() -> usize {
     names.filter(|name| name.trim() == "thalweg").count()
 }
 
-/// Threads that do blocking work come and go under the same name; one worker a core stays.
+/// Threads for blocking work come and go under the same name. One worker for each core stays.
 #[cfg(target_os = "linux")]
 #[test]
 fn many_servers_and_clients_have_the_threads_of_one() {
@@ -81,6 +83,6 @@ fn many_servers_and_clients_have_the_threads_of_one() {
             .collect();
         most.push(at_once.into_iter().map(|job| job.join().unwrap()).max().unwrap());
     }
-    let blocking = 2 * 20; // a fold a client at most
+    let blocking = 2 * 20; // at most one fold for each client
     assert!(most[1] <= most[0] + blocking, "{most:?}");
 }

@@ -1,4 +1,4 @@
-//! What is lost on the way and not asked for again: what the mean is then, and what is said of it.
+//! Losses that are not sent again: what the mean is then, and what the outcome reports.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,7 +19,7 @@ fn options(policy: &str) -> Value {
     })
 }
 
-/// Rounds of one client that sends fours; the global model begins with ones.
+/// Runs rounds with one client that sends fours. The global model starts with ones.
 fn rounds(address: &str, policy: &str, count: u32, mut check: impl FnMut(u32, &Value, &[f32])) {
     let layout = layout(ELEMENTS);
     let (mut server, model) = server(&layout, address, options(policy));
@@ -35,7 +35,7 @@ fn rounds(address: &str, policy: &str, count: u32, mut check: impl FnMut(u32, &V
     assert_eq!(thread.join().unwrap(), Ok(vec![Verdict::Accepted; count as usize]));
 }
 
-/// Elements of the update that came, as the record has it, and of the model that are `value`.
+/// How many elements of the update arrived according to the outcome, and how many of the model are `value`.
 fn came_and_are(outcome: &Value, model: &[f32], value: f32) -> (u64, u64) {
     let came = transfers(outcome, "c", "up")["bytes"].as_u64().unwrap() / 4;
     (came, model.iter().filter(|&&x| x == value).count() as u64)

@@ -1,4 +1,4 @@
-//! Whole rounds over the transports that need nothing else on the machine.
+//! Complete rounds, over the transports that need no other program.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -91,7 +91,8 @@ fn clients_are_served_one_after_the_other_where_asked() {
             [("down", "send_start", "send_end"), ("up", "receive_start", "receive_end")]
         {
             let at = |name, key: &str| transfers(&outcome, name, direction)[key].as_f64().unwrap();
-            // What datagrams lost of the model is sent again at once, whoever's turn it is.
+            // Over datagrams, lost chunks of the model are sent again at once, even during another client's
+            // turn.
             let end = if direction == "down" && address.starts_with("udp") { start } else { end };
             for two in names.windows(2) {
                 assert!(at(two[0], end) <= at(two[1], start), "{address}: {direction}, {two:?}: {outcome}");

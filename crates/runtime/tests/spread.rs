@@ -1,4 +1,5 @@
-//! Updates that are sent in another order than the model's: what is lost is scattered, and all else is as without.
+//! Updates that are sent in another order than the model's. Losses are then scattered; everything else is as
+//! without.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 mod common;
@@ -14,7 +15,7 @@ use thalweg_wire::Layout;
 const ELEMENTS: u64 = 200_000;
 const CHUNK: usize = 8192;
 
-/// Element `i` of what was sent, and of the global model before.
+/// Element `i` of the update that is sent.
 fn sent(i: usize) -> f32 {
     i as f32 + 1.0
 }
@@ -31,7 +32,7 @@ fn put(arena: &Arena, layout: &Layout, value: impl Fn(usize) -> f32) {
     }
 }
 
-/// A client that sends [`sent`] in each round, and loses this share of its chunks.
+/// A client that sends [`sent`] in each round, and loses this fraction of its chunks.
 fn client(address: &str, loss: f64) -> std::thread::JoinHandle<()> {
     let options = json!({ "layers": { "fault": { "seed": 7, "loss": loss } } });
     let options: ClientOptions = serde_json::from_value(options).unwrap();
@@ -59,10 +60,10 @@ fn options(policy: &str, spread: bool) -> Value {
     json!({ "chunk": CHUNK, "seed": 5, "repair": repair })
 }
 
-/// A policy, and what stands in by it.
+/// A policy, and the values that stand in under it.
 type Case = (&'static str, fn(usize) -> f32);
 
-/// The model after each of some rounds.
+/// The model after each of `rounds` rounds.
 fn models(policy: &str, spread: bool, loss: f64, rounds: u32) -> Vec<Vec<f32>> {
     let layout = layout(ELEMENTS);
     let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options(policy, spread));
@@ -79,7 +80,7 @@ fn models(policy: &str, spread: bool, loss: f64, rounds: u32) -> Vec<Vec<f32>> {
     found
 }
 
-/// Of a model, the longest run of elements that did not come.
+/// The longest run of elements in a model that did not arrive.
 fn longest(model: &[f32]) -> usize {
     let runs = model.iter().enumerate().fold((0, 0), |(longest, now), (i, &x)| {
         let now = if x == sent(i) { 0 } else { now + 1 };
@@ -121,7 +122,7 @@ fn what_was_sent_last_stands_in_at_its_place() {
 fn chunks_that_are_lost_leave_no_gap_in_the_model() {
     let ordered = models("renormalise", false, 0.05, 1).remove(0);
     let spread = models("renormalise", true, 0.05, 1).remove(0);
-    // A chunk has 2048 elements, a unit of the order 16.
+    // A chunk has 2048 elements; the order moves elements in units of 16.
     assert!(longest(&ordered) >= CHUNK / 4, "{}", longest(&ordered));
     assert!((1..=64).contains(&longest(&spread)), "{}", longest(&spread));
 }

@@ -21,7 +21,7 @@ fn server(address: &str) -> TaskServer {
     TaskServer::start(address, options).unwrap()
 }
 
-/// A client that sends back what it gets, plus one, until the job is over.
+/// A client that answers each task with its values plus one, until the job is over.
 fn echo(address: &str, name: &str, weight: f64) -> JoinHandle<Result<u32, String>> {
     echo_over(address, name, weight, json!({}))
 }
@@ -103,7 +103,7 @@ fn results_come_back_and_means_are_by_weight() {
     }
 }
 
-/// Links that lose a tenth of the chunks: what is lost is missing, and the mean is over what came.
+/// The links lose a tenth of the chunks. Lost parts are missing, and the mean is over what arrived.
 #[test]
 fn parts_of_what_is_folded_may_be_missing() {
     for address in ["tcp://127.0.0.1:0", "udp://127.0.0.1:0", "ltp://127.0.0.1:0"] {
@@ -126,7 +126,7 @@ fn parts_of_what_is_folded_may_be_missing() {
                 assert!(reply.coverage >= 1.0 - most, "{address}: {} came", reply.coverage);
                 lost += u32::from(reply.coverage < 1.0);
             }
-            // Each client's values are the same, and one that nobody sent is the task's own.
+            // All clients send the same values. An element that nobody sent has the task's own value.
             let mean = server.mean(number).unwrap().0;
             let pairs = values(&mean).into_iter().zip(values(&arena));
             assert!(pairs.clone().all(|(mean, own)| mean == own + 1.0 || (most > 0.0 && mean == own)));
@@ -173,7 +173,7 @@ fn whoever_waits_hears_that_it_is_closed() {
     }
 }
 
-/// What a client says when it leaves is queued by another thread than the one that closes its link.
+/// A leaving client's farewell must arrive, though one thread queues it and another closes the link.
 #[test]
 fn the_words_of_everybody_who_leaves_arrive() {
     let names: Vec<String> = (0..24).map(|number| format!("c{number}")).collect();
@@ -207,7 +207,8 @@ fn a_closed_server_leaves_its_address_though_it_is_still_held() {
     assert_eq!(second.address(), first.address());
 }
 
-/// Away, unknown, or released: no call waits for ever.
+/// Calls about a member that is away, or a task that is unknown or released, return instead of waiting for
+/// ever.
 #[test]
 fn what_there_is_not_is_said() {
     let server = server("memory://tasks-none:0");

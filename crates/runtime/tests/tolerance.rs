@@ -1,4 +1,4 @@
-//! Tensors that must come and budgets of tensors, by name, over real links that lose chunks.
+//! Critical tensors and budgets of tensors, by name, over real links that lose chunks.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -29,7 +29,7 @@ fn options(repair: Value) -> Value {
     json!({ "chunk": 1344, "layers": { "fault": fault }, "repair": repair })
 }
 
-/// The outcomes of two rounds of one client.
+/// The outcomes of two rounds with one client.
 fn rounds(address: &str, repair: Value) -> Vec<Value> {
     let (mut server, _) = server(&layout(), address, options(repair));
     let layers = json!({ "layers": options(json!({}))["layers"] });
@@ -41,7 +41,7 @@ fn rounds(address: &str, repair: Value) -> Vec<Value> {
     found
 }
 
-/// By tensor, the share of it that is missing of the client's update.
+/// The fraction of each tensor that is missing of the client's update.
 fn shares(outcome: &Value) -> Vec<(String, f64)> {
     let losses = transfers(outcome, "c", "up")["losses"].as_array().unwrap();
     losses.iter().map(|l| (l["tensor"].as_str().unwrap().into(), l["share"].as_f64().unwrap())).collect()
@@ -78,7 +78,8 @@ fn an_update_that_lost_too_much_of_a_tensor_is_refused_by_its_name() {
     );
 }
 
-/// Without a layer that loses chunks tcp loses nothing: the names are still checked, and nothing else is different.
+/// Without a layer that loses chunks, tcp loses nothing. The names are still checked, and nothing else
+/// differs.
 #[test]
 fn a_transport_that_loses_nothing_ignores_it() {
     let repair = json!({ "critical": ["w"], "refuse": { "*": 0.0 } });

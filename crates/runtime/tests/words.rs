@@ -1,4 +1,5 @@
-//! A client that speaks the protocol and means harm by its words: name, farewell, and how often it says them.
+//! A client that speaks the protocol, but tries to do harm by its name, its farewell, and how often it sends
+//! them.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -33,13 +34,13 @@ async fn say(url: &str, messages: &[Control]) -> Arc<dyn Link> {
     let transport = transport_for(&address, &options, &Layers::default(), 0).unwrap();
     let link = transport.connect(&address, &options).await.unwrap();
     for message in messages {
-        // A server that has had enough closes the link before all is said.
+        // The server may close the link before all messages are sent.
         let _ = link.send_control(message.encode().unwrap().into()).await;
     }
     link
 }
 
-/// Waits until a line of the server's log is as wanted; returns all until then.
+/// Waits for a line of the server's log that matches. Returns all lines up to it.
 fn notes_until(server: &Server, wanted: impl Fn(&str) -> bool + Sync) -> Vec<String> {
     let seen: Mutex<Vec<String>> = Mutex::default();
     let go_on = || {
@@ -77,7 +78,7 @@ fn a_name_that_is_not_plain_gets_into_no_line() {
     let _evil = runtime.block_on(say(&server.address(), &[hello("a\n2026-01-01 b joined\x1b[2J")]));
     let _good = runtime.block_on(say(&server.address(), &[hello("good")]));
     let seen = notes_until(&server, |line| line == "good joined");
-    // That a peer was turned away may be said, but nothing of what it calls itself.
+    // A line may say that a peer was rejected, but may not contain the peer's name.
     assert!(seen.iter().all(|line| is_plain(line) && !line.contains("b joined")), "{seen:?}");
     let others: Vec<&String> =
         seen.iter().filter(|line| !line.starts_with("a peer was turned away")).collect();

@@ -51,7 +51,7 @@ impl Channel {
 
     /// Registers the descriptor with the caller's runtime, to wait for notifications.
     pub(crate) fn notices(self: &Arc<Self>) -> io::Result<AsyncFd<Arc<Channel>>> {
-        // SAFETY: the channel keeps its descriptor open, always the same one, as long as the registration holds it.
+        // SAFETY: while the registration holds the channel, the channel keeps the same descriptor open.
         unsafe { AsyncFd::register_with_interest(self.clone(), Interest::READABLE) }.map_err(Into::into)
     }
 

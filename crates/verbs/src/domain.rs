@@ -74,7 +74,8 @@ impl Domain {
 
     pub(crate) fn port(&self, port: u8) -> Result<abi::PortAttr, Error> {
         let mut attributes = abi::PortAttr::zero();
-        // SAFETY: the context is open; the structure is as long as the newest one, and older libraries write less.
+        // SAFETY: the context is open. The structure is as long as the newest one, and older libraries write
+        // less.
         let code = unsafe { (self.functions.ibv_query_port)(self.context, port, &raw mut attributes) };
         checked("query the port", code).map(|()| attributes)
     }

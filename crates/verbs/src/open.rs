@@ -12,7 +12,8 @@ const LIBRARY: &CStr = c"libibverbs.so.1";
 pub(crate) fn functions() -> Result<&'static Functions, Error> {
     static FUNCTIONS: OnceLock<Result<Functions, Error>> = OnceLock::new();
     let opened = FUNCTIONS.get_or_init(|| {
-        // SAFETY: the name is a C string; the library's initialisers are those of rdma-core, which may run at any time.
+        // SAFETY: the name is a C string. The library's initialisers are those of rdma-core, which may run at
+        // any time.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
             // SAFETY: after a failure the text is valid until this thread's next call.
@@ -20,8 +21,8 @@ pub(crate) fn functions() -> Result<&'static Functions, Error> {
             let said = said.map_or_else(|| "libibverbs.so.1 does not open".into(), CStr::to_string_lossy);
             return Err(Error::NoLibrary(said.into_owned()));
         }
-        // SAFETY: the library is never closed; a symbol of libibverbs is the function of that name, in its newest version,
-        // which is the one of verbs.h.
+        // SAFETY: the library is never closed. A symbol of libibverbs is the function of that name, in its
+        // newest version, which is the one of verbs.h.
         unsafe { Functions::load(|name| libc::dlsym(library, name.as_ptr())) }
             .map_err(|name| Error::NoLibrary(format!("libibverbs.so.1 has no {name}")))
     });

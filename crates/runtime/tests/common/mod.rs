@@ -45,7 +45,7 @@ pub fn count(arena: &Arena, layout: &Layout) -> i64 {
     i64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// Runs the next round; fails the test if it hangs.
+/// Runs the next round. Fails the test if it hangs.
 pub fn round(server: &Server, number: u32) -> Result<Value, thalweg_runtime::Error> {
     let started = std::time::Instant::now();
     let outcome =
@@ -62,7 +62,7 @@ pub fn transfers<'a>(outcome: &'a Value, client: &str, direction: &str) -> &'a V
     all.iter().find(|t| t["client"] == client && t["direction"] == direction).unwrap()
 }
 
-/// A client on a thread: in every round it fills its model with `value` and sends it.
+/// Runs a client on a thread. In every round it fills its model with `value` and sends it.
 pub fn client(
     address: &str,
     name: &str,

@@ -1,4 +1,4 @@
-//! A client that speaks the session by hand over the memory transport, and may say and send anything.
+//! A client that runs the session by hand over the memory transport, so that it can send anything.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use thalweg_wire::control::{Content, Control, Hello, Holding, Interval, Parcel, 
 
 use super::LIMIT;
 
-/// What a raw client is asked, in order.
+/// A client whose messages and chunks a test chooses.
 pub struct Raw {
     runtime: tokio::runtime::Runtime,
     link: Arc<dyn Link>,
     pub welcome: Welcome,
-    /// What else was said meanwhile.
+    /// Other messages that arrived while [`Raw::hear`] waited.
     heard: Mutex<Vec<Control>>,
 }
 
 impl Raw {
-    /// Connects and is let in.
+    /// Connects, and waits until the server has admitted it.
     pub fn join(address: &str, name: &str, instance: u64) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -55,7 +55,7 @@ impl Raw {
         self.runtime.block_on(self.link.send_control(message.encode().unwrap().into())).unwrap();
     }
 
-    /// The next message for which `wanted` is so.
+    /// Waits for the next message that satisfies `wanted`.
     pub fn hear(&self, what: &str, wanted: impl Fn(&Control) -> bool) -> Control {
         let hear = async {
             loop {
@@ -75,7 +75,7 @@ impl Raw {
         heard.unwrap_or_else(|_| panic!("waiting in vain for {what}: {:?}", self.heard.lock().unwrap()))
     }
 
-    /// Takes the model of a round and offers an update of so many samples; returns when it may send.
+    /// Receives the model of a round, offers an update of `samples` samples, and waits for the grant.
     pub fn offer(&self, round: u32, samples: u64) {
         self.hear("the model", |m| matches!(m, Control::End { .. }));
         let received = Interval { start: 0, end: 1 };
@@ -90,7 +90,7 @@ impl Raw {
         Control::Offer(Parcel { number: round, pushed: false, head, content, same_as, weight, deadline })
     }
 
-    /// Sends these bytes of an update, each range a chunk.
+    /// Sends these ranges of an update, each as a chunk.
     pub fn send(&self, round: u32, update: &[u8], ranges: &[(usize, usize)]) {
         let id = UpdateId {
             job: self.welcome.job,
@@ -108,7 +108,7 @@ impl Raw {
         self.say(&Control::End { parcel: round, sent: Interval { start: 0, end: 1 } });
     }
 
-    /// How the update fared: `Err` is the reason of a refusal.
+    /// Waits for the verdict on the update. `Err` is the reason of a refusal.
     pub fn verdict(&self) -> Result<(), String> {
         let verdict = |m: &Control| matches!(m, Control::Accepted { .. } | Control::Rejected { .. });
         match self.hear("a verdict", verdict) {
@@ -117,7 +117,7 @@ impl Raw {
         }
     }
 
-    /// Its process dies.
+    /// Ends like a process that dies: closes the link without a farewell.
     pub fn die(self) {
         self.runtime.block_on(self.link.close());
         self.runtime.shutdown_timeout(Duration::from_secs(1));
