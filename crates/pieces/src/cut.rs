@@ -1,4 +1,4 @@
-//! How long pieces are.
+//! How an update is cut into pieces: FedRDMA's cuts (sections 3.1, 3.2 and 4), and an adaptive length.
 
 use thalweg_wire::Range;
 

@@ -25,7 +25,7 @@ pub struct Config {
     pub flight: Flight,
     /// Most work requests in flight: the length of the device's queues.
     pub pieces: usize,
-    /// Slots for commit records; 0 if nothing is committed.
+    /// Number of slots for commit records; 0 if nothing is committed.
     pub slots: usize,
 }
 

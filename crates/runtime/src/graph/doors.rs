@@ -125,7 +125,8 @@ impl Shared {
         drop(self.folding.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Drops the sums and stages of these iterations. No chunk may be being added to them.
+    /// Drops the sums and stages of these iterations. The caller ensures that no chunk is being added to
+    /// them.
     pub fn free(&self, rounds: &[u32]) {
         self.slots.free(rounds);
         if let Some(stages) = &self.stages {
@@ -133,7 +134,8 @@ impl Shared {
         }
     }
 
-    /// Drops the sums and stages of iterations before `round`. No chunk may be being added to them.
+    /// Drops the sums and stages of iterations before `round`. The caller ensures that no chunk is being
+    /// added to them.
     pub fn free_below(&self, round: u32) {
         self.slots.free_below(round);
         if let Some(stages) = &self.stages {

@@ -60,7 +60,7 @@ impl Slots {
         }
     }
 
-    /// The same for all iterations before `round`. No chunk may be being added to them.
+    /// The same for all iterations before `round`. The caller ensures that no chunk is being added to them.
     pub fn free_below(&self, round: u32) {
         let mut places = lock(&self.places);
         let later = places.used.split_off(&round);

@@ -109,7 +109,7 @@ impl Client {
     /// follows.
     ///
     /// # Errors
-    /// `round` if that round was not handed out, or the weight is not a finite number; `closed` after
+    /// `round` if that round was not handed out, or the weight or the metrics are impossible; `closed` after
     /// [`Client::close`].
     pub fn submit(&self, round: u32, weight: f64, metrics: String) -> Result<(), Error> {
         let closed = || Error::new("closed", "submit", "the client is closed");
@@ -216,8 +216,8 @@ impl Trainer {
         lock(&self.place).as_ref().map(|(arena, _)| arena.clone())
     }
 
-    /// Fills the holes of the model with what stands in for the missing values. Waits for late chunks that
-    /// are still being written, so other tasks leave this thread meanwhile.
+    /// Fills the holes of the model with what stands in for the missing values. Late chunks may still be
+    /// written, so this waits. Other tasks move to another thread meanwhile.
     fn mend(&self, holes: &Ranges, stand_in: StandIn) -> Result<(), String> {
         tokio::task::block_in_place(|| {
             let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;

@@ -35,7 +35,7 @@ struct Run {
     there: Ranges,
 }
 
-/// The receiving side.
+/// The receiving side of a link whose peer writes pieces into one slot.
 pub(crate) struct Assembling {
     arrivals: Arrivals,
     /// The pair; its first memory is the slot.

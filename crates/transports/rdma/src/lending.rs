@@ -43,7 +43,7 @@ enum Fate {
     Unsaid,
     /// Withdrawn. The peer may go on reading until it answers `Taken`.
     Leaving,
-    /// The peer has taken it.
+    /// The peer has taken it. Its loan ends next.
     Taken,
 }
 
@@ -60,7 +60,7 @@ struct Entry {
     said: bool,
 }
 
-/// The sending side.
+/// The sending side of a link whose receiver reads.
 pub(crate) struct Lending {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,

@@ -28,7 +28,7 @@ const SEND: &str = "send update";
 /// which takes at least one round trip.
 const LEAST_OFFERED: u64 = 3 * MAX_CHUNK as u64;
 
-/// The sending side.
+/// The sending side of a link that writes.
 pub(crate) struct Outgoing {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,

@@ -47,7 +47,7 @@ struct Run {
     closing: bool,
 }
 
-/// The receiving side.
+/// The receiving side of a link whose peer follows the printed rule.
 pub(crate) struct Printed {
     arrivals: Arrivals,
     /// The pair; its first memory is the ring.

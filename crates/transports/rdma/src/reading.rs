@@ -29,7 +29,7 @@ struct Run {
     wanted: bool,
 }
 
-/// The receiving side.
+/// The receiving side of a link that reads.
 pub(crate) struct Reading {
     arrivals: Arrivals,
     device: Arc<dyn Device>,

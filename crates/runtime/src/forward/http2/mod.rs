@@ -13,8 +13,8 @@
 //!
 //!
 //! Either end may do this without the other. Between the ends a call's window is that of the forwarded
-//! connection (`--window`). The calls of a connection share eight such windows, so a call whose reader stalls
-//! does not block the others.
+//! connection (`--window`). The calls of a connection share eight such windows, so one call whose reader
+//! stalls does not block the others.
 
 mod answers;
 mod call;

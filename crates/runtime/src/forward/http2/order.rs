@@ -2,8 +2,8 @@
 //!
 //! A program that waits for each answer before its next call expects the server to get these calls one after
 //! the other. If the near end answers, several calls travel at once. So each call lists the earlier calls
-//! that the near end has answered and the server has not. The far end holds it back until those are over.
-//! This costs a round trip to the server, which is near, and none over the link.
+//! that the near end has answered and the server has not. The far end holds the call back until those are
+//! over. The wait costs a round trip to the server, which is near, and none over the link.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
