@@ -20,12 +20,12 @@ pub(crate) struct Channel {
 
 // SAFETY: as for `Domain`.
 unsafe impl Send for Channel {}
-// SAFETY: as for `Domain`; the structure is not changed while it is there.
+// SAFETY: as for `Domain`; the structure does not change while it exists.
 unsafe impl Sync for Channel {}
 
 impl AsRawFd for Channel {
     fn as_raw_fd(&self) -> RawFd {
-        // SAFETY: the channel is there until it is dropped.
+        // SAFETY: the channel exists until it is dropped.
         unsafe { (*self.channel).fd }
     }
 }

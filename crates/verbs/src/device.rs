@@ -269,6 +269,7 @@ pub trait Pair: Send {
     fn peek(&self, key: u32, at: usize, out: &mut [u8]) -> bool;
 
     /// Ends the pair at once. From then on no device touches its memory. Returns the memory that the peer
-    /// could write to, each with its key. Memory that was being opened, closed or read into has the key 0.
+    /// could write to, or that was being opened for it, each with its key. Memory that was being read into
+    /// has the key 0. So may memory that was being closed.
     fn break_off(&mut self) -> Vec<(u32, Memory)>;
 }

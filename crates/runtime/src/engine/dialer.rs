@@ -329,8 +329,8 @@ impl<P: DialerPolicy> Dialer<P> {
         self.wake();
         self.crew.handle().block_on(async {
             let farewell = async {
-                // The driver queues the farewell, on its own thread. An error would mean that the driver has
-                // ended.
+                // The driver queues the farewell, in a task of its own. An error would mean that the driver
+                // has ended.
                 let _ = self.driven.subscribe().wait_for(|driven| *driven).await;
                 // The server closes the link once it has received the farewell. If this end closed it, data
                 // still on its way might be lost.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! [`Hub`] drives a machine that listens, [`Dialer`] one that dials. A policy (`star`, `tasks`, `graph`)
-//! chooses the machine, gives a sink for chunks and the bytes of parcels, and performs the actions that only
+//! chooses the machine, the sink for chunks and the bytes of parcels. It also performs the actions that only
 //! its machine has.
 
 mod admission;
