@@ -1,4 +1,4 @@
-"""How a record says that its run ended badly."""
+"""Writes into a record that its run failed or was interrupted, and tells the user how to resume it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from thalweg.ui.progress import Progress
 
 
-# How a command says where its record is.
+# The line by which a command names its record on standard error.
 _RECORD: Final = re.compile(r"\brecord: (.+)$", re.MULTILINE)
 RUN: Final = "thalweg run"
 
 
 def end_badly(record: RunRecord, note: Callable[[str], None], error: BaseException, command: str = RUN) -> None:
-    """Keep in the record that a run failed and why, or was interrupted; close it, and say how ``command`` resumes."""
+    """Record that a run failed, and why, or was interrupted; close the record. ``note`` gets how ``command`` resumes.
+
+    An exception that is not an ``Exception``, such as KeyboardInterrupt, is an interruption.
+    """
     status = _status(error)
     try:
         record.log(status if _is_interruption(error) else f"failed: {error}")
@@ -35,7 +38,7 @@ def end_badly(record: RunRecord, note: Callable[[str], None], error: BaseExcepti
 
 @contextmanager
 def recording(record: RunRecord, progress: Progress, command: str = RUN) -> Iterator[None]:
-    """Say in the record if what is done with it ends badly, and leave the terminal as it was."""
+    """Call ``end_badly`` if the block raises, and close the progress display in any case."""
     try:
         yield
     except BaseException as error:
@@ -46,9 +49,9 @@ def recording(record: RunRecord, progress: Progress, command: str = RUN) -> Iter
 
 
 def end_elsewhere(said: str, error: BaseException) -> None:
-    """Write into records how runs in a guest kernel ended, since the guest was ended before they could.
+    """Write into the records of runs in a guest kernel how they ended. The guest was killed before it could.
 
-    ``said`` is the guest's standard error, which names the records.
+    ``said`` is the guest's standard error, which names the records. A record that already has its end stays.
     """
 
     def note(text: str) -> None:
@@ -69,7 +72,7 @@ def _end_running(path: Path, note: Callable[[str], None], error: BaseException) 
 def _say_how_to_go_on(record: RunRecord, note: Callable[[str], None], command: str) -> None:
     try:
         done = record.checkpoint_round
-    except RecordError:  # its reason has been told
+    except RecordError:  # `end_badly` has reported why the record is broken
         return
     if done is not None and done < record.plan.job.rounds:
         note(f"to go on after round {done}: {command} --resume {record.path}")

@@ -1,4 +1,8 @@
-"""The client processes of ``thalweg run``: started, watched, ended and reaped by their process ids."""
+"""The client processes of ``thalweg run``: ``Fleet`` starts, watches, ends and reaps them by their process ids.
+
+Each process reads its order as a line of JSON from standard input, and writes lines of JSON to standard output: reports
+while it works, which have the key ``say``, and at last its final report. Nodes of graphs and trees run so too.
+"""
 
 from __future__ import annotations
 
@@ -25,59 +29,59 @@ from thalweg.lab import guest
 from thalweg.machine.grace import within
 
 END_SECONDS: Final = 10.0
-# The program of a client's process.
+# The module that a client's process runs.
 WORKER: Final = "thalweg.job.worker"
-# Called from a thread of its own with a client that has ended, and why.
+# Called with a client that has ended early, and why, in the thread that watches this client.
 OnEnd = Callable[[str, str], None]
-# Called from a thread of its own with what a process says while it works.
+# Called with a line that a process writes while it works, in the thread that watches this process.
 OnLine = Callable[[str, dict[str, Any]], None]
-# What a client does by its orders; it has somebody to tell what happens.
+# A client's work: it takes the client's order, and a function for notes.
 Work = Callable[[Mapping[str, Any], Callable[[str], None]], None]
 
 
 @dataclass
 class Member:
-    """One client: its process (None for a thread), and what it said when it ended."""
+    """One client: its process (None if it is a thread), the thread that watches or runs it, and its final report."""
 
     name: str
     thread: threading.Thread
     process: subprocess.Popen[bytes] | None = None
     report: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
-    # Its process was killed, and so had no last words.
+    # A signal killed its process, which therefore wrote no final report.
     was_killed: bool = False
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended, at most so long. Ctrl-C may have come before its thread was started."""
+        """Wait until it has ended, at most ``seconds``. Its thread may not run: Ctrl-C may come before it starts."""
         if self.thread.is_alive():
             self.thread.join(seconds)
 
     def is_running(self) -> bool:
-        """Return whether its process runs, or is still being read."""
+        """Return whether its process runs, or its output is still being read. False for a thread."""
         return self.process is not None and (self.thread.is_alive() or self.process.poll() is None)
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What all clients of a run are told when they are started."""
+    """Makes the order of each client of a run: what it reads when it starts."""
 
     url: str
     options: Mapping[str, Any]
     config: Mapping[str, Any]
     data_root: str | None
     threads: int | None
-    # Where each client's process goes before anything else, as thalweg.lab.inside takes it.
+    # Each client's namespace and cgroup, by name, for thalweg.lab.inside. The process enters them first.
     places: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
-    # Each client's congestion control, where it is not that of the options.
+    # Each client's congestion control, where it differs from that of the options.
     congestion: Mapping[str, str | None] = field(default_factory=dict)
-    # An app of one's own, {"object", "options"}, and which tensors travel.
+    # The user's own app, {"object", "options"}, and patterns of the tensors that travel.
     app: Mapping[str, Any] | None = None
     tensors: Sequence[str] | None = None
-    # Where each client connects to, if not all to the same server.
+    # The URL that each client connects to, where it is not `url`.
     urls: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, name: str, number: int) -> dict[str, Any]:
-        """Return the orders of one client; its seed is its own."""
+        """Return the order of one client. Each client gets a seed of its own."""
         options = {**self.options, "seed": self.options.get("seed", 0) + number}
         if name in self.congestion:
             options["transport"] = {**options.get("transport", {}), "congestion": self.congestion[name]}
@@ -96,14 +100,14 @@ class Orders:
 
 
 class Ordering(Protocol):
-    """What a run's clients are told when they are started."""
+    """Makes the order of each client of a run."""
 
     def of(self, name: str, number: int) -> dict[str, Any]:
-        """Return the orders of one client, the ``number``-th from 1."""
+        """Return the order of one client, the ``number``-th from 1."""
 
 
 class Fleet:
-    """The clients of a run. They are processes, or threads where the transport does not leave the process."""
+    """The clients of a run. They are processes, or threads if the transport works only inside one process."""
 
     def __init__(
         self,
@@ -115,10 +119,10 @@ class Fleet:
         program: str = WORKER,
         on_line: OnLine | None = None,
     ) -> None:
-        """Note where clients log and who hears of their end. Nothing is started.
+        """Keep the settings; start nothing. ``on_end`` is called for each client that ends early.
 
-        A client does ``work`` by its orders: in a process that runs the module ``program``, or in a thread. With
-        ``on_line`` processes can be told more than their order, and what they say meanwhile is heard.
+        A client's process runs the module ``program``; a client's thread runs ``work``. With ``on_line`` a process's
+        standard input stays open for ``tell``, and ``on_line`` gets the lines that it writes while it works.
         """
         self._log = log
         self._on_end = on_end
@@ -137,29 +141,32 @@ class Fleet:
             member.thread.start()
 
     def again(self, name: str, order: Mapping[str, Any]) -> None:
-        """Start the process of a client anew that has ended; it ends with the thread that calls this, if not before."""
+        """Start a new process for a client whose process has ended.
+
+        The kernel kills that process when the thread that calls this ends (PR_SET_PDEATHSIG).
+        """
         member = self._process(name, order)
         self.members = [member if one.name == name else one for one in self.members]
         member.thread.start()
 
     def was_killed(self, name: str) -> bool:
-        """Return whether a client's process has ended early because it was killed."""
+        """Return whether a client's process ended early because a signal killed it."""
         return any(one.name == name and one.failure is not None and one.was_killed for one in self.members)
 
     def tell(self, name: str, message: Mapping[str, Any]) -> None:
-        """Send a process a line of JSON. One that has ended hears nothing."""
+        """Send a process a line of JSON. Does nothing if it has ended."""
         member = next(member for member in self.members if member.name == name)
         if member.process is not None:
             _write(member.process.stdin, message)
 
     def check(self) -> None:
-        """Raise RoundError if a client has ended before the first round, with its own reason."""
+        """Raise RoundError with the client's own reason if one has ended early. Called before the first round."""
         for member in self.members:
             if member.failure is not None:
                 raise self.failed(member)
 
     def failed(self, member: Member) -> RoundError:
-        """Return what is to be raised for a client that has ended before the first round."""
+        """Return the error for a client that ended before the first round."""
         error = member.report.get("error", {})
         return RoundError(
             f"{member.name} could not take part: {error.get('cause', member.failure)}",
@@ -167,21 +174,21 @@ class Fleet:
         )
 
     def peaks(self) -> list[int | None] | None:
-        """Return the most memory each client had, in bytes; None if they share the server's process."""
+        """Return each client's peak memory in bytes, None for a killed one; None if all share the server's process."""
         return None if self._in_process else [member.report.get("peak_rss_bytes") for member in self.members]
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """Return clients' last words; not of those that were killed, or share the server's process."""
+        """Return the clients' final reports, by name. Killed clients and threads have none."""
         return {member.name: member.report for member in self.members if member.report}
 
     def release(self) -> None:
-        """From now on clients may end."""
+        """Expect clients to end from now on: an end is no failure any more, and ``on_end`` is not called."""
         self._ending = True
 
     def stop(self, *, grace: float = END_SECONDS) -> None:
         """Wait until all clients have ended; after ``grace`` seconds end the processes that have not. Idempotent.
 
-        After Ctrl-C they are ended at once, and those that are threads are left to end with this process.
+        After Ctrl-C, processes are ended at once. Threads cannot be ended: those that still run end with this process.
         """
         self.release()
         deadline = time.monotonic() + within(grace, 0.0)
@@ -207,7 +214,7 @@ class Fleet:
                 env=environment,
                 start_new_session=True,
             )
-        # The order is smaller than a pipe's buffer, so this cannot block.
+        # The order is smaller than a pipe's buffer, so this write cannot block.
         _write(process.stdin, order)
         if self._on_line is None:
             _close(process.stdin)
@@ -218,7 +225,8 @@ class Fleet:
         process = member.process
         if process is None or process.stdout is None:
             return
-        # Processes that an app leaves behind may keep standard output open, so it may not end with the client.
+        # Processes that an app leaves behind may keep the client's standard output open. Unless the sweeper ends them,
+        # the loop below gets no end of file.
         sweeper = threading.Thread(target=_sweep, args=(process,), daemon=True)
         sweeper.start()
         with process.stdout as stream:
@@ -232,7 +240,7 @@ class Fleet:
         self._ended(member, None if code == 0 else said or _how(code))
 
     def _heard(self, member: Member, said: dict[str, Any]) -> None:
-        """Hand on what a process says while it works; what says no ``say`` are its last words."""
+        """Pass a line with ``say`` to ``on_line``. A line without it is the client's final report."""
         if "say" not in said:
             member.report = said or member.report
         elif self._on_line is not None:
@@ -250,7 +258,7 @@ class Fleet:
 
         try:
             self._work(order, note)
-        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to; the run is told
+        except Exception as error:  # noqa: BLE001 - nothing catches what a thread raises; the run gets the reason
             failure = reason(error)
             self._note(member.name, failure)
         self._ended(member, failure)
@@ -267,7 +275,7 @@ class Fleet:
 
 
 def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Take part in the rounds of a job, as its orders say. Raises ThalwegError or CoreError."""
+    """Take part in the rounds of a job as a client, as its order says. Raises ThalwegError or CoreError."""
     maker = maker_of(order, note)
     maker.prepare(order["config"])
     client = _core.Client(order["url"], order["name"], json.dumps(order["options"]), None)
@@ -276,18 +284,18 @@ def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
 
 
 def _sweep(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process has ended, and end what it leaves behind."""
+    """Wait until a process has ended, then end the processes of its group that still run."""
     process.wait()
     end_group(process.pid)
 
 
 def client_threads(plan_threads: int | None, clients: int) -> int:
-    """Return the threads of a client: as the plan says, or its share of the cores, at least one."""
+    """Return how many threads a client computes with: as the plan says, else its share of the cores, at least one."""
     return plan_threads or max(1, machine.cores() // clients)
 
 
 def _write(stream: IO[bytes] | None, message: Mapping[str, Any]) -> None:
-    # A process that has ended already cannot take it; whoever watches it says why.
+    # Writing fails if the process has ended. The thread that watches it reports why it ended.
     with suppress(OSError, ValueError):
         if stream is not None:
             stream.write(json.dumps(message).encode() + b"\n")
@@ -301,10 +309,10 @@ def _close(stream: IO[bytes] | None) -> None:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """Return what a process says in a line; nothing for what is no object, as an app's own output."""
+    """Return the JSON object in a process's line. Any other line, such as an app's own output, gives an empty one."""
     try:
         said = json.loads(line) if line.startswith(b"{") else {}
-    except ValueError:  # the rest of a line whose process was killed
+    except ValueError:  # an incomplete line of a killed process, or output of an app that begins like an object
         return {}
     return said if isinstance(said, dict) else {}
 

@@ -1,4 +1,8 @@
-"""A server that listens, the model it holds and the record it writes: what local and distributed jobs share."""
+"""The server's side of a job with rounds: the listening server, its model and its record.
+
+``thalweg run`` (``thalweg.job.run``) and servers of distributed jobs (``thalweg.job.remote``) both use it: ``hosting``
+makes a ``Host``, and ``Host.serve`` runs the rounds.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +60,9 @@ SHOWN: Final = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a job came to. ``peaks``: each client's peak memory in bytes; None where it cannot be told apart.
+    """The result of a job. ``peaks``: each client's peak memory in bytes; None if clients share a process.
 
-    Rounds are not kept here: there may be thousands, and the record has them.
+    Rounds are read from the record when they are needed, since there may be thousands.
     """
 
     plan: Plan
@@ -71,11 +75,11 @@ class Result:
     peaks: Sequence[int | None] | None
     bound: Bound
     emulation: str = "none"
-    # Why an emulated network is not at packet level, if it is not.
+    # Why the emulator "auto" could not take packet level; else None.
     emulation_reason: str | None = None
-    # Why it was this transport, if the plan left the choice.
+    # Why this transport was chosen, if the plan left the choice.
     transport_reason: str | None = None
-    # What workers did, if updates were folded by some.
+    # What workers did, in a job whose updates were folded by workers.
     tree: Mapping[str, Any] | None = None
 
     def table(self) -> dict[str, Any]:
@@ -101,7 +105,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Host:
-    """A server that listens. ``first`` is the round it begins with."""
+    """A server that listens, with its model and its record. ``first`` is the number of its first round."""
 
     plan: Plan
     server: Serving
@@ -114,19 +118,19 @@ class Host:
     intake: Intake = field(default_factory=Intake)
     attendance: Attendance = field(default_factory=Attendance)
     cpu_before: float | None = field(default_factory=machine.cpu_seconds)
-    # What workers did, once the job is done, if it had some.
+    # What workers did: filled when the job is done, and empty in a job without workers.
     tree: dict[str, Any] = field(default_factory=dict)
 
     @property
     def evaluators(self) -> Sequence[str]:
-        """Who evaluates: the server, clients, both or nobody."""
+        """The sides that evaluate: the server, clients, both or neither."""
         return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
 
     def wait(self, look: Callable[[], None]) -> None:
-        """Wait until all clients are here; ``look`` is called several times a second and may raise.
+        """Wait until all clients have joined. ``look`` is called several times a second and may raise.
 
-        A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
-        have gone for good while the server was away.
+        A resumed job without a tree waits only ``job.grace`` seconds once ``job.enough`` clients have joined, because
+        a client may have gone for good while the server was down.
         """
         job, enough_since = self.plan.job, None
         while (here := self.server.wait(job.clients, JOIN_SLICE)) < job.clients:
@@ -141,15 +145,18 @@ class Host:
                 return
 
     def known(self) -> list[str]:
-        """Return the clients of the last round of a record that is gone on with, in order: each keeps its data."""
+        """Return the clients of the last recorded round, sorted by name; none for a new record.
+
+        A resumed job gives clients their places in this order, so that each keeps its part of the data.
+        """
         last = deque(self.record.rounds(), maxlen=1)
         return sorted(str(one["client"]) for one in last[0]["clients"]) if last else []
 
     def serve(self, names: Callable[[], Sequence[str]]) -> None:
-        """Run all rounds; ``names`` gives the clients by place when a round begins.
+        """Run all rounds. ``names`` returns the clients in the order of their places; it is called before each round.
 
-        Raises CoreError if a round has too few updates and RecordError if one cannot be kept; what is recorded
-        until then stays.
+        Raises CoreError if a round has too few updates and RecordError if a round cannot be recorded. The rounds
+        recorded before that stay.
         """
         if self.session is not None:
             self.session.begin(self.record)
@@ -167,19 +174,22 @@ class Host:
             self.record.log(line)
 
     def connected(self) -> list[str]:
-        """Return the names of the clients that are connected, in order."""
+        """Return the names of the connected clients, sorted."""
         names: list[str] = json.loads(self.server.clients())
         return sorted(names)
 
     def told(self) -> dict[str, Any]:
-        """Return what the workers of each node have done so far, by the node's name."""
+        """Return the counters of each node's workers so far, by the node's name; "server" for workers of this server.
+
+        It is empty in a job without workers.
+        """
         if isinstance(self.server, Tree):
             return self.server.told()
         told = self.server.tree()
         return {} if told is None else {SERVER: json.loads(told)}
 
     def _step(self, number: int, names: Sequence[str]) -> dict[str, Any]:
-        """Run a round and evaluate the model; return the journal's entry."""
+        """Run a round, evaluate the model if the server does that, and return the journal's entry."""
         end_if_interrupted()
         self.progress.begin(number, self.plan.job.rounds)
         outcome = self._round(number, names)
@@ -199,13 +209,13 @@ class Host:
         return outcome
 
     def _tell(self, notes: Sequence[str]) -> None:
-        """Put what happened into the log, and before whoever watches."""
+        """Write notes to the record's log and show them on the terminal."""
         for note in notes:
             self.record.log(note)
             self.progress.note(note)
 
     def _observe(self, state: str) -> None:
-        """Show how a round goes on, and end it if its network has failed."""
+        """Show a round's progress. Raises LabError, which ends the round, if the emulated network has failed."""
         self.progress.observe(state)
         if self.session is not None:
             self.session.check()
@@ -219,7 +229,7 @@ class Host:
                 self.progress.note(note)
 
     def result(self, server_peak: int | None, peaks: Sequence[int | None] | None) -> Result:
-        """Return what the job came to."""
+        """Return the job's result."""
         return Result(
             plan=self.plan,
             record=self.record,
@@ -247,11 +257,11 @@ def hosting(
     session: Session | None = None,
     command: str = RUN,
 ) -> Iterator[Host]:
-    """Listen at ``url`` and open the record; at the end close both, and say in the record how it ended.
+    """Listen at ``url`` and open the record. When the block ends, close both, and record how the job ended.
 
-    With a ``session`` the server is in its network. ``command`` is the one that resumes such a job.
-    Raises PlanError, DataError or ModelError before anything is opened; CoreError if it cannot listen, RecordError
-    if the record cannot be opened or resumed.
+    With a ``session`` the server listens in its emulated network. ``command`` is the one that resumes such a job.
+    Raises PlanError, DataError or ModelError before anything is opened; CoreError if the server cannot listen;
+    RecordError if the record cannot be opened or resumed.
     """
     check_transport(plan, registry.transports())
     with_data = "" if plan.is_payload or plan.app is not None else f" and {plan.data.name}"
@@ -306,7 +316,7 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[st
 
 
 def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) -> None:
-    """Say if a run that is gone on with has another app than before, and keep which one it now is."""
+    """If a resumed run has another app than before, report that and record the new one."""
     if "app" not in facts:
         return
     told = apps.changed(record.manifest.get("app"), facts["app"])

@@ -1,4 +1,7 @@
-"""A node's way through a job: begin, train, send, wait, mix, again."""
+"""The iterations of a node on a graph: train the model, send it, wait for the neighbours' models, and mix.
+
+``Turns`` holds the mixing weights of each iteration. The core's node does the sending, waiting and mixing.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ if TYPE_CHECKING:
     from thalweg.graphs import Exchange, Schedule
     from thalweg.job.peer import Peer
 
-# A node's neighbours in an iteration, each with its weight, as the core takes them.
+# The weight of each neighbour in an iteration, by name, in the form that the core expects.
 Weights = Mapping[str, float]
 
 
 class CoreNode(Protocol):
-    """What of the core's node an iteration needs."""
+    """The part of the core's node that an iteration uses."""
 
     @property
     def ahead(self) -> int: ...
@@ -35,17 +38,17 @@ class CoreNode(Protocol):
 
 
 class Swap(Protocol):
-    """What travels in the place of the model, and what becomes of what the exchange makes of it."""
+    """Replaces the model in the arena by what an algorithm sends, and turns the exchange's mean into the next model."""
 
     def before(self) -> None:
-        """Put into the arena what is to be sent, after training."""
+        """Put into the arena what is to be sent. Called after training."""
 
     def after(self, report: Mapping[str, Any]) -> None:
-        """Put the model back, mixed; the arena has what the exchange came to."""
+        """Put the mixed model into the arena. Called after the exchange, whose result the arena holds."""
 
 
 class Models:
-    """D-PSGD: the models themselves travel, and the exchange gives their mean."""
+    """D-PSGD: nodes send their models themselves, and the exchange's mean is the next model."""
 
     def before(self) -> None:
         """Change nothing."""
@@ -56,9 +59,11 @@ class Models:
 
 @dataclass(frozen=True)
 class Turns:
-    """A node's weights of each iteration: of one graph, of several by turns, or of one that is drawn.
+    """A node's mixing weights in each iteration.
 
-    ``sends`` has whom it sends to, by turns likewise. Empty, it sends to those whose models it takes.
+    ``by_turns`` has those of each graph of a cycle, one graph for one that stays. For a graph that is drawn anew in
+    each iteration ``drawn`` computes them. ``sends`` has the nodes to send to, in the same cycle. If it is empty, the
+    node sends to those whose models it takes.
     """
 
     by_turns: Sequence[Weights] = ()
@@ -72,20 +77,21 @@ class Turns:
         return self.by_turns[(iteration - 1) % len(self.by_turns)]
 
     def to(self, iteration: int) -> Sequence[str] | None:
-        """Return whom the node sends to in ``iteration``; None if to those whose models it takes."""
+        """Return the nodes to send to in ``iteration``; None for those whose models this node takes."""
         return self.sends[(iteration - 1) % len(self.sends)] if self.sends else None
 
     def told(self, iteration: int, ahead: int) -> tuple[str, str | None]:
-        """Return the weights of ``iteration`` and those of the iterations after it, as the core takes them.
+        """Return, as JSON, the weights of ``iteration`` and a list of those of the iterations after it.
 
-        ``ahead``: the core keeps chunks of so many iterations after its own, and of one more between two iterations.
+        The second is None if the weights never change. The core accepts chunks of ``ahead`` iterations beyond the
+        current one. Between two iterations that is one more, so the list has ``ahead`` + 1 entries.
         """
         then = [self.at(iteration + later) for later in range(1, ahead + 2)] if self.changes else None
         return json.dumps(self.at(iteration)), None if then is None else json.dumps(then)
 
     @property
     def changes(self) -> bool:
-        """Whether iterations differ."""
+        """Whether the weights may differ from one iteration to the next."""
         return self.drawn is not None or len(self.by_turns) > 1
 
 
@@ -93,9 +99,9 @@ class Turns:
 class Iteration:
     """One iteration of one node.
 
-    ``report`` is the core's: times in seconds of the node's clock, what came of whom (docs/reference/outcome.md).
-    ``evaluation`` has ``accuracy``, ``loss``, ``seconds``, ``at`` and all ``metrics``, or is None. ``before`` and
-    ``after`` are sketches of the model around mixing, shape (64,).
+    ``report`` is the core's: times in seconds of the node's clock, and what each neighbour sent
+    (docs/reference/outcome.md). ``evaluation`` has ``accuracy``, ``loss``, ``seconds``, ``at`` and all ``metrics``, or
+    is None. ``before`` and ``after`` are sketches of the model before and after mixing, shape (64,).
     """
 
     number: int
@@ -107,7 +113,7 @@ class Iteration:
     after: NDArray[np.float64]
 
     def line(self, clock: float) -> dict[str, Any]:
-        """Return what the record keeps of it; ``clock`` is added to the node's times."""
+        """Return its line for the record. ``clock``: seconds to add to the node's times for those of the run."""
         return {
             "number": self.number,
             "report": self.report,
@@ -122,7 +128,7 @@ class Iteration:
 
 
 def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rule) -> Turns:
-    """Return the turns of node ``me``, whose place in the graph is that among ``names``."""
+    """Return the turns of node ``me``. Its index in ``names`` is its index in the graph."""
     place = names.index(me)
 
     def weights(iteration: int) -> Weights:
@@ -138,10 +144,11 @@ def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rul
 
 
 def weights_of(exchange: Exchange, names: Sequence[str], place: int, rule: mixing.Rule) -> Weights:
-    """Return the Metropolis-Hastings weights of one node's neighbours.
+    """Return the numbers from which the core computes the mixing weights of one node, by name.
 
-    To scale what came to a sum of 1, the core has to know the node's own weight, under its own name. For the paper's
-    weights it has to know the neighbours' degrees, as 1 / (1 + degree).
+    These are Metropolis-Hastings weights of the neighbours. With "renormalise" the node's own weight is added, because
+    the core scales the weights of models that arrived to a sum of 1. With "paper" the core takes the neighbours'
+    degrees instead, as 1 / (1 + degree).
     """
     if rule == "paper":
         return {names[node]: 1.0 / (1 + len(exchange.hears[node])) for node in exchange.hears[place]}
@@ -160,11 +167,11 @@ def iterate(
     first: int = 1,
     swap: Swap | None = None,
 ) -> Iterator[Iteration]:
-    """Run iterations ``first`` to ``rounds`` and yield each as it ends; some may be skipped, as the core says.
+    """Run iterations ``first`` to ``rounds`` and yield each as it ends. A node that falls behind may skip some.
 
-    ``config`` is what training is told, ``tests`` whether the model is evaluated after an iteration, ``swap`` what
-    travels if not the models. Raises CoreError
-    if a neighbour refuses this node, MetricsError for what is no metric, and what the app raises.
+    ``config`` returns an iteration's config for training, and ``tests`` whether to evaluate after it. ``swap`` replaces
+    the models by what an algorithm sends. Raises CoreError if a neighbour refuses this node, MetricsError for a value
+    that is not a metric, and whatever the app raises.
     """
     now = [first]
 

@@ -1,4 +1,4 @@
-"""Ends the processes that an app has left behind, such as one started in training, when its client has ended."""
+"""Ends processes that an app started and did not end, such as data loaders, after its client's process has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from thalweg.machine.grace import within
 
-# Seconds that the processes get to end by themselves, and between two checks whether they have.
+# Seconds from SIGTERM to SIGKILL, and between two checks whether a process of the group still runs.
 SECONDS: Final = 2.0
 LOOK: Final = 0.02
 
@@ -18,7 +18,7 @@ LOOK: Final = 0.02
 def end_group(group: int) -> None:
     """End the processes of a group whose leader has ended: by SIGTERM, and after ``SECONDS`` by SIGKILL.
 
-    While a member lives, no new process gets the group's number. Processes that have left the group are not found.
+    The kernel does not reuse the group's id while a member lives. Processes that have left the group are not found.
     """
     with suppress(OSError):  # the group has no process, or its last one has ended
         os.killpg(group, signal.SIGTERM)

@@ -1,14 +1,15 @@
-"""A node's process of ``thalweg run`` on a graph: ``python -m thalweg.job.node``, from its order to its last line.
+"""A node's process of ``thalweg run`` on a graph: ``python -m thalweg.job.node``.
 
-It says its address, and hears those of its neighbours; says that it has met them, and hears when to begin. Then it says
-each iteration as it ends. What it says are lines of JSON on standard output, what it hears lines on standard input:
+The node reads its order, then exchanges lines of JSON with the run's process (``thalweg.job.on_graph``). It writes to
+standard output and reads standard input:
 
-- says ``{"say": "here", "address", "update_bytes", "tensors", "parameters"}``, hears ``{"neighbours": {name: url}}``
-- says ``{"say": "met"}``, hears ``{"begin": clock}``: the monotonic clock at which the run begins
-- says ``{"say": "iteration", ...}`` as ``Iteration.line`` has it, and ``{"say": "note", "text"}``
-- says ``{"say": "done"}`` after the last one
+1. The node writes ``{"say": "here", "address", "update_bytes", "tensors", "parameters"}`` when it listens.
+2. The run answers ``{"neighbours": {name: url}}``, and the node connects to its neighbours.
+3. The node writes ``{"say": "met"}`` when all are connected.
+4. The run answers ``{"begin": clock}``: the reading of the monotonic clock at which the run begins.
+5. The node writes ``{"say": "iteration", ...}`` after each iteration (``Iteration.line``), at last ``{"say": "done"}``.
 
-It keeps its model in the record before it says the iteration, where that is due.
+If a checkpoint is due after an iteration, the node writes its model to the record before it reports the iteration.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 Note = Callable[[str], None]
-# Seconds of a try to gather neighbours, after which what happened meanwhile is told.
+# Seconds that one wait for neighbours takes; between two waits the node reports events of its links.
 GATHER_SLICE: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A node that listens: its core's end, its model, and the core's clock on this machine's monotonic one."""
+    """A node that listens, with its model. ``clock`` is the monotonic time at which the core's clock reads 0."""
 
     plan: Plan
     name: str
@@ -60,10 +61,11 @@ class Standing:
         done: int = 0,
         patience: float | None = None,
     ) -> None:
-        """Connect to neighbours, given by name with their URL. Returns when all are there.
+        """Connect to neighbours, given as URLs by name. Returns when all are connected.
 
-        ``done`` is the last iteration that is over, so models of the next are taken from neighbours who begin first.
-        Raises LinkError if they are not after ``patience`` seconds, CoreError if one refuses this node.
+        ``done`` is the last finished iteration. The node accepts models of the next one at once, since a neighbour may
+        begin it earlier. Raises LinkError if a neighbour is missing after ``patience`` seconds, CoreError if one
+        refuses this node.
         """
         self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.told(done + 1, self.node.ahead))
         end = None if patience is None else time.monotonic() + patience
@@ -77,16 +79,16 @@ class Standing:
                 )
 
     def tell(self, note: Note) -> None:
-        """Tell what happened to the node's links since the last time."""
+        """Give ``note`` the events of the node's links since the last call."""
         for event in json.loads(self.node.events()):
-            note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # a stranger has no name
+            note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # a stranger's name is ""
 
     def iterations(
         self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None, *, done: int = 0
     ) -> Iterator[Iteration]:
-        """Run all iterations after ``done`` and yield each, with ``gamma`` those of CHOCO-SGD.
+        """Run all iterations after ``done`` and yield each: D-PSGD, or CHOCO-SGD with step size ``gamma`` if given.
 
-        ``threads`` says how many threads the next training has.
+        ``threads`` returns how many threads the next training may use.
         """
         plan, names = self.plan, self.plan.members
         swap = None if gamma is None else choco.Replicas(self.peer.arena, gamma, plan.layers.format, alike=not done)
@@ -108,7 +110,10 @@ class Standing:
         )
 
     def keep(self, record: Path, due: Due, number: int) -> int | None:
-        """Keep the model in a record if that is due after iteration ``number``; return under which it was kept."""
+        """Write the model to the record if a checkpoint is due after iteration ``number``.
+
+        Returns the iteration that the checkpoint is named after, or None if none was due.
+        """
         kept = due.after(number)
         if kept is not None:
             arena = self.peer.arena
@@ -128,17 +133,17 @@ def standing(
     start: Path | None = None,
     done: str = "the node is done",
 ) -> Iterator[Standing]:
-    """Listen with the plan's model; at the end leave, with what was raised if anything was.
+    """Build the plan's model and listen with it. When the block ends, finish sending and leave.
 
-    ``options`` are the core's, made when the model is there. ``start`` is a checkpoint to begin with instead of the
-    model that all nodes begin with. Raises RecordError, PlanError, DataError, ModelError, AppError, and
-    CoreError if it cannot listen.
+    If the block raises, the node's goodbye carries the reason. ``options`` makes the core's options once the model is
+    there. ``start`` is a checkpoint to load instead of the common initial model. Raises RecordError, PlanError,
+    DataError, ModelError, AppError, and CoreError if the node cannot listen.
     """
     peer = peer_of(plan, name, note)
     if start is not None:
         checkpoint.read(start, peer.arena.layout.tensors, bytes_of(peer.arena))
     node = _core.Node(peer.arena, name, listen, json.dumps(options(peer)))
-    # The core's clock began a moment ago.
+    # The core's clock began when the node was made, a moment ago.
     clock = time.monotonic()
     with farewell(node, done):
         yield Standing(plan, name, node, peer, clock)
@@ -146,7 +151,11 @@ def standing(
 
 
 def take_part(order: Mapping[str, Any], note: Note) -> None:
-    """Take part as an order of ``thalweg.job.on_graph`` says. Raises what a node can meet."""
+    """Take part in a job as an order of ``thalweg.job.on_graph`` says.
+
+    Raises LinkError if the run ends before this node begins, and what ``standing``, ``Standing.meet`` and
+    ``Standing.iterations`` raise.
+    """
     from thalweg.plan import Plan
 
     plan, name = Plan.of(order["plan"], "the order"), order["name"]
@@ -177,7 +186,7 @@ def take_part(order: Mapping[str, Any], note: Note) -> None:
 
 
 def _turns(plan: Plan, order: Mapping[str, Any]) -> Turns:
-    """Return the turns that the order has; those of a graph that changes for ever each node draws itself."""
+    """Return the node's turns from the order. If the order has none, the node draws a random graph's turns itself."""
     given: Sequence[Mapping[str, float]] | None = order["turns"]
     if given is not None:
         return Turns(given, sends=order["sends"])
@@ -187,12 +196,12 @@ def _turns(plan: Plan, order: Mapping[str, Any]) -> Turns:
 
 
 def _say(said: Mapping[str, Any]) -> None:
-    # On a line of its own, whatever an app has printed.
+    # The leading newline ends a line that an app may have left unfinished on standard output.
     print("\n" + json.dumps(said), flush=True)  # noqa: T201 - the parent reads it
 
 
 def _heard(key: str) -> Any:
-    """Return what the parent says next under ``key``. Raises LinkError if it says nothing more."""
+    """Read the parent's next line and return its value of ``key``. Raises LinkError at the end of standard input."""
     line = sys.stdin.readline()
     if not line:
         raise LinkError("the run ended before this node began", "See why in its log")

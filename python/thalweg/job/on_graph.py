@@ -1,6 +1,7 @@
 """``thalweg run`` with a graph: a job without a server on this machine, each node in a process of its own.
 
-This process starts the nodes, hands out their addresses and writes the record. No model passes through it.
+This process starts the nodes (``thalweg.job.node``), sends each its neighbours' addresses and writes the record. No
+model passes through it.
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
-# What a node's process runs.
+# The module that a node's process runs.
 PROGRAM: Final = "thalweg.job.node"
-# How often nodes that were killed before they have met are started again.
+# How often at most all nodes are started again because one was killed before all had met.
 RESTARTS: Final = 3
-# Seconds after which the network and Ctrl-C are looked at.
+# Seconds between two checks for a failed network and for Ctrl-C.
 SLICE: Final = 0.2
-# Lines of nodes that wait to be recorded; a node that says more waits.
+# Most lines of nodes in the queue. When it is full the fleet reads no more, so that nodes block (back-pressure).
 MOST_LINES: Final = 1024
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What the nodes of a run are told when they are started."""
+    """Makes the order of each node of a run: what its process reads when it starts."""
 
     plan: Plan
     schedule: Schedule
-    # By name.
+    # Each node's tokens and certificates, by name.
     trusts: Mapping[str, Mapping[str, Any]]
     session: Session
     record: RunRecord
-    # The iteration after which the job goes on, 0 for a new one.
+    # The iteration after which a resumed job continues; 0 for a new job.
     done: int = 0
     job: int = field(default_factory=lambda: secrets.randbits(63))
 
@@ -86,7 +87,10 @@ class Orders:
 
 
 class Course:
-    """A run's nodes as they go, from their addresses to their last iteration."""
+    """Drives a run's nodes: starts them, lets them meet, and records their iterations.
+
+    Threads of the fleet put the nodes' lines into a queue, and the main thread takes them out.
+    """
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class Course:
         *,
         done: int = 0,
     ) -> None:
-        """``done`` is the iteration after which the job goes on."""
+        """``done`` is the iteration after which a resumed job continues; 0 for a new job."""
         self._plan, self._schedule, self._network = plan, schedule, network
         self._record, self._progress = record, progress
         self._said: Queue[tuple[str, Mapping[str, Any]]] = Queue(MOST_LINES)
@@ -116,7 +120,8 @@ class Course:
     def meet(self, orders: Orders) -> None:
         """Start all nodes, and let each meet its neighbours. Raises RoundError if one cannot take part.
 
-        If one is killed meanwhile, all are started again: its neighbours have its address, and no iteration is lost.
+        If a node is killed meanwhile, all are started again, because the others already have its old address. No
+        iteration has begun, so none is lost.
         """
         self._progress.note(f"starting {len(self._plan.members)} nodes")
         while not self._met(orders):
@@ -127,7 +132,7 @@ class Course:
             self.fleet = self._new_fleet()
 
     def _met(self, orders: Orders) -> bool:
-        """Start all nodes, and return whether each has met its neighbours; if one is killed they are started again."""
+        """Start all nodes and wait until each has met its neighbours. Return False if all must be started again."""
         names = self._plan.members
         self.fleet.start(names, orders)
         here = self._each("here")
@@ -141,7 +146,10 @@ class Course:
         return self._each("met") is not None
 
     def go(self) -> None:
-        """Let all nodes begin, and record their iterations until all have ended. Raises RoundError if none got on."""
+        """Let all nodes begin, and record their iterations until all have ended.
+
+        Raises RoundError if no iteration was recorded.
+        """
         self._network.begin(self._record)
         clock = monotonic()
         for name in self._plan.members:
@@ -163,7 +171,11 @@ class Course:
             )
 
     def _each(self, kind: str) -> dict[str, Mapping[str, Any]] | None:
-        """Wait until each node has said ``kind``; return what they said, None if all are to be started again."""
+        """Wait until each node has sent a line ``kind``; return the lines by node.
+
+        Returns None if a node was killed, so that all must be started again. Raises RoundError if a node failed, or if
+        nodes were killed more than ``RESTARTS`` times.
+        """
         heard: dict[str, Mapping[str, Any]] = {}
         while len(heard) < len(self._plan.members):
             name, said = self._next()
@@ -178,7 +190,10 @@ class Course:
         return heard
 
     def _next(self) -> tuple[str, Mapping[str, Any]]:
-        """Return what a node says next; meanwhile look whether the network has failed and Ctrl-C was lost."""
+        """Return the next line of any node, with its name. While waiting, check for a failed network and for Ctrl-C.
+
+        Raises LabError, and KeyboardInterrupt if a library swallowed an earlier one.
+        """
         while True:
             grace.end_if_interrupted()
             self._network.check()
@@ -186,13 +201,13 @@ class Course:
                 return self._said.get(timeout=SLICE)
 
     def _keep(self, entries: Iterable[Mapping[str, Any]]) -> int:
-        """Record iterations that all nodes are through; return how many these were."""
+        """Record iterations that all nodes have finished; return how many."""
         kept = 0
         for row in entries:
             kept += 1
             self._record.append(row)
             marked = self._due.after(row["round"])
-            if marked is not None:  # all nodes are through it, and have kept their models before they said so
+            if marked is not None:  # every node has written its model before it reported this iteration
                 self._record.mark(marked)
             line = iteration_line(row, self._plan.job.rounds)
             self._record.log(line)
@@ -200,12 +215,12 @@ class Course:
         return kept
 
     def _hear(self, name: str, said: Mapping[str, Any]) -> None:
-        """Take a line from a thread of the fleet; it waits while many wait to be recorded."""
+        """Queue a node's line. Called by a thread of the fleet, which blocks while the queue is full."""
         if not self._over:
             self._said.put((name, said))
 
     def _ended(self, name: str, why: str) -> None:
-        """Hear from a thread of the fleet that a process has ended."""
+        """Queue that a node's process has ended early. Called by a thread of the fleet."""
         self._hear(name, {"say": "ended", "why": why})
 
     def left(self) -> list[str]:
@@ -213,14 +228,14 @@ class Course:
         return [name for name in self._plan.members if name not in self.gone]
 
     def drain(self) -> None:
-        """Hear nothing more, so that no thread of the fleet waits to be heard."""
+        """Drop queued and later lines, so that no thread of the fleet blocks on the queue while nodes are stopped."""
         self._over = True
         with suppress(Empty):
             while True:
                 self._said.get_nowait()
 
     def _reason(self, name: str, why: str) -> tuple[str, str]:
-        """Return why a node could not take part, in its own last words if it had some, and what to do."""
+        """Return why a node could not take part and what to do: from its final report, if it wrote one."""
         error = self.fleet.reports().get(name, {}).get("error", {})
         again = f", {self._restarts + 1} times" if self._restarts else ""
         cause, mend = error.get("cause", f"{why}{again}"), error.get("mend", f"See {self._record.log_path}")
@@ -236,12 +251,12 @@ class Course:
 
 
 def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphResult:
-    """Run a job on a graph on this machine and return what it came to.
+    """Run a job on a graph on this machine and return its result.
 
-    A node that ends early is left out from then on, and the others go on. Raises PlanError, DataError, ModelError,
-    LabError before anything begins, LabError if an emulated network fails, RoundError if a node cannot take part at
-    all or none finishes an iteration, RecordError; all nodes have ended then. With ``resume`` all nodes go on from that
-    record's checkpoint, those that were gone too.
+    If a node ends early once the run has begun, the others continue without it. With ``resume`` all nodes continue
+    from that record's checkpoint, also those that had ended early. Raises PlanError, DataError, ModelError or LabError
+    before anything begins; LabError if an emulated network fails; RoundError if a node cannot take part at all or no
+    iteration finishes; RecordError. All nodes have ended when it returns or raises.
     """
     check_transport(plan, registry.transports())
     schedule = schedule_of(plan)
@@ -266,7 +281,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
 
 
 def opened(plan: Plan, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
-    """Make a record, or open the one to go on with; return it and the iteration of its checkpoint, 0 if it is new."""
+    """Make a record, or open the one to resume; return it and its checkpoint's iteration, which is 0 for a new one."""
     if resume is None:
         return RunRecord.create(plan, facts), 0
     record = RunRecord.resume(resume, plan)
@@ -274,7 +289,10 @@ def opened(plan: Plan, resume: Path | None, facts: Mapping[str, Any]) -> tuple[R
 
 
 def _end(course: Course, network: Session, record: RunRecord, progress: Progress) -> None:
-    """End all nodes and keep what they and the network leave. No error here hides what ended the job."""
+    """End all nodes, and record the network's tables. A RecordError becomes a note.
+
+    So it cannot replace the error that ended the job.
+    """
     network.end_stress()
     course.fleet.release()
     course.drain()

@@ -1,4 +1,4 @@
-"""A client's way through a job: join, train, send, again."""
+"""The loop of a client in a job: join, then in each round receive the model, train it and send the update."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Note = Callable[[str], None]
 def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[str, Any]]:
     """Take part in every round until the job is done; return ``{"round", "samples", "status"}`` of each.
 
-    ``status`` is accepted, late, rejected or done. A refused update is told to ``note`` and does not end the job.
-    With the party's metrics goes what its process used: ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and
-    ``congestion_control``. Raises CoreError if the server does not let the client in or is gone for good, MetricsError
-    for what is no metric, and whatever training raises.
+    ``status`` is accepted, late, rejected, or done if the job ended before the server decided. A rejected update does
+    not end the job: ``note`` gets the reason. With the party's metrics the client sends what its process used:
+    ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and ``congestion_control``. Raises CoreError if the server
+    refuses the client or is gone for good, MetricsError for a value that is not a metric, and whatever training raises.
     """
     client.join()
     party = None

@@ -1,4 +1,8 @@
-"""What each side of a job does with the model in its arena: clients train it, the server evaluates it."""
+"""The parties of a job: objects that hold a model in an arena. A client's trains it, the server's evaluates it.
+
+The model is a payload of bytes, a known app's or an app of the user's own. A client builds its party from the config
+that the server sends with a round (``round_config``); ``Described`` does that.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,16 @@ if TYPE_CHECKING:
     from thalweg.tensors.binding import Binding, Words
 
 Metrics = dict[str, Any]
-# Who evaluates, as job.evaluate has it.
+# The values of job.evaluate: which side evaluates.
 SERVER: Final = "server"
 CLIENTS: Final = "clients"
 BOTH: Final = "both"
-# Makes a client's party from a round's config and the arena that holds the model.
+# A function that makes a client's party from a round's config and the arena that holds the model.
 PartyMaker = Callable[[Mapping[str, Any], _core.Arena], "ClientParty"]
 
 
 class Trainer(Protocol):
-    """What trains a model in an arena."""
+    """Trains a model in an arena."""
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
         """Train the model in the arena in place; return (samples, metrics)."""
@@ -37,21 +41,21 @@ class ClientParty(Trainer, Protocol):
     """What a client does in a round: it trains, and may evaluate."""
 
     def evaluation(self, config: Mapping[str, Any]) -> Metrics:
-        """Return what the app says of the model that was trained, if the server's ``config`` asks for it."""
+        """Return the app's metrics of the model just trained, or nothing unless the server's ``config`` asks for it."""
 
 
 class ServerParty(Protocol):
-    """A server's model, and what it does between rounds."""
+    """The server's party: a model in an arena, which it can evaluate between rounds."""
 
     arena: _core.Arena
     parameters: int
-    # Whether clients keep tensors that they train. Then a client's model is different from the server's.
+    # Whether some trained tensors stay with the clients. Then each client's model differs from the server's.
     personal: bool
-    # Whether there is something to evaluate.
+    # Whether the app can evaluate at all.
     evaluates: bool
 
     def evaluate(self) -> Metrics:
-        """Return ``accuracy`` and ``loss`` of the model in the arena, or nothing."""
+        """Return metrics of the model in the arena, such as ``accuracy`` and ``loss``, or nothing."""
 
 
 def bytes_of(arena: _core.Arena) -> memoryview:
@@ -62,7 +66,7 @@ def bytes_of(arena: _core.Arena) -> memoryview:
 
 
 class Payload:
-    """Blocks of bytes that are moved and not trained. Both sides' party."""
+    """Tensors that are only transferred, never trained. It is the party of both sides."""
 
     personal = evaluates = False
 
@@ -72,9 +76,10 @@ class Payload:
 
     @classmethod
     def of(cls, spec: models.PayloadSpec, seed: int, *, shared: bool = False) -> Payload:
-        """Make a payload's tensors: float32 or float64 numbers from 0 to 1 that follow from the seed.
+        """Make a payload's tensors: float32 or float64 random numbers from 0 to 1, determined by the seed.
 
-        ``shared``: peers on this machine take them without a copy, where the transport can.
+        ``shared`` puts them into a shared arena: peers on this machine then map them instead of copying, where the
+        transport can.
         """
         import numpy as np
 
@@ -86,7 +91,7 @@ class Payload:
         return cls(arena)
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
-        """Take as long as ``config["training"]`` says, and change nothing."""
+        """Compute for as long as ``config["training"]`` says, if it says so, and leave the values as they are."""
         asked = _table(config, "training")
         if asked:
             computing.compute(asked)
@@ -100,10 +105,10 @@ class Payload:
 
 
 def evaluators(asked: str | None, *, personal: bool, evaluates: bool) -> Sequence[str]:
-    """Return who evaluates: the server, clients, both or nobody, as ``job.evaluate`` asks.
+    """Return which sides evaluate. ``asked`` is the plan's ``job.evaluate``.
 
-    By default the server does; but clients do if trained tensors stay with them, since their models then differ from
-    the server's. Raises PlanError if ``asked`` is given and the app cannot evaluate.
+    By default the server does. If trained tensors stay with the clients (``personal``), the clients do, since their
+    models then differ from the server's. Raises PlanError if ``asked`` is given and the app cannot evaluate.
     """
     if not evaluates:
         if asked is not None:
@@ -121,7 +126,7 @@ def parameters_of(model: Any) -> int:
 
 
 class AppServer:
-    """A server's party of an app; evaluates on the app's test data (FedComm section III.C), if it has any."""
+    """The server's party of an app. It evaluates on the app's test data (FedComm section III.C), if the app can."""
 
     def __init__(
         self,
@@ -132,7 +137,7 @@ class AppServer:
         shared: bool = False,
         note: Note = ignore,
     ) -> None:
-        """Build the model and load the data. With a seed the model's values follow from it. Raises ThalwegError."""
+        """Build the model and load the test data. A seed determines the model's values. Raises ThalwegError."""
         from thalweg.tensors.binding import bind
 
         self._app = app
@@ -145,7 +150,10 @@ class AppServer:
         note(self._bound.summary())
 
     def evaluate(self) -> Metrics:
-        """Evaluate the model that is in the arena, whatever the app did to it before. Raises ModelError, AppError."""
+        """Evaluate the model with the values of the arena, even if the app moved its tensors out of the arena before.
+
+        Raises ModelError, AppError.
+        """
         if not self.evaluates:
             return {}
 
@@ -161,21 +169,21 @@ class AppClient:
     def __init__(
         self, app: Any, bound: Binding, data: Any, *, part: apps.Part | None = None, note: Note = ignore
     ) -> None:
-        """Take a bound model and the client's data. With ``part`` what training draws follows from it and the round."""
+        """Keep a bound model and the client's data. With ``part``, it and the round seed the training's randomness."""
         self._app, self._data, self._part = app, data, part
         self._test: Any = None
         self._watch = Watch(bound, note)
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
-        """Train the model in the arena. Raises ModelError if what was trained cannot be brought back there."""
+        """Train the model in the arena. Raises ModelError if the trained values cannot be copied back into it."""
         if self._part is not None:
             apps.seed_all(self._part.seed, self._part.index + 1, int(config.get("round", 0)))
         return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, dict(config))))
 
     def evaluation(self, config: Mapping[str, Any]) -> Metrics:
-        """Return what the app says of the model that was trained, on its test data, if ``config["evaluate"]`` is true.
+        """Evaluate the trained model on the app's test data, if ``config["evaluate"]`` is true; else return nothing.
 
-        The model is afterwards what it was before. Raises ModelError, AppError.
+        The arena's values stay as they are. Raises ModelError, AppError.
         """
         if config.get("evaluate") is not True or not apps.evaluates(self._app):
             return {}
@@ -189,10 +197,10 @@ class AppClient:
 
 
 class Described:
-    """Makes the party of a client that does what the server says the job is; ``PartyMaker``.
+    """A ``PartyMaker``: makes a client's party from the server's description of the job.
 
-    What comes from the server is checked as a plan is. ``data_root`` and ``threads`` are this machine's own, and so is
-    an ``app``: a server never says which code a client runs. ``tensors`` is which of them may travel from here.
+    Values from the server are checked as a plan's are. ``data_root``, ``threads`` and ``app`` are the client's own: a
+    server never says which code a client runs. ``tensors`` limits which tensors may travel from here.
     """
 
     def __init__(
@@ -212,9 +220,9 @@ class Described:
         self._bound: Binding | None = None
 
     def bind(self, seed: int, *, shared: bool = False) -> _core.Arena:
-        """Bind a new model of the app now, so that the server can refuse another layout when the client joins.
+        """Bind a new model of the app now, so that the server can refuse a wrong layout when the client joins.
 
-        ``seed`` is what the job's is taken to be; ``prepare`` makes the model anew if it is not. ``shared`` as in
+        ``seed`` is a guess of the job's seed: if the job has another, ``prepare`` makes a new model. ``shared`` as in
         ``thalweg.tensors.binding.bind``.
         """
         from thalweg.tensors.binding import bind
@@ -225,7 +233,7 @@ class Described:
         return self._bound.arena.core
 
     def prepare(self, config: Mapping[str, Any]) -> None:
-        """Build the model and load the data now, so that no round has to wait for it."""
+        """Build the model and load the data now, so that no round waits for that."""
         model = config.get("model")
         if self._app is not None:
             self._ready = self._own_app(config)
@@ -239,7 +247,7 @@ class Described:
             self._ready = _Ready(app, app.model(), app.train_data(), None)
 
     def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
-        """Return the party, its model's values being those in ``arena``. Raises ThalwegError."""
+        """Return the party, its model bound to ``arena`` or to that of ``bind``. Raises ThalwegError."""
         if self._ready is None:
             self.prepare(config)
         if self._ready is None:
@@ -284,7 +292,7 @@ class Described:
 
 
 class _Ready(NamedTuple):
-    """An app with its model and data; ``part`` where what it draws follows from the job's seed."""
+    """An app with its model and data. With ``part`` the job's seed determines its random numbers."""
 
     app: Any
     model: Any
@@ -293,7 +301,7 @@ class _Ready(NamedTuple):
 
 
 def maker_of(order: Mapping[str, Any], note: Note) -> Described:
-    """Return the maker of the party that an order of ``fleet.Orders`` asks for. Raises PlanError."""
+    """Return the maker of the party that an order of ``fleet.Orders`` describes. Raises PlanError."""
     named = order.get("app")
     return Described(
         order["name"],
@@ -306,7 +314,7 @@ def maker_of(order: Mapping[str, Any], note: Note) -> Described:
 
 
 def known_settings(plan: Any) -> dict[str, Any]:
-    """Return a plan's settings of ``KnownApp``, all but the client's number."""
+    """Return the arguments of ``KnownApp`` that a plan gives: all but ``client``."""
     return {
         "model": plan.model.name,
         "data": plan.data.name,
@@ -321,7 +329,7 @@ def known_settings(plan: Any) -> dict[str, Any]:
 
 
 def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
-    """Return the server's party of a plan. Raises PlanError, DataError, ModelError, AppError."""
+    """Make the server's party of a plan. Raises PlanError, DataError, ModelError, AppError."""
     payload, shared = models.payload_of(plan.model.name), registry.lends(plan.url)
     if payload is not None:
         return Payload.of(payload, plan.job.seed, shared=shared)
@@ -335,9 +343,9 @@ def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
 
 
 def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: bool = False) -> dict[str, Any]:
-    """Return what the server tells clients with round ``number``: all they need to take part.
+    """Return the config that the server sends with round ``number``: all that a client needs to take part.
 
-    ``evaluate``: each evaluates the model that it has trained.
+    With ``evaluate`` each client evaluates the model that it has trained.
     """
     if plan.is_payload:
         told = {"round": number, "model": plan.model.name}
@@ -359,13 +367,13 @@ def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: boo
         **told,
         "model": plan.model.name,
         "data": plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
-        # What is not said is left out: clients of a version that does not know such a key take the plan as before.
+        # Keys without a value are left out, so that clients of an older version, which do not know them, still accept.
         "training": plan.training.model_dump(exclude={*computing.KEYS, "threads"}, exclude_none=True),
     }
 
 
 def _words(config: Mapping[str, Any]) -> list[str] | None:
-    """Return which tensors the server says travel; None for all. Raises PlanError."""
+    """Return the server's patterns of tensors that travel; None for all. Raises PlanError if they are not strings."""
     words = config.get("tensors")
     if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise PlanError(f"the server says tensors = {words!r}", "Use the same version on both sides")

@@ -1,4 +1,8 @@
-"""``thalweg run``: a whole job on this machine, the server in this process and each client in one of its own."""
+"""``thalweg run``: runs a whole job on this machine.
+
+The server runs in this process and each client in a process of its own. A transport that works only inside one process
+has its clients in threads. A job on a graph has no server: ``thalweg.job.on_graph`` runs it.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result | GraphResult:
-    """Run a job on this machine, one with a graph as ``thalweg.job.on_graph`` does, and return what it came to.
+    """Run a job on this machine and return its result. ``thalweg.job.on_graph`` runs a job that has a graph.
 
-    With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError, ModelError, LabError or
-    BrokerError before a client is started, LabError if an emulated network fails, RecordError, RoundError or CoreError
-    if the job cannot go on; all clients have ended then.
+    With ``resume`` the job continues from that record's checkpoint. Raises PlanError, DataError, ModelError, LabError
+    or BrokerError before a client is started; LabError if an emulated network fails; RecordError, RoundError or
+    CoreError if the job cannot continue. All clients have ended when it returns or raises.
     """
     if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
         folder = plan.app.object.removeprefix(apps.FLOWER)
@@ -46,8 +50,8 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     names = plan.members
     in_process = registry.can(plan.scheme)["in_process"]
     check_transport(plan, registry.transports())
-    # In a network of its own the server is as much among itself as on loopback.
     engines.require(plan)
+    # The plan's URL decides on TLS, not the server's address in the lab: a lab is as private as loopback.
     server_trust, client_trust = links.local_trust(plan.security, on_trees.reached(plan))
     with (
         session(plan, names, progress.note) as network,
@@ -69,7 +73,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             host.serve(lambda: names)
         finally:
             _end(host, fleet, network, post, nodes, in_process=in_process)
-        # Before the tables are written: the library that does it is not part of the server's work.
+        # Measured before `hosting` writes the record's tables, so that the memory of pyarrow does not count.
         server_peak = machine.peak_rss_bytes()
     return replace(host.result(server_peak, _peaks(host, fleet, names)), transport_reason=reason)
 
@@ -82,15 +86,18 @@ def _look(fleet: Fleet, network: Session) -> None:
 def _end(
     host: Host, fleet: Fleet, network: Session, post: Attached, nodes: TreeNodes | None, *, in_process: bool
 ) -> None:
-    """End all clients and keep what they and the network leave. No error here hides what ended the job."""
+    """End all clients, and record their reports and the network's tables. A RecordError here becomes a note.
+
+    So it cannot replace the error that ended the job.
+    """
     network.end_stress()
     fleet.release()
     if nodes is not None:
         nodes.release()
     if grace.is_hurried():
-        fleet.stop()  # before the server, which would wait for clients that say goodbye
+        fleet.stop()  # end the clients first: otherwise the server's close waits for their goodbyes
     host.server.close("the job is over")
-    # Nobody hears that the job is over on a network that has failed.
+    # On a failed network clients do not learn that the job is over, so they get no time to end by themselves.
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
     if nodes is not None:
         nodes.stop(grace=0.0 if network.has_failed else END_SECONDS)
@@ -126,13 +133,17 @@ def _dealt(plan: Plan, names: list[str]) -> dict[str, str | None]:
 
 def _lost(host: Host, name: str, why: str) -> None:
     host.progress.note(f"{name} is gone: {why}")
-    with suppress(_core.CoreError, RecordError):  # the job may be ending at this moment
+    with suppress(_core.CoreError, RecordError):  # the job may be ending at the same time
         host.server.forget(name, why)
         host.record.log(f"{name} is gone: {why}")
 
 
 def _peaks(host: Host, fleet: Fleet, names: list[str]) -> list[int | None] | None:
-    """Return each client's peak memory: its last words, or what it reported before it was killed."""
+    """Return each client's peak memory in bytes; None if the clients share the server's process.
+
+    It is from the client's final report. A client that was killed has none: then it is the most that it reported with
+    an update.
+    """
     said = fleet.peaks()
     if said is None:
         return None

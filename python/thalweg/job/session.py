@@ -1,4 +1,7 @@
-"""What a run does with the network and the stress of its plan, from before the server listens to the last table."""
+"""The emulated network and the stress of one run: starting them, placing parties in them, and recording them.
+
+``session`` makes a ``Session`` before the server listens. ``Session.finish`` writes its tables when the job is over.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ T = TypeVar("T")
 class Session:
     """A run's emulated network: at packet level with a lab, at message level with layers, or none.
 
-    ``reason`` says why it is not at packet level though it would have been. ``congestion`` is the congestion control of
-    sockets that ask for none. ``homes`` are the nodes of a tree's clients, if there are several.
+    ``reason`` says why the emulator "auto" could not take packet level. ``congestion`` is the congestion control of
+    sockets that do not choose one. ``homes`` gives each client's node in a tree of several nodes; else it is empty.
     """
 
     plan: Plan
@@ -57,7 +60,7 @@ class Session:
 
     @property
     def emulation(self) -> str:
-        """What there is, in the manifest's words."""
+        """The kind of emulation, as the manifest writes it."""
         if self.lab is not None:
             return "packet level"
         layers = self.plan.layers.emulation()
@@ -66,7 +69,7 @@ class Session:
 
     @property
     def url(self) -> str:
-        """Where the server listens: as the plan says, at its address in the lab if there is one."""
+        """The URL where the server listens: the plan's, with the server's address in the lab if there is a lab."""
         if self.lab is None:
             return self.plan.url
         scheme, _, authority = self.plan.url.partition("://")
@@ -74,7 +77,10 @@ class Session:
         return f"{scheme}://{self.address(SERVER, v6=host.startswith('['))}:{port or 0}"
 
     def listening(self, party: str) -> str:
-        """Return where a node of a graph or a tree listens: at its address in the lab if there is one, on any port."""
+        """Return the URL where a node of a graph or a tree listens: on any port, at its address in the lab if any.
+
+        A plan's URL without a port is returned as it is.
+        """
         scheme, _, authority = self.plan.url.partition("://")
         host, colon, _ = authority.rpartition(":")
         if not colon:
@@ -84,47 +90,53 @@ class Session:
 
     @property
     def parties(self) -> list[str]:
-        """The run's parties: its clients, and their server and nodes, which a job on a graph does not have."""
+        """The run's parties: server, nodes of a tree and clients; on a graph ``names`` alone."""
         return [*self.names] if self.plan.job.graph is not None else [SERVER, *self.nodes, *self.names]
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes that clients send to, if there are several."""
+        """The nodes of a tree that clients send to; empty unless there are several."""
         return list(dict.fromkeys(self.homes.values()))
 
     def address(self, party: str, *, v6: bool = False) -> str:
-        """Return a party's address in the lab, an IPv6 one in brackets."""
+        """Return a party's address in the lab, an IPv6 one in brackets; 127.0.0.1 if there is no lab."""
         if self.lab is None:
             return "127.0.0.1"
         host = self.lab.hosts[party]
         return f"[{host['ipv6']}]" if v6 else str(host["ipv4"])
 
     def namespace(self, party: str) -> str | None:
-        """Return the namespace that a party is in, or None for this machine's."""
+        """Return the network namespace of a party, or None for this machine's own."""
         return None if self.lab is None else str(self.lab.hosts[party]["namespace"])
 
     def cgroup(self, party: str) -> str | None:
-        """Return the group that a party is to join, or None if it can stay where this process is."""
+        """Return the cgroup that a party must join, or None if it may stay in this process's cgroup.
+
+        A party without a limit must leave the server's limited cgroup, which its process inherits.
+        """
         return self.groups.path(party) or self.groups.outside
 
     def place(self, party: str) -> dict[str, Any] | None:
-        """Return where a party's process is to go, as ``inside.settle`` takes it."""
+        """Return the namespace and cgroup of a party's process for ``inside.settle``; None if it has neither."""
         place = {"namespace": self.namespace(party), "cgroup": self.cgroup(party)}
         return place if any(place.values()) else None
 
     def listen(self, make: Callable[[], T]) -> T:
-        """Return what ``make`` makes in the server's namespace; its threads and sockets stay there."""
+        """Call ``make`` in the server's namespace and return its result, whose threads and sockets stay there."""
         namespace = self.namespace(SERVER)
 
         def timed() -> T:
             made = make()
-            self._clock = time.monotonic()  # the server's clock began with it
+            self._clock = time.monotonic()  # when the core's clock of the server began
             return made
 
         return timed() if namespace is None else namespaces.within(namespace, timed)
 
     def begin(self, record: RunRecord) -> None:
-        """Begin time and stress, with the first round. Raises LabError."""
+        """Start the stress, the lab's timed changes and the sampling of queues. Called before the first round.
+
+        Raises LabError.
+        """
         if self.stress is not None:
             self.stress.start()
         if self.lab is not None:
@@ -144,18 +156,19 @@ class Session:
             self.lab.check()
 
     def end_stress(self) -> None:
-        """End the stress, so that those under it can end too."""
+        """End the stress, so that parties under load can end in time."""
         if self.stress is not None:
             self.stress.stop()
 
     def facts(self) -> dict[str, Any]:
-        """Return what the manifest says of the network when the run begins."""
+        """Return the manifest's facts about the network at the start of the run."""
         return {"emulation": self.emulation, "network": self._network(None)}
 
     def finish(self, record: RunRecord, reports: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the lab down and leave tables and facts in the record.
+        """End stress and sampling, and give the record the tables ``parties`` and ``links`` and the network's facts.
 
-        ``reports``: what clients, and others such as a broker, said at their end.
+        ``reports`` are the final reports of clients and of others such as a broker, by name. The lab stays up:
+        ``session`` takes it down.
         """
         self.end_stress()
         status = self._last_status()
@@ -171,7 +184,7 @@ class Session:
             record.note(network=self._network(status))
 
     def _last_status(self) -> dict[str, Any]:
-        """Return the last that is known of the lab, which may be nothing."""
+        """Return the lab's status, or the last one known if the lab no longer answers; empty if there is none."""
         if self.lab is None:
             return {}
         with suppress(LabError):
@@ -201,7 +214,10 @@ class Session:
         }
 
     def _congestion_of(self, party: str) -> str | None:
-        """Return what a party's connections have; a broker's the plan's only where their namespace is the run's."""
+        """Return the congestion control of a party's connections.
+
+        A broker cannot be told which one to use: it has the plan's only in a lab, as its namespace's default.
+        """
         if party in self.names:
             return self.plan.transport.congestion_of(self.names.index(party)) or self.congestion
         chosen = self.plan.transport.congestion if party == SERVER or self.lab is not None else None
@@ -225,26 +241,27 @@ class Session:
         }
 
     def _rdma_devices(self) -> dict[str, str] | None:
-        """Return the RDMA device of each party in the lab, or None where they have none."""
+        """Return the RDMA device of each host of the lab that has one; None if none has."""
         hosts = {} if self.lab is None else self.lab.hosts
         return {name: host["rdma"] for name, host in hosts.items() if host.get("rdma")} or None
 
     def _sample(self, lab: RunningLab, record: RunRecord, shift: float) -> None:
-        """Keep samples once a second, and those since the last time at the end."""
+        """Record the lab's samples once a second, and once more at the end. Runs in a thread of its own."""
         ended = False
         while not ended:
             ended = self._done.wait(SAMPLE_SECONDS)
             try:
                 record.sample(lab.samples(), shift)
             except ThalwegError:
-                return  # the lab is gone, or the disk is full; whoever runs the rounds hears of that
+                return  # the lab is gone, or the disk is full; the thread that runs the rounds reports that
 
 
 @contextmanager
 def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> Iterator[Session]:
-    """Start what the plan's [network] and [stress] ask for; at the end nothing of it is left.
+    """Start the lab and the cgroups that the plan's [network] and [stress] ask for; take them down at the end.
 
-    Raises LabError if that cannot be had, PlanError if it cannot be.
+    The load itself begins with ``Session.begin``. Raises LabError if this machine cannot do it, PlanError if the plan
+    contradicts itself.
     """
     for reaped in reaper.reap():
         note(f"removed what {reaped} left, whose keeper was killed")
@@ -268,13 +285,14 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
             yield made
         finally:
             made.end_stress()
-            # A device of rxe waits for the processes that have it open, and this is one: inside, the lab ends with it.
+            # An rxe device cannot be removed while a process has it open, as this one has inside a guest kernel. There
+            # the lab is not taken down here: it ends after this process.
             if made.lab is not None and not guest.is_inside():
                 made.lab.down()
 
 
 def _emulate(made: Session, note: Callable[[str], None]) -> None:
-    """Give a session its network, at packet level if that is asked for and can be."""
+    """Give a session its emulated network, at packet level if the plan asks for it and this machine can do it."""
     network = made.plan.network
     if network is None or network.emulator == "none":
         return
@@ -309,10 +327,10 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
 
 
 def _seated(spec: Spec, plan: Plan) -> Spec:
-    """Return the network with the plan's congestion control on the host of the run's broker, if it needs a broker.
+    """Return the network with the plan's congestion control on the broker's host, if the transport needs a broker.
 
-    A broker cannot be told which one to use, so its host's default has to be the plan's. The lab sets that when it
-    makes the host: only the lab knows what to do where the kernel refuses one as a namespace's default.
+    A broker cannot be told which one to use, so its host's default must be the plan's. The lab sets that default when
+    it makes the host, because only the lab handles a kernel that refuses it as a namespace's default.
     """
     chosen = plan.transport.congestion
     if chosen is None or not registry.can(plan.scheme)["broker"]:
@@ -321,12 +339,12 @@ def _seated(spec: Spec, plan: Plan) -> Spec:
 
 
 def cannot(error: LabError) -> bool:
-    """Return whether an error says that this user, or this machine, has no emulation at packet level at all."""
+    """Return whether an error means that this user or this machine cannot emulate at packet level at all."""
     return error.kind == "permission" or (error.kind == "unsupported" and not TUN.exists())
 
 
 def _relay(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what an emulator says of itself; its CPU time means nothing in virtual time."""
+    """Return an emulator's facts about itself, without its CPU time in virtual time, where that means nothing."""
     if said is None or not machine.has_virtual_time():
         return None if said is None else dict(said)
     return {**said, "cpu_seconds": None}

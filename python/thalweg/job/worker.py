@@ -1,9 +1,9 @@
 """A client process of ``thalweg run``: ``python -m thalweg.job.worker``.
 
-It reads one line of JSON from standard input, so that no secret stands on a command line, and ends with one on
-standard output: ``{"peak_rss_bytes", "cpu_seconds"}``, and ``{"error": {"cause", "mend"}}`` if it failed. It never
-outlives its parent. ``place`` in the order says which network namespace and which cgroup it goes to before anything
-else.
+It reads its order as one line of JSON from standard input, so that no secret stands on a command line. When it ends it
+writes its final report as one line of JSON to standard output: ``{"peak_rss_bytes", "cpu_seconds"}``, with
+``{"error": {"cause", "mend"}}`` if it failed. It never outlives its parent. The order's ``place`` names the network
+namespace and the cgroup that the process enters before it does anything else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 
 def main(find: Callable[[], Work]) -> int:
-    """Do the work that ``find`` returns, which may be slow to import. Returns the exit code."""
+    """Read the order, do the work that ``find`` returns, and write the final report. Returns the exit code.
+
+    ``find`` imports the work, which may be slow. That happens after this process is tied to its parent.
+    """
     spec = json.loads(sys.stdin.readline())
     die_with(spec["parent"])
-    # Ctrl-C in a terminal reaches the parent, which ends its clients in good order.
+    # The parent handles Ctrl-C: it ends its clients in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report, code = _run(spec, find)
     last = {"peak_rss_bytes": machine.peak_rss_bytes(), "cpu_seconds": machine.cpu_seconds()}
@@ -43,7 +46,7 @@ def _run(spec: dict[str, Any], find: Callable[[], Work]) -> tuple[dict[str, Any]
     from thalweg.job.farewell import reason
 
     name = spec["name"]
-    # It keeps to its own number of threads; clients that choose theirs see that it is there.
+    # This client has a fixed number of threads. Its seat lets other clients on this machine count it.
     seat = None if spec["threads"] is None else seats.Seat()
     try:
         if spec.get("place"):
@@ -58,7 +61,7 @@ def _run(spec: dict[str, Any], find: Callable[[], Work]) -> tuple[dict[str, Any]
         cause, mend = explain(error)
         _log(name, f"{cause}; {mend}")
         return {"error": {"cause": cause, "mend": mend}}, 1
-    except Exception as error:  # noqa: BLE001 - the run is told; where it was raised stands in the log
+    except Exception as error:  # noqa: BLE001 - the run gets it in the report, and the log has the traceback
         traceback.print_exc()
         return {"error": {"cause": reason(error), "mend": "See the record's log.txt for where it was raised"}}, 1
     finally:
@@ -67,7 +70,7 @@ def _run(spec: dict[str, Any], find: Callable[[], Work]) -> tuple[dict[str, Any]
 
 
 def _settle(place: dict[str, Any]) -> None:
-    """Go to this client's place before a thread or a socket is made, so that all of them are there."""
+    """Enter this client's namespace and cgroup before any thread or socket is made, so that all of them are inside."""
     from thalweg.lab import inside
 
     try:

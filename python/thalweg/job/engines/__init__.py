@@ -1,6 +1,6 @@
-"""What starts the nodes of a tree: ``local``, as processes of this machine, or ``ray``, wherever Ray has machines.
+"""Engines: they start the nodes of a tree. ``local`` starts processes on this machine, ``ray`` actors of a Ray cluster.
 
-Whoever runs a tree knows no more of an engine than ``Engine`` says.
+A run uses engines only through the protocol ``Engine``.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from thalweg.sections.trees import NodesSection
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# What a node's process runs, whoever starts it.
+# The module that a node's process runs, with either engine.
 PROGRAM: Final = "thalweg.job.gateway"
-# Seconds that clients try the address of a node that Ray may start again, which takes a minute on a busy machine.
+# Seconds that clients try to reach a node's address. Ray may start the node again, which takes up to a minute.
 RAY_PATIENCE: Final = 180.0
-# How often a process of this machine is started again if the plan does not say it; then its clients move.
+# How often at most the local engine starts a node again, unless the plan says it. After that its clients move.
 RESTARTS: Final = 3
 
 
 class Engine(Protocol):
-    """Starts nodes by their orders, watches them, and ends them."""
+    """Starts nodes with their orders, watches them, and ends them."""
 
     def start(self, names: Sequence[str], orders: Ordering) -> None:
         """Start all nodes; do not wait for them. Raises ThalwegError."""
 
     def restart(self, name: str) -> bool:
-        """Start a node again that has ended; return whether it was. The caller's thread has to outlive the node."""
+        """Start a node again that has ended; return whether that was done. The calling thread must outlive the node."""
 
     def is_over(self, name: str) -> bool:
-        """Return whether a node that has ended is not started again."""
+        """Return whether a node has ended and will not be started again."""
 
     def check(self) -> None:
-        """Raise RoundError if a node could not be started. One that was killed may be started again."""
+        """Raise RoundError if a node could not be started. A node that was killed does not count: it may come back."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what the record keeps of the engine: its name, and where it has put nodes."""
+        """Return the record's facts about the engine: its name, and where it has placed nodes."""
 
     def release(self) -> None:
-        """From now on nodes may end."""
+        """Expect nodes to end from now on: an end is no failure any more."""
 
     def stop(self, *, grace: float) -> None:
         """Wait until all nodes have ended; after ``grace`` seconds end those that have not. Idempotent."""
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """Return the nodes' last words, by name."""
+        """Return the nodes' final reports, by name."""
 
 
 class Local(Fleet):
-    """Processes of this machine. One that ends early is lost until it is started again."""
+    """The local engine: nodes are processes of this machine. A node that ended early is lost until ``restart``."""
 
     def __init__(self, log: Path, lost: OnEnd, note: Callable[[str], None], *, restarts: int = RESTARTS) -> None:
         super().__init__(log, lost, program=PROGRAM)
@@ -62,7 +62,7 @@ class Local(Fleet):
         self._note_of_run = note
         self._orders: dict[str, Mapping[str, Any]] = {}
         self._restarts: Counter[str] = Counter()
-        # Held while the run hears of a node's end, so that it does not take a node that was started anew for that one.
+        # Held while the run is notified of a node's end, so that `restart` cannot replace the node before that is done.
         self._telling = threading.Lock()
 
     def start(self, names: Sequence[str], orders: Ordering) -> None:
@@ -70,7 +70,7 @@ class Local(Fleet):
         super().start(names, orders)
 
     def check(self) -> None:
-        """Raise RoundError if a node has ended by itself. One that was killed may be started again."""
+        """Raise RoundError if a node has ended by itself. A node that a signal killed may be started again."""
         for member in self.members:
             if member.failure is not None and not member.was_killed:
                 raise self.failed(member)
@@ -100,7 +100,7 @@ class Local(Fleet):
 
 
 def require(plan: Plan) -> None:
-    """Raise PlanError if what the plan's engine needs is not installed."""
+    """Raise PlanError if the plan's engine needs a package that is not installed."""
     if plan.nodes is not None and plan.nodes.engine == "ray":
         from thalweg.job.engines import by_ray
 
@@ -108,12 +108,12 @@ def require(plan: Plan) -> None:
 
 
 def client_options(plan: Plan) -> dict[str, Any]:
-    """Return those of the core's options of a run's clients that differ with the engine that starts nodes."""
+    """Return the core's options of a run's clients that depend on the engine."""
     return {"patience": RAY_PATIENCE} if plan.nodes is not None and plan.nodes.engine == "ray" else {}
 
 
 def engine_of(plan: Plan, log: Path, lost: OnEnd, note: Callable[[str], None]) -> Engine:
-    """Return the engine that a plan names. ``lost`` hears of a node that does not come back, and why."""
+    """Return the engine that a plan names. It calls ``lost`` with the name of a node that has ended early, and why."""
     nodes = plan.nodes or NodesSection()
     if nodes.engine == "local":
         return Local(log, lost, note, restarts=RESTARTS if nodes.restarts is None else nodes.restarts)

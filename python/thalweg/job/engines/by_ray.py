@@ -1,7 +1,8 @@
-"""Nodes that Ray places, starts and restarts: the run's side, which never imports Ray.
+"""The run's side of the ``ray`` engine, which never imports Ray. Ray places, starts and restarts the nodes.
 
-Ray runs in a process of its own (``thalweg.job.engines.ray_driver``), so that its threads, its memory and its handlers
-of signals are not the server's. That process is told each node's order, and says what becomes of the nodes.
+Ray runs in a process of its own (``thalweg.job.engines.ray_driver``), so that its threads, memory and signal handlers
+stay out of the server's process. The run sends that process each node's order; it reports where nodes run and how they
+end.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from thalweg.errors import PlanError, RoundError
 from thalweg.job.fleet import Fleet, OnEnd, Ordering
 from thalweg.sections.trees import NodesSection
 
-# The name of Ray's process among those of a run.
+# The name of Ray's process in its fleet.
 DRIVER: Final = "ray"
 PROGRAM: Final = "thalweg.job.engines.ray_driver"
-# The oldest release that can ask for tokens.
+# The oldest release of Ray with authentication by token.
 OLDEST: Final = (2, 52)
-# Seconds that Ray gets to stop, after the nodes have had theirs.
+# Seconds that Ray gets to stop, after the nodes' grace.
 STOP_SECONDS: Final = 10.0
-# A socket's path has at most 107 bytes, and Ray puts 70 of its own into this folder.
+# Longest temporary folder: the path of a Unix socket has at most 107 bytes, and Ray adds about 70 to its folder.
 LONGEST: Final = 30
 SHORT: Final = "/tmp"  # noqa: S108 - mkdtemp makes a folder there that nobody else can write
 
 
 def require() -> str:
-    """Return the release of Ray that is installed. Raises PlanError if there is none, or it is too old."""
+    """Return the version of Ray that is installed. Raises PlanError if there is none, or it is too old."""
     get = "Install it: pip install 'ray>=2.52'; or take --engine local"
     try:
         found = version("ray")
@@ -47,14 +48,14 @@ def require() -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """What Ray's process is told first. The orders of ``count`` nodes follow, a line each."""
+    """The order of Ray's process. The orders of its ``count`` nodes follow on its standard input, a line each."""
 
     nodes: NodesSection
     count: int
     folder: str
 
     def of(self, name: str, number: int) -> dict[str, Any]:
-        """Return the order of Ray's process, which is the only one."""
+        """Return the order of Ray's process, the only process of its fleet."""
         del number
         return {
             "name": name,
@@ -71,7 +72,10 @@ class Order:
 
 
 class Ray:
-    """Nodes as actors of Ray. One that dies is restarted by Ray; whether it is missed, the root sees by itself."""
+    """The ``ray`` engine: each node runs in an actor of Ray, which Ray restarts if it dies.
+
+    The run does not learn of such a restart here: the tree's root notices that the node's link broke.
+    """
 
     def __init__(self, nodes: NodesSection, log: Path, lost: OnEnd, note: Callable[[str], None]) -> None:
         self._nodes, self._lost, self._note = nodes, lost, note
@@ -94,7 +98,7 @@ class Ray:
             self._fleet.tell(DRIVER, orders.of(name, number))
 
     def restart(self, name: str) -> bool:
-        """Leave that to Ray."""
+        """Do nothing and return False, because Ray restarts nodes itself."""
         del name
         return False
 
@@ -122,14 +126,14 @@ class Ray:
             self._fleet.tell(driver.name, {"do": "end", "grace": grace})
         self._fleet.stop(grace=grace + STOP_SECONDS if grace else 0.0)
         if self._folder is not None:
-            # Of a Ray that was killed some process may still write its last words.
+            # If Ray was killed, one of its processes may still be writing there, which makes the removal fail.
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def reports(self) -> dict[str, dict[str, Any]]:
         return dict(self._reports)
 
     def _heard(self, _driver: str, said: dict[str, Any]) -> None:
-        """Hear what Ray's process says while nodes live."""
+        """Handle a line of Ray's process: a note, where a node was placed, or that a node ended."""
         what, node = said["say"], said.get("node", "")
         if what == "note":
             self._note(said["text"])
@@ -146,7 +150,7 @@ class Ray:
         self._lost(node, cause)
 
     def _ended(self, _driver: str, why: str) -> None:
-        """Ray's process has ended before it should, and all nodes that it has started with it."""
+        """Report all nodes without a final report as lost: Ray's process ended early, and the nodes with it."""
         for name in self._at:
             if name not in self._reports:
                 with suppress(RoundError):

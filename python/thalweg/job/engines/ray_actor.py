@@ -1,4 +1,4 @@
-"""A node's keeper on the machine where Ray has put it: the only code that runs inside of Ray."""
+"""The Ray actor that runs one node on the machine that Ray chose. No other code of thalweg runs inside Ray."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import IO, Any, Final
 
 from thalweg.job.engines import PROGRAM
 
-# Bytes of a node's log that it leaves when it ends.
+# Bytes from the end of a node's log that the actor returns.
 TAIL: Final = 4096
 
 
 class NodeActor:
-    """Runs one node in a process of its own, with which it lives and dies.
+    """Runs one node in a child process.
 
-    The process ends with this one (``thalweg.machine.parent``). This one ends if the process is killed, so that Ray
-    starts both again. Nothing that clients or nodes send each other passes through here.
+    The child ends when the actor's process ends (``thalweg.machine.parent``). If a signal kills the child, the actor
+    exits too, so that Ray restarts both. Models and updates do not pass through the actor.
     """
 
     def __init__(self, order: str, release: str) -> None:
-        """``order`` is that of ``thalweg.job.gateway`` as JSON, ``release`` that of the run's thalweg."""
+        """``order`` is the JSON order of ``thalweg.job.gateway``, ``release`` the run's version of thalweg."""
         self._order, self._release = json.loads(order), release
 
     def serve(self) -> str:
-        """Run the node until its job is over; return its last words as JSON, with the end of its log as ``log``."""
+        """Run the node until its job is over; return its final report as JSON, with the end of its log as ``log``."""
         here = version("thalweg")
         if here != self._release:
             cause = f"its machine has thalweg {here}, and the run {self._release}"
@@ -39,20 +39,20 @@ class NodeActor:
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log)
             said, _ = process.communicate(order)
             if process.returncode < 0:
-                os._exit(1)  # what Ray takes for a crash
+                os._exit(1)  # Ray sees a crash, and restarts the actor
             report = _last(said) or {"error": _early(process.returncode)}
             return json.dumps({**report, "log": _tail(log)})
 
 
 def _last(said: bytes) -> dict[str, Any]:
-    """Return the last words of a process: a line of JSON."""
+    """Return a process's final report: its last line of JSON; empty if there is none."""
     lines = [line for line in said.splitlines() if line.startswith(b"{")]
     found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     return found
 
 
 def _tail(log: IO[bytes]) -> str:
-    """Return the last whole lines of a log."""
+    """Return the last whole lines of a log, at most ``TAIL`` bytes."""
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - TAIL))
     found = log.read().decode(errors="replace")

@@ -1,8 +1,8 @@
-"""The process of a run that speaks with Ray: ``python -m thalweg.job.engines.ray_driver``.
+"""The process of a run that uses Ray: ``python -m thalweg.job.engines.ray_driver``.
 
-It reads its order from standard input as ``thalweg.job.worker`` does, then an order for each node, and in the end
-``{"do": "end", "grace": seconds}``. It says what happens, a line of JSON each: ``note``, ``placed`` and ``ended``.
-Whatever ends it, a Ray that it has started ends with it, and so do the nodes on a Ray that it has joined.
+It reads its order from standard input as ``thalweg.job.worker`` does, then an order for each node, and at the end
+``{"do": "end", "grace": seconds}``. It writes lines of JSON to standard output: ``note``, ``placed`` and ``ended``.
+However it ends, a Ray that it started ends with it. On a cluster that it joined, its nodes end with it.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from thalweg.job.fleet import Work
 
 LOOK_SECONDS: Final = 0.5
-# What a cluster's first connection may take before it counts as unreachable.
+# Seconds to connect to a cluster before it counts as unreachable.
 REACH_SECONDS: Final = 5.0
-# How often Ray starts a node again if the plan does not say it.
+# How often at most Ray starts a node again, unless the plan says it.
 RESTARTS: Final = 10
-# Ray's store of objects, of which nodes have none: the least that Ray takes.
+# Size of Ray's object store: the least that Ray accepts, since nodes put no objects there.
 STORE_BYTES: Final = 80_000_000
-# Ray takes 127.0.0.1 for "find out yourself", and would then listen where others can reach it.
+# Ray reads 127.0.0.1 as "choose an address", and would then listen where other machines can reach it.
 LOOPBACK: Final = "127.0.0.2"
 
-# Ray's promises of nodes' last words, each with the node's name and its actor, which lives while this is kept.
+# Ray's reference to each node's final report, with the node's name and its actor. Ray ends an actor that nobody holds.
 Nodes = dict[Any, tuple[str, Any]]
 
 
 def drive(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Have Ray run the nodes until all have ended. Raises LinkError or RoundError."""
-    del note  # what Ray itself says stands in the log
+    """Have Ray run the nodes until all have ended or the run's grace is over. Raises LinkError or RoundError."""
+    del note  # Ray's own messages are in the log already
     orders = [json.loads(sys.stdin.readline()) for _ in range(order["count"])]
     ending = Ending()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -56,7 +56,7 @@ def drive(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
 
 
 class Ending:
-    """That the run has asked this process to end, and when nodes have had their time for it."""
+    """Waits, in a thread, for the run's order to end, or for the end of standard input."""
 
     def __init__(self) -> None:
         self._due: float | None = None
@@ -64,7 +64,7 @@ class Ending:
 
     @property
     def is_due(self) -> bool:
-        """Whether nodes are waited for no longer."""
+        """Whether the nodes' grace is over, so that this process waits no longer."""
         return self._due is not None and time.monotonic() >= self._due
 
     def _listen(self) -> None:
@@ -74,7 +74,7 @@ class Ending:
 
 @contextmanager
 def _connected(order: Mapping[str, Any]) -> Iterator[None]:
-    """Start a Ray of this run's own, or join a cluster; leave it in the end. Raises LinkError."""
+    """Start Ray for this run alone, or join a cluster; shut it down or leave it at the end. Raises LinkError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -99,7 +99,7 @@ def _connected(order: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _reach(cluster: str) -> None:
-    """Raise LinkError if nobody listens there: Ray itself would try for ten minutes."""
+    """Raise LinkError if nothing listens at the cluster's address. Ray itself would try for ten minutes."""
     if cluster == "auto":
         return
     host, _, port = cluster.rpartition(":")
@@ -124,7 +124,7 @@ def _refused(cluster: str | None, error: Exception) -> LinkError:
 
 
 def _started(order: Mapping[str, Any], orders: list[dict[str, Any]]) -> Nodes:
-    """Place all nodes and start them. Raises RoundError."""
+    """Place all nodes and start them, and report each node's place. Raises RoundError."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -142,9 +142,9 @@ def _started(order: Mapping[str, Any], orders: list[dict[str, Any]]) -> Nodes:
 
 
 def _placed(order: Mapping[str, Any], count: int) -> tuple[Any, list[dict[str, str]]]:
-    """Reserve a place for each node; return the group of places, and where each of them is. Raises RoundError.
+    """Reserve CPUs for each node; return the placement group, and each node's machine. Raises RoundError.
 
-    In a cluster each node has a machine to itself. A Ray of the run's own is one machine.
+    In a cluster each node gets a machine of its own. A Ray that this run started has one machine for all.
     """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
@@ -168,7 +168,7 @@ def _placed(order: Mapping[str, Any], count: int) -> tuple[Any, list[dict[str, s
 
 
 def _elsewhere(order: dict[str, Any], address: str) -> dict[str, Any]:
-    """Return a node's order for its machine: it listens there, and its parent is here."""
+    """Return a node's order with addresses for its machine: it listens there, and connects to the root here."""
     import ray
 
     return {
@@ -185,7 +185,7 @@ def _at(url: str, host: str) -> str:
 
 
 def _look(nodes: Nodes) -> None:
-    """Say which nodes have ended since the last look."""
+    """Wait ``LOOK_SECONDS`` at most, and report a node that has ended."""
     import ray
 
     done, _ = ray.wait(list(nodes), timeout=LOOK_SECONDS)
@@ -195,7 +195,7 @@ def _look(nodes: Nodes) -> None:
             report = json.loads(ray.get(one))
         except ray.exceptions.RayError as error:
             report = {"error": _died(error)}
-        # Standard error of this process is the record's log.
+        # This process's standard error goes to the record's log.
         sys.stderr.write(report.pop("log", ""))
         _say("ended", name, report=report)
 
@@ -209,8 +209,8 @@ def _died(error: Exception) -> dict[str, str]:
 
 
 def _say(what: str, node: str | None = None, **facts: Any) -> None:
-    with suppress(BrokenPipeError):  # the run has ended, and this process is about to
-        print(json.dumps({"say": what, "node": node, **facts}), flush=True)  # noqa: T201 - the run hears it
+    with suppress(BrokenPipeError):  # the run has ended, and this process is about to end too
+        print(json.dumps({"say": what, "node": node, **facts}), flush=True)  # noqa: T201 - the run reads it
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
