@@ -1,1 +1,1 @@
-"""What runs a job: the server, its clients, their processes, the network and the broker around them."""
+"""Runs a job: the server, clients, nodes and their processes, with the emulated network and the broker around them."""

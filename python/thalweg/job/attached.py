@@ -1,4 +1,4 @@
-"""The broker of a run: none, one of its own that ends with it, or one that somebody else runs."""
+"""The broker of a run: none, one that the run starts and ends, or one that runs already at the plan's URL."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ PARTY: Final = "broker"
 
 @dataclass
 class Attached:
-    """A run's broker. ``url`` is where the server listens, ``trust`` what parties are told besides."""
+    """A run's broker. ``url`` is where the server listens; ``trust`` is what all parties need to log in at the broker.
+
+    Without a broker of the run's own, ``broker`` is None and ``trust`` is empty.
+    """
 
     url: str
     broker: Broker | None = None
     trust: Mapping[str, Any] = field(default_factory=dict)
 
     def trusting(self, trust: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a party's trust with what the broker asks for."""
+        """Return a party's trust with the broker's login, and its TLS settings if it has any."""
         return {**trust, **self.trust}
 
     def facts(self) -> dict[str, Any]:
-        """Return what the manifest says of it: ``broker``, or nothing if the run has none of its own."""
+        """Return the manifest's facts: ``broker``, or nothing if the run has no broker of its own."""
         return {} if self.broker is None else {PARTY: self.broker.facts()}
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """Return its row of the parties, by name."""
+        """Return the broker's row of the table ``parties``, by name."""
         return {} if self.broker is None else {PARTY: self.broker.use()}
 
 
@@ -44,10 +47,10 @@ class Attached:
 def attached(
     plan: Plan, network: Session, trust: Mapping[str, Any], heard: Callable[[str], None]
 ) -> Iterator[Attached]:
-    """Start the broker that a run needs, if it names none; at the end nothing of it is left.
+    """Start a broker if the transport needs one and the plan names none; end it at the end.
 
-    ``trust`` is that of the server; ``heard`` gets what happens to the broker, from a thread of its own. Raises
-    BrokerError, or PlanError for a broker that cannot be reached from the plan's network.
+    ``trust`` is the server's. ``heard`` gets notes about the broker, also from another thread. Raises BrokerError, or
+    PlanError if the plan names a broker outside of its emulated network.
     """
     if not registry.can(plan.scheme)["broker"]:
         yield Attached(network.url)
@@ -68,7 +71,7 @@ def attached(
             f"{plan.scheme} needs a broker, and {wanted} is not installed",
             f"Install it (as root: make system), or give a broker's address as {plan.scheme}://HOST:PORT",
         )
-    # With the server, as FedComm has it, if the network has no host for it; not within what processors are limited to.
+    # The broker runs on the network's host for it, else on the server's, as in FedComm. No CPU quota applies to it.
     spec = network.spec
     party = SERVER if network.lab is None or spec is None else spec.broker_host
     place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
@@ -78,7 +81,7 @@ def attached(
 
 
 def _certificates(trust: Mapping[str, Any]) -> Tls | None:
-    """Return what the broker shows: the certificate that was made for the run's server."""
+    """Return the broker's certificate, which is the one made for the run's server; None without TLS."""
     tls = trust.get("tls")
     if tls is None:
         return None
@@ -86,7 +89,7 @@ def _certificates(trust: Mapping[str, Any]) -> Tls | None:
 
 
 def _told(broker: Broker, trust: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what all parties are told: to the broker the server is a client too."""
+    """Return the login and TLS settings of all parties. For the broker the server is a client too."""
     told: dict[str, Any] = {"login": {"user": broker.login.user, "password": broker.login.password}}
     tls = trust.get("tls")
     if tls is not None:

@@ -1,4 +1,7 @@
-"""Who took part, who did not and why, and what clients' processes used. Its memory does not grow with rounds."""
+"""Counts each client's rounds, its reasons for missing some, and what its process used.
+
+Its memory does not grow with the number of rounds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any, Final
 
 COUNTED: Final = ("whole", "partial")
 USED: Final = ("cpu_seconds", "peak_rss_bytes")
-# Most clients that are named at the end; the others are counted.
+# Most absent clients that get a line each at the end of a job. The others are only counted.
 NAMED: Final = 10
 
 
@@ -23,10 +26,10 @@ class _Client:
 
 @dataclass(frozen=True)
 class Absence:
-    """A client that is not in every mean it was asked for.
+    """A client that missed a round or left for good.
 
-    ``counted`` is in how many means it is, ``reason`` why not in the last one that it missed, ``left`` whether it has
-    left for good.
+    ``counted``: rounds whose mean includes this client. ``reason``: why it left, or why it missed the last round that
+    it missed. ``left``: whether it has left for good.
     """
 
     client: str
@@ -36,7 +39,7 @@ class Absence:
 
 
 class Attendance:
-    """Hears of every round."""
+    """Collects the participants of every round."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -57,9 +60,9 @@ class Attendance:
                     client.used[key] = max(part["usage"][key], client.used.get(key, 0))
 
     def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
-        """Take all who are not connected now, as the core says: name, why, and whether each left for good.
+        """Take the core's list of clients that are not connected now: name, why, and whether it left for good.
 
-        Whoever is not among them has come back, or was never gone.
+        A client that is not in the list is connected, perhaps again, so it no longer counts as having left.
         """
         for client in self._clients.values():
             client.left = False
@@ -68,21 +71,21 @@ class Attendance:
             client.reason, client.left = reason, left
 
     def names(self) -> list[str]:
-        """Return all clients there were, in order."""
+        """Return all clients that took part or departed, sorted."""
         return sorted(self._clients)
 
     def use_of(self, client: str) -> dict[str, float | None]:
-        """Return ``cpu_seconds`` and ``peak_rss_bytes`` that a client last reported with an update."""
+        """Return the largest ``cpu_seconds`` and ``peak_rss_bytes`` that a client reported with an update, or None."""
         used = self._clients[client].used if client in self._clients else {}
         return {key: used.get(key) for key in USED}
 
     def peak_of(self, client: str) -> int | None:
-        """Return the peak memory that a client last reported with an update, in bytes."""
+        """Return the largest peak memory that a client reported with an update, in bytes; None if it reported none."""
         peak = self.use_of(client)["peak_rss_bytes"]
         return None if peak is None else int(peak)
 
     def absences(self) -> list[Absence]:
-        """Return who missed a round or left for good, by name."""
+        """Return the clients that missed a round or left for good, sorted by name."""
         return [
             Absence(name, client.counted, client.reason, client.left)
             for name, client in sorted(self._clients.items())
@@ -94,7 +97,7 @@ class Attendance:
 
 
 def sentences(absences: Iterable[Absence], rounds: int) -> list[str]:
-    """Return a line for each client that is not in every mean; after so many only how many more there are."""
+    """Return a line for each absence; after ``NAMED`` lines only one that counts the rest."""
     lines = [f"{one.client} is in {one.counted} of {rounds} means: {one.reason or 'not known why'}" for one in absences]
     more = len(lines) - NAMED
     return lines if more <= 0 else [*lines[:NAMED], f"and {more} more; see participants in the record"]

@@ -1,8 +1,8 @@
-"""How many updates a node of this machine can hold at once, and what its work costs, by live rounds (LIFL appendix E).
+"""Measures the capacity and the costs of a tree node on this machine by live rounds (LIFL appendix E).
 
-Clients are threads of this process and send at set times, so that updates arrive at a set rate. The rate grows from
-step to step. The time of an update, from its first byte to the sums that it is in, stays about the same until the node
-cannot follow. Rate times time is then the capacity, MC.
+Clients are threads of this process and send at set times, so that updates arrive at a set rate, which grows from step
+to step. An update's latency, from its first byte until the sums include it, stays about the same until the node is
+overloaded. Rate times latency at that point is the node's capacity, MC.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from thalweg.trees import live
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Within this process: what the clients' links would cost is no part of a node's capacity.
+# A transport inside this process, because the cost of real links is no part of a node's capacity.
 URL: Final = "memory://calibrate"
-# The time of an update has risen clearly when it is so many times that of the idle node.
+# The node counts as overloaded when an update takes this many times as long as at the first, lowest rate.
 SIGNIFICANT: Final = 1.5
-# From one rate to the next, and the first rate as a share of the most that a burst got through.
+# Factor from one rate to the next, and the first rate as a share of the median rate of the bursts.
 GROWTH: Final = 1.35
 FIRST: Final = 0.1
-# Rounds of a step, rounds in which all send at once, and most clients that nobody asked for.
+# Rounds per step, rounds in which all clients send at once, and most clients if the user gives no number.
 ROUNDS: Final = 5
 BURSTS: Final = 5
 CLIENTS: Final = 16
-# Updates that one pass folds together.
+# Passes of more updates than this are left out of the costs.
 PASS: Final = 8
-# Steps in a row in which updates did not come faster, after which they are taken not to be able to.
+# After this many steps in a row without a higher measured rate, the clients cannot send faster.
 TRIES: Final = 3
-# Of the memory that is free, what clients and pool may take.
+# Share of the free memory that clients and pool may take.
 SHARE: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Step:
-    """Updates that arrived at ``rate`` a second took ``seconds`` each."""
+    """A measured step: updates arrived at ``rate`` a second and took ``seconds`` each."""
 
     rate: float
     seconds: float
@@ -64,11 +64,14 @@ class Bench:
     def __init__(self, server: _core.Server, clients: int, limit: float) -> None:
         self._server, self._clients, self._limit = server, clients, limit
         self._numbers = count(1)
-        # Updates and seconds of each pass of a worker.
+        # Number of updates and seconds of each pass in which a worker folded.
         self.passes: list[tuple[int, float]] = []
 
     def round(self, gap: float) -> tuple[Step, float]:
-        """Have all clients send, ``gap`` seconds one after the other; return the step, and what all of it took."""
+        """Run a round in which clients start to send ``gap`` seconds apart; return the step, and the round's seconds.
+
+        The seconds are from the first byte sent until the last fold has ended.
+        """
         begin = time.monotonic() + 0.01
         config = json.dumps({"begin": begin, "gap": gap})
         outcome = json.loads(self._server.round(next(self._numbers), config, self._observe))
@@ -84,12 +87,12 @@ class Bench:
         return Step(rate, _folded(folds, self._clients) - sum(begins) / len(begins)), last - begins[0]
 
     def step(self, gap: float) -> Step:
-        """Run the rounds of a step; return their medians."""
+        """Run ``ROUNDS`` rounds and return the medians of rate and seconds."""
         each = [self.round(gap)[0] for _ in range(ROUNDS)]
         return Step(median(one.rate for one in each), median(one.seconds for one in each))
 
     def handover(self) -> float | None:
-        """Return the median of hand-overs so far, in seconds."""
+        """Return the median seconds of a hand-over from the node to a worker so far; None if there was none."""
         half = json.loads(self._server.tree() or "{}")["handover_us"]["p50"]
         return None if half is None else half / 1e6
 
@@ -99,9 +102,9 @@ class Bench:
 
 
 def calibrated(plan: Plan, seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
-    """Find a node's capacity and costs within about ``seconds``; ``note`` hears of each step.
+    """Measure a node's capacity and costs within about ``seconds``. ``note`` gets a line for each step.
 
-    Raises PlanError for what cannot be calibrated, RoundError if the machine does not get anywhere.
+    Raises PlanError for a plan that cannot be calibrated, RoundError if the time or the machine does not suffice.
     """
     if plan.payload is None:
         raise PlanError(f"{plan.label} is trained, which is no part of a node's work", "Take --model payload:SIZE")
@@ -148,7 +151,7 @@ def _steps(
         step = bench.step(1 / wanted)
         wanted *= GROWTH
         if steps and step.rate <= steps[-1].rate:
-            # What else runs on the machine may have held the clients up.
+            # Other programs on the machine may have delayed the clients, so a few more steps are tried.
             stuck += 1
             if stuck == TRIES:
                 return steps, "clients cannot send faster"
@@ -169,7 +172,10 @@ def _knee(steps: Sequence[Step]) -> Mapping[str, Any]:
 
 
 def _folded(folds: Sequence[Mapping[str, Any]], clients: int) -> float:
-    """Return when updates were in the sums, the mean; of workers that have a range each, that of the slowest."""
+    """Return the mean time at which an update was in the sums.
+
+    If each worker folds its own range of every update, it is the mean of the slowest worker.
+    """
     ends: dict[int, list[float]] = defaultdict(list)
     for one in folds:
         ends[one["worker"]] += [one["end"]] * one["updates"]
@@ -179,9 +185,10 @@ def _folded(folds: Sequence[Mapping[str, Any]], clients: int) -> float:
 
 
 def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handover: float | None) -> dict[str, Any]:
-    """Return what work costs: of passes with few and with many updates, and of a socket.
+    """Return the costs of a node's work, in bytes a second, and ``hand_over`` in seconds.
 
-    A pass of n updates takes n * bytes / fold + bytes / sums. Of passes of the same n the median counts.
+    A pass of n updates takes n * bytes / fold + bytes / sums seconds. Two medians give both rates: those of the passes
+    with the fewest and with the most updates. ``socket`` is measured on a loopback connection.
     """
     of_n: dict[int, list[float]] = defaultdict(list)
     for updates, seconds in passes:
@@ -205,14 +212,16 @@ def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handove
 
 
 def _share(plan: Plan) -> float:
-    """Return the part of an update that a worker folds."""
+    """Return the share of an update that one worker folds: less than 1 if each has a range of its own."""
     told = live.options(plan)["workers"]
     return 1 / told["count"] if told["split"] == "ranges" else 1.0
 
 
 def _clients(plan: Plan, size: int) -> int:
-    """Return how many clients send: as many as were asked for, else as many as the memory holds, up to a bound."""
-    # Each has its update, and the pool holds two for each.
+    """Return how many clients send: as the plan says, else as many as the memory allows, at most ``CLIENTS``.
+
+    A client takes memory for three updates: its own, and two places in the pool.
+    """
     if plan.job.clients == 1 and "clients" in plan.job.model_fields_set:
         raise PlanError("with one client there is no rate at which updates arrive", "Give --clients; at least two")
     room = int(SHARE * machine.memory_bytes()["available"] / (3 * size))
@@ -226,7 +235,7 @@ def _clients(plan: Plan, size: int) -> int:
 
 @contextmanager
 def _bench(plan: Plan, clients: int, limit: float) -> Iterator[Bench]:
-    """Start a node and its clients; end both."""
+    """Start a node and its clients, and end both after the block."""
     party = server_party(plan)
     trust, member = links.local_trust(plan.security, URL)
     told = {**server_options(plan, trust), **live.options(plan), "expected": clients, "enough": clients}
@@ -252,7 +261,7 @@ def _bench(plan: Plan, clients: int, limit: float) -> Iterator[Bench]:
 
 
 def _send(client: _core.Client, place: int, over: threading.Event) -> None:
-    """Send in each round, at this client's time, until all is over."""
+    """Run a client, in a thread: send an update in each round at this client's time, until ``over`` or the end."""
     try:
         client.join()
         while (task := client.next()) is not None:
@@ -261,5 +270,5 @@ def _send(client: _core.Client, place: int, over: threading.Event) -> None:
             if over.wait(max(0.0, when["begin"] + place * when["gap"] - time.monotonic())):
                 return
             client.submit(number, 1.0, "{}")
-    except _core.CoreError:  # the server ends, and says why
+    except _core.CoreError:  # the server has closed: the main thread raises the reason
         return

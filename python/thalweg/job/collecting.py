@@ -1,4 +1,4 @@
-"""From what nodes say of their iterations to the record's entries, one for each iteration when all are through it."""
+"""Joins the nodes' lines into the record's entries: one for each iteration, when all nodes have finished it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from thalweg.record.nodes import entry
 
 
 class Collector:
-    """Holds the lines of iterations that some node has yet to finish: as many as the slowest is behind the fastest."""
+    """Holds the lines of iterations that some working node has not finished.
+
+    Its memory grows with the distance between the fastest and the slowest node.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._expected = len(names)
-        # What each node that still works has finished.
+        # The last iteration that each working node has finished.
         self._reached = dict.fromkeys(names, 0)
         self._waiting: dict[int, dict[str, Mapping[str, Any]]] = {}
 
     def add(self, node: str, line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Take a node's line; yield entries of iterations that no node is in any more, in order."""
+        """Take a node's line; yield the entries of iterations that all working nodes have finished, in order."""
         number = int(line["number"])
         self._waiting.setdefault(number, {})[node] = line
         if node in self._reached:
@@ -26,13 +29,13 @@ class Collector:
         yield from self._finished()
 
     def gone(self, node: str) -> Iterator[dict[str, Any]]:
-        """Wait for a node no longer: it is done, or gone. Yield entries as ``add`` does."""
+        """Stop waiting for a node that is done or lost. Yield entries as ``add`` does."""
         self._reached.pop(node, None)
         yield from self._finished()
 
     @property
     def working(self) -> list[str]:
-        """The nodes that still work."""
+        """The nodes that are neither done nor lost."""
         return list(self._reached)
 
     def _finished(self) -> Iterator[dict[str, Any]]:

@@ -1,16 +1,16 @@
-"""Numbers of a job that runs, for Prometheus: ``--metrics PORT`` gives them at ``http://127.0.0.1:PORT/metrics``.
+"""Metrics of a running job for Prometheus: ``--metrics PORT`` serves them at ``http://127.0.0.1:PORT/metrics``.
 
-``/health`` says ``ok`` as long as the process answers. ``thalweg.job.page_server`` serves both.
+``/health`` answers ``ok`` as long as the process runs. ``thalweg.job.page_server`` serves both.
 
 | metric | what |
 |---|---|
-| ``thalweg_rounds_total`` | rounds that are over; on a graph iterations |
-| ``thalweg_updates_total{state}`` | updates by what became of them |
-| ``thalweg_bytes_total{direction}`` | of clients' links down and up, and between nodes of a tree |
-| ``thalweg_round_seconds`` ``thalweg_completion_seconds`` | histograms: of rounds, and of a tree's aggregation |
-| ``thalweg_clients`` | clients that are connected |
-| ``thalweg_accuracy`` ``thalweg_loss`` | of the model, as evaluated last |
-| all others, with ``node`` | what workers of that node have done, and its pool (``_OF_NODES``) |
+| ``thalweg_rounds_total`` | finished rounds; on a graph, iterations |
+| ``thalweg_updates_total{state}`` | participants of rounds, by the state of their update |
+| ``thalweg_bytes_total{direction}`` | bytes on clients' links down and up, and between nodes of a tree |
+| ``thalweg_round_seconds`` ``thalweg_completion_seconds`` | histograms: time of a round, and of a tree's aggregation |
+| ``thalweg_clients`` | connected clients |
+| ``thalweg_accuracy`` ``thalweg_loss`` | of the model when it was last evaluated |
+| all others, with ``node`` | work of that node's workers, and its pool (``_OF_NODES``) |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thalweg.job.page_server import PLAIN, PageServer
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-# By name: what it says, where a node's words have it, and whether it only grows.
+# Metrics of nodes, by name: help text, path of the value in a node's counters, and whether it only grows (a counter).
 _OF_NODES: Final[Mapping[str, tuple[str, str, bool]]] = {
     "thalweg_workers": ("worker processes that there are to be", "workers", False),
     "thalweg_workers_started": ("worker processes started", "aggregators_created", True),
@@ -44,15 +44,15 @@ _HANDOVER: Final = "thalweg_handover_seconds"
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
 LOOPBACK: Final = "127.0.0.1"
 
-# What workers of each node have done, as the core or a node tells it, by the node's name.
+# A function that returns each node's counters, by the node's name.
 Told = Callable[[], Mapping[str, Mapping[str, Any]]]
 
 
 class Exposed:
-    """The numbers of one process, which it serves from when it is made until ``close``."""
+    """Serves the metrics of one process, from when it is made until ``close``."""
 
     def __init__(self, where: str, *, clients: Callable[[], Sequence[str]], nodes: Told) -> None:
-        """Listen at ``where``, PORT or HOST:PORT. ``clients`` names those connected. Raises LinkError."""
+        """Listen at ``where``, PORT or HOST:PORT. ``clients`` returns the connected clients. Raises LinkError."""
         from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
         self._clients, self._nodes = clients, nodes
@@ -68,7 +68,7 @@ class Exposed:
             buckets=_SECONDS,
             registry=registry,
         )
-        # The model as evaluated last; nothing before that.
+        # Accuracy and loss of the last evaluation; empty before the first.
         self._model: dict[str, float] = {}
         registry.register(cast("Any", self))
         host, port = _place(where)
@@ -84,7 +84,7 @@ class Exposed:
         self._server.start()
 
     def round(self, entry: Mapping[str, Any]) -> None:
-        """Count a round, from its entry in the journal or from the core's outcome."""
+        """Count a round. ``entry`` is its entry in the journal, or the core's outcome."""
         fold = entry.get("fold") or {}
         self._rounds.inc()
         for part in _parts(entry):
@@ -104,7 +104,7 @@ class Exposed:
                 self._model[key] = entry[key]
 
     def collect(self) -> Iterator[Any]:
-        """Yield what is known when somebody asks; Prometheus' registry calls it."""
+        """Yield the metrics that are read only on request. Prometheus' registry calls this for each request."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for key, value in list(self._model.items()):
@@ -139,7 +139,7 @@ def exposing(
     clients: Callable[[], Sequence[str]],
     nodes: Told = dict,
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Serve metrics at ``where``, if somebody wants them; yield what counts a round. Raises LinkError."""
+    """Serve metrics at ``where`` if it is given; yield a function that counts a round. Raises LinkError."""
     if where is None:
         yield lambda _entry: None
         return
@@ -158,13 +158,13 @@ def _page(registry: CollectorRegistry) -> tuple[str, bytes]:
 
 
 def _place(where: str) -> tuple[str, int]:
-    """Return host and port of PORT or HOST:PORT, as a plan's check lets through."""
+    """Return host and port of PORT or HOST:PORT, which the plan's check has accepted. The default host is loopback."""
     host, _, port = where.rpartition(":")
     return host.strip("[]") or LOOPBACK, int(port)
 
 
 def _parts(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the participants of a round: a journal's entry has them as clients."""
+    """Return the participants of a round. A journal's entry has them under ``clients``."""
     for key in ("clients", "participants"):
         found = entry.get(key)
         if isinstance(found, list):
@@ -180,7 +180,7 @@ def _at(told: Mapping[str, Any], path: str) -> float:
 
 
 def _histogram(now: Mapping[str, Any]) -> tuple[list[tuple[str, float]], float]:
-    """Return the buckets, each with all below it, and the sum, in seconds."""
+    """Return the histogram's cumulative buckets, and the sum of all hand-overs in seconds."""
     total, buckets = 0, []
     bounds = [*(f"{bound / 1e6:g}" for bound in now["handover_bounds_us"]), "+Inf"]
     for bound, count in zip(bounds, now["handover_counts"], strict=True):

@@ -1,4 +1,4 @@
-"""A client's last words: why it leaves, for the server's log, table and record."""
+"""A client's goodbye: it tells the server why it leaves, for the server's log, table and record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Leaving(Protocol):
-    """What can be left: the core's client."""
+    """An end of a job that can leave it: the core's client or node."""
 
     def close(self, reason: str) -> None:
         """Leave for good. Idempotent."""
@@ -16,9 +16,9 @@ class Leaving(Protocol):
 
 @contextmanager
 def farewell(client: Leaving, done: str) -> Iterator[None]:
-    """Leave a job when the block ends: with the words ``done``, or with what it raised.
+    """Leave a job when the block ends. The reason is ``done``, or what the block raised.
 
-    The server cuts what is too long and takes out what cannot be shown.
+    The server shortens a long reason and removes characters that cannot be shown.
     """
     try:
         yield
@@ -29,7 +29,7 @@ def farewell(client: Leaving, done: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return an exception in words: its type and its text. Ctrl-C is ``interrupted``."""
+    """Return an exception as text: its type and its message. KeyboardInterrupt is ``interrupted``."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     name, text = type(error).__name__, str(error)

@@ -1,4 +1,4 @@
-"""What a job on a graph came to."""
+"""The result of a job on a graph, computed from its record."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphResult:
-    """What a job on a graph came to. Iterations are in the record; ``gone`` are nodes that ended early, each with why.
+    """The result of a job on a graph. ``gone``: nodes that ended early, each with the reason.
 
-    ``seconds`` and ``exchange_seconds`` are spreads over all iterations of all nodes; ``accuracy`` is of the nodes'
-    models where they were evaluated last. ``drift`` is a mean over iterations, ``disagreement`` that of the last one.
+    ``seconds`` and ``exchange_seconds`` are mean, median and standard deviation over all iterations of all nodes.
+    ``accuracy`` is the spread over the nodes' models in the last iteration with an evaluation. ``drift`` is the mean
+    over iterations; ``disagreement`` is that of the last iteration that has one.
     """
 
     plan: Plan
@@ -44,7 +45,7 @@ class GraphResult:
         gone: Mapping[str, str],
         network: Session | None,
     ) -> GraphResult:
-        """Return what the record of a run comes to; ``reports`` are the last words of its nodes."""
+        """Compute the result from a run's record. ``reports`` are the final reports of its nodes."""
         from array import array
 
         seconds, exchange, drifts = array("d"), array("d"), array("d")
@@ -60,7 +61,7 @@ class GraphResult:
             expected += sum(node["chunks_expected"] for node in nodes)
             sent += entry["bytes_up"]
             drifts.extend([] if entry["drift"] is None else [entry["drift"]])
-            # Of an iteration that one node alone was in, there is none.
+            # It is None in an iteration in which only one node took part.
             disagreement = disagreement if entry["disagreement"] is None else entry["disagreement"]
             found = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
             accuracy = spread([one for one in found if one is not None], "mean", "std") or accuracy
@@ -101,7 +102,7 @@ class GraphResult:
 
 
 def spread(values: Iterable[float], *names: str) -> dict[str, float] | None:
-    """Return mean, median and population standard deviation, or those named; None of no values."""
+    """Return mean, median and population standard deviation, or only those in ``names``; None without values."""
     import numpy as np
 
     known = np.asarray(values if hasattr(values, "__len__") else list(values), dtype=np.float64)

@@ -1,8 +1,8 @@
-"""Which parts of a round the root of a tree accepts from its nodes, and how many lines of their logs it keeps.
+"""Decides which nodes' parts of a round the root of a tree accepts, and how many lines of a node's log it keeps.
 
-A node has a token of its own, and brings the updates of others. So the root checks each client's own proof: the node
-passes on what the client has signed, which is good for this job alone and which a node cannot make. A node may still
-lie about the updates of its own clients, as any aggregator may.
+A node has a token of its own, and counts the updates of clients. The root therefore checks each client's own proof.
+The client signs it for this job alone, and the node passes it on but cannot make one. A node can still lie about the
+values of its own clients' updates, as any aggregator can.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from thalweg import _core
 from thalweg.job.tops import Heard, Node
 from thalweg.trees.merging import Part
 
-# Most proofs that the root asks for at once: some 400 bytes each, in a head of at most 1 MiB.
+# Most proofs in one request: a proof has about 400 bytes, and a head at most 1 MiB.
 MOST_PROOFS: Final = 1000
-# Most lines of a node's log between the begins of two rounds, and more for each of its clients.
+# Most lines of a node's log that are kept in a round: so many, and so many more for each of its clients.
 MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 
-# Asks a node for something and returns its answer.
+# Sends a request to a node and returns its answer.
 AskOne = Callable[[Mapping[str, Any], Node], Heard]
 
 
 class Judge:
-    """Knows which clients have proven that they are at a node, whose updates count in this round, and at which node."""
+    """Checks nodes' parts. It knows whose updates count in this round, and at which node."""
 
     def __init__(self, keys: Mapping[str, Any], ask: AskOne) -> None:
-        """Begin with nobody; ``keys`` has the root's ``issuer`` or ``token``, and the ``job``.
+        """``keys`` has the root's ``issuer`` or ``token``, and the ``job``.
 
-        With neither of the first two nobody has to prove anything: the job is open to this machine.
+        With neither issuer nor token no client has to prove anything: the job is open to this machine.
         """
         self._issuer, self._token, self._job = keys.get("issuer"), keys.get("token"), int(keys.get("job", 1))
         self._ask = ask
@@ -39,12 +39,12 @@ class Judge:
         self._lines: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Begin a round: no update counts yet, and nodes may write lines again."""
+        """Begin a round: forget which updates count, and how many lines nodes have sent."""
         self._counted.clear()
         self._lines.clear()
 
     def unproven(self, node: Node, clients: Sequence[str]) -> list[str]:
-        """Return which of these clients of a node have not shown that they are there, once it was asked."""
+        """Ask a node for the missing proofs of these clients; return the clients that still have none."""
         if self._issuer is None and self._token is None:
             return []
         missing = [client for client in clients if client not in node.proven]
@@ -56,9 +56,9 @@ class Judge:
         return [client for client in missing if client not in node.proven]
 
     def why_not(self, part: Part, node: Node, number: int, others: Sequence[Node], *, known: bool) -> str | None:
-        """Return why a node's part in a round is refused; or None, and then its updates count.
+        """Return why a node's part in a round is refused; None if it is accepted, and then its updates count.
 
-        ``known``: the root placed the clients at its nodes, so a node may count no others.
+        ``known``: the root placed the clients at its nodes, so a node may count only those placed there.
         """
         outcome = part.outcome or {}
         if outcome["round"] != number:
@@ -87,7 +87,7 @@ class Judge:
         return None
 
     def lines(self, node: Node, notes: Sequence[str]) -> list[str]:
-        """Return the lines of a node's log that the root keeps; beyond the bound, one line that says so."""
+        """Return the lines of a node's log that the root keeps. When the limit is passed, one line says so."""
         most = MOST_LINES + LINES_OF_A_CLIENT * max(node.expected, len(node.clients))
         said = self._lines.get(node.name, 0)
         self._lines[node.name] = said + len(notes)

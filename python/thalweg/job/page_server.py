@@ -1,8 +1,9 @@
-"""A small HTTP server for a job's metrics. Strangers may reach it, so it has one thread and bounds for everything.
+"""A small HTTP server for a job's metrics. Unauthenticated peers may reach it: it has one thread, and limits for all.
 
-The rule is that of a server's guests (``docs/explanation/security.md``). There are at most ``MOST`` connections, from
-one address at most half of them. A connection is closed ``TIMEOUT`` seconds after it was accepted. A new connection is
-always accepted: when there are too many, the oldest one of the address that has the most is closed.
+The limits are those of a server's unauthenticated peers (``docs/explanation/security.md``). There are at most ``MOST``
+connections, and at most half of them from one address. A connection is closed ``TIMEOUT`` seconds after it was
+accepted. A new connection is always accepted. If there are then too many, the server closes the oldest connection of
+the address that has the most.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from typing import Final
 MOST: Final = 16
 TIMEOUT: Final = 5.0
 LONGEST_REQUEST: Final = 8192
-#: Connections that the kernel queues until they are accepted, and most bytes of one send.
+#: Most connections that the kernel queues until they are accepted, and most bytes of one send.
 BACKLOG: Final = 64
 AT_ONCE: Final = 1 << 16
 #: Seconds without accepting after the process ran out of descriptors.
 PAUSE: Final = 0.1
 PLAIN: Final = "text/plain; charset=utf-8"
 
-#: Makes the answer to a request: its type and its content.
+#: A function that makes an answer: its content type and its content.
 Page = Callable[[], tuple[str, bytes]]
 
 
 @dataclass
 class _Caller:
-    """A connection, with the part of its request that has come, and the part of its answer that is not sent yet."""
+    """A connection, with the received part of its request and the unsent part of its answer."""
 
     socket: socket.socket
     origin: str
@@ -46,12 +47,12 @@ class _Caller:
 
 
 class PageServer:
-    """Answers GET for a few paths, from when it is made until ``close``."""
+    """Answers GET and HEAD for a few paths, from ``start`` until ``close``."""
 
     def __init__(
         self, host: str, port: int, pages: Mapping[str, Page], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Listen; nobody is answered before ``start``. Raises OSError."""
+        """Listen. Requests are answered only after ``start``. Raises OSError."""
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         self._listener.setblocking(False)
@@ -72,11 +73,11 @@ class PageServer:
         return len(self._callers)
 
     def start(self) -> None:
-        """Answer from now on, on a thread of its own."""
+        """Start the thread that answers."""
         self._thread.start()
 
     def close(self) -> None:
-        """End. Idempotent."""
+        """Stop answering, and close the listener and all connections. Idempotent."""
         if not self._is_over:
             self._is_over = True
             self._waker.send(b"\0")
@@ -93,7 +94,7 @@ class PageServer:
             self.turn(PAUSE if self._paused_until else 1.0 if self._callers else None)
 
     def turn(self, wait: float | None) -> None:
-        """Handle the sockets that are ready, after at most ``wait`` seconds; close connections that are too old."""
+        """Wait ``wait`` seconds at most, handle the sockets that are ready, and close connections that are too old."""
         for key, _ in self._selector.select(wait):
             if key.fileobj is self._listener:
                 self._accept()
@@ -111,7 +112,7 @@ class PageServer:
             accepted, address = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left: without a pause this thread would only try again
+        except OSError:  # no descriptor is left: without a pause this thread would spin
             self._selector.unregister(self._listener)
             self._paused_until = self._clock() + PAUSE
             return
@@ -186,7 +187,10 @@ class PageServer:
 
 
 def origin(address: str) -> str:
-    """Return by what connections are counted: an IPv4 address, or an IPv6 /64 network, which one customer has alone."""
+    """Return the key by which connections are counted: an IPv4 address, or an IPv6 /64 network.
+
+    One customer usually has a whole /64 network, and so any number of addresses.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):
         return str(ip)

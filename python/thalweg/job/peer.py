@@ -1,4 +1,4 @@
-"""A node's own model: it trains it, evaluates it, and sketches it. A client and a server in one."""
+"""The party of a node on a graph: it trains its model as a client does, and evaluates and sketches it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """A model in an arena with what is done to it."""
+    """A node's model in an arena, with its training and its evaluation."""
 
     def __init__(
         self, arena: _core.Arena, party: Trainer, evaluate: Callable[[], Metrics], *, parameters: int, seed: int
     ) -> None:
-        """``seed`` is that of sketches, which all nodes must have alike."""
+        """``seed`` is that of the sketches: all nodes must use the same one."""
         self.arena, self.parameters = arena, parameters
         self._party, self._evaluate, self._seed = party, evaluate, seed
         self._tensors = Arena(arena)
@@ -38,7 +38,7 @@ class Peer:
         return self._party.train(config)
 
     def evaluate(self) -> Metrics:
-        """Return ``accuracy`` and ``loss`` of the model in the arena, or nothing."""
+        """Return metrics of the model in the arena, such as ``accuracy`` and ``loss``, or nothing."""
         return self._evaluate()
 
     def sketch(self) -> NDArray[np.float64]:
@@ -46,7 +46,7 @@ class Peer:
         return measures.sketch(measures.floats(self._tensors, self._kinds), self._seed)
 
     def checksum(self) -> str:
-        """Return a digest of the model's bytes, in hex."""
+        """Return the SHA-256 of the arena's bytes, in hex."""
         return sha256(bytes_of(self.arena)).hexdigest()
 
 
@@ -60,7 +60,7 @@ def peer_of_app(
     test: Any = None,
     note: Note = ignore,
 ) -> Peer:
-    """Return the peer of an app whose model is bound; ``test`` is what it is evaluated on, None for never."""
+    """Return the peer of an app whose model is bound. ``test`` is the app's test data; None: never evaluate."""
     watch = Watch(bound, note)
 
     def evaluate() -> Metrics:
@@ -73,7 +73,7 @@ def peer_of_app(
 
 
 def peer_of(plan: Plan, name: str, note: Note = ignore) -> Peer:
-    """Return the peer of a plan's node called ``name``. All nodes begin with the same model, as the seed has it.
+    """Return the peer of a plan's node called ``name``. The plan's seed gives all nodes the same initial model.
 
     Raises PlanError, DataError, ModelError, AppError.
     """

@@ -1,4 +1,4 @@
-"""The record of a job that Python code drives through ``thalweg.Server``: the same as that of ``thalweg run``."""
+"""The record of a job that Python code drives through ``thalweg.Server``. Its format is that of ``thalweg run``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from thalweg.job.attendance import Attendance
     from thalweg.plan import Plan
 
-# How many rounds there will be is not known when a record is opened to go on with.
+# The number of rounds of a record that is resumed: how many there will be is not known yet.
 MOST: Final = 2**32 - 1
 
 
 class Recording:
-    """A record that grows by a round at a time, with the global model of the last as its checkpoint."""
+    """A record that gets one round at a time. Its checkpoint is the global model after the last round."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Recording:
         resume: Path | None,
         attendance: Attendance,
     ) -> None:
-        """Make a record in the folder that the plan says, or go on with ``resume``, whose model goes into the arena.
+        """Make a record in the plan's folder, or open ``resume`` and load its checkpoint into the arena.
 
-        ``attendance`` is told by others of each round. Raises RecordError.
+        The caller adds each round to ``attendance``; this object only reads it. Raises RecordError.
         """
         layout = arena.layout.tensors
         self.done = 0
@@ -65,11 +65,11 @@ class Recording:
         self.expect(self.done + 1)
 
     def expect(self, rounds: int) -> None:
-        """Keep in the plan that there will be so many rounds. Raises RecordError."""
+        """Write into the record's plan how many rounds there will be. Raises RecordError."""
         self.record.replan(self.record.plan.merge({"job.rounds": rounds}))
 
     def keep(self, outcome: Mapping[str, Any], evaluation: Mapping[str, Any], seconds: float | None) -> None:
-        """Keep a round, what was evaluated in so many seconds, and its model. Raises RecordError."""
+        """Record a round, its evaluation, which took ``seconds``, and the model as checkpoint. Raises RecordError."""
         row = entry(outcome, evaluation, seconds)
         number = int(row["round"])
         if number > self.record.plan.job.rounds:
@@ -80,7 +80,7 @@ class Recording:
         self.done = number
 
     def finish(self, status: str, reason: str | None = None) -> None:
-        """Write how it ended, and the tables. Does nothing the second time. Raises RecordError."""
+        """Write how the job ended, and the tables. Does nothing on a second call. Raises RecordError."""
         if not self._open:
             return
         self._open = False

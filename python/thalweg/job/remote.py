@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 def listen_url(plan: Plan) -> str:
-    """Return where a server of ``plan`` listens: its hosts.server, else its transport.url."""
+    """Return the URL where a server of ``plan`` listens: that of hosts.server, else transport.url."""
     return plan.url if plan.hosts.server is None else f"{plan.scheme}://{plan.hosts.server}"
 
 
 def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None = None) -> Result:
-    """Serve a job at ``url`` to clients that come by themselves, and return what it came to.
+    """Serve a job at ``url`` to clients that are started elsewhere, and return its result.
 
-    Raises what ``host.hosting`` raises; PlanError for what only local jobs have; LinkError if others can reach
-    ``url`` and nothing says who may join.
+    Raises what ``host.hosting`` raises; PlanError for settings that only local jobs have; LinkError if other machines
+    can reach ``url`` and the plan does not say who may join.
     """
     asked = [name for name in ("network", "stress") if getattr(plan, name) is not None]
     if asked:
@@ -87,7 +87,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
 
 @dataclass(frozen=True)
 class Membership:
-    """How a client gets into a job. ``target`` is the server's URL or a plan file; files are PEM."""
+    """A client's settings to join a job. ``target`` is the server's URL or a plan file; key files are PEM."""
 
     target: str
     name: str | None
@@ -113,10 +113,11 @@ def join_job(
 ) -> dict[str, Any]:
     """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
-    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained.
-    ``tensors`` says which travel from here, before plan and app. It trains with ``threads`` threads; without them with
-    its share of the cores among the clients on this machine (``thalweg.job.seats``). Raises PlanError for what is wrong
-    on this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
+    ``app`` is module:object or file.py:object. Without it the plan's app is used, else the server describes the
+    training. ``tensors`` says which tensors travel from here; it overrides plan and app. The client trains with
+    ``threads`` threads, or else with its share of the cores among the clients on this machine (``thalweg.job.seats``).
+    Raises PlanError for wrong settings on this side; LinkError or CoreError if the server cannot be reached or refuses
+    the client.
     """
     plan = None if "://" in membership.target else _plan(membership.target)
     url, name, options = entrance(membership, plan)
@@ -129,7 +130,7 @@ def join_job(
         tensors=tensors or (None if plan is None else plan.model.tensors),
         note=note,
     )
-    # Taken before it joins: when the first round begins all clients of the job have theirs.
+    # The seat is taken before the client joins, so that all clients of the job have one when the first round begins.
     with seats.Seat() as seat:
         arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
         client = _core.Client(url, name, json.dumps(options), arena)
@@ -142,7 +143,7 @@ def join_job(
 def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str, dict[str, Any]]:
     """Return the server's URL, the client's name, and the core's options of the client.
 
-    ``plan`` is that in the membership's target. Raises PlanError, LinkError.
+    ``plan`` is the plan that the membership's target names, if it names one. Raises PlanError, LinkError.
     """
     url = membership.target if plan is None else listen_url(plan)
     token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else of_both_ends(plan)
@@ -157,7 +158,7 @@ def _expected(plan: Plan) -> str:
 
 
 def _plan(path: str) -> Plan:
-    """Return the plan that says where the server is; the command line goes before the rest of it."""
+    """Return the plan in a file. Raises PlanError if it does not say where the server is."""
     from thalweg.plan import Plan
 
     plan = Plan.load(Path(path))
@@ -172,7 +173,7 @@ def _token_file(plan: Plan | None) -> Path | None:
 
 
 def _app(named: str | None, plan: Plan | None) -> Any:
-    """Return the app that the command line names, else the plan; None if neither does."""
+    """Return the app that the command line names, else the plan's; None if neither names one."""
     planned = None if plan is None else plan.app
     if named is None and planned is None:
         return None

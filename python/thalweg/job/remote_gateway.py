@@ -1,4 +1,4 @@
-"""``thalweg node URL --parent URL``: one node of an aggregation tree whose root is another process, maybe elsewhere."""
+"""``thalweg node URL --parent URL``: one node of an aggregation tree. The root is another process, on any machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from thalweg.transports import links, pki
 
 @dataclass(frozen=True)
 class Post:
-    """Where a node listens for its clients, and how it gets into its parent's job. Files are PEM.
+    """Where a node listens for its clients, and how it joins its parent's job. Certificates and keys are PEM files.
 
-    The token says who may join it, and ``cert`` and ``key`` are what it shows them. It waits for ``clients`` of them.
+    The node shows its token to the parent, and checks its clients' tokens by the issuer that this token names. It shows
+    clients ``cert`` and ``key``, and waits for ``clients`` of them.
     """
 
     listen: str
@@ -33,16 +34,16 @@ class Post:
     key: Path | None = None
     tls: str = "auto"
     patience: float = 300.0
-    # Where clients of other nodes reach it, if that is not where it listens.
+    # The URL by which clients of other nodes reach this node, if that differs from where it listens.
     advertise: str | None = None
-    # Where Prometheus reads numbers of this node, as PORT or HOST:PORT.
+    # Where Prometheus reads this node's metrics, as PORT or HOST:PORT.
     metrics: str | None = None
 
 
 def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
-    """Be the node until the job is over; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
+    """Run the node until the job is over; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
-    Raises PlanError or LinkError for what is wrong on this side, CoreError if the parent does not let it in.
+    Raises PlanError or LinkError for wrong settings on this side, CoreError if the parent refuses the node.
     """
     if "://" not in post.parent:
         raise PlanError(f"--parent is {post.parent!r}", "Give where the server listens, as tcp://host:port")

@@ -1,4 +1,4 @@
-"""``thalweg node``: one node of a graph whose other nodes are on other machines."""
+"""``thalweg node PLAN --name NAME``: one node of a graph whose other nodes run elsewhere. It writes its own record."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
-# How to resume a node: this process does not know the paths on its command line.
+# The command that resumes a node, in words: this process does not know the paths on its command line.
 AGAIN: Final = "the same command with"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node listens, without ``listen`` as the plan says, and who it is: certificates and key in PEM files."""
+    """Where a node listens, and its identity: name, and certificates and key in PEM files.
+
+    Without ``listen`` it listens where the plan says.
+    """
 
     name: str
     listen: str | None = None
@@ -44,16 +47,16 @@ class Place:
     cert: Path | None = None
     key: Path | None = None
     patience: float = 300.0
-    # A record of this node to go on with.
+    # A record of this node to resume.
     resume: Path | None = None
 
 
 def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
-    """Be a node of a plan's graph until the job is done, and return what it came to: this node's part of it.
+    """Run a node of a plan's graph until the job is done, and return this node's part of the result.
 
-    Raises PlanError for a plan that does not say where all nodes are, LinkError if a neighbour is not there after
-    ``place.patience`` seconds, CoreError if one refuses this node. With ``place.resume`` it goes on from that record's
-    checkpoint; if its neighbours are further, it comes back to them as any node that was away.
+    With ``place.resume`` the node continues from that record's checkpoint. If its neighbours are further, it rejoins
+    them as a node that had lost its links. Raises PlanError for a plan that does not say where all nodes are, LinkError
+    if a neighbour is missing after ``place.patience`` seconds, CoreError if one refuses this node.
     """
     check_transport(plan, registry.transports())
     schedule, name = schedule_of(plan), place.name
@@ -63,7 +66,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
     progress.note(graph_line(plan, schedule))
     number = plan.members.index(name)
     around = [plan.members[other] for other in schedule.links.neighbours[number]]
-    # All nodes must give their chunks the number of one job: it follows from what they must have alike.
+    # All nodes must put the same job number into their chunks. They derive it from the plan, which all have in common.
     job = int(plan.digest()[:15], 16)
     digests = {"plan": plan.digest(), "graph": schedule.digest()}
 
@@ -115,7 +118,7 @@ def _start(folder: Path, number: int, plan: Plan) -> Path:
 
 
 def _hosts(plan: Plan, name: str) -> Mapping[str, str]:
-    """Return where each node listens. Raises PlanError if the plan does not say, or knows no such node."""
+    """Return each node's host:port, by name. Raises PlanError if the plan has none, or no node ``name``."""
     hosts = plan.hosts.nodes
     if hosts is None:
         raise PlanError("the plan does not say where nodes are", "Give [hosts.nodes]: each node's name = host:port")

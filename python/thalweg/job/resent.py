@@ -1,4 +1,4 @@
-"""How many segments a job's links sent again, as the manifest keeps it."""
+"""Counts the segments that a job's links retransmitted, for the manifest."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Seconds to wait for clients that have yet to say what they sent again of their last update: a few round trips.
+# Seconds to wait for clients' counts of what they retransmitted of their last update: a few round trips.
 COUNT_SECONDS: Final = 2.0
 
 
 class Counting(Protocol):
-    """A server of the core's."""
+    """The core's server, as far as it is used here."""
 
     def resent(self, timeout: float) -> str:
-        """Return the segments retransmitted on the way to each client and by it, as JSON."""
+        """Return, as JSON, each client's count of segments retransmitted down to it and up by it."""
 
 
 def resent(server: Counting, first: int) -> Mapping[str, Any]:
-    """Return ``{"first", "down", "up"}``: segments that the server and its clients sent again since round ``first``.
+    """Return ``{"first", "down", "up"}``: segments that server and clients retransmitted since round ``first``.
 
-    None in a direction means that no transport there can count. Call it when the last transfer is confirmed.
+    A direction is None if no link can count there. Call this after the last transfer is confirmed.
     """
     clients = json.loads(server.resent(COUNT_SECONDS)).values()
     found: dict[str, int | None] = {"first": first}

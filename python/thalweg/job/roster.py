@@ -1,4 +1,4 @@
-"""Which client has which part of the data."""
+"""Gives each client a place, which decides its part of the data."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 
 class Roster:
-    """The clients' places. A place stays with its client; a new client takes one of a client that has gone."""
+    """The clients' places. A client keeps its place. When all are taken, a new client gets that of an absent one."""
 
     def __init__(self, places: int, first: Sequence[str] = ()) -> None:
-        """Begin with clients that are known beforehand, in this order."""
+        """Give the clients ``first``, which are known beforehand, the first places in this order."""
         self._places = places
         self.names = list(first)
 
     def update(self, present: Sequence[str]) -> list[str]:
-        """Give new clients among those ``present`` a place; return all names by place."""
+        """Give each new client among those ``present`` a place; return all names in the order of their places."""
         for name in present:
             if name not in self.names:
                 self._seat(name, present)

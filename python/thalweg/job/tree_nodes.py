@@ -1,4 +1,4 @@
-"""The nodes of ``thalweg run`` with a tree of several: started and ended by the run, through an engine."""
+"""The nodes of ``thalweg run`` with a tree of several nodes. The run starts and ends them through an engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Orders:
-    """What nodes are told when they are started."""
+    """Makes the order of each node: what it gets when it starts.
+
+    ``server`` is the trust of a node as a server of its clients, ``member`` as a client of its parent.
+    """
 
     parent: str
     network: Session
@@ -51,16 +54,19 @@ class Orders:
 
 
 class TreeNodes:
-    """A run's nodes. One that is lost is lost with its clients until it is back or they have moved; others go on."""
+    """A run's nodes. While a node is lost, so are its clients, until it is back or they have moved to other nodes.
+
+    The other nodes continue meanwhile.
+    """
 
     def __init__(self, plan: Plan, tree: Tree, network: Session, record: RunRecord, progress: Progress) -> None:
         self._plan, self._tree, self._network, self._record, self._progress = plan, tree, network, record, progress
         self._engine = engine_of(plan, record.log_path, self._lost, self._told)
 
     def start(self, server: Mapping[str, Any], member: Mapping[str, Any]) -> None:
-        """Start all nodes and wait until they listen. ``server`` and ``member`` are the trust of both ends of links.
+        """Start all nodes and wait until they listen. ``server`` and ``member`` as in ``Orders``.
 
-        A node that is killed meanwhile is started again, and if that was too often, its clients get other nodes. Raises
+        A node that is killed meanwhile is started again. After too many restarts its clients get other nodes. Raises
         RoundError if a node cannot be started, PlanError if the engine is not installed, LabError if the network
         fails.
         """
@@ -82,7 +88,7 @@ class TreeNodes:
         self._record.note(engine=self._engine.facts())
 
     def release(self) -> None:
-        """From now on nodes may end."""
+        """Expect nodes to end from now on: an end is no failure any more."""
         self._engine.release()
 
     def stop(self, *, grace: float) -> None:
@@ -90,11 +96,11 @@ class TreeNodes:
         self._engine.stop(grace=grace)
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """Return the nodes' last words, by name."""
+        """Return the nodes' final reports, by name."""
         return self._engine.reports()
 
     def _told(self, text: str) -> None:
-        """Put what an engine says before whoever watches, and into the log. It may say so from a thread."""
+        """Show an engine's note on the terminal and write it to the log. Any thread may call this."""
         self._progress.note(text)
         with suppress(RecordError):  # the job may be ending at this moment
             self._record.log(text)
