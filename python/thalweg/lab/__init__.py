@@ -1,1 +1,1 @@
-"""Emulated networks that live: the keeper of a lab, who controls it, stress, and what is left to clean up."""
+"""Running labs: the keeper process of a lab, its clients, stress on parties, and cleaning up after crashes."""

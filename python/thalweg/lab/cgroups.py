@@ -1,6 +1,7 @@
-"""Shares of a core for parties: cgroup v1 or v2, whichever has the cpu controller.
+"""CPU quotas of parties, by cgroup v1 or v2, whichever has the cpu controller.
 
-A run's groups are below one folder named after the run's process, so that another run can tell what was left behind.
+A run's groups are below one folder with the process id and the start time of the run in its name. So another run can
+tell which folders a crash has left.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ _FOLDER: Final = re.compile(r"thalweg-([0-9]{1,10})-([0-9]{1,20})", re.ASCII)
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Where groups with the cpu controller are made: the version of cgroup and the folder."""
+    """The cgroup hierarchy with the cpu controller: its version and its root folder."""
 
     version: int
     root: Path
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return it as text for error messages."""
         return f"cgroup v{self.version} at {self.root}"
 
 
 def detect(mounts: Path = MOUNTS) -> Hierarchy | None:
-    """Return where the cpu controller is, or None. Looking changes nothing."""
+    """Return the hierarchy that has the cpu controller, or None. This only reads."""
     lines = [line.split() for line in (machine.read_text(mounts) or "").splitlines()]
     for _, place, kind, options, *_ in lines:
         if kind == "cgroup" and "cpu" in options.split(","):
@@ -57,7 +58,10 @@ def detect(mounts: Path = MOUNTS) -> Hierarchy | None:
 
 
 def quota_of(share: float) -> tuple[int, int]:
-    """Return quota and period in microseconds: 10 ms periods, longer ones only for less than a tenth of a core."""
+    """Return quota and period in microseconds for a share of a core.
+
+    The period is 10 ms. A share below a tenth of a core gets a longer one, since the kernel takes no quota below 1 ms.
+    """
     period = PERIOD_MICROSECONDS
     if share * period < LEAST_MICROSECONDS:
         period = min(LONGEST_MICROSECONDS, ceil(LEAST_MICROSECONDS / share))
@@ -65,10 +69,10 @@ def quota_of(share: float) -> tuple[int, int]:
 
 
 class Groups:
-    """The groups of this process's parties. Use it as a context manager: at the end they are gone."""
+    """The cgroups of this process's parties. Use it as a context manager: at the end it removes them."""
 
     def __init__(self, shares: Mapping[str, float], hierarchy: Hierarchy | None = None) -> None:
-        """Make a group a party, with its share of a core; none where there are no shares. Raises LabError."""
+        """Make one group for each party in ``shares``, limited to its share of a core. Raises LabError."""
         self._before: Path | None = None
         self._folder: Path | None = None
         self._paths: dict[str, Path] = {}
@@ -107,7 +111,7 @@ class Groups:
 
     @property
     def paths(self) -> list[str]:
-        """All folders."""
+        """The folders of all groups."""
         return [str(path) for path in self._paths.values()]
 
     def enter(self, party: str) -> None:
@@ -118,7 +122,7 @@ class Groups:
             join(path)
 
     def close(self) -> None:
-        """End what is still inside and remove the groups. Idempotent."""
+        """Move this process back, end all processes still inside, and remove the groups. Idempotent."""
         if self._before is not None:
             with suppress(OSError):
                 join(self._before)
@@ -143,7 +147,7 @@ class Groups:
 
 
 def limit(path: Path, share: float, *, v2: bool) -> None:
-    """Limit a group to a share of a core. Raises OSError."""
+    """Limit a group to a share of a core. ``v2``: it is a cgroup v2. Raises OSError."""
     quota, period = quota_of(share)
     if v2:
         (path / "cpu.max").write_text(f"{quota} {period}")
@@ -153,19 +157,19 @@ def limit(path: Path, share: float, *, v2: bool) -> None:
 
 
 def join(path: Path | str) -> None:
-    """Put this process with all its threads into a group. Raises OSError."""
+    """Move this process with all its threads into a group. Raises OSError."""
     (Path(path) / PROCS).write_text(str(os.getpid()))
 
 
 def delegate(folder: Path) -> None:
-    """Let the groups below a folder have the cpu controller (v2). Raises OSError."""
+    """Enable the cpu controller for the groups below a folder (cgroup v2). Raises OSError."""
     file = folder / "cgroup.subtree_control"
     if "cpu" not in (machine.read_text(file) or "").split():
         file.write_text("+cpu")
 
 
 def own_path(version: int) -> str:
-    """Return this process's own group in the hierarchy with the cpu controller."""
+    """Return the path of this process's own group in the hierarchy with the cpu controller."""
     for line in (machine.read_text(Path("/proc/self/cgroup")) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if (version == 1 and "cpu" in controllers.split(",")) or (version == 2 and not controllers):
@@ -174,7 +178,7 @@ def own_path(version: int) -> str:
 
 
 def left() -> Iterator[Path]:
-    """Yield the folders of processes that no longer run."""
+    """Yield the folders of runs whose process no longer runs."""
     hierarchy = detect()
     if hierarchy is None:
         return
@@ -185,7 +189,7 @@ def left() -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of groups; processes still inside are ended."""
+    """End the processes in a folder's groups, and remove the groups and the folder."""
     groups = [path for path in (*folder.glob("*/"), folder) if path.is_dir()]
     for ask in (signal.SIGTERM, signal.SIGKILL):
         end([pid for group in groups for pid in _members(group)], ask, REMOVAL_SECONDS)
@@ -198,14 +202,14 @@ def _members(group: Path) -> list[int]:
 
 
 def _remove(group: Path) -> None:
-    # A process that has ended leaves its group a moment later.
+    # The kernel removes an ended process from its group a moment later; until then rmdir fails with EBUSY.
     deadline = time.monotonic() + REMOVAL_SECONDS
     while _is_busy(group) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def _is_busy(group: Path) -> bool:
-    """Remove a group; return whether it could not be because of processes inside."""
+    """Try to remove a group; return whether that failed because of processes inside."""
     try:
         group.rmdir()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Changes of a lab that runs: keys as the command line has them, over what a link is like now."""
+"""Changes links of a running lab: keys from the command line replace keys of the link's current shape."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ ALL: Final = "*"
 
 
 def change(lab: RunningLab, link: str, words: str, direction: str | None) -> list[dict[str, Any]]:
-    """Change a link, or all (``*``), by ``words`` as ``loss=5%,rate=10mbit``; return what each direction is like now.
+    """Change a link, or all (``*``), by ``words`` such as ``loss=5%,rate=10mbit``; return each changed direction.
 
-    ``direction`` is up, down or None for both. Raises PlanError, LabError.
+    A returned entry has ``link``, ``direction`` and the new ``shape``. ``direction`` is up, down or None for both.
+    Raises PlanError, LabError.
     """
     if direction not in DIRECTIONS:
         raise PlanError(f"{direction!r} is no direction", "Give up (client to server) or down")
@@ -34,7 +35,7 @@ def change(lab: RunningLab, link: str, words: str, direction: str | None) -> lis
 
 
 def merged(now: Mapping[str, Any], words: str, direction: str, link: str) -> dict[str, Any]:
-    """Return the shape that ``words`` make of the one there is, as the core takes it. Raises PlanError."""
+    """Return the shape ``now`` changed by ``words``, in the core's form. Raises PlanError."""
     from thalweg.network import inline
     from thalweg.network.shape import Keys, keys_of
     from thalweg.network.topology import pair_of_profile
@@ -50,7 +51,7 @@ def merged(now: Mapping[str, Any], words: str, direction: str, link: str) -> dic
 
 
 def values_of(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a shape's values by the keys of a plan."""
+    """Return a shape, which is in the core's form, as the keys and values of a plan."""
     from thalweg.network.shape import Burst
     from thalweg.sections.network import UNLIMITED
 

@@ -1,4 +1,4 @@
-"""Labs as others see them: started, asked, changed and taken down through their keepers."""
+"""The client side of a lab: starts a keeper process, and sends it requests over its Unix socket."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ END_SECONDS: Final = 15.0
 
 
 class RunningLab:
-    """A lab that runs. ``hosts`` has namespace, ipv4, ipv6 and device of each."""
+    """A running lab. ``hosts`` has namespace, ipv4, ipv6 and device of each host, by name."""
 
     def __init__(self, state: states.State, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Take control of a lab; ``process`` is its keeper if it is attached to this process."""
+        """Take control of a lab. ``process`` is its keeper if the lab is attached: then it ends with this process."""
         self.state = state
         self.name = state.name
         self.hosts = state.hosts
@@ -43,7 +43,7 @@ class RunningLab:
 
     @property
     def hosts_file(self) -> str:
-        """The /etc/hosts for programs inside."""
+        """The path of the file that programs inside have as /etc/hosts."""
         return str(self.state.folder / states.HOSTS)
 
     def host(self, name: str) -> Mapping[str, Any]:
@@ -51,15 +51,15 @@ class RunningLab:
         return self.state.host(name)
 
     def on_failure(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell`` called, from a thread of its own, if the lab fails."""
+        """Have ``tell`` called with the reason if the lab fails, in the thread that watches the keeper."""
         self._on_failure = tell
 
     def start(self) -> float:
-        """Begin the time of changes and samples; return when that was, in seconds of the monotonic clock."""
+        """Start the clock of the lab's changes and samples; return its start on the monotonic clock, in seconds."""
         return float(self._ask({"do": "start"}))
 
     def status(self) -> dict[str, Any]:
-        """Return the core's account of links and hosts. Raises LabError."""
+        """Return the core's counters and states of links and hosts. Raises LabError."""
         status: dict[str, Any] = self._ask({"do": "status"})
         return status
 
@@ -69,15 +69,15 @@ class RunningLab:
         return samples
 
     def set(self, link: str, direction: str | None, shape: Mapping[str, Any]) -> None:
-        """Give a link, or one direction of it (ab or ba), another shape. Raises LabError."""
+        """Give a link, or one direction of it (ab or ba), a new shape. Raises LabError."""
         self._ask({"do": "set", "link": link, "direction": direction, "shape": shape})
 
     def down(self) -> None:
-        """Take it down and wait until nothing of it is left. Idempotent; a lab that has failed is no error."""
+        """Take the lab down and wait until nothing of it is left. Idempotent; works on a failed lab too."""
         if self._ending:
             return
         self._ending = True
-        # The keeper gives programs inside some time to end, and answers when they have.
+        # The keeper gives programs inside `grace` seconds to end, and answers when all have ended.
         grace = within(namespaces.GRACE_SECONDS)
         with suppress(LabError):
             self.last = self._ask({"do": "down", "grace": grace}, within(ANSWER_SECONDS, 3 * grace))
@@ -142,9 +142,9 @@ class RunningLab:
 
 
 def statuses(labs: Iterable[RunningLab]) -> list[tuple[RunningLab, dict[str, Any]]]:
-    """Return labs with what they say of themselves; one that ends meanwhile is left out.
+    """Return labs with their statuses, without those that end meanwhile.
 
-    Raises LabError if one does not answer and does not end.
+    Raises LabError if a lab does not answer and does not end either.
     """
     asked = [(lab, _status(lab)) for lab in labs]
     return [(lab, status) for lab, status in asked if status is not None]
@@ -154,14 +154,14 @@ def _status(lab: RunningLab) -> dict[str, Any] | None:
     try:
         return lab.status()
     except LabError:
-        # A keeper takes no more questions once it has begun to end.
+        # A keeper answers no more requests once it has begun to end.
         if not states.has_ended(lab.state, END_SECONDS):
             raise
         return None
 
 
 def exchange(state: states.State, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Ask a lab's keeper and return its answer, which has to come within so long. Raises OSError, ValueError."""
+    """Send a lab's keeper a request and return its answer. Raises OSError after ``seconds``, ValueError."""
     with connect(state, seconds) as caller, caller.makefile("rwb") as lines:
         lines.write(json.dumps(request).encode() + b"\n")
         lines.flush()
@@ -170,7 +170,7 @@ def exchange(state: states.State, request: Mapping[str, Any], seconds: float = A
 
 
 def connect(state: states.State, seconds: float = ANSWER_SECONDS) -> socket.socket:
-    """Return a connection to a lab's keeper, on which nothing takes longer than ``seconds``. Raises OSError."""
+    """Return a connection to a lab's keeper, with a timeout of ``seconds`` for each operation. Raises OSError."""
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     caller.settimeout(seconds)
     try:
@@ -194,10 +194,10 @@ def start(
     cgroups: Sequence[str] = (),
     log: int | None = None,
 ) -> RunningLab:
-    """Start a lab and wait until it is there; with ``unique`` its name may get a number.
+    """Start a lab and wait until it is ready. With ``unique`` a number is added to a name that is in use.
 
-    An attached one ends with this process, another one with ``down``. ``log`` is a file that takes the keeper's
-    standard error. Raises LabError; PlanError for a spec that cannot be.
+    An attached lab ends with this process, any other with ``down``. ``log`` is a descriptor for the keeper's standard
+    error. Raises LabError; PlanError for a spec that the core refuses.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "thalweg.lab.keeper"],
@@ -221,13 +221,13 @@ def start(
     if attached:
         return RunningLab(state, process)
     _close(process)
-    # It goes on without this process, which would otherwise be told that nobody waited for it.
+    # The keeper outlives this process. A return code stops Popen's warning that a child still runs.
     process.returncode = 0
     return RunningLab(state)
 
 
 def error_of(said: Mapping[str, Any]) -> LabError | PlanError:
-    """Return the error that a keeper told."""
+    """Return the exception for a keeper's answer ``{"error": ...}``."""
     kind, cause, mend = str(said.get("kind")), str(said["cause"]), str(said["mend"])
     return PlanError(cause, mend) if kind == "config" else LabError(cause, mend, kind)
 

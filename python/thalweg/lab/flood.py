@@ -1,8 +1,9 @@
-"""Other traffic on emulated links: ``python -m thalweg.lab.flood``, a paced TCP stream from each source to its target.
+"""Competing traffic on emulated links: ``python -m thalweg.lab.flood``, a paced TCP stream for each pair of parties.
 
-It reads a line of JSON from standard input, ``{"pairs": [{"source", "target"}], "bits_per_second", "place"}`` with
-``name``, ``namespace`` and ``address`` of each end, prints ``{"ready": true}`` once all are connected, and sends until
-standard input ends. Then it prints ``{"flows": [{"source", "target", "bytes", "seconds", "bits_per_second"}]}``.
+It reads a line of JSON from standard input, ``{"pairs": [{"source", "target"}], "bits_per_second", "place"}``, with
+``name``, ``namespace`` and ``address`` of each end. It prints ``{"ready": true}`` once all are connected, and sends
+until standard input ends. Then it prints ``{"flows": [{"source", "target", "bytes", "seconds", "bits_per_second",
+"failure"}]}``.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from thalweg.lab import inside
 from thalweg.lab.namespaces import within
 
 CONNECT_SECONDS: Final = 60.0
-# A block is 5 ms of the rate, within these bounds.
+# The sender writes blocks of 5 ms at its rate, but at least and at most so many bytes.
 BLOCK_SECONDS: Final = 0.005
 LEAST_BLOCK: Final = 1448
 LARGEST_BLOCK: Final = 1 << 16
 
 
 class Flow:
-    """One stream. The sender keeps to its rate and never catches up what a slower link did not take."""
+    """One stream. The sender keeps to its rate. Time lost to back-pressure is not made up later."""
 
     def __init__(self, source: Mapping[str, Any], target: Mapping[str, Any], bits_per_second: int) -> None:
         self._names = {"source": source["name"], "target": target["name"]}
@@ -50,13 +51,13 @@ class Flow:
         return int(self._sender.getsockname()[1])
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the threads that send and receive."""
         self._began = time.monotonic()
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> dict[str, Any]:
-        """End it and return what arrived."""
+        """End the stream and return how much arrived, and how fast."""
         seconds = 0.0 if self._began is None else time.monotonic() - self._began
         received = self._received
         self._ending = True
@@ -91,13 +92,13 @@ class Flow:
         return Failing(self)
 
     def failed(self, error: OSError) -> None:
-        """Note why it broke, unless it was ended."""
+        """Keep why the stream broke, unless it was being ended."""
         if not self._ending:
             self._failure = str(error)
 
 
 class Failing:
-    """Notes an OSError in a flow and goes on."""
+    """A context that reports an OSError to its flow and suppresses it."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -113,7 +114,7 @@ class Failing:
 
 
 def block_bytes(bits_per_second: int) -> int:
-    """Return how much is sent at once."""
+    """Return the size of the blocks that are sent at this rate."""
     return max(LEAST_BLOCK, min(LARGEST_BLOCK, round(bits_per_second / 8 * BLOCK_SECONDS)))
 
 

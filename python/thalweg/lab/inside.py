@@ -1,7 +1,7 @@
 """Becomes another program inside a lab: ``python -m thalweg.lab.inside ORDER PROGRAM ARGUMENT...``.
 
-``ORDER`` is JSON: ``namespace`` and ``hosts_file`` to enter, ``cgroup`` to join, ``parent`` whose end is also the
-program's. All may be null. A program that cannot be started is exit code 127.
+``ORDER`` is JSON: the ``namespace`` and ``hosts_file`` to enter, the ``cgroup`` to join, and the process id ``parent``,
+with which the program ends. Each may be null. The exit code is 127 if the program cannot be started.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def command(
     cgroup: str | None = None,
     parent: int | None = None,
 ) -> list[str]:
-    """Return the command that runs a program inside a namespace, a group, or both."""
+    """Return the command that runs a program inside a namespace, a cgroup, or both."""
     order = {"namespace": namespace, "hosts_file": hosts_file, "cgroup": cgroup, "parent": parent}
     return [sys.executable, "-m", "thalweg.lab.inside", json.dumps(order), *arguments]
 
 
 def popen(arguments: Sequence[str], host: Mapping[str, Any], hosts_file: str) -> subprocess.Popen[bytes]:
     """Start a program on a host of a lab, with this process's terminal, files and environment."""
-    # Ctrl-C reaches the new process too. Until it has become the program, and knows what to do then, it has to wait.
+    # Ctrl-C also reaches the new process. SIGINT stays blocked there until it becomes the program, which handles it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(command(arguments, namespace=host["namespace"], hosts_file=hosts_file))
@@ -43,9 +43,9 @@ def popen(arguments: Sequence[str], host: Mapping[str, Any], hosts_file: str) ->
 
 
 def wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of a program that has this process's terminal.
+    """Wait for a program that has this process's terminal, and return its exit code.
 
-    Ctrl-C is for the program alone, which has heard it too; a request to end is passed on.
+    This process ignores Ctrl-C, which reaches the program too. It passes SIGTERM and SIGHUP on to the program.
     """
 
     def pass_on(number: int, _: object) -> None:
@@ -63,7 +63,7 @@ def wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def settle(order: Mapping[str, Any]) -> None:
-    """Go where an order says. Raises OSError, CoreError."""
+    """Tie this process to its parent, and enter the cgroup and the namespace of an order. Raises OSError, CoreError."""
     from thalweg.lab import cgroups
     from thalweg.machine.parent import die_with
 
@@ -81,7 +81,7 @@ def main() -> int:
     """Become the program. Returns only if it cannot be started."""
     order, program = json.loads(sys.argv[1]), sys.argv[2:]
     settle(order)
-    # What Python ignores would be ignored by the program too, and what is blocked stays blocked.
+    # The program would inherit the signals that Python ignores, and the blocked SIGINT.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

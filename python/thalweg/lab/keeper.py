@@ -1,11 +1,12 @@
-"""The process that a lab lives in: ``python -m thalweg.lab.keeper``.
+"""The process that holds a lab: ``python -m thalweg.lab.keeper``.
 
-It reads one line of JSON from standard input, ``{"spec", "name", "unique", "attached"}``, makes the lab and prints
-one line, ``{"ready": {...}}`` or ``{"error": {"cause", "mend", "kind"}}``. Then it answers requests, a line of JSON
-each, on a Unix socket in the lab's folder: ``{"do": "status" | "samples" | "start" | "set" | "down", ...}`` with
-``{"ok": ...}`` or ``{"error": ...}``; ``down`` may say how many seconds of ``grace`` programs inside get. It ends with
-``down``, SIGTERM or SIGINT; attached, also when standard input does, for then its parent has ended. An attached one
-prints ``{"failed": reason}`` if the relay fails, and at last ``{"status": ...}``.
+1. It reads one line of JSON from standard input: ``{"spec", "name", "unique", "attached", "cgroups"}``.
+2. It makes the lab and prints one line: ``{"ready": {"name"}}`` or ``{"error": {"cause", "mend", "kind"}}``.
+3. It answers requests, a line of JSON each, on a Unix socket in the lab's folder. A request is
+   ``{"do": "status" | "samples" | "start" | "set" | "down", ...}``, an answer ``{"ok": ...}`` or ``{"error": ...}``.
+   ``down`` may give the seconds of ``grace`` that programs inside get to end.
+4. It ends after ``down``, SIGTERM, SIGINT or SIGHUP. An attached keeper also ends when its standard input does, because
+   its parent has then ended. It prints ``{"failed": reason}`` if the relay fails, and ``{"status": ...}`` at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from thalweg.lab import state as states
 from thalweg.ui.explain import explain
 
 LOOK_SECONDS: Final = 0.25
-# Who does not take its answer in this time is not waited for.
+# Seconds within which a caller must take its answer; after that the keeper closes the connection.
 ANSWER_SECONDS: Final = 5.0
 LONGEST_REQUEST: Final = 1 << 20
 MOST_CONNECTIONS: Final = 64
@@ -37,7 +38,7 @@ PARENT_SECONDS: Final = 5.0
 
 
 class CoreLab(Protocol):
-    """What the keeper needs of the core's lab; ``_core.Lab``."""
+    """The part of ``_core.Lab`` that the keeper uses."""
 
     def hosts(self) -> str: ...
     def start(self) -> None: ...
@@ -50,17 +51,17 @@ class CoreLab(Protocol):
 
 @dataclass
 class Connection:
-    """Somebody who asks, and what of the request has come."""
+    """A caller's connection, and the received part of its next request."""
 
     socket: socket.socket
     buffer: bytearray = field(default_factory=bytearray)
 
 
 class Keeper:
-    """Answers for a lab until somebody ends it."""
+    """Answers requests about a lab until it is told to end."""
 
     def __init__(self, lab: CoreLab, state: states.State, say: IO[str] | None = None) -> None:
-        """Listen in the lab's folder. ``say`` hears what an attached keeper says by itself."""
+        """Listen in the lab's folder. An attached keeper writes lines that nobody asked for to ``say``."""
         self._lab = lab
         self._state = state
         self._say = say
@@ -76,12 +77,12 @@ class Keeper:
         self._asked_down: list[Connection] = []
 
     def watch(self, file: IO[bytes] | socket.socket) -> None:
-        """End when this file does, or when something comes from it."""
+        """End the keeper when this file has input or is at its end."""
         self._selector.register(file, selectors.EVENT_READ, self.end)
 
     @property
     def was_asked(self) -> bool:
-        """Whether somebody asked for the end."""
+        """Whether a caller has sent ``down``."""
         return bool(self._asked_down)
 
     def end(self) -> None:
@@ -89,7 +90,7 @@ class Keeper:
         self._ending = True
 
     def serve(self) -> None:
-        """Answer until the end, then take the lab down."""
+        """Answer requests until ``end``, then take the lab down."""
         try:
             while not self._ending:
                 for key, _ in self._selector.select(LOOK_SECONDS):
@@ -105,7 +106,7 @@ class Keeper:
             self._tell({"failed": failure})
 
     def _accept(self) -> None:
-        with suppress(OSError):  # whoever called may have gone
+        with suppress(OSError):  # the caller may have closed its connection already
             caller, _ = self._listener.accept()
             if len(self._connections) >= MOST_CONNECTIONS:
                 caller.close()
@@ -138,7 +139,7 @@ class Keeper:
         self._connections.remove(connection)
 
     def _answer(self, line: bytes, connection: Connection) -> str | None:
-        """Return the answer to a request; None to one that is answered at the end."""
+        """Return the answer to a request; None for ``down``, which is answered when the lab is gone."""
         try:
             request = json.loads(line)
             what = request["do"]
@@ -150,7 +151,7 @@ class Keeper:
             return _ok(self._do(what, request))
         except (ValueError, KeyError, TypeError) as error:
             return _error("lab", f"not a request: {error}", "Use the same version on both sides")
-        except Exception as error:  # noqa: BLE001 - the core's, and it is told to whoever asked
+        except Exception as error:  # noqa: BLE001 - any error of the core becomes the caller's answer
             return _error(getattr(error, "kind", "lab"), *explain(error))
 
     def _do(self, what: str, request: Mapping[str, Any]) -> str:
@@ -166,7 +167,7 @@ class Keeper:
         raise ValueError(f"{what!r} is not known")
 
     def _start(self) -> float:
-        """Begin time, once; return when that was on the machine's monotonic clock."""
+        """Start the lab's clock, once; return its start on the machine's monotonic clock."""
         if self._started is None:
             self._lab.start()
             self._started = time.monotonic()
@@ -174,7 +175,7 @@ class Keeper:
 
     def _down(self) -> None:
         self._listener.close()
-        with suppress(Exception):  # a lab that has failed may have nothing to say
+        with suppress(Exception):  # a failed lab may have no status
             self._last = self._lab.status()
         namespaces.end_inside(self._state.hosts.values(), grace=self._grace)
         self._lab.close()
@@ -189,13 +190,16 @@ class Keeper:
 
     def _tell(self, words: Mapping[str, Any]) -> None:
         if self._say is not None:
-            with suppress(OSError):  # nobody listens any more
+            with suppress(OSError):  # the parent reads no more
                 self._say.write(json.dumps(words) + "\n")
                 self._say.flush()
 
 
 def listen(state: states.State) -> socket.socket:
-    """Return a socket that listens in a lab's folder, whose path may be longer than a socket's name can be."""
+    """Return a socket that listens in a lab's folder.
+
+    It is bound through /proc/self/fd, since the folder's path may be longer than the 107 bytes of a socket's path.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     folder = os.open(state.folder, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -207,7 +211,7 @@ def listen(state: states.State) -> socket.socket:
 
 
 def send(to: socket.socket, text: str) -> bool:
-    """Send a line; return whether it went."""
+    """Send a line; return False if that failed."""
     try:
         to.sendall(text.encode() + b"\n")
     except OSError:
@@ -226,7 +230,7 @@ def _error(kind: str, cause: str, mend: str) -> str:
 def main() -> int:
     """Keep a lab. Returns the exit code."""
     order = json.loads(sys.stdin.buffer.readline())
-    # Before the lab is made, so that a signal meanwhile is not lost; the relay's threads leave signals to this one.
+    # Set before the lab is made, so that no signal is lost meanwhile. The relay's threads leave signals to this thread.
     wake = _wake_by_signals()
     try:
         reaper.reap()
@@ -237,7 +241,7 @@ def main() -> int:
     try:
         lab, state = make(state, order["spec"], order.get("cgroups", ()))
         keeper = Keeper(lab, state, sys.stdout if order["attached"] else None)
-    except Exception as error:  # noqa: BLE001 - whatever it is, whoever asked is told
+    except Exception as error:  # noqa: BLE001 - any error goes to the parent
         states.release(state)
         print(_error(getattr(error, "kind", "lab"), *explain(error)), flush=True)  # noqa: T201 - the protocol
         return 1
@@ -250,7 +254,8 @@ def main() -> int:
     parent = os.pidfd_open(os.getppid())
     keeper.serve()
     if order["attached"] and not keeper.was_asked:
-        # The parent closed its files, perhaps because it is dying; what it leaves can be told once it is dead.
+        # The parent closed its end of the pipe, perhaps because it is dying. Only once it is dead does the reaper
+        # recognise what it has left.
         select.select([parent], [], [], PARENT_SECONDS)
         reaper.reap()
     os.close(parent)
@@ -258,7 +263,7 @@ def main() -> int:
 
 
 def make(state: states.State, spec: str, cgroups: tuple[str, ...] = ()) -> tuple[CoreLab, states.State]:
-    """Make a lab and write down what it is. Raises CoreError, OSError."""
+    """Make a lab and write its state and hosts file to its folder. Raises CoreError, OSError."""
     from thalweg import _core
 
     lab = _core.Lab(spec)
@@ -278,7 +283,7 @@ def make(state: states.State, spec: str, cgroups: tuple[str, ...] = ()) -> tuple
 
 
 def _wake_by_signals() -> socket.socket:
-    """Return a socket that becomes readable when this process is asked to end."""
+    """Return a socket that becomes readable on SIGTERM, SIGINT or SIGHUP."""
     wake, waker = socket.socketpair()
     waker.setblocking(False)
     signal.set_wakeup_fd(waker.detach())
@@ -288,7 +293,7 @@ def _wake_by_signals() -> socket.socket:
 
 
 def _leave_terminal() -> None:
-    """Hold nothing open of whoever started this process."""
+    """Redirect the standard streams to /dev/null, so that this process holds no file of its starter open."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)

@@ -1,7 +1,7 @@
-"""Network namespaces as processes see them: which one a process is in, and ending those inside one.
+"""Network namespaces: running code in one, finding the processes inside one, and ending them.
 
-A namespace's inode number may be given to another one once it is gone, its cookie (SO_NETNS_COOKIE, Linux 5.14) never;
-a process is only ended when both are those of the lab.
+The kernel may reuse the inode number of a namespace that is gone, but never its cookie (SO_NETNS_COOKIE, Linux 5.14).
+A process is ended only if both numbers are those of the lab.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def within(namespace: str, do: Callable[[], T]) -> T:
-    """Return what ``do`` returns in a namespace: in a thread of its own, so that the caller's stays where it is."""
+    """Call ``do`` in a namespace and return its result. It runs in a new thread, so that the caller's does not move."""
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -33,10 +33,10 @@ def within(namespace: str, do: Callable[[], T]) -> T:
         try:
             _core.enter_namespace(namespace)
             results.append(do())
-        except BaseException as error:  # noqa: BLE001 - raised again where somebody hears it
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             failures.append(error)
 
-    # Ctrl-C ends the wait for it: what cannot be ended there is no reason for this process to go on.
+    # Ctrl-C ends the join. As a daemon, a thread that still blocks in `do` does not keep this process from ending.
     thread = threading.Thread(target=enter, daemon=True)
     thread.start()
     thread.join()
@@ -46,12 +46,12 @@ def within(namespace: str, do: Callable[[], T]) -> T:
 
 
 def cookie_of(namespace: str) -> int | None:
-    """Return the number that no other namespace has had since the machine started; None on kernels without it."""
+    """Return a namespace's cookie: no other namespace has had it since boot. None on kernels without cookies."""
     return within(namespace, own_cookie)
 
 
 def own_cookie() -> int | None:
-    """Return the number of the calling thread's namespace."""
+    """Return the cookie of the calling thread's namespace; None on kernels without cookies."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             return int.from_bytes(any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8), "little")
@@ -60,13 +60,16 @@ def own_cookie() -> int | None:
 
 
 def congestion_control(namespace: str) -> str | None:
-    """Return the congestion control that TCP sockets made in a namespace have unless they ask for another."""
+    """Return the default congestion control of TCP sockets that are made in a namespace."""
     path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return within(namespace, lambda: path.read_text().strip())
 
 
 def inside(hosts: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the ids of the processes whose namespace is that of one of a lab's hosts; never of the machine's own."""
+    """Return the ids of the processes that are in the namespace of one of a lab's hosts.
+
+    The namespaces of this process and of process 1 never count, nor a host without a known cookie.
+    """
     cookies = {host["inode"]: host.get("cookie") for host in hosts}
     for own in ("self", "1"):
         with suppress(OSError):
@@ -75,7 +78,7 @@ def inside(hosts: Iterable[Mapping[str, Any]]) -> list[int]:
     for path in Path("/proc").iterdir():
         if not path.name.isdecimal() or int(path.name) == os.getpid():
             continue
-        # It may end, or change to another namespace, while it is looked at.
+        # The process may end, or enter another namespace, between these calls.
         with suppress(OSError, _core.CoreError):
             namespace = path / "ns" / "net"
             inode = namespace.stat().st_ino
@@ -86,7 +89,10 @@ def inside(hosts: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def end_inside(hosts: Iterable[Mapping[str, Any]], *, grace: float = GRACE_SECONDS) -> list[int]:
-    """End the processes inside a lab's namespaces, those they start meanwhile included; return their ids."""
+    """End the processes inside a lab's namespaces, also those that are started meanwhile; return their ids.
+
+    It sends SIGTERM first. Two rounds of SIGKILL follow, for survivors and newly started processes.
+    """
     hosts = list(hosts)
     ended: list[int] = []
     for ask in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
@@ -97,7 +103,7 @@ def end_inside(hosts: Iterable[Mapping[str, Any]], *, grace: float = GRACE_SECON
 
 
 def end(pids: Iterable[int], ask: signal.Signals, seconds: float) -> None:
-    """Send a signal to processes and wait until they have ended, ``seconds`` at most for all together."""
+    """Send a signal to processes and wait until they have ended, at most ``seconds`` for all together."""
     watches: list[int] = []
     for pid in pids:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A shell on a host of a lab: its prompt says which lab and host that is."""
+"""The command of a shell on a lab's host. The shell's prompt names the lab and the host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-# What the shells' own start-up files read; scripts of users may do so too.
+# The environment variable with the prompt's prefix. The start-up files below read it; users' scripts may too.
 VARIABLE: Final = "THALWEG_PROMPT"
-# The user's own settings first: they would replace a prompt that is there already.
+# The user's own start-up file comes first, because it may replace the prompt.
 _BASH: Final = f'[ ! -r ~/.bashrc ] || . ~/.bashrc\nPS1="${{{VARIABLE}}}$PS1"\n'
 _ZSH_ENVIRONMENT: Final = '[ ! -r "$THALWEG_ZDOTDIR/.zshenv" ] || . "$THALWEG_ZDOTDIR/.zshenv"\n'
 _ZSH: Final = (
@@ -24,14 +24,14 @@ _FISH: Final = (
 
 
 class Shell(NamedTuple):
-    """How a shell is started: its command, and what its environment has besides."""
+    """How to start a shell: its command, and variables to add to its environment."""
 
     command: list[str]
     environment: dict[str, str]
 
 
 def shell(program: str, lab: str, host: str, folder: Path, environment: Mapping[str, str] = os.environ) -> Shell:
-    """Return how ``program`` is started on a host of a lab; files for that go to ``folder``. Raises OSError."""
+    """Return how to start ``program`` on a host of a lab. It writes start-up files to ``folder``. Raises OSError."""
     text = f"({lab} {host}) "
     name, told = Path(program).name, {VARIABLE: text}
     if name == "bash":

@@ -1,4 +1,7 @@
-"""Cleans up after keepers and runs that were killed: processes, groups, folders. Namespaces and devices end alone."""
+"""Cleans up after keepers and runs that were killed: ends their processes, removes their cgroups and folders.
+
+The kernel removes namespaces and devices itself when no process uses them any more.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from thalweg.lab import cgroups, namespaces, state
 
 
 def reap() -> list[str]:
-    """Remove what the dead left and return the names of their labs. What runs is left alone."""
+    """Remove what dead keepers and runs have left; return the names of the dead labs. Running labs stay."""
     names = []
     for folder, found in state.dead():
         if found.hosts:

@@ -1,7 +1,8 @@
-"""The folders that say which labs there are: one a lab, made by its keeper, gone when it ends.
+"""The folders of labs. A keeper makes one for its lab, and removes it when it ends.
 
 ``lab.json`` names the keeper by its process id and start time, so that a later process with the same id is not taken
-for it, and each host's namespace by inode and cookie; ``socket`` is where the keeper answers, ``hosts`` an /etc/hosts.
+for it. It names each host's namespace by inode and cookie. ``socket`` is the keeper's Unix socket, and ``hosts`` the
+/etc/hosts of programs inside.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _HEAD: Final = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
 @dataclass(frozen=True)
 class State:
-    """What is known of a lab. ``hosts``: per name namespace, inode, cookie, ipv4, ipv6 and device."""
+    """What ``lab.json`` holds. ``hosts``: namespace, inode, cookie, ipv4, ipv6 and device of each host, by name.
+
+    ``pid`` and ``started`` are the keeper's process id and start time, in ticks since boot.
+    """
 
     name: str
     pid: int
@@ -45,16 +49,16 @@ class State:
 
     @property
     def folder(self) -> Path:
-        """Where it is kept."""
+        """The lab's folder."""
         return labs_folder() / self.name
 
     @property
     def alive(self) -> bool:
-        """Whether its keeper runs."""
+        """Whether the lab's keeper runs."""
         return is_alive(self.pid, self.started)
 
     def write(self) -> None:
-        """Write it to its folder, whole or not at all. Raises OSError."""
+        """Write ``lab.json`` atomically to the lab's folder. Raises OSError."""
         _write(self.folder, self)
 
     def write_hosts(self) -> Path:
@@ -64,7 +68,7 @@ class State:
         return path
 
     def host(self, name: str) -> Mapping[str, Any]:
-        """Return the host that ``name`` means, as client1 or client-1. Raises LabError that lists them."""
+        """Return the host called ``name``, such as client1 or client-1. Raises LabError, which lists the hosts."""
         known = {alias: host for host in self.hosts for alias in (alias_of(host), host)}
         if name not in known:
             raise LabError(
@@ -80,9 +84,10 @@ def labs_folder() -> Path:
 
 
 def claim(wanted: str, *, unique: bool) -> State:
-    """Take a name for a lab of this process; with ``unique``, another one like it if it is taken.
+    """Claim a name for a lab of this process. With ``unique`` a number is added to a name that is taken.
 
-    The folder appears with its keeper in it, so that nobody takes it for one that a crash left. Raises LabError.
+    The lab's folder appears by a rename with its ``lab.json`` inside. So no reaper takes it for one that a crash left.
+    Raises LabError.
     """
     check_name(wanted)
     pid = os.getpid()
@@ -107,13 +112,13 @@ def claim(wanted: str, *, unique: bool) -> State:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name a lab. Raises LabError."""
+    """Raise LabError if ``name`` is not allowed as a lab's name."""
     if not _NAME.fullmatch(name):
         raise LabError(f"{name!r} cannot name a lab", "Take up to 64 letters, digits, dots, dashes and underscores")
 
 
 def release(state: State) -> None:
-    """Remove a lab's folder. Nobody sees half of it: it loses its name first."""
+    """Remove a lab's folder. It is renamed first, so that nobody sees a half-removed lab."""
     doomed = state.folder.with_name(f".{state.pid}-{state.started}")
     with suppress(OSError):
         state.folder.rename(doomed)
@@ -121,25 +126,25 @@ def release(state: State) -> None:
 
 
 def live() -> list[State]:
-    """Return the labs that run, by name."""
+    """Return the running labs, sorted by name."""
     return [state for state in _states() if state.alive and state.hosts and not _CLAIM.fullmatch(state.name)]
 
 
 def dead() -> Iterator[tuple[Path, State]]:
-    """Yield what keepers that no longer run have left: its folder, and what it says."""
+    """Yield the folders that dead keepers have left, each with its state."""
     for folder in _folders():
         claimed = _CLAIM.fullmatch(folder.name)
         if claimed:
             state = State(folder.name, int(claimed[1]), int(claimed[2]))
         else:
             state = _read(folder) or State(folder.name, 0, 0)
-        # One that ended by itself since the folders were listed has left nothing.
+        # A keeper that ended properly since the folders were listed has removed its folder.
         if not state.alive and folder.exists():
             yield folder, state
 
 
 def has_ended(state: State, seconds: float) -> bool:
-    """Return whether a lab is gone, or goes within so many seconds: its folder or its keeper."""
+    """Wait at most ``seconds`` for a lab to end; return whether its folder or its keeper is gone."""
     deadline = time.monotonic() + seconds
     while state.folder.exists() and state.alive:
         if time.monotonic() >= deadline:
@@ -149,7 +154,7 @@ def has_ended(state: State, seconds: float) -> bool:
 
 
 def find(name: str | None) -> State:
-    """Return the lab of that name, or the only one if there is no name. Raises LabError."""
+    """Return the running lab called ``name``, or the only one if ``name`` is None. Raises LabError."""
     running = {state.name: state for state in live()}
     if name is None and len(running) == 1:
         return next(iter(running.values()))
@@ -164,7 +169,7 @@ def find(name: str | None) -> State:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process was started, in ticks since boot; None if there is none, or only its exit status."""
+    """Return when a process was started, in ticks since boot; None if there is none, or it is a zombie."""
     stat = machine.read_text(Path(f"/proc/{pid}/stat"))
     if stat is None:
         return None
@@ -173,7 +178,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Return whether the process that had this id when it was started then still runs."""
+    """Return whether a process with this id and this start time runs."""
     return pid > 0 and start_time(pid) == started
 
 
@@ -183,7 +188,7 @@ def alias_of(host: str) -> str:
 
 
 def hosts_file(hosts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return an /etc/hosts in which hosts are found by name, as client-1 and as client1."""
+    """Return the text of an /etc/hosts with each host's name and alias, such as client-1 and client1."""
     lines = []
     for name, host in hosts.items():
         names = " ".join(dict.fromkeys((name, alias_of(name))))
@@ -222,14 +227,14 @@ def _states() -> list[State]:
 def _folders() -> list[Path]:
     root = labs_folder()
     with suppress(OSError):
-        # What another user wrote is not believed: processes are ended by it.
+        # Files of another user are not trusted, since the reaper ends processes by what they say.
         os.close(open_private(root, make=False))
         return sorted(path for path in root.iterdir() if path.is_dir() and _is_own(path))
     return []
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether a folder is this user's; one that is gone is nobody's."""
+    """Return whether a folder belongs to this user; False if it is gone."""
     try:
         return folder.stat(follow_symlinks=False).st_uid == os.geteuid()
     except FileNotFoundError:
@@ -237,7 +242,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _read(folder: Path) -> State | None:
-    """Return what a folder says, under the folder's own name; None if that is nothing sensible."""
+    """Return the state in a folder, under the folder's name; None if ``lab.json`` is missing or damaged."""
     try:
         said = json.loads((folder / FILE).read_text())
         return State(

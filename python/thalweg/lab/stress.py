@@ -1,4 +1,4 @@
-"""Load on parties while they work: CPU by stress-ng (FedComm section IV.B.1a), the network by a flood (IV.B.1b)."""
+"""Load on parties during a run: on their CPU by stress-ng (FedComm section IV.B.1a), on links by a flood (IV.B.1b)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PROGRAM: Final = "stress-ng"
 METHOD: Final = "matrixprod"
 BEGIN_SECONDS: Final = 20.0
 END_SECONDS: Final = 10.0
-# What it says when its workers begin.
+# What stress-ng prints when its workers begin.
 WORKING: Final = "dispatching hogs"
-# "[pid] cpu  bogo-ops  real  user  system  ops/s of real time  ops/s of CPU time", in every version's own prefix.
+# "[pid] cpu  bogo-ops  real  user  system  ops/s of real time  ops/s of CPU time", after a prefix of each version.
 _METRICS: Final = re.compile(r"\]\s+cpu((?:\s+[0-9.]+){6})")
 
 
 class Place(Protocol):
-    """Where parties are: their hosts in a lab, if there is one, and their groups."""
+    """Where a run's parties are: their namespaces and addresses in a lab, if there is one, and their cgroups."""
 
     def namespace(self, party: str) -> str | None: ...
     def address(self, party: str) -> str: ...
@@ -41,7 +41,7 @@ class Place(Protocol):
 
 
 class Stressor:
-    """A stress-ng that runs. ``working`` is set once it loads the CPU, or has ended."""
+    """A running stress-ng. ``working`` is set once it loads the CPU, or has ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
@@ -58,7 +58,7 @@ class Stressor:
         self._reader.start()
 
     def end(self) -> str:
-        """Wait for its end, which it has been asked for, and return what it said."""
+        """Wait until it ends after its SIGINT, kill it if it does not, and return its output."""
         try:
             self.process.wait(within(END_SECONDS))
         except subprocess.TimeoutExpired:
@@ -80,7 +80,7 @@ class Stressor:
 
 @dataclass
 class Stress:
-    """The load that a plan asks for. ``results`` is what each party got, once it has been stopped."""
+    """The load that a plan asks for. ``results`` has the measured load of each party after ``stop``."""
 
     asked: StressSection
     clients: Sequence[str]
@@ -91,11 +91,11 @@ class Stress:
 
     @property
     def parties(self) -> list[str]:
-        """Who is under stress."""
+        """The parties under stress."""
         return parties_of(self.asked, self.clients)
 
     def check(self, *, emulated: bool) -> None:
-        """Refuse what cannot be done here. Raises LabError, PlanError."""
+        """Raise LabError or PlanError if this machine or this run cannot have the load."""
         if self.asked.cpu is not None and shutil.which(PROGRAM) is None:
             raise LabError(
                 f"{PROGRAM} is not installed, and stress.cpu needs it",
@@ -108,7 +108,7 @@ class Stress:
             )
 
     def start(self) -> None:
-        """Begin, and wait until the load is there. Raises LabError."""
+        """Start the load, and wait until it has begun. Raises LabError."""
         if self.asked.cpu is not None:
             for party in self.parties:
                 self._cpu[party] = self._stress_cpu(party, self.asked.cpu)
@@ -118,7 +118,7 @@ class Stress:
             self._flood = self._stress_network(self.asked.network)
 
     def stop(self) -> dict[str, dict[str, Any]]:
-        """End it and return what each party got. Idempotent."""
+        """End the load and return each party's measured load. Idempotent."""
         for stressor in self._cpu.values():
             stressor.process.send_signal(signal.SIGINT)
         for party, stressor in self._cpu.items():
@@ -180,14 +180,15 @@ class Stress:
 
 
 def parties_of(asked: StressSection, clients: Sequence[str]) -> list[str]:
-    """Return who is under stress: as the plan says, else all clients."""
+    """Return the parties under stress: those of the plan, else all clients."""
     return list(clients) if asked.parties is None else list(asked.parties)
 
 
 def pairs_of(asked: StressSection, clients: Sequence[str]) -> list[tuple[str, str]]:
-    """Return who floods whom: each party the server, or every second client the one before (FedComm's code).
+    """Return pairs of source and target of the flood.
 
-    An odd client out has nobody to flood. Raises PlanError if nobody has.
+    Each party floods the server. In mode "clients" every second client floods the one before it, as in FedComm's code,
+    and the last of an odd number floods nobody. Raises PlanError if there is no pair.
     """
     parties = [party for party in parties_of(asked, clients) if party != "server"]
     if asked.network_mode == "server":
@@ -203,7 +204,10 @@ def pairs_of(asked: StressSection, clients: Sequence[str]) -> list[tuple[str, st
 
 
 def metrics(words: str) -> dict[str, Any]:
-    """Return what stress-ng says it did: bogo operations, seconds, operations a second of real time."""
+    """Return the counts in stress-ng's output: bogo operations, seconds, operations a second of real time.
+
+    If the output has none, they are None, and ``failure`` is its last line.
+    """
     found = _METRICS.search(words)
     if found is None:
         last = words.strip().splitlines()[-1:] or ["it said nothing"]
@@ -213,7 +217,7 @@ def metrics(words: str) -> dict[str, Any]:
 
 
 def _last_words(process: subprocess.Popen[str]) -> str:
-    """Return all that a process says until it ends; one that does not is ended."""
+    """Close a process's standard input, and return its output when it has ended; kill it if it does not end."""
     try:
         words, _ = process.communicate(timeout=within(END_SECONDS))
     except subprocess.TimeoutExpired:

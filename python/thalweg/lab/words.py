@@ -1,4 +1,4 @@
-"""A lab's links in words: which way, whether they are up, and what they are like, with units."""
+"""A lab's links as text for the terminal: direction, whether the link is up, and its shape with units."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 from thalweg.ui.phrases import shape
 from thalweg.ui.units import format_bytes, format_seconds
 
-# Of the core's directions, as `thalweg lab set --direction` calls them.
+# The core's directions, with their names in `thalweg lab set --direction`.
 WAYS: Final = {"ab": "up", "ba": "down"}
 
 
 def way(direction: str) -> str:
-    """Return what people call a direction: up is client to server on a client's link."""
+    """Return a direction's name for the user: on a client's link up is from client to server."""
     return WAYS.get(direction, direction)
 
 
 def state(now: Mapping[str, Any]) -> str:
-    """Return what a direction of a link is like now: whether anything passes, and with what limits."""
+    """Return the shape of a direction as text, and whether the link is down."""
     rest = {key: value for key, value in now.items() if key != "down"}
     return f"not connected; else {shape(rest)}" if now.get("down") else shape(rest)
 
@@ -29,7 +29,7 @@ def changed(entry: Mapping[str, Any]) -> str:
 
 
 def row(link: Mapping[str, Any]) -> list[str]:
-    """Return the cells of a direction in the table of a lab's links; ``HEAD`` are their headings."""
+    """Return a direction's row in the table of a lab's links. ``HEAD`` has the headings."""
     delays = (link["delay"][key] for key in ("p50", "p99", "max"))
     dropped = link["queue_drops"] + link["down_drops"] + link["overflow_drops"]
     return [

@@ -1,1 +1,1 @@
-"""From the words for a network to what an emulator takes: profiles, shapes, topologies, changes."""
+"""Turns a plan's [network] into what an emulator takes: profiles, shapes, topologies, changes."""

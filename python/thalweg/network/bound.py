@@ -1,8 +1,9 @@
-"""What an emulated network carries: bits a second along a path, and the least seconds of a round's updates.
+"""Computes what an emulated network can carry: a path's goodput, and the least time of a round's updates.
 
-All that is held against a bound takes it from here. It counts bytes of updates in full TCP segments: of a packet of one
-MTU, IPv4 and TCP have 40 bytes and the option for timestamps 12; Ethernet has no part. Datagrams that fit a packet have
-larger headers and carry less. Those in IP fragments have little but IPv4's 20 bytes: these count where a plan has them.
+Every comparison with a bound takes it from here. The bound counts bytes of updates in full TCP segments: in a packet of
+one MTU, the headers of IPv4 and TCP take 40 bytes and the timestamps option 12. Ethernet headers do not count.
+Datagrams that fit a packet carry less, so the bound holds for them too. IP fragments have only IPv4's 20 bytes of
+header: they count if the plan's transport sends them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from thalweg.sections.network import MTU
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
 
-# IPv4 alone, as in a fragment; with TCP; and the option that timestamps are (RFC 791, RFC 9293, RFC 7323).
+# Bytes of headers: IPv4 alone, as in a fragment (RFC 791); IPv4 and TCP (RFC 9293); the timestamps option (RFC 7323).
 FRAGMENT: Final = 20
 HEADER: Final = 40
 TIMESTAMPS: Final = 12
@@ -29,16 +30,16 @@ SOURCE: Final = (
 )
 
 
-# Of a full packet, where the plan says nothing of timestamps.
+# Share of data in a full packet of the default MTU, with TCP's timestamps.
 DATA_SHARE: Final = (MTU - HEADER - TIMESTAMPS) / MTU
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A link on a path: bits a second of IP packets (None: no limit), and the share of packets that it loses.
+    """A link on a path: its rate in bits a second of IP packets (None: no limit), and the share of packets it loses.
 
-    ``loses_first``: it loses before it limits, as the emulator does, so that its rate is that of what arrives. A limit
-    on the sender's own device (``limiter = "device"``) comes before the loss.
+    ``loses_first``: packets are lost in front of the rate limit, as in the emulator, so that the rate counts arriving
+    packets. With a limit on the sender's own device (``limiter = "device"``) packets are lost behind it.
     """
 
     rate: float | None
@@ -47,11 +48,10 @@ class Stage:
 
 
 def carried(path: Sequence[Stage], data_share: float = DATA_SHARE) -> float | None:
-    """Return the bits a second of data that arrive at the end of a path on average, whatever its sender offers.
+    """Return the most bits a second of data that can arrive at the end of a path on average; None without a limit.
 
-    What a link passes is at most its rate, and links behind it lose their share of that. A packet that is lost in front
-    of a limit leaves its time to another one, so a sender that offers rate / (1 - loss) fills the link. Without a limit
-    on the path it is None.
+    A link passes at most its rate, and the links behind it lose their share of that. A packet that is lost in front of
+    a limit uses none of the rate, so a sender that offers rate / (1 - loss) fills the link.
     """
     kept = 1.0
     limits = []
@@ -65,15 +65,19 @@ def carried(path: Sequence[Stage], data_share: float = DATA_SHARE) -> float | No
 def seconds(spec: Spec, update_bytes: int, clients: int, *, broker: bool = False, fragments: bool = False) -> float:
     """Return the least seconds in which ``clients`` clients each receive and send ``update_bytes`` bytes.
 
-    The greatest of: what each client needs alone, down and then up; what a link needs for all that crosses it down,
-    and then the quickest client for its way up; and the quickest client's way down, and then what a link needs for all
-    that crosses it up. So it holds if some clients still receive while others send. A link counts with the highest
-    rate and the least delay that it ever has; of more clients than asked for, those with the quickest paths count.
-    Losses do not count: they come before the rate and take none of it (``carried``), and where that is not so a short
-    update may be lucky.
+    It is the greatest of three times:
 
-    ``broker``: all goes through a broker on the host that the network has for one, to which the server sends its model
-    once. ``fragments``: by datagrams in IP fragments, else over TCP.
+    - what each client needs alone, down and then up;
+    - what the slowest link needs for all that crosses it down, plus the fastest client's way up;
+    - the fastest client's way down, plus what the slowest link needs for all that crosses it up.
+
+    So it also holds if some clients still receive while others send. A link counts with the highest rate and the least
+    delay that it ever has. If the network has more clients than ``clients``, those with the fastest paths count. Losses
+    do not count: in front of the rate limit they use none of it (``carried``), and behind it a short update may lose
+    nothing.
+
+    ``broker``: all goes through a broker on the network's host for it, and the server sends its model there once.
+    ``fragments``: datagrams in IP fragments carry the updates, else TCP does.
     """
     ways_down, ways_up, once = _ways(spec, broker=broker)
     each = Load(update_bytes, _data_share(spec, fragments=fragments))
@@ -92,7 +96,7 @@ def seconds(spec: Spec, update_bytes: int, clients: int, *, broker: bool = False
 
 
 def _ways(spec: Spec, *, broker: bool) -> tuple[dict[str, list[Hop]], dict[str, list[Hop]], set[tuple[str, str]]]:
-    """Return each client's hops down and up, and those that the model crosses once for all of them."""
+    """Return each client's hops down and up, and the hops that the model crosses only once for all clients."""
     paths = routes(spec)
     if not broker or spec.broker is None:
         hubs = {client: spec.homes.get(client, SERVER) for client in spec.clients}
@@ -106,14 +110,14 @@ def _ways(spec: Spec, *, broker: bool) -> tuple[dict[str, list[Hop]], dict[str, 
 
 @dataclass(frozen=True)
 class Load:
-    """An update that crosses links: its bytes, and the share of a full packet that they have."""
+    """An update on its way: its bytes, and the share of data in a full packet."""
 
     update_bytes: int
     data_share: float
 
 
 def _phase(spec: Spec, paths: list[list[Hop]], load: Load, once: Collection[tuple[str, str]] = ()) -> float:
-    """Return the seconds in which an update passes along each of the paths, some hops ``once`` for all."""
+    """Return the least seconds in which one update crosses each path. Hops in ``once`` are crossed once for all."""
     crossing: dict[tuple[str, str], list[list[Hop]]] = defaultdict(list)
     hops: dict[tuple[str, str], Hop] = {}
     for path in paths:
@@ -135,7 +139,7 @@ def _phase(spec: Spec, paths: list[list[Hop]], load: Load, once: Collection[tupl
 def _sending(spec: Spec, hop: Hop, load: Load) -> float:
     rates = [shape.rate for shape in spec.shapes(*hop)]
     limits = [rate for rate in rates if rate is not None]
-    # A link that is ever without a limit has none that holds.
+    # A link that is at any time without a limit has none in the bound.
     most = carried([Stage(max(limits))], load.data_share) if len(limits) == len(rates) else None
     return load.update_bytes * 8 / most if most else 0.0
 

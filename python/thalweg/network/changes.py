@@ -1,4 +1,4 @@
-"""What changes over time: a plan's changes and traces as whole shapes at moments."""
+"""Changes of links over time. ``expand`` turns a plan's changes and its trace into whole shapes with their times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIRECTIONS: Final = {"up": "ab", "down": "ba"}
 
 @dataclass(frozen=True)
 class Change:
-    """What a link is like from a moment on. ``direction``: ab, ba, or None for both."""
+    """A link's shape from ``at`` seconds on. ``direction``: ab, ba, or None for both."""
 
     at: float
     link: str
@@ -33,7 +33,10 @@ class Change:
 
 @dataclass(frozen=True)
 class _Event:
-    """A change before it is applied: for which links, and from which keys to which."""
+    """A change as the plan has it: a pattern of links, and the keys or the profile that it sets.
+
+    ``place`` names its place in the plan, for error messages.
+    """
 
     at: float
     pattern: str
@@ -43,7 +46,7 @@ class _Event:
     place: str
 
     def apply(self, state: Pair) -> Pair:
-        """Return what a link is like afterwards."""
+        """Return a link's keys after this change. ``state`` has those before it."""
         base = state if self.profile is None else pair_of_profile(self.profile)
         up = self.keys.over(base.up) if self.direction != "down" else state.up
         down = self.keys.over(base.down) if self.direction != "up" else state.down
@@ -51,7 +54,7 @@ class _Event:
 
 
 def expand(section: NetworkSection, wires: Sequence[Wire], seed: int) -> tuple[Change, ...]:
-    """Return all changes in order of time, each with the whole new shape. Raises PlanError."""
+    """Return all changes in order of time, each with the link's whole new shape. Raises PlanError."""
     events = [*_traced(section.trace), *_changed(section.changes or ())]
     state = {wire.name: wire.keys for wire in wires}
     steady = {wire.name for wire in wires if wire.steady}
@@ -108,7 +111,7 @@ def _traced(trace: TraceSection | None) -> Iterator[_Event]:
         raise PlanError(
             f"{place}: {len(rows)} lines played {trace.repeat} times are more than {MOST}", "Repeat it less"
         )
-    # The last rate holds as long as the one before it.
+    # A trace does not say how long its last rate holds: take the time that the rate before it held.
     length = rows[-1][0] + (rows[-1][0] - rows[-2][0] if len(rows) > 1 else 0.0)
     if trace.repeat > 1 and length <= 0:
         raise PlanError(f"{place}: a trace of one moment cannot be repeated", "Add lines, or remove repeat")
@@ -119,7 +122,7 @@ def _traced(trace: TraceSection | None) -> Iterator[_Event]:
 
 
 def read_trace(path: Path) -> list[tuple[float, int]]:
-    """Return the seconds and bits a second of a trace; a rate of 0 is a link that is down. Raises PlanError."""
+    """Return a trace's rows of seconds and bits a second. A rate of 0 means that the link is down. Raises PlanError."""
     try:
         if path.stat().st_size > LARGEST_TRACE:
             raise PlanError(f"the trace {path} has more than {LARGEST_TRACE} bytes", "Shorten it")

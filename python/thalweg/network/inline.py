@@ -1,4 +1,4 @@
-"""A network in a line of text, as ``wifi``, ``rate=100mbit,rtt=40ms,loss=1%`` or ``wan,loss=2%``."""
+"""Parses a network in a line of text, such as ``wifi``, ``rate=100mbit,rtt=40ms,loss=1%`` or ``wan,loss=2%``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _DIRECTIONS: Final = ("up", "down")
 _MEND: Final = (
     "Write a profile, keys as rate=100mbit,rtt=40ms,loss=1%, or both as wan,loss=2%; up.rate=5mbit is of one way"
 )
-# What a profile on the command line replaces of a plan's [network].
+# The keys of a plan's [network] that a profile on the command line replaces.
 _REPLACED: Final = frozenset({"profile", "up", "down", *KEYS})
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the keys of [network] that ``text`` says. Raises PlanError.
+    """Return the keys of [network] in ``text``. Raises PlanError.
 
-    The first word may be a profile's name; the others are ``key=value``, or ``up.key=value`` and ``down.key=value``
-    for one direction. A range is written ``low..high``.
+    The first word may be a profile's name. The others are ``key=value``, or ``up.key=value`` and ``down.key=value`` for
+    one direction. A range is written ``low..high``.
     """
     table: dict[str, Any] = {}
     for number, word in enumerate(part.strip() for part in text.split(",")):
@@ -43,7 +43,10 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def parse_shape(text: str) -> dict[str, Any]:
-    """Return the keys of a change that ``text`` says, as ``loss=5%`` or ``wifi``: no up, no down. Raises PlanError."""
+    """Return the keys of a change in ``text``, such as ``loss=5%`` or ``wifi``. Raises PlanError.
+
+    Keys of one direction are refused, because a change names its direction beside the link.
+    """
     table = parse(text)
     for direction in _DIRECTIONS:
         if isinstance(table.get(direction), dict):
@@ -52,10 +55,11 @@ def parse_shape(text: str) -> dict[str, Any]:
 
 
 def over(table: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return a plan's [network] with ``text`` over it. Raises PlanError.
+    """Return a plan's [network] with ``text`` merged into it. Raises PlanError.
 
-    A profile replaces profile and keys of the table, not its topology, single clients, changes and settings. Keys
-    alone replace their like and what they exclude. ``none`` turns the network off.
+    A profile in ``text`` replaces the table's profile and its keys of links. It leaves topology, single clients,
+    changes and settings. Without a profile each key replaces the same key, and the keys that it excludes. ``none``
+    turns the network off.
     """
     if text.strip() == NONE:
         return {**table, "emulator": "none"}
@@ -67,7 +71,7 @@ def over(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _merged(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``table`` with ``said`` over it; what is said of both directions goes before what was of one."""
+    """Merge ``said`` into ``table``. A key of both directions replaces the table's keys of one direction."""
     both = {key: value for key, value in said.items() if not isinstance(value, Mapping)}
     merged = {**_without(table, both), **both}
     for direction in _DIRECTIONS:

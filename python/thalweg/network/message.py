@@ -1,4 +1,4 @@
-"""A network at message level: what the layer around each link is told, and what only packets show."""
+"""Emulation at message level: the settings of the layer around each link, and a check for what needs packet level."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.sections.network import MTU, NetworkSection
 
 
 def check(network: NetworkSection) -> None:
-    """Refuse what a layer around each link cannot be. Raises PlanError."""
+    """Raise PlanError if the network has something that only emulation at packet level can do."""
     asked = {
         f"topology = '{network.topology}'": network.topology != "star",
         "[network.broker]": network.broker is not None,
@@ -29,9 +29,12 @@ def check(network: NetworkSection) -> None:
 
 
 def layers(spec: Spec) -> dict[str, Any]:
-    """Return the core's layer for a star: ``up`` and ``down`` of most links, and ``clients`` that have others."""
+    """Return the settings of the core's emulate layer for a star.
+
+    ``up`` and ``down`` are the most frequent shapes of a client's link. ``clients`` has the clients with other shapes.
+    """
     clients = set(spec.clients)
-    own = [link for link in spec.links if link.a in clients]  # of peers and of nodes there are others, which are idle
+    own = [link for link in spec.links if link.a in clients]  # links of switches and nodes are idle here
     ways = {link.name: {"up": link.ab.table(), "down": link.ba.table()} for link in own}
     most = Counter((link.ab, link.ba) for link in own).most_common(1)[0][0]
     common = {"up": most[0].table(), "down": most[1].table()}

@@ -1,4 +1,4 @@
-"""A tree's nodes in a network: each client's link leads to its own node, and nodes and server meet at a switch."""
+"""A tree's nodes in a network: a client's link leads to its node, and one switch joins the nodes and the server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PLACE = "[nodes]"
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes that clients send to. ``homes`` has each client's.
+    """The nodes that clients send to. ``homes`` gives each client's node.
 
-    ``link`` is the rate, in bits a second and each way, of the link of a node, and of the server, with the others.
-    ``ingress`` is that of all a node's clients together on their way to it. None is no limit.
+    ``link`` is the rate of the link between the switch and a node or the server, in bits a second each way. ``ingress``
+    is the rate that all clients of a node share on their way to it. None is no limit.
     """
 
     homes: Mapping[str, str]
@@ -27,11 +27,11 @@ class Nodes:
 
     @property
     def names(self) -> list[str]:
-        """The nodes that have clients, in the order in which clients name them."""
+        """The nodes that have clients, in the order in which ``homes`` first names them."""
         return list(dict.fromkeys(self.homes.values()))
 
     def hang(self, star: Layout) -> Layout:
-        """Return a star of clients around a server with nodes between them."""
+        """Return a star of clients around a server, with the nodes put between clients and server."""
         ends = {name: name if self.ingress is None else door(name) for name in self.names}
         wires = [replace(wire, b=ends[self.homes[wire.a]]) for wire in star.wires]
         if self.ingress is not None:
@@ -44,17 +44,17 @@ class Nodes:
 
 
 def dealt(clients: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Return a node for each client, in turn: where it is not known yet how clients are placed."""
+    """Assign nodes to clients in turn. Used before the real placement of clients is known."""
     return {client: names[place % len(names)] for place, client in enumerate(clients)}
 
 
 def door(node: str) -> str:
-    """Return the name of the switch through which a node's clients come, if they share a rate."""
+    """Return the name of the switch in front of a node, where its clients share the rate ``ingress``."""
     return f"{node}-clients"
 
 
 def check(network: NetworkSection) -> None:
-    """Refuse networks that are of one server. Raises PlanError."""
+    """Raise PlanError if the network has something that only a single server can have."""
     asked = {f"network.topology = '{network.topology}'": network.topology != "star"}
     asked |= {"[network.broker]": network.broker is not None}
     for what, is_so in asked.items():

@@ -1,4 +1,4 @@
-"""Profiles: named links. Those that ship are TOML files in a folder beside this one; users have files of their own."""
+"""Profiles: named settings of a link. Shipped ones are TOML files in a folder beside this file; users add their own."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Profile:
 
 
 def names() -> list[str]:
-    """Return the names that ``load`` knows: those that ship, and those in the folder of THALWEG_PROFILES."""
+    """Return the names that ``load`` knows: shipped profiles, and those in the folder THALWEG_PROFILES."""
     return sorted(_files())
 
 
 def is_shipped(name: str) -> bool:
-    """Return whether a profile comes with the program, so that every machine has it."""
+    """Return whether a profile is shipped with the program, so that every machine has it."""
     return not name.endswith(SUFFIX) and (_SHIPPED / (name + SUFFIX)).is_file()
 
 
 def load(name: str) -> Profile:
-    """Return the profile of that name, or that in the file of that path (which ends in .toml). Raises PlanError."""
+    """Return the profile called ``name``, or in the file ``name`` if that ends in .toml. Raises PlanError."""
     if name.endswith(SUFFIX):
         return _read(Path(name), name)
     files = _files()

@@ -1,4 +1,4 @@
-"""The paths that packets take, as the relay chooses them: the fewest links, of as many those that are named first."""
+"""The paths of packets, chosen as the relay does: those with the fewest links. In a tie the link named first wins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Into: TypeAlias = "dict[str, list[tuple[str, Hop]]]"
 
 
 def routes(spec: Spec) -> dict[tuple[str, str], list[Hop]]:
-    """Return the hops between hosts that exchange updates, each a link and its direction (ab or ba)."""
+    """Return the hops between each two hosts that exchange updates, both ways. A hop is a link with its direction."""
     into: _Into = {}
     for link in spec.links:
         into.setdefault(link.b, []).append((link.a, (link, "ab")))
@@ -23,7 +23,7 @@ def routes(spec: Spec) -> dict[tuple[str, str], list[Hop]]:
 
 
 def _path(into: _Into, source: str, target: str) -> list[Hop]:
-    """Search breadth first from the target, over the links that lead to it."""
+    """Search breadth first, from the target back over the links that lead to it; return the hops from the source."""
     following: dict[str, tuple[str, Hop]] = {}
     ring = deque([target])
     while ring and source not in following:

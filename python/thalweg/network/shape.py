@@ -1,4 +1,4 @@
-"""What one direction of a link is like: keys that may replace each other, and the shape they come to."""
+"""One direction of a link: keys, which may replace or exclude each other, and the shape that they result in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.sections.network import UNLIMITED, BurstSection, DirectionSection
 from thalweg.ui.units import format_seconds
 
 KEYS: Final = (*DirectionSection.model_fields, "rtt")
-# A key that is given later also replaces what it excludes.
+# A key that is given later replaces the same key, and also these keys, which it excludes.
 REPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "loss": ("burst",),
     "loss_correlation": ("burst",),
@@ -25,20 +25,20 @@ _EXCLUDES: Final = (("loss", "burst"), ("loss_correlation", "burst"), ("delay", 
 
 @dataclass(frozen=True)
 class Range:
-    """A value to draw. ``salt`` tells ranges apart that draw for the same key of the same link."""
+    """A range of which a value is drawn. ``salt`` makes two ranges of the same key of one link draw independently."""
 
     low: float
     high: float
     salt: str
 
     def draw(self, seed: int, link: str, key: str) -> float:
-        """Return the value for a link: the same whatever other links there are."""
+        """Draw the value for a link. It does not depend on which other links there are."""
         return random.Random(f"{seed}/{link}/{self.salt}/{key}").uniform(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Losses in bursts, as the core takes them."""
+    """Losses in bursts, by the Gilbert-Elliott model, as the core takes them."""
 
     enter: float
     leave: float
@@ -47,14 +47,14 @@ class Burst:
 
     @property
     def lost(self) -> float:
-        """The share of packets that is lost on average."""
+        """The average share of packets that is lost."""
         bad = self.enter / (self.enter + self.leave) if self.enter else 0.0
         return bad * self.loss_bad + (1 - bad) * self.loss_good
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One direction of a link, as the core takes it: bits a second, seconds, probabilities, bytes."""
+    """One direction of a link, as the core takes it. Units: bits a second, seconds, bytes, probabilities (0 to 1)."""
 
     rate: int | None = None
     delay: float = 0.0
@@ -73,45 +73,45 @@ class Shape:
     down: bool = False
 
     def table(self) -> dict[str, Any]:
-        """Return it as the core's JSON has it."""
+        """Return it as a table for the core's JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Shape:
-        """Return the shape that a record has as JSON. Raises TypeError for what is none."""
+        """Return the shape from a record's table. Raises TypeError if the table is not a shape."""
         burst = table.get("burst")
         return cls(**{**table, "burst": Burst(**burst) if burst else None})
 
     @property
     def lost(self) -> float:
-        """The share of packets that is lost on average, whether one by one or in bursts."""
+        """The average share of packets that is lost, independently or in bursts."""
         return self.loss if self.burst is None else self.burst.lost
 
     @property
     def least_delay(self) -> float:
-        """Seconds that the fastest packet takes, without waiting and sending."""
+        """The fastest packet's delay in seconds, without queueing and transmission. A reordered packet skips it all."""
         return 0.0 if self.reorder else max(0.0, self.delay - self.jitter)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of one direction before anything is drawn, and where they were said."""
+    """Keys of one direction, before values are drawn from ranges. ``place`` is their place in the plan, for errors."""
 
     values: Mapping[str, Any]
     place: str
 
     def over(self, base: Keys) -> Keys:
-        """Return these keys on top of ``base``: each replaces its like and what it excludes."""
+        """Return ``base`` with these keys. Each replaces the same key of ``base``, and the keys that it excludes."""
         replaced = {other for key in self.values for other in REPLACES.get(key, ())}
         kept = {key: value for key, value in base.values.items() if key not in replaced}
         return Keys({**kept, **self.values}, self.place if self.values else base.place)
 
     def only(self, *names: str) -> Keys:
-        """Return some of the keys."""
+        """Return the keys with these names, as far as they are given."""
         return Keys({key: value for key, value in self.values.items() if key in names}, self.place)
 
     def shape(self, seed: int, link: str) -> Shape:
-        """Return what they come to for ``link``. Raises PlanError if that is impossible."""
+        """Return the shape of ``link`` from these keys. Raises PlanError if they contradict each other."""
         drawn: dict[str, Any] = {
             key: value.draw(seed, link, key) if isinstance(value, Range) else value
             for key, value in self.values.items()
@@ -136,7 +136,7 @@ def keys_of(section: DirectionSection, place: str, salt: str = "") -> Keys:
     values = {
         key: _lifted(value, salt)
         for key, value in given.items()
-        # In a section of both directions `down` is a direction's table.
+        # In a section for both directions, `down` may be the table of that direction instead of a flag.
         if value is not None and not isinstance(value, DirectionSection)
     }
     for one, other in _EXCLUDES:
@@ -152,7 +152,7 @@ def _lifted(value: Any, salt: str) -> Any:
 
 
 def _check(drawn: Mapping[str, Any], place: str, link: str) -> None:
-    """Refuse values that do not go together, wherever each was said."""
+    """Raise PlanError for values that contradict each other, also if they come from different places of the plan."""
     delay, jitter, burst = drawn.get("delay", 0.0), drawn.get("jitter", 0.0), drawn.get("burst")
     if jitter > delay and not drawn.get("clamp"):
         raise PlanError(

@@ -1,4 +1,4 @@
-"""The network of a job or a lab as the core takes it."""
+"""The network of a job or a lab as the core takes it: ``build`` makes a ``Spec`` from a plan's [network]."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from thalweg.sections.network import MTU, NetworkSection, TcpSection
 
 SMALLEST_BUFFER: Final = 6 << 20
 LARGEST_BUFFER: Final = 64 << 20
-# What a link without a limit is taken for when buffers are chosen.
+# The rate assumed for a link without a limit when buffer sizes are chosen.
 FASTEST: Final = 10_000_000_000
-# A window of two bandwidth-delay products, and the kernel counts about twice what a segment carries.
+# Size of a TCP buffer in bandwidth-delay products: a window needs two, and the kernel counts twice a segment's data.
 PRODUCTS: Final = 4
-# What a device's limiter sends at once, where the plan says nothing.
+# Default burst of a device's limiter, in seconds at its rate.
 LIMITER_SECONDS: Final = 0.001
-# What waits for a link where the plan says nothing, as the core has it.
+# Default length of a link's queue, in seconds at its rate, and its least size in bytes. The core has the same.
 QUEUE_SECONDS: Final = 0.1
 SHORTEST_QUEUE: Final = 64 << 10
 # The kernel counts a queue's bytes in 32 bits.
@@ -37,7 +37,7 @@ CONGESTION: Final = "net.ipv4.tcp_congestion_control"
 
 @dataclass(frozen=True)
 class Egress:
-    """What a host's own device sends at most: bits a second, and bytes that wait and that leave at once."""
+    """The limit on a host's own device: bits a second, and bytes of its queue and of a burst."""
 
     rate: int
     queue_bytes: int
@@ -46,21 +46,21 @@ class Egress:
 
 @dataclass(frozen=True)
 class Host:
-    """A host, the settings inside its namespace, and the limit on its device."""
+    """A host, the sysctls of its namespace, and the limit on its device, if it has one."""
 
     name: str
     sysctls: Mapping[str, str]
     egress: Egress | None = None
 
     def table(self) -> dict[str, Any]:
-        """Return it as the core's JSON has it."""
+        """Return it as a table for the core's JSON."""
         limit = {} if self.egress is None else {"egress": asdict(self.egress)}
         return {"name": self.name, "sysctls": dict(self.sysctls), **limit}
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link; ``ab`` is what it is like from a to b."""
+    """A link between a and b. ``ab`` is its shape from a to b."""
 
     name: str
     a: str
@@ -71,7 +71,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Spec:
-    """A network: what ``thalweg._core.Lab`` takes, and what a record says of it."""
+    """A network. ``thalweg._core.Lab`` and the record take its ``table``."""
 
     seed: int
     hosts: tuple[Host, ...]
@@ -81,29 +81,32 @@ class Spec:
     topology: str = "star"
     profile: str | None = None
     mtu: int = MTU
-    # The host of a broker, if it has one of its own.
+    # The host of the broker, if the network has one for it.
     broker: str | None = None
-    # Whether clients exchange with each other, and not with the server.
+    # Whether clients exchange updates with each other, and not with the server.
     peers: bool = False
     # The node that each client exchanges updates with, if that is not the server.
     homes: Mapping[str, str] = field(default_factory=dict)
-    # What the hosts' devices are, as the core has it; without a word those for IP packets.
+    # The kind of the hosts' devices, in the core's words. None: devices for IP packets.
     devices: str | None = None
 
     @property
     def clients(self) -> list[str]:
-        """Names of all hosts but the server, a broker's and those of nodes."""
+        """The names of the clients' hosts: all but those of the server, the broker and the nodes."""
         others = {SERVER, self.broker, *self.homes.values()}
         return [host.name for host in self.hosts if host.name not in others]
 
     @property
     def broker_host(self) -> str:
-        """The host that a run's broker is on: its own if the network has one, else the server's."""
+        """The host of a run's broker: the network's host for it, else the server's."""
         return self.broker or SERVER
 
     @property
     def connected(self) -> list[tuple[str, str]]:
-        """The pairs of hosts that exchange updates, server or broker first; of peers some, with each in a pair."""
+        """The pairs of hosts that exchange updates, server, broker or node first.
+
+        For peers it is a sample: each client is paired with the next one.
+        """
         if self.peers:
             return list(pairwise(self.clients))
         if self.homes:
@@ -114,14 +117,14 @@ class Spec:
         return pairs if self.broker is None else [*pairs, (SERVER, self.broker)]
 
     def with_congestion(self, host: str, name: str) -> Spec:
-        """Return the network in which connections of ``host`` have this congestion control, unless told otherwise."""
+        """Return the network with ``name`` as the default congestion control of ``host``."""
         hosts = (
             replace(one, sysctls={**one.sysctls, CONGESTION: name}) if one.name == host else one for one in self.hosts
         )
         return replace(self, hosts=tuple(hosts))
 
     def table(self) -> dict[str, Any]:
-        """Return it as the core's JSON has it: where a host's device limits, the link behind it does not."""
+        """Return it as a table for the core's JSON. If a host's device has the limit, its link has none there."""
         limited = {host.name for host in self.hosts if host.egress is not None}
 
         def behind(host: str, shape: Shape) -> dict[str, Any]:
@@ -150,11 +153,11 @@ class Spec:
         }
 
     def text(self) -> str:
-        """Return the core's JSON."""
+        """Return the table as JSON for the core."""
         return json.dumps(self.table(), allow_nan=False)
 
     def shapes(self, link: Link, direction: str) -> list[Shape]:
-        """Return all that a direction (ab or ba) of a link ever is like."""
+        """Return all shapes that a direction (ab or ba) of a link ever has, the first one first."""
         first = link.ab if direction == "ab" else link.ba
         return [first, *self._later.get((link.name, direction), ())]
 
@@ -170,10 +173,10 @@ class Spec:
 def build(
     names: Sequence[str], network: NetworkSection, seed: int = 0, *, peers: bool = False, nodes: Nodes | None = None
 ) -> Spec:
-    """Return the network for clients of these names and a server. Raises PlanError if it cannot be.
+    """Return the network of a server and clients of these names. Raises PlanError for an impossible network.
 
-    ``seed`` counts besides the section's own; it draws the graph that a topology names. With ``peers`` clients exchange
-    with each other, with ``nodes`` each with its own of them.
+    ``seed`` alone draws the graph that a topology names; with the section's seed it determines all else. With ``peers``
+    clients exchange updates with each other, with ``nodes`` each client with its node.
     """
     mixed = _mixed(seed, network.seed)
     made = layout(network, [name for name in names if name != SERVER], seed, peers=peers)
@@ -203,7 +206,10 @@ def build(
 
 
 def _limits(network: NetworkSection, links: Sequence[Link]) -> dict[str, Egress]:
-    """Return what hosts' own devices limit: what a host with one link sends over it. Raises PlanError."""
+    """Return the limits on hosts' own devices, by host: the rate of the link of each host that has only one link.
+
+    It is empty with ``limiter = "path"``, where the relay limits. Raises PlanError.
+    """
     if network.limiter == "path":
         return {}
     if network.changes or network.trace is not None:
@@ -237,12 +243,12 @@ def _egress(host: str, shape: Shape, rate: int, network: NetworkSection) -> Egre
 
 
 def settings(tcp: TcpSection, largest: int) -> dict[str, str]:
-    """Return the sysctls of an emulated host, whose buffers grow to ``largest`` bytes where the plan says nothing."""
+    """Return the sysctls of an emulated host. TCP's buffers grow to ``largest`` bytes unless the plan sets them."""
     send, receive = tcp.send_buffer or largest, tcp.receive_buffer or largest
     return {
         "net.ipv4.tcp_timestamps": str(int(tcp.timestamps)),
         "net.ipv4.tcp_sack": str(int(tcp.sack)),
-        # Least, at first, most; the first two as kernels have them.
+        # Least, initial and largest size. The first two are the kernel's defaults.
         "net.ipv4.tcp_wmem": f"4096 {min(16384, send)} {send}",
         "net.ipv4.tcp_rmem": f"4096 {min(131072, receive)} {receive}",
         **({} if tcp.congestion is None else {CONGESTION: tcp.congestion}),
@@ -250,9 +256,9 @@ def settings(tcp: TcpSection, largest: int) -> dict[str, str]:
 
 
 def buffer_bytes(spec: Spec) -> int:
-    """Return how large TCP's buffers must be able to grow: four bandwidth-delay products, from 6 to 64 MiB.
+    """Return the largest size of TCP's buffers: four bandwidth-delay products, but at least 6 and at most 64 MiB.
 
-    Of the path with the largest product, at the highest rate and longest delay that its links ever have.
+    The path with the largest product counts, with the highest rate and the longest delay that its links ever have.
     """
     most = 0.0
     paths = routes(spec)
@@ -265,6 +271,6 @@ def buffer_bytes(spec: Spec) -> int:
 
 
 def _mixed(job: int, network: int) -> int:
-    """Return one seed of two, below 2^63."""
+    """Combine two seeds into one below 2^63."""
     digest = hashlib.blake2b(f"{job}/{network}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

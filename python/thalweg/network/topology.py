@@ -1,4 +1,4 @@
-"""Who is linked with whom."""
+"""Topologies: ``layout`` makes the hosts, switches and links of a plan's [network]."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from thalweg.sections.network import LinkSection, NetworkSection
 SERVER: Final = "server"
 BOTTLENECK: Final = "bottleneck"
 BROKER: Final = "broker"
-# Topologies that lead to a server alone.
+# Topologies that need a server, so that a job on a graph cannot have them.
 SERVED: Final = ("bottleneck", "dumbbell", "graph")
 SWITCH: Final = "switch"
 MOST_LINKS: Final = 10_000
-# As the core has it: each is a namespace.
+# The core's limit. Each client is a network namespace.
 MOST_CLIENTS: Final = 999
-# Two of them and what joins them fit into a link's name of 63.
+# A host's name, at most 31 characters: two names and the "_" between them make a link's name of at most 63.
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,29}[a-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The keys of a link's directions: up is from a to b, down from b to a."""
+    """The keys of a link's two directions: up is from a to b, down from b to a."""
 
     up: Keys
     down: Keys
 
     def with_section(self, section: LinkSection | None, place: str) -> Pair:
-        """Return these keys below those of a section. Its profile replaces all, its keys what they replace."""
+        """Return these keys with a section's keys over them. The section's profile replaces all of these keys."""
         if section is None:
             return self
         base = self if section.profile is None else pair_of_profile(section.profile)
@@ -51,25 +51,25 @@ class Pair:
         return Pair(up, down)
 
     def only(self, *names: str) -> Pair:
-        """Return some of the keys."""
+        """Return the keys with these names, as far as they are given."""
         return Pair(self.up.only(*names), self.down.only(*names))
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A link before anything is drawn."""
+    """A link before values are drawn from ranges."""
 
     name: str
     a: str
     b: str
     keys: Pair
-    # Only changes and traces that name it change it.
+    # Changes and traces apply to this link only if they name it exactly: patterns skip it.
     steady: bool = False
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Hosts, switches, and the links between them."""
+    """The hosts and switches of a network, and the links between them."""
 
     hosts: tuple[str, ...]
     wires: tuple[Wire, ...]
@@ -80,15 +80,16 @@ IDEAL: Final = Pair(Keys({}, "[network]"), Keys({}, "[network]"))
 
 
 def pair_of_profile(name: str) -> Pair:
-    """Return a profile's keys. Raises PlanError."""
+    """Return the keys of the profile called ``name``. Raises PlanError."""
     return IDEAL.with_section(profiles.load(name).link, f"the profile {name!r}")
 
 
 def layout(section: NetworkSection, clients: Sequence[str], seed: int = 0, *, peers: bool = False) -> Layout:
     """Return the topology of a plan's [network] for clients of these names. Raises PlanError.
 
-    With ``peers`` clients exchange with each other and not with the server, whose host is then idle: a star has a
-    switch in the middle, a mesh a link for each pair, and a graph in words, which ``seed`` draws, one for each edge.
+    With ``peers`` clients exchange updates with each other, and the server's host is idle. Then a star has a switch in
+    the middle, a mesh a link for each pair of clients, and a graph in words such as "3-regular" one for each edge.
+    ``seed`` draws that graph.
     """
     _check_names(section, clients)
     common = IDEAL.with_section(section, "[network]")
@@ -134,7 +135,7 @@ def _mesh(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layo
 
 
 def _joined(section: NetworkSection, clients: Sequence[str], common: Pair, seed: int) -> Layout:
-    """Return what links clients as a graph in words does. Raises PlanError if the words mean none, or it cannot be."""
+    """Return a star whose clients are also linked as a graph in words says, such as "ring". Raises PlanError."""
     try:
         word = graphs.parse(section.topology)
     except PlanError as error:
@@ -150,7 +151,7 @@ def _joined(section: NetworkSection, clients: Sequence[str], common: Pair, seed:
 
 
 def _among(section: NetworkSection, clients: Sequence[str], common: Pair, pairs: Iterable[tuple[str, str]]) -> Layout:
-    """Return a star whose clients have links with each other as well."""
+    """Return a star in which the given pairs of clients also have a link of their own."""
     among = (Wire(joined(a, b), a, b, common) for a, b in pairs)
     hub = _hub(section)
     wires = (*_access(section, clients, common, hub), *among)
@@ -177,7 +178,7 @@ _MAKERS: Final = {"star": _star, "bottleneck": _bottleneck, "dumbbell": _dumbbel
 
 
 def _switched(made: Layout) -> Layout:
-    """Return a topology whose links to the server lead to a switch, and the server's own as well."""
+    """Return a topology in which links to the server lead to a switch instead, to which the server has a link too."""
     if SWITCH in made.switches:
         return made
     wires = [replace(wire, b=SWITCH) if wire.b == SERVER else wire for wire in made.wires]
@@ -185,12 +186,15 @@ def _switched(made: Layout) -> Layout:
 
 
 def _hub(section: NetworkSection) -> str:
-    """Return what clients' links lead to where no switch is between: with a broker beside the server there is one."""
+    """Return the end of clients' links in a topology without switches: the server, or a switch if it has a broker."""
     return SERVER if section.broker is None else SWITCH
 
 
 def _with_broker(section: NetworkSection, made: Layout, at: str) -> Layout:
-    """Return a topology with the broker's host at a switch, if it has one; the switch and the server's link, if new."""
+    """Add the broker's host, if the network has one, with a link to the switch ``at``.
+
+    If the switch does not exist yet, it is added too, with a link to the server.
+    """
     if section.broker is None:
         return made
     keys = IDEAL.with_section(section.broker, f"[network.{BROKER}]")
@@ -208,7 +212,7 @@ def _access(section: NetworkSection, clients: Sequence[str], common: Pair, to: s
 
 
 def _shared(section: NetworkSection, common: Pair) -> Pair:
-    """Return the shared link's keys: its own over one client's rate."""
+    """Return the shared link's keys: those of its own section, over the rate of a client's link. Raises PlanError."""
     keys = common.only("rate").with_section(section.bottleneck, f"[network.{BOTTLENECK}]")
     if "rate" not in keys.up.values and "rate" not in keys.down.values:
         raise PlanError(
@@ -243,7 +247,7 @@ def _check_unique(what: str, names: Sequence[str]) -> None:
 
 
 def _check_fit(section: NetworkSection) -> None:
-    """Refuse tables that the topology has no use for."""
+    """Raise PlanError for tables that have no meaning with the topology."""
     shared = section.topology in ("bottleneck", "dumbbell")
     graph = section.topology == "graph"
     idle = {
@@ -297,12 +301,12 @@ def _check_reach(hosts: Sequence[str], wires: Sequence[Wire]) -> None:
 
 
 def joined(a: str, b: str) -> str:
-    """Return the name of a link that was given none."""
+    """Return the default name of the link between a and b."""
     return f"{a}_{b}"
 
 
 def unknown(what: str, name: str, known: Sequence[str], place: str) -> PlanError:
-    """Return the error about a name that is not there."""
+    """Return the error for a name that does not exist, with the nearest known one."""
     near = get_close_matches(name, known, n=1)
     guess = f"Did you mean {near[0]!r}? " if near else ""
     return PlanError(f"{place}: there is no {what} {name!r}", f"{guess}Known: {_listed(known)}")

@@ -1,9 +1,9 @@
-"""A guest kernel with virtual time: User Mode Linux, in which a command of this machine runs as it is.
+"""A guest kernel with virtual time: User Mode Linux, in which a command of this machine runs unchanged.
 
-Time inside stands still while anything computes, and jumps to the next timer when all wait (``time-travel=inf-cpu`` of
-arch/um). So the network takes the time that its rate, delay and loss say, whatever else the machine does. The guest
-sees the host's files read-only; the folder of the job is writable, and that of its record. It needs no root on the
-host, and has root inside.
+Time inside stands still while any process computes, and jumps to the next timer when all wait (``time-travel=inf-cpu``
+of arch/um). So a transfer takes the time that the network's rate, delay and loss imply, however slow the machine is.
+The guest sees the host's files read-only, except for the folders of the job and its record. It needs no root on the
+host, and the command has root inside.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 HERE: Final = Path(__file__).parent
-#: What runs inside the guest; there alone it is at this place.
+#: The script that runs inside the guest. This path exists only there.
 JOB: Final = Path("/run/guest/job")
 MEMORY: Final = "3G"
-#: What joins a lab's hosts to its network inside: the guest kernel alone serves RDMA in each host's namespace.
+#: The kind of a lab's devices inside the guest. Only the guest kernel serves RDMA in each host's namespace.
 DEVICES: Final = "rdma"
-#: Packets that an RDMA device has unacknowledged: two bandwidth-delay products of 100 Gbit/s over 20 ms, in 4096 bytes.
+#: Most unacknowledged packets of an RDMA device: two bandwidth-delay products (100 Gbit/s, 20 ms) of 4096-byte packets.
 WINDOW: Final = 131_072
-#: Those of them that it hands to its network device at once, which holds 32767 and drops what is more.
+#: Most packets that it hands to its network device at once. The device holds 32767 and drops the rest.
 AT_ONCE: Final = 16_384
-#: Seconds of the host after which a job is ended: a program that polls without sleeping stops virtual time for ever.
+#: Seconds of the host's time after which a job is ended: a program that polls without sleeping stops virtual time.
 LIMIT: Final = 1800.0
 LOOK: Final = 0.05
-#: Folders over which `init` mounts the guest's own file systems, so that the host's files there are hidden.
+#: Folders over which `init` mounts file systems of the guest, which hide the host's files.
 COVERED: Final = (Path("/tmp"), Path("/run"), Path("/dev/shm"))  # noqa: S108
-#: The likely cause of signal 11 inside: the guest's kernel cannot report that the host refused it memory.
+#: The likely cause of signal 11 inside: the guest kernel cannot report that the host refused a mapping.
 MAPPINGS: Final = (
     "probably the host's limit of a process's mappings (vm.max_map_count), of which large updates need many in a guest"
 )
@@ -53,12 +53,12 @@ def is_inside() -> bool:
 
 
 def is_wanted(plan: Plan) -> bool:
-    """Return whether a plan is to run in virtual time, and this process does not."""
+    """Return whether a plan asks for virtual time and this process runs outside of a guest."""
     return plan.network is not None and plan.network.clock == "virtual" and not is_inside()
 
 
 def kernel() -> Path:
-    """Return the guest kernel. Raises LabError if it has not been built."""
+    """Return the path of the guest kernel. Raises LabError if it has not been built."""
     where = subprocess.run([HERE / "build.sh", "--where"], capture_output=True, text=True, check=False)
     path = Path(where.stdout.strip())
     if where.returncode != 0 or not path.is_file():
@@ -67,18 +67,19 @@ def kernel() -> Path:
     return path
 
 
-# Is called if a job in the guest was ended from outside, with its standard error so far and the exception.
+# Called if a job in the guest was ended from outside, with the job's standard error so far and the exception.
 OnCut = Callable[[str, BaseException], None]
 
 
 def run(
     arguments: Sequence[str], *, folders: Sequence[Path] = (), limit: float = LIMIT, on_cut: OnCut | None = None
 ) -> tuple[int, str]:
-    """Run a command inside, in virtual time and in this folder; return its exit code and standard output.
+    """Run a command inside the guest, in virtual time and in this folder; return its exit code and standard output.
 
-    It can write to this folder and to ``folders``, which are made; of /tmp it sees nothing else. Its standard error is
-    passed on as it comes. Raises LabError if there is no guest kernel, if the guest fails, or if it has not ended after
-    ``limit`` seconds of the host. A job that is ended from outside cannot finish its record: ``on_cut`` does.
+    The command can write to this folder and to ``folders``, which are made if missing. It does not see the host's /tmp,
+    except for these. Its standard error is passed on as it comes. Raises LabError if there is no guest kernel, if the
+    guest fails, or if it has not ended after ``limit`` seconds of the host. A job that is ended from outside cannot
+    finish its record; ``on_cut`` can.
     """
     program = kernel()
     with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
@@ -98,7 +99,7 @@ def run(
 
 
 def _code(folder: Path) -> int:
-    """Return the exit code of a job. Raises LabError if the guest has ended without it."""
+    """Return the job's exit code. Raises LabError if the guest ended before it wrote one."""
     code = folder / "code"
     if not code.is_file() or not code.read_text().strip():
         tail = (folder / "console").read_text(errors="replace")[-TAIL:].strip()
@@ -110,7 +111,7 @@ def _code(folder: Path) -> int:
 
 
 def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
-    """Return the command that starts the guest; ``folder`` has the job's script, and gets what it says."""
+    """Return the command that starts the guest. ``folder`` holds the job's script, and gets its output."""
     start = f"time-travel-start={int(time.time()) * 10**9}"  # nanoseconds
     travel = ("time-travel=inf-cpu", start) if clock == "virtual" else ()
     root = ("rootfstype=hostfs", "rootflags=/", "ro", f"init={HERE / 'init'}")
@@ -120,7 +121,7 @@ def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
 
 
 def _installed() -> list[Path]:
-    """Return folders of this program and its Python that the guest's own file systems would cover."""
+    """Return the folders of this program and its Python that the guest's file systems would hide (``COVERED``)."""
     needed = {HERE.parents[1], Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in sys.path if path)}
     needed |= {path.resolve() for path in needed}
     covered = {path for path in needed if path.is_dir() and any(own in path.parents for own in COVERED)}
@@ -128,7 +129,7 @@ def _installed() -> list[Path]:
 
 
 def script(arguments: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return the job that runs a command in this folder, which it can write to, as to ``folders``."""
+    """Return the job's script: it mounts this folder and ``folders`` writable, and runs a command in this folder."""
     exported = {**os.environ, "XDG_CACHE_HOME": "/tmp/cache"}  # noqa: S108 - the guest's own
     lines = [f"export {key}={shlex.quote(value)}" for key, value in exported.items() if key.isidentifier()]
     for needed in _installed():
@@ -143,7 +144,7 @@ def script(arguments: Sequence[str], folders: Sequence[Path]) -> str:
 
 
 def _watch(guest: subprocess.Popen[bytes], folder: Path, limit: float) -> None:
-    """Pass on what the job says, until the guest has ended."""
+    """Pass on the job's standard error until the guest has ended. Raises LabError after ``limit`` seconds."""
     begun = time.monotonic()
     seen = 0
     while True:
@@ -160,7 +161,7 @@ def _watch(guest: subprocess.Popen[bytes], folder: Path, limit: float) -> None:
 
 
 def _pass_on(path: Path, at: int) -> int:
-    """Write what a file has behind ``at`` to standard error; return where it ends."""
+    """Write a file's bytes from offset ``at`` to standard error; return the offset after them."""
     if not path.exists():
         return at
     with path.open("rb") as file:
@@ -177,7 +178,7 @@ def _said(path: Path) -> str:
 
 
 def end(guest: subprocess.Popen[bytes]) -> None:
-    """End the guest's processes: those of the kernel are its children."""
+    """End the guest: terminate its kernel, whose processes are its children, or kill it after two seconds."""
     if guest.poll() is None:
         guest.terminate()
         try:

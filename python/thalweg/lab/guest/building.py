@@ -1,4 +1,4 @@
-"""The guest kernel as a file: building it, and whether it is there."""
+"""Builds the guest kernel with ``build.sh``, and tells whether it has been built."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thalweg.lab import guest
 
 
 def build() -> dict[str, Any]:
-    """Build the kernel if it is not there; return its path ``kernel``, whether it was ``built`` now, and ``seconds``.
+    """Build the kernel if it is missing; return its path ``kernel``, whether it was ``built`` now, and ``seconds``.
 
-    What the build says goes to standard error. Raises LabError if it fails.
+    The build's output goes to standard error. Raises LabError if the build fails.
     """
     there, begun = status()["there"], time.monotonic()
     process = subprocess.run(
@@ -28,7 +28,7 @@ def build() -> dict[str, Any]:
 
 
 def _words(said: str) -> tuple[str, str]:
-    """Return cause and mend of what the recipe says in its last lines."""
+    """Return cause and mend from the output of ``build.sh``, or its last line as the cause."""
     lines = said.strip().splitlines()
     cause = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     mend = [line.removeprefix("mend: ") for line in lines if line.startswith("mend: ")]
@@ -37,9 +37,9 @@ def _words(said: str) -> tuple[str, str]:
 
 
 def status() -> dict[str, Any]:
-    """Return whether the kernel is ``there``, the path ``kernel``, its size in ``bytes`` (null if it is not there).
+    """Return whether the kernel is ``there``, its path ``kernel``, and its size in ``bytes`` (None if missing).
 
-    Raises LabError if there can be none on this machine.
+    Raises LabError if this machine cannot have a guest kernel.
     """
     where = subprocess.run([guest.HERE / "build.sh", "--where"], capture_output=True, text=True, check=False)
     if where.returncode != 0:

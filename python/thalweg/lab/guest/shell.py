@@ -1,4 +1,4 @@
-"""A shell inside the guest, for looking around."""
+"""An interactive shell inside the guest, to look around."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from thalweg.lab import guest
 def shell(program: str) -> int:
     """Open a shell inside the guest on this terminal, in real time; return its exit code.
 
-    Raises LabError without a guest kernel, or if the guest fails.
+    Raises LabError if there is no guest kernel, or if the guest fails.
     """
     kernel = guest.kernel()
     with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
         folder = Path(name)
-        # A terminal of its own, so that Ctrl-C ends programs inside and not the guest.
+        # The shell gets a controlling terminal, so that Ctrl-C interrupts programs inside and not the guest.
         there = f"setsid -cw {shlex.quote(program)} </dev/tty0 >/dev/tty0 2>&1"
         (folder / "job").write_text(guest.script(["bash", "-c", there], ()))
         before = termios.tcgetattr(sys.stdin)
