@@ -1,7 +1,7 @@
-"""Unmodified Flower apps.
+"""Runs unmodified Flower apps over thalweg's transports.
 
-Flower is an extra: nothing here imports it before ``require`` has said that it is installed. ``compat`` is the only
-module that touches what Flower does not publish.
+Flower is an optional dependency: nothing here imports it before ``require`` has found it. Only the module ``compat``
+uses internals of Flower.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from thalweg.errors import PlanError
 #: The oldest release of Flower that has the modules ``flwr.app``, ``flwr.serverapp`` and ``flwr.clientapp``.
 OLDEST: Final = (1, 22)
 
-# Flower reads this when it is imported. Whoever wants its telemetry sets it before.
+# Flower reads this when it is imported. A user who wants its telemetry sets the variable to 1.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 
 def require() -> str:
-    """Return the release of Flower that is installed. Raises PlanError if there is none, or it is too old."""
+    """Return the version of Flower that is installed. Raises PlanError if there is none, or it is too old."""
     get = "Install it: pip install 'flwr>=1.22' (its newest releases need Python 3.11)"
     try:
         found = version("flwr")

@@ -18,7 +18,7 @@ _Arrays: TypeAlias = frozenset[tuple[str, str, tuple[int, ...] | None]]
 
 @dataclass(frozen=True)
 class Form:
-    """What must be the same in all replies: names and shapes of arrays, names of metrics, and having a weight."""
+    """What all replies must have alike: names and shapes of arrays, names of metrics, and whether there is a weight."""
 
     arrays: _Arrays
     metrics: frozenset[tuple[str, str, int | None]]
@@ -26,7 +26,7 @@ class Form:
 
     @classmethod
     def of(cls, content: RecordDict, key: str | None) -> Form:
-        """Return the form of records; the metric ``key`` is their weight, if there are weights."""
+        """Return the form of a reply's records. The metric ``key`` is its weight; None: no weight is needed."""
         records = [(name, record) for name, record in content.items() if isinstance(record, MetricRecord)]
         metrics = frozenset(
             (name, metric, len(value) if isinstance(value, list) else None)
@@ -40,9 +40,9 @@ class Form:
 def odd(contents: Sequence[RecordDict], asked: RecordDict, key: str | None, *, metrics: bool = True) -> dict[int, str]:
     """Return the replies whose form differs from the accepted one: by index, with the reason.
 
-    The accepted form is chosen by these rules, in this order: its arrays are those of the message that was ``asked``,
-    it has a weight, and most replies have it. If no reply has the arrays of that message, shapes are not compared: the
-    arrays of gradient-boosted trees, for one, have any length. Without ``metrics`` metrics may differ.
+    These criteria, in this order, choose the accepted form: its arrays are those of the message ``asked``, it has a
+    weight, most replies have it. If no reply has the arrays of that message, shapes are not compared: the arrays of
+    gradient-boosted trees, for example, have any length. Without ``metrics`` the metrics may differ.
     """
     forms = [Form.of(content, key) for content in contents]
     if not metrics:
@@ -57,7 +57,7 @@ def odd(contents: Sequence[RecordDict], asked: RecordDict, key: str | None, *, m
 
 
 def flower_takes(strategy: Strategy, *, trains: bool) -> bool:
-    """Whether Flower's own code aggregates a strategy's replies, or this package's code in its place."""
+    """Return whether Flower's own code aggregates a strategy's replies, or code of this package that replaces it."""
     name = "aggregate_train" if trains else "aggregate_evaluate"
     method = inspect.getattr_static(type(strategy), name, None)
     place = str(getattr(method, "__module__", "")).partition(".")[0]

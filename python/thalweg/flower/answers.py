@@ -1,4 +1,4 @@
-"""Replies as Flower's messages: what a node sent, or an error with one of Flower's codes."""
+"""Turns replies into Flower's messages: with the content that a node sent, or with an error and a code of Flower's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thalweg.flower.messages import Came, Waiting
 from thalweg.flower.records import HeadError
 from thalweg.tasks import Reply
 
-#: Of Flower's error codes those that a server gives.
+#: Flower's error codes that a server gives.
 MESSAGE_UNAVAILABLE: Final = 3
 REPLY_UNAVAILABLE: Final = 4
 NODE_UNAVAILABLE: Final = 5
@@ -24,16 +24,16 @@ CRASHED: Final = 8
 
 
 class Answers:
-    """Makes messages of replies to the messages of one run."""
+    """Makes Flower's reply messages for one run."""
 
     def __init__(self, run_id: int) -> None:
         self._run_id = run_id
 
     def of(self, waiting: Waiting, reply: Reply, died: str | None, judge: Judge | None) -> Message:
-        """Return a reply as a message, or an error in its place.
+        """Return the message for a reply: its content, or an error.
 
-        ``died`` says how the node's process ended, if it has. ``judge`` has accepted the reply, if its arrays were
-        folded.
+        ``died`` says how the node's process ended, if it has ended. ``judge`` is the judge that accepted the reply if
+        its arrays were folded, else None.
         """
         if reply.done:
             try:
@@ -46,12 +46,12 @@ class Answers:
         return self.error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason)
 
     def set_apart(self, waiting: Sequence[Waiting], strategy: Strategy) -> Iterator[Came]:
-        """Replace replies that Flower's mean could not take together with the others by errors, and yield those."""
+        """Replace replies whose form differs from the others' by errors, and yield those. Flower's mean would fail."""
         there = [(one, message) for one in waiting if (message := one.message) is not None and message.has_content()]
         if not there:
             return
         group, key = there[0][0].group, getattr(strategy, "weighted_by_key", None)
-        # What was folded stays in the mean, whatever metrics came with it.
+        # A folded reply stays in the mean, whatever its metrics are, so metrics are not compared then.
         contents, folded = [message.content for _, message in there], group.weight > 0
         for at, why in agreeing.odd(contents, group.sent.message.content, key, metrics=not folded).items():
             one = there[at][0]
@@ -60,13 +60,13 @@ class Answers:
                 yield replace(one.came, message=one.message, transfers=[])
 
     def error(self, waiting: Waiting, code: int, reason: str) -> Message:
-        """Return an error in the place of a reply."""
+        """Return the error message that takes the place of a reply."""
         now = time.time()
         left = max(0.0, waiting.metadata.created_at + waiting.metadata.ttl - now)
         return compat.assemble(self._metadata(waiting, now, left), Error(code, reason))
 
     def unknown(self, one: str) -> Message:
-        """Return what there is for a message, by its id, that nothing is known of, or no more."""
+        """Return the error message for the id of a message that is not known, or not known any more."""
         metadata = Metadata(
             run_id=self._run_id,
             message_id=f"{one}-reply",

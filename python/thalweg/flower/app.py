@@ -1,4 +1,4 @@
-"""A Flower app's folder: what its pyproject.toml says, and its ServerApp and ClientApp."""
+"""Reads the folder of a Flower app: the settings in its pyproject.toml, and its ServerApp and ClientApp."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAIR: Final = re.compile(r"""\s*([\w.-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^
 
 @dataclass(frozen=True)
 class AppFolder:
-    """A Flower app. ``server`` and ``client`` are ``module:object``; ``nodes`` is how many its federation has."""
+    """A Flower app. ``server`` and ``client`` are ``module:object``; ``nodes`` is the size of its federation."""
 
     path: Path
     server: str
@@ -36,7 +36,7 @@ class AppFolder:
     nodes: int | None
 
     def run_config(self, said: Mapping[str, Any]) -> Config:
-        """Return the app's configuration with values replaced by what was ``said``. Raises PlanError for a new key."""
+        """Return the app's configuration with the values of ``said``. Raises PlanError for a key that it lacks."""
         for key in said:
             if key not in self.config:
                 known = ", ".join(sorted(self.config)) or "none"
@@ -85,7 +85,7 @@ def _checked(found: Any, kind: type[Any], reference: str) -> Any:
 
 
 def read(path: Path) -> AppFolder:
-    """Read what a Flower app's folder says of itself. Raises PlanError if it is none."""
+    """Read a Flower app's settings from its folder. Raises PlanError if the folder is not a Flower app."""
     file = path / FILE
     mend = "Name the folder of a Flower app, which has a pyproject.toml with [tool.flwr.app]"
     try:
@@ -108,7 +108,10 @@ def read(path: Path) -> AppFolder:
 
 
 def pairs(text: str, what: str) -> Config:
-    """Return the values of ``"num-server-rounds=3 name='anna'"``, each as TOML writes it. Raises PlanError."""
+    """Parse pairs such as ``"num-server-rounds=3 name='anna'"``, whose values are TOML. Raises PlanError.
+
+    ``what`` names the text in errors.
+    """
     lines, at = [], 0
     text = text.strip()
     while at < len(text):
@@ -130,7 +133,7 @@ def _section(table: Any, *names: str) -> dict[str, Any]:
 
 
 def _nodes(federations: Mapping[str, Any]) -> int | None:
-    """Return the number of nodes of the default federation, or of the only one."""
+    """Return the number of nodes of the default federation, or of the only one; None if it is not given."""
     named = {name: table for name, table in federations.items() if isinstance(table, dict)}
     default = federations.get("default")
     chosen = named.get(default) if isinstance(default, str) else None
@@ -141,7 +144,7 @@ def _nodes(federations: Mapping[str, Any]) -> int | None:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables, with their keys joined by dots, as Flower hands them to apps."""
+    """Yield the values of nested tables with their keys joined by dots, in the form that Flower gives to apps."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")

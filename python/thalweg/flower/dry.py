@@ -1,4 +1,7 @@
-"""Runs a Flower app's ServerApp without nodes, until it sends its first message: ``python -m thalweg.flower.dry``."""
+"""Runs a Flower app's ServerApp without nodes until it sends its first message: ``python -m thalweg.flower.dry``.
+
+So the size of an app's messages is known before a run.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,23 @@ from thalweg.flower.app import AppFolder, read
 from thalweg.flower.arrays import bytes_of
 from thalweg.flower.sizing import Size
 
-#: What apps call the number of their rounds.
+#: The key of the run configuration by which apps give the number of their rounds.
 ROUNDS: Final = "num-server-rounds"
 _log = logging.getLogger("thalweg")
 
 
 class Enough(BaseException):
-    """Ends the app, which may catch any other exception."""
+    """Ends the app. It is no ``Exception``, because apps may catch those."""
 
 
 class Measuring(Grid):
-    """A grid of nodes that are not there. It notes how large the arrays of messages are, and ends the app."""
+    """A grid whose nodes do not exist. It measures the arrays of the first messages, and then ends the app."""
 
     def __init__(self, clients: int, config: Mapping[str, Any]) -> None:
         self._clients, self._config = clients, dict(config)
         #: The most bytes of arrays in a message.
         self.largest = 0
-        #: How many rounds Flower's own loop was to have.
+        #: How many rounds the app asked of Flower's own loop.
         self.rounds: int | None = None
 
     def set_run(self, run: Any) -> None:
@@ -67,7 +70,7 @@ class Measuring(Grid):
 
     @contextmanager
     def looping(self, loop: fold.Loop) -> Iterator[None]:
-        """Take note of Flower's own loop of rounds."""
+        """Keep the number of rounds of Flower's own loop."""
         self.rounds = loop.rounds
         yield
 
@@ -75,7 +78,7 @@ class Measuring(Grid):
 def size_of(found: AppFolder, options: Mapping[str, Any], clients: int, seed: int) -> Size:
     """Run an app's ServerApp until it sends a message. Raises AppError if it cannot be imported.
 
-    Legacy apps catch what ends them; of those, and of apps that ask a node for the first model, the size is not known.
+    The size stays unknown for legacy apps, which catch ``Enough``, and for apps that ask a node for the first model.
     """
     config = found.run_config(options)
     compat.identify(1)
@@ -86,7 +89,7 @@ def size_of(found: AppFolder, options: Mapping[str, Any], clients: int, seed: in
             app(grid, Context(1, compat.SERVER_NODE, {}, RecordDict(), dict(config)))
     except Enough:
         pass
-    except Exception as error:  # noqa: BLE001 - what it has sent before is known
+    except Exception as error:  # noqa: BLE001 - the messages that it sent before have been measured
         _log.warning("the ServerApp raised %s: %s", type(error).__name__, error)
     said = config.get(ROUNDS)
     configured = said if type(said) is int else None
@@ -94,7 +97,7 @@ def size_of(found: AppFolder, options: Mapping[str, Any], clients: int, seed: in
 
 
 def main() -> None:
-    """Read an order from standard input, and write the size as the last line."""
+    """Read an order from standard input, and write the size as the last line of standard output, in JSON."""
     order = json.load(sys.stdin)
     size = size_of(read(Path(order["folder"])), order["options"], order["clients"], order["seed"])
     sys.stdout.write(f"{json.dumps(asdict(size))}\n")

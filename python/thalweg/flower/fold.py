@@ -1,10 +1,10 @@
-"""Folding on arrival: the mean of a training round is summed up while its replies come, and no reply is kept.
+"""Folding on arrival: replies of a training round are added to the mean while they arrive, and are not kept.
 
-That is possible where a strategy does with its replies what Flower's ``FedAvg.aggregate_train`` does, the mean of their
-arrays by weight. What decides is which code the strategy has, not what it is called: each method that reads replies has
-to be one of Flower's own. All others get their replies whole.
+This is possible if the strategy computes what Flower's ``FedAvg.aggregate_train`` does: the mean of the replies'
+arrays, by weight. The strategy's code decides, not its name: each method that reads replies must be one of Flower's
+own. Any other strategy gets its replies whole.
 
-``Slots`` are the tensors of such a mean. Integers take part as float64, which is what Flower's own mean makes of them.
+``Slots`` are the tensors of such a mean. Integers are averaged as float64, as Flower's own mean does.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from thalweg.flower.records import Packed, housed
 if TYPE_CHECKING:
     from thalweg.tasks import Tensors
 
-#: Bytes of arrays that are worth the time that a search of Python's objects takes.
+#: Least bytes of arrays for which a garbage collection, to free them, is worth its time.
 WORTH_A_SEARCH: Final = 32 << 20
-#: Bytes of integers up to which they take part in a mean as float64, which may have eight times as many.
+#: Most bytes of integers that are folded: as float64 they may take eight times as many.
 MOST_INTEGERS: Final = 1 << 20
-#: Weights that the core takes, but 0.
+#: Least and largest weight that the core takes, except 0.
 WEIGHTS: Final = (2.0**-30, 2.0**40)
 _FLOATS: Final = {"float16": "F16", "float32": "F32", "float64": "F64"}
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The tensors of a mean: for each array's name its element type in the mean and its shape, in order."""
+    """The tensors of a mean, in order: each array's name, with its element type in the mean and its shape."""
 
     shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
     @classmethod
     def of(cls, content: RecordDict) -> Slots | None:
-        """Return the tensors that the mean of replies to a message has; None if they cannot be folded."""
+        """Return the tensors that the mean of replies to a message will have; None if they cannot be folded."""
         record = only(content, ArrayRecord)
         shapes, integers = {}, 0
         for name, array in ({} if record is None else record).items():
@@ -60,18 +60,18 @@ class Slots:
         return cls(shapes) if some and integers <= MOST_INTEGERS else None
 
     def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the tensors as ``TaskServer.send(returns=...)`` takes them."""
+        """Return the tensors in the form of ``TaskServer.send(returns=...)``."""
         return {str(at): (_FLOATS[dtype.name], shape) for at, (dtype, shape) in enumerate(self.shapes.values())}
 
     def missing(self, sent: Packed) -> dict[str, float]:
-        """Return which tensors may be missing of replies to a message, as ``TaskServer.send(missing=...)`` takes it.
+        """Return which tensors may be missing in replies, in the form of ``TaskServer.send(missing=...)``.
 
-        They are those that have the same name there: the message's own values take the place of what nobody sent.
+        They are those that are the same tensor in the message that was sent: its values replace the missing ones.
         """
         return {str(at): 1.0 for at, name in enumerate(self.shapes) if sent.arrays.get(name) == at}
 
     def fit(self, content: RecordDict, key: str) -> Fit | None:
-        """Return what of a reply goes into the mean, if it can; ``key`` is the metric that is its weight."""
+        """Return the parts of a reply that are folded; None if it cannot be. The metric ``key`` is its weight."""
         record, metrics = only(content, ArrayRecord), only(content, MetricRecord)
         weight = None if metrics is None else metrics.get(key)
         if record is None or record.keys() != self.shapes.keys() or not isinstance(weight, (int, float)):
@@ -92,7 +92,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Fit:
-    """A reply that is folded: the tensors of the mean, its own values by array, and its weight."""
+    """A reply that can be folded: ``body``, its tensors for the mean; ``values``, its arrays; and its weight."""
 
     body: Mapping[str, Values]
     values: Mapping[str, Values]
@@ -100,19 +100,19 @@ class Fit:
 
 
 def averaged(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the element type that Flower's mean of arrays has: an integer by a float is a float64."""
+    """Return the element type of Flower's mean of such arrays: for integers float64, else the same."""
     return dtype if dtype.name in _FLOATS else np.dtype(np.float64)
 
 
 def only(content: RecordDict, kind: type[Any]) -> Any:
-    """Return the only record of a kind; None if there is none, or another."""
+    """Return the only record of a kind; None if there is none, or more than one."""
     found = [record for record in content.values() if isinstance(record, kind)]
     return found[0] if len(found) == 1 else None
 
 
 @dataclass
 class Mean:
-    """The mean of a round's folded replies: as ``tensors`` in the order of ``slots``, of replies of this ``weight``."""
+    """The mean of a round's folded replies: ``tensors`` in the order of ``slots``, and the replies' total weight."""
 
     slots: Slots
     tensors: Tensors
@@ -129,7 +129,7 @@ class Mean:
 
 
 class Replies(list[Message]):
-    """The replies of a round in a list, with their mean where it was folded."""
+    """A round's list of replies, with the mean of those that were folded."""
 
     def __init__(self, messages: Sequence[Message] = (), mean: Mean | None = None) -> None:
         super().__init__(messages)
@@ -137,9 +137,9 @@ class Replies(list[Message]):
 
 
 def weighted_key(strategy: Strategy) -> str | None:
-    """Return the metric by which a strategy weights replies; None if what it does with them is not known to be a mean.
+    """Return the metric by which a strategy weights replies; None unless the strategy is known to compute a mean.
 
-    All that sees a reply's arrays has to be Flower's own code.
+    For that, all code that sees a reply's arrays must be Flower's own.
     """
     if not isinstance(strategy, FedAvg):
         return None
@@ -147,25 +147,28 @@ def weighted_key(strategy: Strategy) -> str | None:
     own = inspect.getattr_static(kind, "aggregate_train") in _MEANS
     own = own and inspect.getattr_static(kind, "_check_and_log_replies", None) is _CHECK
     own = own and strategy.train_metrics_aggr_fn is _METRICS
-    # Of an object whose own attribute hides the method nothing is known.
+    # An attribute of the object itself may replace one of these methods by any code.
     hidden = {"aggregate_train", "_check_and_log_replies", "start"} & vars(strategy).keys()
     return strategy.weighted_by_key if own and not hidden else None
 
 
 class Loop:
-    """One run of Flower's own loop of rounds, ``Strategy.start``: its strategy, how many rounds, what it collects."""
+    """One run of Flower's own loop of rounds, ``Strategy.start``: its strategy, its number of rounds, its results."""
 
     def __init__(self, strategy: Strategy, rounds: int | None) -> None:
         self.strategy, self.rounds = strategy, rounds
         self._arguments: tuple[Any, ...] = ()
         self._initial: ArrayRecord | None = None
-        #: What the server's own evaluation came to, by round; 0 is before the first.
+        #: Metrics of the server's own evaluation, by round; round 0 is before the first.
         self.server_metrics: dict[int, Mapping[str, Any]] = {}
-        #: Flower's result, when the loop has ended.
+        #: Flower's result, once the loop has ended.
         self.result: Any = None
 
     def run(self, given: inspect.BoundArguments) -> Any:
-        """Run the loop with these arguments, and large initial arrays in a record that no one but the loop has."""
+        """Run the loop with these arguments. Large initial arrays are moved to a record that only the loop refers to.
+
+        So ``trains`` can free them.
+        """
         initial = given.arguments.get("initial_arrays")
         if isinstance(initial, ArrayRecord) and sum(map(size_of, initial.values())) >= WORTH_A_SEARCH:
             own = housed(initial)
@@ -178,21 +181,21 @@ class Loop:
         return self.result
 
     def trains(self, content: RecordDict) -> None:
-        """Free the initial arrays when training goes on from others.
+        """Free the initial arrays once the loop trains from other arrays, which are in ``content``.
 
-        The loop's variables name them to its end, but it reads them no more (tests/flower/test_compat.py). Nothing is
-        freed if any other object has them, such as a strategy that compares models with them.
+        The loop's variables refer to them until its end, but it does not read them again (tests/flower/test_compat.py).
+        Nothing is freed if any other object refers to them, such as a strategy that compares models with them.
         """
         initial, arrays = self._initial, only(content, ArrayRecord)
         if initial is None or arrays is None or arrays is initial:
             return
         self._initial = None
-        gc.collect(1)  # messages that are gone already
+        gc.collect(1)  # free unused messages that still refer to the record
         if all(one is self._arguments or _namesonly(one) for one in gc.get_referrers(initial)):
             initial.clear()
 
     def tapped(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function for the server's own evaluation whose results are kept here too."""
+        """Wrap the function of the server's own evaluation, so that its results are kept here too."""
 
         def tap(server_round: int, arrays: ArrayRecord) -> Any:
             found = evaluate(server_round, arrays)
@@ -204,25 +207,25 @@ class Loop:
 
 
 def _namesonly(holder: object) -> bool:
-    """Whether an object is a call of the loop, or of what runs it here."""
+    """Return whether an object is a stack frame of the loop, or of the methods here that run it."""
     codes = (_START.__code__, Loop.run.__code__, Loop.trains.__code__)
     return isinstance(holder, FrameType) and holder.f_code in codes
 
 
 class Looped(Protocol):
-    """A grid that hears of loops."""
+    """A grid that is notified when Flower's own loop of rounds runs."""
 
     def looping(self, loop: Loop) -> AbstractContextManager[None]:
-        """Take note that messages come from a loop, until the block ends."""
+        """Mark that a loop runs, until the block ends, so that messages may come from it."""
 
 
 def sends_rounds(code: CodeType) -> bool:
-    """Whether code is Flower's own loop of rounds: replies go to ``aggregate_train`` then, and nowhere else."""
+    """Return whether code is Flower's own loop of rounds, which passes replies to ``aggregate_train`` alone."""
     return code is _START.__code__
 
 
 def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
-    """Return the mean of replies of which some, with ``mean`` as theirs, were folded, and the others came whole."""
+    """Return the mean of all replies: of the folded ones, whose mean is ``mean``, and of those that came whole."""
     contents = [reply.content for reply in replies]
     records = [only(content, ArrayRecord) for content in contents]
     record = mean.record(list(records[0]))
@@ -245,9 +248,9 @@ def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Let grids hear of loops, and ``FedAvg.aggregate_train`` take the mean from replies that carry one.
+    """Within the block, notify grids of loops, and let ``FedAvg.aggregate_train`` use a mean that replies carry.
 
-    For other grids and replies both are as before.
+    Other grids and other replies are handled as before.
     """
     Strategy.start = _start  # type: ignore[method-assign]
     FedAvg.aggregate_train = _aggregate_train  # type: ignore[method-assign]
@@ -268,7 +271,7 @@ def _start(self: Strategy, grid: Any, *args: Any, **given: Any) -> Any:
     loop = Loop(self, rounds if isinstance(rounds, int) else None)
     if bound.arguments.get("evaluate_fn") is not None:
         bound.arguments["evaluate_fn"] = loop.tapped(bound.arguments["evaluate_fn"])
-    del args, given  # or they would keep the initial arrays
+    del args, given  # they refer to the initial arrays, which `trains` could then not free
     with looping(loop):
         return loop.run(bound)
 
@@ -278,7 +281,7 @@ def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[Arr
     if not isinstance(mean, Mean):
         with averaging():
             return _ORIGINAL(self, server_round, replies)
-    # The arrays are folded already, so replies with other metrics are left out of the mean of metrics alone.
+    # The arrays are folded already, so a reply with other metrics is left out only of the mean of metrics.
     valid, _ = self._check_and_log_replies(replies, is_train=True, **_UNCHECKED)
     arrays, contents = merged(valid, mean, self.weighted_by_key), [reply.content for reply in valid]
     other = odd(contents, RecordDict(), self.weighted_by_key)
@@ -289,11 +292,11 @@ def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[Arr
 _ORIGINAL: Final = FedAvg.aggregate_train
 _CHECK: Final = inspect.getattr_static(FedAvg, "_check_and_log_replies", None)
 _UNCHECKED: Final[Mapping[str, Any]] = {"validate": False} if "validate" in inspect.signature(_CHECK).parameters else {}
-#: Flower's own mean of metrics, which FedAvg has if it is told no other.
+#: Flower's own mean of metrics: FedAvg's default.
 _METRICS: Final = FedAvg().train_metrics_aggr_fn
 _START: Final = Strategy.start
 _SIGNATURE: Final = inspect.signature(_START)
-#: Methods that take the mean of arrays by FedAvg's and change no more than that.
+#: Methods of Flower that get the mean of arrays from FedAvg's method, and use replies for nothing else.
 _MEANS: Final = (
     _ORIGINAL,
     _aggregate_train,

@@ -1,7 +1,7 @@
-"""Flower's Grid over tasks: messages go out as tasks, and replies come back as their results.
+"""Flower's Grid over thalweg's tasks: a message is sent as a task, and its reply is the task's result.
 
-Messages with the same content, as strategies make them, are one task to many nodes: their arrays are copied once, and a
-node that has them already, as from the evaluation before, is sent none of them again.
+Messages with the same content, as strategies make them, become one task for many nodes. Their arrays are copied once,
+and are not sent to a node that has them already, for example from the evaluation before.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from thalweg.flower.shelf import Shelf
 from thalweg.flower.used import UsedReplies
 from thalweg.tasks import Reply, Task, TaskServer
 
-#: Seconds between two looks at what else may have happened while a caller waits.
+#: Seconds between two calls of ``look`` while a caller waits.
 SLICE: Final = 0.2
 
 
 class ThalwegGrid(Grid):
-    """A Grid whose messages go over any transport of thalweg. All methods may be called from several threads."""
+    """A Grid whose messages use any transport of thalweg. All methods may be called from several threads."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class ThalwegGrid(Grid):
     ) -> None:
         """Send messages through ``server``.
 
-        Nodes get their ids by ``salt``, and ``config`` as the run's configuration. What they draw at random follows
-        from ``seed``, unless the app seeds it. ``look`` is called several times a second while a caller waits, and may
-        raise. ``waited_for`` is called each time that the app asks for the nodes, with the number that it waits for.
-        ``folds`` allows folding on arrival; with ``holes`` parts of what is folded may be missing.
+        ``salt`` determines the nodes' ids, ``config`` is the run's configuration, and ``seed`` determines the nodes'
+        random numbers, unless the app seeds its generators. ``look`` is called several times a second while a caller
+        waits, and may raise. ``waited_for`` is called each time that the app asks for the nodes, with the number that
+        it waits for. ``folds`` allows folding on arrival; with ``holes`` folded replies may lack parts of their arrays.
         """
         self._server, self._salt, self._seed, self._config = server, salt, seed, dict(config)
         self._folds, self._holes, self._watcher, self._look = folds, holes, watcher, look
@@ -87,33 +87,30 @@ class ThalwegGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes that are connected, in the order of their names.
-
-        What ``waited_for`` raises goes to the caller.
-        """
+        """Return the ids of the connected nodes, in the order of their names. Raises what ``waited_for`` raises."""
         caller = sys._getframe(1)  # noqa: SLF001 - CPython's, documented
         if not compat.only_looks(caller):
             self._waited_for(compat.nodes_waited_for(caller))
-        del caller  # or it would be kept alive in a cycle
+        del caller  # a frame's variable that names a frame may make a reference cycle
         with self._lock:
             return [self._node(name) for name in self._server.members]
 
     def crashed(self, name: str, why: str) -> None:
-        """Take note that a node's process has ended; whoever waits for it hears so."""
+        """Mark that a node's process has ended: its open messages get error replies."""
         with self._lock:
             self._dead[name] = why
         self._server.forget(name, why)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages and return their ids in order; None in the place of one for a node that is not known.
+        """Send messages and return their ids in order; None for a message to an unknown node.
 
-        Raises ValueError for a message without a time to live, or that is a reply.
+        Raises ValueError for a message without content or time to live, and for a reply.
         """
         ids, _ = self._push(list(messages), None, None, awaited=False)
         return cast("list[str]", ids)  # with None among them, as Flower's own grids do
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there, each once; for an id that is not known, or no more, an error instead."""
+        """Return the replies that have arrived, each once, and an error message for an unknown or forgotten id."""
         found = []
         for one in message_ids:
             waiting = self._waiting(one)
@@ -131,11 +128,11 @@ class ThalwegGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
         """Send messages and return their replies, in the order of the messages.
 
-        After ``timeout`` seconds these are the replies that are there; the others can be pulled later. A mean that is
-        folded is closed then, and late replies do not count.
+        After ``timeout`` seconds it returns the replies that have arrived; the others can be pulled later. If replies
+        are folded, the mean is closed then, and later replies do not count.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        # No name for the frame: it would keep all replies alive in a cycle.
+        # The frame gets no variable here: a reference cycle would keep all replies alive.
         loop = self._loop() if fold.sends_rounds(sys._getframe(1).f_code) else None  # noqa: SLF001 - CPython's, documented
         sending = list(messages)
         del messages
@@ -159,7 +156,7 @@ class ThalwegGrid(Grid):
         if loop is not None:
             self._used.add(replies)
             if trains:
-                self._shelf.clear()  # what was trained from is not sent again
+                self._shelf.clear()  # the arrays of a training message are not sent again
         return replies
 
     def _await_all(self, groups: Sequence[Group], deadline: float | None) -> None:
@@ -172,21 +169,21 @@ class ThalwegGrid(Grid):
                 self._watcher.waited(group.sent, time.monotonic())
 
     def _set_apart(self, ids: Sequence[str], loop: Loop) -> None:
-        """Replace replies that would end Flower's loop by errors."""
+        """Replace replies whose form would make Flower's loop fail by errors."""
         waiting = [found for one in ids if (found := self._waiting(one)) is not None]
         for came in self._answers.set_apart(waiting, loop.strategy):
             if self._watcher is not None:
                 self._watcher.came(came)
 
     def _take_all(self, ids: Sequence[str]) -> list[Message]:
-        """Return the replies that are there, in order; an error for a message that is not known any more."""
+        """Return the replies that have arrived, in order; an error message for an id that is not known any more."""
         taken = ((one, self._waiting(one)) for one in ids)
         found = [self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
         return [reply for reply in found if reply is not None]
 
     @contextmanager
     def looping(self, loop: Loop) -> Iterator[None]:
-        """Take note that messages of this thread may come from a loop, until the block ends."""
+        """Mark that Flower's loop runs in this thread, until the block ends, so that messages may come from it."""
         loops: list[Loop] = self._loops.__dict__.setdefault("open", [])
         loops.append(loop)
         try:
@@ -200,7 +197,7 @@ class ThalwegGrid(Grid):
         return loops[-1] if loops else None
 
     def close(self) -> None:
-        """Want no more replies."""
+        """Forget all open messages, and close their tasks."""
         with self._lock:
             tasks = {waiting.group.task.number: waiting.group.task for waiting in self._open.values()}
             self._open.clear()
@@ -208,7 +205,7 @@ class ThalwegGrid(Grid):
             task.close()
 
     def _node(self, name: str) -> int:
-        """Return a node's id, and keep its name. To be called with the lock."""
+        """Return a node's id, and keep its name for it. The caller holds the lock."""
         node = node_id(self._salt, name)
         self._names[node] = name
         return node
@@ -216,7 +213,10 @@ class ThalwegGrid(Grid):
     def _push(
         self, messages: Sequence[Message], key: str | None, loop: Loop | None, *, awaited: bool
     ) -> tuple[list[str | None], list[Group]]:
-        """Send messages; return their ids, and the groups that they are sent in. With ``key`` replies may be folded."""
+        """Send messages; return their ids, and the groups in which they were sent.
+
+        With ``key`` replies may be folded if all messages make one group.
+        """
         ids: list[str | None] = [None] * len(messages)
         batches: dict[Any, list[tuple[int, Message, str]]] = {}
         with self._lock:
@@ -231,11 +231,11 @@ class ThalwegGrid(Grid):
                 continue
             same: Any = (id(message.content), metadata.message_type, metadata.group_id, metadata.ttl)
             if metadata.created_at + metadata.ttl <= time.time():
-                # It has expired, and is known to nobody from now on.
+                # It has expired already: it gets an id, but is not sent, and the id counts as unknown.
                 label = f"{self._run_id:x}-{next(self._numbers)}"
                 ids[at] = compat.name(message, message_id(label, metadata.dst_node_id)).metadata.message_id
                 continue
-            # A node has a part in a task once: a second message of the same content is of another task.
+            # A task has each node only once, so a second message with the same content to a node needs another task.
             while known in (other for _, _, other in batches.get(same, ())):
                 same = (*same, None)
             batches.setdefault(same, []).append((at, message, known))
@@ -257,7 +257,7 @@ class ThalwegGrid(Grid):
         *,
         awaited: bool,
     ) -> tuple[Group, list[str]]:
-        """Send messages of the same content; return them as a group, and their ids."""
+        """Send messages with the same content as one task; return them as a group, and their ids."""
         first, metadata = batch[0], batch[0].metadata
         number = next(self._numbers)
         label = f"{self._run_id:x}-{number}"
@@ -271,7 +271,7 @@ class ThalwegGrid(Grid):
             "run": self._run_id,
             "type": metadata.message_type,
             "group": metadata.group_id,
-            # Not the time of its creation: a node's clock need not agree with this one.
+            # The age and not the time of creation, because a node's clock may differ from this one.
             "age": age,
             "ttl": metadata.ttl,
             "config": self._config,
@@ -289,7 +289,7 @@ class ThalwegGrid(Grid):
             head, tensors, to=names, deadline=left, reduce=reduce, returns=returns, missing=missing, judge=judge
         )
         if self._watcher is not None:
-            self._watcher.sent(sent)  # the nodes work while the record of the last round is written
+            self._watcher.sent(sent)  # after sending, so that the nodes work while the watcher records the last round
         group = Group(sent, label, task, sent.at + left, judge, awaited, tasks=[task], left=len(batch))
         ids = [message_id(label, message.metadata.dst_node_id) for message in batch]
         with self._lock:
@@ -306,7 +306,7 @@ class ThalwegGrid(Grid):
             return self._open.get(one)
 
     def _await(self, group: Group, deadline: float | None) -> None:
-        """Take in all replies of a group, or those that come in time; then a mean is closed."""
+        """Receive replies of a group until all have arrived or the deadline has passed. Then close its mean, if any."""
         while not group.over and (deadline is None or time.monotonic() < deadline):
             self._drain(group, SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic())))
             self._look()
@@ -314,9 +314,9 @@ class ThalwegGrid(Grid):
             self._end(group)
 
     def _drain(self, group: Group, seconds: float) -> None:
-        """Take in the replies of a group that are there; wait for the first of them at most so many seconds."""
+        """Receive the replies of a group that have arrived. Wait at most ``seconds`` for the first."""
         if not group.lock.acquire(timeout=seconds):
-            return  # another thread does
+            return  # another thread receives this group's replies
         try:
             for task in list(group.tasks):
                 if self._take_in(group, task, seconds):
@@ -326,7 +326,7 @@ class ThalwegGrid(Grid):
             group.lock.release()
 
     def _take_in(self, group: Group, task: Task, seconds: float) -> bool:
-        """Take in the replies of a task that are there, and return whether there will be no more."""
+        """Receive the replies of a task that have arrived; return whether there will be no more."""
         while True:
             try:
                 reply = task.next_reply(seconds)
@@ -347,8 +347,8 @@ class ThalwegGrid(Grid):
         judge = group.judge if task is group.task else None
         waiting.transfers += reply.transfers
         if judge and reply.state == "failed" and (reply.reason == ASK or reply.member in judge.accepted):
-            # The node has an error, or a reply that cannot be folded, as with values that are not finite. Another task
-            # asks for the whole reply.
+            # The node has an error message, or a reply that cannot be folded, for example because a value is not
+            # finite. Another task fetches the whole reply.
             left = max(0.0, group.expires - time.monotonic())
             group.tasks.append(self._server.send({"fetch": group.label}, to=reply.member, deadline=left))
             return
@@ -365,13 +365,16 @@ class ThalwegGrid(Grid):
             self._watcher.came(came)
 
     def _take(self, one: str, waiting: Waiting) -> Message | None:
-        """Return a reply and forget the message; None if there is none yet, or another thread has taken it."""
+        """Return a message's reply and forget the message; None if it has no reply yet or another thread took it."""
         with self._lock:
             message = waiting.message
         return message if message is not None and self._drop(one) else None
 
     def _drop(self, one: str) -> bool:
-        """Forget a message; return whether it was known. With the last one of a task, that goes too."""
+        """Forget a message; return whether it was known. With the last message of a task, close the task.
+
+        A task with a mean stays open: ``_mean`` closes it.
+        """
         with self._lock:
             waiting = self._open.pop(one, None)
             if waiting is None:
@@ -383,14 +386,14 @@ class ThalwegGrid(Grid):
         return True
 
     def _end(self, group: Group) -> None:
-        """Let no more replies into a mean."""
+        """Close a group's mean: cancel its tasks, so that no more replies are folded."""
         for task in list(group.tasks):
             task.cancel()
         while not group.over:
             self._drain(group, SLICE)
 
     def _mean(self, groups: Sequence[Group]) -> Mean | None:
-        """Return the mean of what was folded, and free its sums."""
+        """Return the mean of the folded replies, and close its task, which frees the sums; None if none was folded."""
         for group in groups:
             if group.judge is not None:
                 mean = Mean(group.judge.slots, group.task.mean_tensors(), group.weight) if group.weight else None

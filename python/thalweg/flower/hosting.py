@@ -1,4 +1,4 @@
-"""A ServerApp in this process: it is loaded, runs over a grid, and its rounds go into the record."""
+"""Hosts a ServerApp in this process: loads it, runs it over a grid, and records its rounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHOWN: Final = ("round", "seconds", "communication_seconds", "replies", "errors"
 
 @dataclass(frozen=True)
 class FlowerResult:
-    """What a run of a Flower app came to. ``peaks``: each process's peak memory in bytes; None if there is but one."""
+    """The result of a Flower app's run. ``peaks``: each process's peak memory in bytes; None if there is only one."""
 
     plan: Plan
     record: RunRecord
@@ -58,7 +58,7 @@ class FlowerResult:
 
 
 class Hosting:
-    """A ServerApp that runs here, over a server of tasks that listens."""
+    """A ServerApp that runs in this process, over a task server that listens already."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Hosting:
 
         self.plan, self.server, self.record, self.progress = plan, server, record, progress
         self._app: ServerApp | None = None
-        #: The nodes of each process that this run starts; empty if nodes come by themselves.
+        #: The nodes of each process that this run starts; empty if nodes are started elsewhere.
         self.nodes_of: dict[str, list[str]] = {}
-        #: How each process that has ended did.
+        #: Why each process that has ended did so.
         self._ended: dict[str, str] = {}
         self._found, self._look = found, look
         self.attendance = Attendance()
-        # With the same seed nodes have the same ids, and a strategy draws the same of them.
+        # The seed determines the nodes' ids, so that a strategy samples the same nodes with the same seed.
         drawn = random.Random(plan.job.seed)
         run_id, salt = drawn.getrandbits(62) | 1, f"{drawn.getrandbits(64):x}"
         self.config = found.run_config({} if plan.app is None else plan.app.options or {})
@@ -110,12 +110,12 @@ class Hosting:
         return self._app
 
     def wait(self, look: Callable[[], None]) -> None:
-        """Wait until all nodes are here; ``look`` is called several times a second and may raise."""
+        """Wait until all nodes have joined. ``look`` is called several times a second and may raise."""
         while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
             look()
 
     def serve(self) -> None:
-        """Run the ServerApp to its end. Raises AppError with what it raised, and what a run ends with."""
+        """Run the ServerApp to its end. Raises AppError if it raises, ThalwegError or CoreError if the run fails."""
         from flwr.app import Context, RecordDict
 
         from thalweg.flower import compat, fold
@@ -147,7 +147,7 @@ class Hosting:
     def result(
         self, server_peak: int | None, peaks: Sequence[int | None] | None, network: Session | None = None
     ) -> FlowerResult:
-        """Return what the run came to."""
+        """Return the run's result."""
         return FlowerResult(
             plan=self.record.plan,
             record=self.record,
@@ -160,7 +160,7 @@ class Hosting:
         )
 
     def process_ended(self, process: str, why: str) -> None:
-        """Take note that a process has ended: nobody waits for its nodes any more."""
+        """Mark that a process has ended: messages to its nodes get error replies."""
         self._ended[process] = why
         for name in self.nodes_of.get(process, [process]):
             self.progress.note(f"{name} is gone: {why}")
@@ -169,8 +169,8 @@ class Hosting:
                 self.record.log(f"{name} is gone: {why}")
 
     def _waited_for(self, wanted: int) -> None:
-        """Raise RoundError if the app waits for more nodes than can be there: an ended process is not started again."""
-        if not self.nodes_of:  # nodes come by themselves
+        """Raise RoundError if the app waits for more nodes than are left. An ended process is not started again."""
+        if not self.nodes_of:  # nodes are started elsewhere, so more may come
             return
         left = sum(len(nodes) for process, nodes in self.nodes_of.items() if process not in self._ended)
         if left < max(1, wanted):
@@ -182,14 +182,14 @@ class Hosting:
             )
 
     def _waits(self, wanted: int) -> None:
-        """Look around while a legacy app waits for so many nodes."""
+        """Check the nodes and the network while a legacy app waits for ``wanted`` nodes."""
         self._waited_for(wanted)
         self._watch()
 
     def check(self, then: str = "") -> None:
-        """Raise AppError if in any round all clients failed: the result then lacks that round.
+        """Raise AppError if in any round all clients failed, since the result then lacks that round.
 
-        ``then`` ends the message: what followed from it.
+        ``then`` is appended to the message, to say what followed from it.
         """
         failures = self.rounds.failures
         if failures:
@@ -225,7 +225,7 @@ class Hosting:
 def recorded(
     plan: Plan, server: TaskServer, facts: Mapping[str, Any], progress: Progress, *, tls: bool
 ) -> Iterator[RunRecord]:
-    """Open the record of a run; at the end say in it how that ended. Raises RecordError."""
+    """Open the record of a run; when the block ends, record how the run ended. Raises RecordError."""
     bound = Bound("not known for a Flower app, whose messages may be of any size")
     told = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}
     record = RunRecord.create(plan, told)

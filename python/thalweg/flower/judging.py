@@ -1,7 +1,7 @@
-"""Judges the head of each reply before it counts; of a folded reply before any byte of its arrays is received.
+"""Checks the head of each reply before the reply counts: for a folded reply, before any byte of its arrays arrives.
 
-An accepted head becomes a message, a refused one an error. So the mean, the strategy and the record have the same
-replies with the same weights.
+An accepted head becomes a message, and a refused one an error. So the mean, the strategy and the record all have the
+same replies with the same weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNREADABLE: Final = "it sent no reply that can be read"
 
 @dataclass(frozen=True)
 class Said:
-    """A reply as its head describes it: when it was created, its time to live in seconds, its records or its error."""
+    """A reply as its head describes it: time of creation, time to live in seconds, and its records or its error."""
 
     created: float
     ttl: float
@@ -33,7 +33,7 @@ class Said:
 
 
 class Judge:
-    """Judges the heads and weights of a round's folded replies, from several threads."""
+    """Checks heads and weights of a round's folded replies. Several threads may call it."""
 
     def __init__(self, slots: Slots, key: str) -> None:
         self.slots, self._key = slots, key
@@ -41,7 +41,7 @@ class Judge:
         self.accepted: set[str] = set()
 
     def __call__(self, member: str, head: Any, weight: float) -> str | None:
-        """Return why a reply is refused, or None. ``TaskServer.send(judge=...)`` asks before the reply is received."""
+        """Return why a reply is refused, or None. The task server calls this before it receives the reply's arrays."""
         try:
             self.read(head, weight)
         except HeadError as error:
@@ -50,7 +50,7 @@ class Judge:
         return None
 
     def read(self, head: Any, weight: float) -> Said:
-        """Return the content of a reply that is folded, from its head. Raises HeadError."""
+        """Return the content of a folded reply, from its head alone. Raises HeadError."""
         if not isinstance(head, dict) or "error" in head:
             raise HeadError("it is an error with arrays" if isinstance(head, dict) else "it has no head")
         created, ttl = _times(head)
@@ -62,7 +62,7 @@ class Judge:
 
 
 def read(head: Any, tensors: Mapping[str, Values]) -> Said:
-    """Return the content of a reply that is not folded, from its head and tensors. Raises HeadError."""
+    """Return the content of a reply that came whole, from its head and tensors. Raises HeadError."""
     if not isinstance(head, dict):
         raise HeadError("it has no head")
     created, ttl = _times(head)
@@ -76,7 +76,7 @@ def read(head: Any, tensors: Mapping[str, Values]) -> Said:
 
 
 def _times(head: Mapping[str, Any]) -> tuple[float, float]:
-    """Return when a reply was made, and its time to live, which is above 0."""
+    """Return when a reply was created, and its time to live, in seconds. Raises HeadError unless that is above 0."""
     try:
         created, ttl = seconds_of(head.get("created")), seconds_of(head.get("ttl"))
     except (TypeError, ValueError, OverflowError) as error:
@@ -98,7 +98,7 @@ def _error(said: Any, tensors: Mapping[str, Values]) -> Error:
 
 
 def _stated_weight(slots: Slots, content: RecordDict, key: str) -> float:
-    """Return the weight that the records of a folded reply state, if its arrays are those of the mean."""
+    """Return the weight in a folded reply's metrics. Raises HeadError if its arrays do not fit the mean."""
     record, metrics = only(content, ArrayRecord), only(content, MetricRecord)
     if record is None or record.keys() != slots.shapes.keys():
         raise HeadError("its arrays have other names than those of the mean")
@@ -114,10 +114,10 @@ def _stated_weight(slots: Slots, content: RecordDict, key: str) -> float:
 
 
 def _check(name: str, array: Array) -> None:
-    """Raise HeadError for an array that cannot be read, or whose type or shape is not what the head says."""
+    """Raise HeadError for an array that cannot be read, or whose type or shape differs from the head's."""
     if isinstance(array, View) and array.values is not None:
         own = str(array.values.dtype), array.values.shape
-        if (array.dtype, tuple(array.shape)) not in (own, ("", ())):  # legacy records say nothing of their arrays
+        if (array.dtype, tuple(array.shape)) not in (own, ("", ())):  # legacy records give neither type nor shape
             raise HeadError(f"its array {name!r} is said to be {array.dtype} {list(array.shape)}, and is not")
     elif array.stype == NUMPY and (why := why_unreadable(array.data)):
         raise HeadError(f"its array {name!r} cannot be read: {why}")

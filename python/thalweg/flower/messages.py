@@ -1,4 +1,4 @@
-"""Messages of a grid that are on their way, and what a watcher hears of them."""
+"""Open messages of a grid, and the notifications that a watcher gets about them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from thalweg.tasks import Reply, Task
 
 @dataclass(frozen=True)
 class Sent:
-    """Messages that went out together: which, to which nodes by name, and when (``time.monotonic``)."""
+    """Messages that were sent together: the first of them, the names of their nodes, and when (``time.monotonic``)."""
 
     number: int
     message: Message
     names: Sequence[str]
     at: float
     folds: bool
-    #: Flower's own loop of rounds that sent them, if it was that.
+    #: Flower's own loop of rounds, if that sent them.
     loop: Loop | None
 
 
 @dataclass(frozen=True)
 class Came:
-    """A reply: to which ``Sent``, from whom, when, as a message for the app, and as a task's reply."""
+    """A reply that arrived: to which ``Sent``, from which node, and when (``time.monotonic``).
+
+    ``message`` is what the app gets, ``reply`` is the task's reply.
+    """
 
     sent: Sent
     name: str
@@ -37,12 +40,12 @@ class Came:
     message: Message
     reply: Reply
     usage: Mapping[str, Any]
-    #: Both ways, as docs/reference/outcome.md has transfers.
+    #: Its transfers, down and up, as in docs/reference/outcome.md.
     transfers: Sequence[Mapping[str, Any]]
 
 
 class Watcher(Protocol):
-    """Hears of messages and replies, from several threads."""
+    """Is notified of messages and replies, by several threads."""
 
     def sent(self, sent: Sent) -> None: ...
 
@@ -53,28 +56,28 @@ class Watcher(Protocol):
 
 @dataclass
 class Group:
-    """Messages of the same content, which are one task to several nodes."""
+    """Messages with the same content, which are one task for several nodes."""
 
     sent: Sent
     label: str
     task: Task
-    #: When its messages are of no use any more (``time.monotonic``).
+    #: When its messages expire (``time.monotonic``).
     expires: float
-    #: Judges the replies that are folded; None if they are not.
+    #: The judge of its folded replies; None if replies are not folded.
     judge: Judge | None
     #: Whether a caller waits for all of the group's replies.
     awaited: bool
-    #: Weight of what was folded.
+    #: Total weight of the folded replies.
     weight: float = 0.0
-    #: The task, and those that fetch what could not be folded, until all their replies are in.
+    #: The unfinished ones of the task and of the tasks that fetch replies that could not be folded.
     tasks: list[Task] = field(default_factory=list)
-    #: Messages whose reply has not been taken.
+    #: Number of messages whose reply has not been taken.
     left: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def over(self) -> bool:
-        """Whether all that can come has come."""
+        """Whether all its replies have arrived, or cannot arrive any more."""
         return not self.tasks
 
 
@@ -85,7 +88,7 @@ class Waiting:
     group: Group
     metadata: Metadata
     message: Message | None = None
-    #: What a watcher was told of the reply.
+    #: The notification about its reply that the watcher got.
     came: Came | None = None
-    #: The ways of its parts that have come.
+    #: The transfers of this message and of its reply so far.
     transfers: list[dict[str, Any]] = field(default_factory=list)

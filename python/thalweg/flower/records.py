@@ -1,8 +1,8 @@
-"""Flower's records as a head of JSON and a body of tensors, without pickle and without Flower's own serialisation.
+"""Encodes Flower's records as a JSON head and a body of tensors, without pickle and Flower's own serialisation.
 
-An array whose bytes are what NumPy's ``.npy`` writer makes of it travels as a tensor of its element type. Any other
-array travels as bytes, with its four fields as they are: an array of another ``stype``, or of an element type that does
-not travel. What comes in is checked against the tensors that came with it: no size or type in a head is trusted.
+An array whose bytes are exactly what NumPy's ``.npy`` writer makes travels as a tensor of its element type. Any other
+array travels as bytes, with its four fields unchanged: one of another ``stype``, or of an element type that does not
+travel. A received head is checked against the tensors that came with it: no size or type in it is trusted.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from thalweg import bounded_json
 from thalweg.flower.arrays import MOST_DIMENSIONS, NUMPY, Folded, Values, View, values_of
 from thalweg.tensors.arena import ARRAY_TYPES
 
-#: Bytes in a ConfigRecord up to which they stand in the head; longer ones are tensors.
+#: Longest bytes value of a ConfigRecord that is put into the head; a longer one becomes a tensor.
 INLINE: Final = 1024
-#: Bytes of JSON up to which records stand in the head; longer ones are a tensor.
+#: Most bytes of JSON about records in the head; longer JSON becomes a tensor.
 LONGEST_HEAD: Final = 256 << 10
-#: Bytes of JSON that describe records, at most.
+#: Most bytes of JSON about records that are accepted at all.
 LONGEST_RECORDS: Final = 16 << 20
-#: Numbers that are no JSON, as Python writes them.
+#: Numbers that JSON does not have, as Python writes them.
 NOT_FINITE: Final = ("nan", "inf", "-inf")
 
 
 class HeadError(ValueError):
-    """What a peer sent does not describe records."""
+    """A peer sent a head that does not describe records."""
 
 
 @dataclass
 class Packed:
-    """Records as they travel: JSON for the head, and the tensors of the body."""
+    """Encoded records: JSON for the head, and the tensors of the body."""
 
     records: Any
     body: list[Values] = field(default_factory=list)
-    #: For each tensor what says that it is the same as in another message: bytes or values that nobody changes, or
-    #: where it lies.
+    #: The origin of each tensor, to recognise it in the next message: immutable bytes or values, or its place in a
+    #: ``Tensors``.
     sources: list[Any] = field(default_factory=list)
-    #: The tensors that are arrays as they lie, by the arrays' names.
+    #: The tensor's number of each array that travels as it lies in memory, row by row, by the array's name.
     arrays: dict[str, int] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Values]:
-        """Return the body by the names that the tensors have on the way."""
+        """Return the body's tensors by their names on the wire, which are their numbers."""
         return {str(index): values for index, values in enumerate(self.body)}
 
     def add(self, values: Values, source: Any) -> int:
@@ -60,7 +60,7 @@ class Packed:
 
 
 def pack(content: RecordDict, folded: Mapping[str, Values] | None = None) -> Packed:
-    """Return records as they travel. Of arrays in ``folded`` only element type and shape do."""
+    """Encode records. With ``folded``, arrays travel elsewhere: only element type and shape of each are encoded."""
     packed = Packed([])
     for key, record in content.items():
         if isinstance(record, ArrayRecord):
@@ -87,11 +87,11 @@ def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | 
             number = packed.add(np.frombuffer(array.data, np.uint8), array.data) if array.data else None
             items.append([name, "bytes", number, *fields])
             continue
-        if not values.size:  # no tensor: a body of no bytes is no body
+        if not values.size:  # encoded without a tensor, since a body of no bytes is not possible
             items.append([name, "empty", values.dtype.name, list(values.shape), *fields[:2]])
             continue
         source = (array.place or array.values) if isinstance(array, View) else array.data
-        # A tensor lies row by row; of an array that lies column by column the transposed one does.
+        # A tensor lies row by row in memory. An array that lies column by column is sent as its transpose.
         across = not values.flags.c_contiguous
         number = packed.add(values.T if across else values, source)
         if not across:
@@ -106,7 +106,7 @@ def _coded_items(record: MetricRecord | ConfigRecord, packed: Packed) -> list[An
 
 
 def _coded(value: Any, packed: Packed) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):  # which is no JSON
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
         return {"float": str(value)}
     if isinstance(value, bytes):
         if len(value) > INLINE:
@@ -116,9 +116,9 @@ def _coded(value: Any, packed: Packed) -> Any:
 
 
 def housed(record: ArrayRecord) -> ArrayRecord:
-    """Return a record of the same arrays in one buffer, from which they are sent without a copy.
+    """Copy a record's arrays into one buffer, from which they are sent without a copy; return a record of these.
 
-    It is the record itself if one of its arrays does not travel as a tensor that lies row by row.
+    Returns the record itself if one of its arrays is empty, or does not travel as a tensor that lies row by row.
     """
     from thalweg.tasks import Tensors
 
@@ -134,10 +134,10 @@ def housed(record: ArrayRecord) -> ArrayRecord:
 
 
 def unpack(records: Any, tensors: Mapping[str, Values], *, folded: bool = False) -> RecordDict:
-    """Return the records that a peer sent; ``tensors`` are what came with them.
+    """Decode the records that a peer sent, with the ``tensors`` that came with them.
 
-    With ``folded`` the values of their arrays went into a mean, and ``tensors`` are none; else no array may be folded.
-    Raises HeadError for anything that is not as ``pack`` makes it.
+    With ``folded`` all arrays must be folded, so that there are no ``tensors``; else none may be folded. Raises
+    HeadError for anything that ``pack`` does not make.
     """
     try:
         if isinstance(records, int):
@@ -171,7 +171,7 @@ def _array_record(items: Any, tensors: Mapping[str, Values]) -> ArrayRecord:
         else:
             number, *fields = rest
             values = tensors[str(_number(number))]
-            if not isinstance(values, np.ndarray):  # a head may say that they are PyTorch's
+            if not isinstance(values, np.ndarray):  # a peer's head may claim that they are PyTorch tensors
                 raise TypeError(f"tensor {number} is no array")
             kept = (_text(fields[0]), _shape(fields[1])) if fields else None
             record[name] = View({"along": values, "across": values.T}[kind], kept)
@@ -179,7 +179,7 @@ def _array_record(items: Any, tensors: Mapping[str, Values]) -> ArrayRecord:
 
 
 def _empty(element: Any, shape: Any) -> Values:
-    """Return an array of no elements. Raises ValueError if it would have some."""
+    """Return an array without elements. Raises ValueError if its shape has elements or its type does not travel."""
     lengths = _shape(shape)
     if 0 not in lengths or element not in ARRAY_TYPES or len(lengths) > MOST_DIMENSIONS:
         raise ValueError("it is no array of no elements")

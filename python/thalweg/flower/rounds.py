@@ -1,7 +1,7 @@
-"""What a run of a Flower app was: its rounds for the record, made of messages that were sent and replies that came.
+"""Derives the rounds of a Flower app's run, for the record, from the messages sent and the replies received.
 
-A round is training and what follows until the next training. Flower numbers it in several ways; where an app's messages
-name no round, each new training begins one.
+A round is training and everything until the next training. Flower has several ways to number rounds. If an app's
+messages have no number, each new training begins a round.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from thalweg.flower.fold import Loop
     from thalweg.flower.messages import Came, Sent
 
-#: Metrics that are a model's accuracy or loss, by what apps call them.
+#: Names that apps give to the metrics accuracy and loss.
 ACCURACIES: Final = ("accuracy", "acc", "eval_accuracy", "eval_acc", "test_accuracy", "test_acc")
 LOSSES: Final = ("loss", "eval_loss", "test_loss")
-#: Metrics that are the number of a reply's samples: that of strategies, and those of legacy results.
+#: Names of the metric with a reply's number of samples: of strategies, and of legacy results.
 WEIGHTS: Final = ("num-examples", "num_examples")
-#: Of error codes what the record calls a client that did not answer.
+#: The state of a participant in the record, by the error code of its reply. Any other error is "rejected".
 _STATES: Final = {NODE_UNAVAILABLE: "lost", CRASHED: "lost", MESSAGE_UNAVAILABLE: "late"}
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the record keeps of a reply; not its arrays."""
+    """The part of a reply that the record keeps: everything but its arrays."""
 
     state: str
     reason: str | None
     numbers: Mapping[str, float]
     usage: Mapping[str, Any]
-    #: How much of its arrays counts, 0 to 1.
+    #: Share of its arrays that counts, 0 to 1; 0 for an error.
     coverage: float = 0.0
 
     @property
     def counts(self) -> bool:
-        """Whether it is a reply, and no error."""
+        """Whether it is a reply with content, and not an error."""
         return self.state in {"whole", "partial"}
 
     @classmethod
@@ -65,7 +65,7 @@ _NONE: Final = _Answer("late", "it did not answer in time", {}, {})
 
 @dataclass
 class _Phase:
-    """The messages of one kind in a round, as ``train``."""
+    """The messages of one kind in a round, such as ``train``, and their replies."""
 
     begin: float
     names: set[str] = field(default_factory=set)
@@ -81,7 +81,7 @@ class _Phase:
         return sum(not answer.counts for answer in self.answers.values())
 
     def failure(self, kind: str) -> str | None:
-        """Return in words that all replies to messages of a kind failed, with the first reason; None if not all did."""
+        """Return a sentence with the first reason if all replies to messages of a kind failed, else None."""
         if not self.answers or self.errors() < len(self.answers):
             return None
         count, (name, answer) = len(self.answers), min(self.answers.items(), key=lambda one: one[0])
@@ -96,31 +96,31 @@ class _Round:
 
     @property
     def main(self) -> _Phase:
-        """The phase that the round is timed by: training, if there was any."""
+        """The phase whose times are the round's: training, or else the first phase."""
         return self.phases.get("train") or next(iter(self.phases.values()))
 
 
 class Rounds:
-    """Hears of messages and replies, from any thread, and gives each round away when the next one begins."""
+    """Collects messages and replies, from any thread, and hands over each round when the next one begins."""
 
     def __init__(
         self, keep: Callable[[Row, Row], None], begin: Callable[[int], None], tell: Callable[[str], None]
     ) -> None:
-        """``keep`` gets a round's entry for the journal and its row for ``--json``; ``begin`` a new one's number.
+        """``keep`` gets a round's entry for the journal and its row for ``--json``.
 
-        ``tell`` gets lines about replies that are errors.
+        ``begin`` gets the number of a new round, and ``tell`` a line for each reply that is an error.
         """
         self._keep, self._begin, self._tell = keep, begin, tell
         self._round: _Round | None = None
         self._lock = threading.RLock()
-        #: Flower's own loop of rounds; None where an app has its own.
+        #: Flower's own loop of rounds; None if an app has a loop of its own.
         self.loop: Loop | None = None
         self.rows: list[Row] = []
-        #: For each round in which all replies to messages of a kind were errors: which, and the first reason.
+        #: A sentence for each round in which all replies to messages of a kind were errors, with the first reason.
         self.failures: list[str] = []
 
     def sent(self, sent: Sent) -> None:
-        """Take note of messages that go out."""
+        """Add messages that were sent. A higher round number closes the last round."""
         kind = sent.message.metadata.message_type.partition(".")[0]
         with self._lock:
             self.loop = sent.loop or self.loop
@@ -130,12 +130,12 @@ class Rounds:
                 self._round = _Round(number)
                 self._begin(number)
             phase = self._round.phases.setdefault(kind, _Phase(sent.at))
-            phase.begin = min(phase.begin, sent.at)  # threads tell of what they send in any order
+            phase.begin = min(phase.begin, sent.at)  # threads may call this in another order than they sent
             phase.names.update(sent.names)
             self._round.folded = self._round.folded or sent.folds
 
     def came(self, came: Came) -> None:
-        """Take note of a reply; one of a round that is over counts no more."""
+        """Add a reply. A reply to a message of an earlier round is ignored."""
         kind = came.message.metadata.message_type.partition(".")[0]
         with self._lock:
             phase = None if self._round is None else self._round.phases.get(kind)
@@ -148,7 +148,7 @@ class Rounds:
             phase.transfers += came.transfers
 
     def waited(self, sent: Sent, at: float) -> None:
-        """Take note that nobody waits for replies to messages any more, at a time (``time.monotonic``)."""
+        """Mark that the app stopped waiting for replies to messages at the time ``at`` (``time.monotonic``)."""
         kind = sent.message.metadata.message_type.partition(".")[0]
         with self._lock:
             phase = None if self._round is None else self._round.phases.get(kind)
@@ -157,11 +157,11 @@ class Rounds:
 
     @property
     def expected(self) -> int | None:
-        """How many rounds there will be, if Flower's own loop says so."""
+        """How many rounds Flower's own loop will have; None if that is not known."""
         return None if self.loop is None else self.loop.rounds
 
     def state(self) -> str:
-        """Return what each client does, as progress bars take it."""
+        """Return each client's state in the last phase, as JSON for the progress bars."""
         with self._lock:
             phases = [] if self._round is None else list(self._round.phases.values())
             waiting = {name: name in phase.answers for phase in phases[-1:] for name in sorted(phase.names)}
@@ -169,18 +169,18 @@ class Rounds:
         return json.dumps({"clients": clients})
 
     def close(self) -> None:
-        """Give the last round away. Idempotent."""
+        """Hand over the last round. Idempotent."""
         with self._lock:
             self._close()
             self._round = None
 
     def metrics(self) -> list[Row]:
-        """Return each round's metrics: of Flower's own loop what the strategy made of them, else the replies' means."""
+        """Return each round's metrics: the strategy's results if Flower's own loop ran, else means over replies."""
         rows = [{"round": row["round"], **row["metrics"]} for row in self.rows]
         if self.loop is None:
             return rows
         if 0 in self.loop.server_metrics:
-            rows.insert(0, {"round": 0})  # before the first round
+            rows.insert(0, {"round": 0})  # the server's evaluation before the first round
         made: dict[str, Mapping[int, Any]] = {"server": self.loop.server_metrics}
         if self.loop.result is not None:
             made["train"] = self.loop.result.train_metrics_clientapp
@@ -191,7 +191,7 @@ class Rounds:
         ]
 
     def _number(self, sent: Sent, kind: str) -> int:
-        """Return the round that a message is of."""
+        """Return the number of the round that a message belongs to."""
         said = round_of(sent)
         current = 0 if self._round is None else self._round.number
         if said is not None:
@@ -220,7 +220,7 @@ class Rounds:
         return {} if self.loop is None else self.loop.server_metrics.get(number, {})
 
     def _row(self, done: _Round, metrics: Mapping[str, Row]) -> Row:
-        """Return what ``--json`` says of a round."""
+        """Return a round's row for ``--json``."""
         phases = done.phases.values()
         return {
             "round": done.number,
@@ -234,7 +234,7 @@ class Rounds:
 
 
 def round_of(sent: Sent) -> int | None:
-    """Return the number that a message gives its round; None if it gives none."""
+    """Return the round number in a message: ``server-round`` of a ConfigRecord, else its group id; None without one."""
     for record in sent.message.content.values():
         number = record.get("server-round") if isinstance(record, ConfigRecord) else None
         if isinstance(number, int) and not isinstance(number, bool):
@@ -244,7 +244,7 @@ def round_of(sent: Sent) -> int | None:
 
 
 def _outcome(done: _Round, row: Row) -> Row:
-    """Return a round as the core describes its own (docs/reference/outcome.md)."""
+    """Return a round's outcome in the core's form (docs/reference/outcome.md)."""
     phase = done.main
     transfers = [one for each in done.phases.values() for one in each.transfers]
     participants = [_participant(name, phase.answers.get(name, _NONE)) for name in sorted(phase.names)]
@@ -279,14 +279,14 @@ def _participant(name: str, answer: _Answer) -> Row:
 
 
 def _numbers(message: Message) -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a reply's metrics; legacy results have some of them in a ConfigRecord."""
+    """Yield the numbers in a reply's metrics. Legacy results have some of them in a ConfigRecord."""
     for key, record in message.content.items():
         if isinstance(record, MetricRecord) or (isinstance(record, ConfigRecord) and key.endswith("res.metrics")):
             yield from ((name, one) for name, one in record.items() if isinstance(one, (int, float)))
 
 
 def means(answers: Sequence[_Answer]) -> Row:
-    """Return the mean of each metric over replies, weighted by their samples, else evenly."""
+    """Return the mean of each metric over replies, weighted by their samples; unweighted if any number is missing."""
     found = [answer.numbers for answer in answers if answer.counts]
     weights = [_first(numbers, WEIGHTS) for numbers in found]
     even = any(weight is None or weight < 0 for weight in weights) or not sum(weight or 0 for weight in weights)
@@ -306,7 +306,7 @@ def _first(numbers: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def under_way(transfers: Sequence[Mapping[str, Any]]) -> float:
-    """Return in how many seconds at least one transfer was under way."""
+    """Return the seconds during which at least one transfer was under way."""
     spans = []
     for way in transfers:
         starts = [way[key] for key in ("send_start", "receive_start") if way.get(key) is not None]

@@ -1,4 +1,8 @@
-"""``thalweg flower run``: a Flower app on this machine, its ServerApp in this process and its nodes in others."""
+"""Runs Flower apps: ``thalweg flower run`` on this machine (``run``), or over several (``serve`` and ``join``).
+
+The ServerApp runs in this process and the nodes run in others, of which each may serve several. With a transport that
+works only inside one process the nodes are threads.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,9 @@ PROGRAM: Final = "thalweg.flower.worker"
 
 
 def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[str] = ()) -> Plan:
-    """Return the plan of a Flower app: the app's own settings, and what the command line says over them.
+    """Return the plan of a Flower app: the app's own settings, with those of the command line over them.
 
-    Raises PlanError for a folder that is no Flower app, and for what it does not have.
+    Raises PlanError if the folder is not a Flower app, or has no such setting.
     """
     from thalweg.flower import app
     from thalweg.plan import Plan
@@ -54,7 +58,7 @@ def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[
 
 
 def is_app(plan: Plan) -> bool:
-    """Whether a plan's app is a Flower app."""
+    """Return whether a plan's app is a Flower app."""
     return plan.app is not None and plan.app.object.startswith(FLOWER)
 
 
@@ -66,16 +70,17 @@ def folder_of(plan: Plan) -> Path:
 
 
 def check(plan: Plan) -> None:
-    """Raise PlanError if a plan's Flower app is not there, or has not the configuration that the plan sets."""
+    """Raise PlanError if a plan's Flower app does not exist, or lacks a configuration key that the plan sets."""
     found = read(folder_of(plan))
     found.run_config({} if plan.app is None else plan.app.options or {})
 
 
 def run(plan: Plan, progress: Progress) -> FlowerResult:
-    """Run a plan's Flower app on this machine and return what it came to.
+    """Run a plan's Flower app on this machine and return its result.
 
     Raises PlanError, LabError or BrokerError before a node is started; AppError if the ServerApp cannot be imported or
-    raises; RecordError, LabError or CoreError if the run cannot go on. All processes have ended then.
+    raises; RoundError, RecordError, LabError or CoreError if the run cannot continue. All processes have ended when it
+    returns or raises.
     """
     flower.require()
     found = read(folder_of(plan))
@@ -108,7 +113,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
 
 
 def preview(plan: Plan) -> dict[str, Any]:
-    """Return what a run of a plan's Flower app would be, and the seconds that its messages need on its links at least.
+    """Describe a run of a plan's Flower app without running it, with a lower bound of its messages' seconds on links.
 
     The ServerApp runs until it sends its first message. Raises PlanError, and AppError if it cannot be imported.
     """
@@ -136,9 +141,10 @@ def preview(plan: Plan) -> dict[str, Any]:
 
 
 def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
-    """Run a plan's ServerApp at ``url``, for nodes that come by themselves, and return what it came to.
+    """Run a plan's ServerApp at ``url``, for nodes that are started elsewhere, and return its result.
 
-    Raises LinkError if others can reach ``url`` and nothing says who may join, and else what ``run`` raises.
+    Raises LinkError if other machines can reach ``url`` and the plan does not say who may join; else what ``run``
+    raises.
     """
     flower.require()
     found = read(folder_of(plan))
@@ -172,8 +178,8 @@ def join(
 ) -> dict[str, Any]:
     """Serve as a node of a Flower app until the run is over; return ``{"name", "url", "messages", "peak_rss_bytes"}``.
 
-    Raises PlanError for what is wrong on this side, LinkError or CoreError if the server cannot be reached or does not
-    let the node in.
+    Raises PlanError for wrong settings on this side; LinkError or CoreError if the server cannot be reached or refuses
+    the node.
     """
     flower.require()
     from thalweg.flower import app
@@ -184,7 +190,7 @@ def join(
     config = {key: value for text in node_config for key, value in app.pairs(text, "--node-config").items()}
     url, name, options = entrance(membership)
     with seats.Seat() as seat:
-        # Programs that compute read this when they are imported, which the app does with its first message.
+        # Libraries read this variable when they are imported, which the app does at its first message.
         os.environ.setdefault(seats.CHOSEN, str(threads or seat.threads()))
         core = _core.TaskClient(url, name, json.dumps(options))
         note(f"{name}: joining {url}")
@@ -214,7 +220,7 @@ def _listening(plan: Plan, url: str, trust: Mapping[str, Any], network: Session 
 
 @dataclass(frozen=True)
 class _Orders:
-    """What the processes are told when they are started."""
+    """Makes the order of each process: what it reads when it starts. ``shares`` gives each process its nodes."""
 
     plan: Plan
     found: AppFolder
@@ -247,7 +253,7 @@ class _Orders:
 
 
 def _shares(plan: Plan, names: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return which nodes each process serves. Raises PlanError if they cannot be so few."""
+    """Return which nodes each process serves. Raises PlanError if the plan asks for too few processes."""
     alone = (plan.network is not None and plan.network.emulator != "none") or plan.stress is not None
     most = len(names) if alone else min(len(names), 2 * machine.cores())
     asked = None if plan.app is None else plan.app.processes
@@ -274,7 +280,10 @@ def _look(fleet: Fleet, network: Session) -> None:
 
 
 def _end(host: Hosting, fleet: Fleet, network: Session, post: Attached) -> None:
-    """End all processes and keep what they and the network leave. No error here hides what ended the run."""
+    """End all processes, and record their reports and the network's tables. A RecordError here becomes a note.
+
+    So it cannot replace the error that ended the run.
+    """
     network.end_stress()
     fleet.release()
     if grace.is_hurried():

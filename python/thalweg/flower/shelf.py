@@ -1,4 +1,4 @@
-"""The tensors that were sent last, kept so that the same ones are not copied or sent again."""
+"""Keeps the tensors that were sent last, so that equal ones are not copied or sent again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thalweg.tasks import Tensors
 
 
 class Shelf:
-    """The tensors that were sent last, so that the same ones are not copied again, nor sent to who has them."""
+    """Returns the same ``Tensors`` for the same arrays, so that they are neither copied again nor sent again."""
 
     def __init__(self) -> None:
         self._sources: list[Any] = []
@@ -19,7 +19,10 @@ class Shelf:
         self._lock = threading.Lock()
 
     def tensors(self, packed: Packed) -> Tensors | None:
-        """Return the tensors to send; None if there are none."""
+        """Return the tensors of a message; None if it has none.
+
+        They are those where its arrays lie already, or those that were sent last if they are the same, or a new copy.
+        """
         if not packed.body:
             return None
         home = _home(packed.sources)
@@ -28,19 +31,19 @@ class Shelf:
             return home
         with self._lock:
             if self._tensors is None or not _same(self._sources, packed.sources) or not _alike(self._tensors, packed):
-                self._sources, self._tensors = [], None  # what is replaced is free before the new one is made
+                self._sources, self._tensors = [], None  # free the old tensors before the new ones are made
                 self._tensors = Tensors(packed.tensors())
                 self._sources = packed.sources
             return self._tensors
 
     def clear(self) -> None:
-        """Forget what was sent last."""
+        """Forget the tensors that were sent last."""
         with self._lock:
             self._sources, self._tensors = [], None
 
 
 def _home(sources: Sequence[Any]) -> Tensors | None:
-    """Return the tensors that lie there already, each in its place, with no other among them."""
+    """Return the ``Tensors`` in which all arrays lie already, if it has just these in this order; else None."""
     first = sources[0][0] if isinstance(sources[0], tuple) else None
     if not isinstance(first, Tensors) or len(first) != len(sources):
         return None
@@ -49,7 +52,7 @@ def _home(sources: Sequence[Any]) -> Tensors | None:
 
 
 def _same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether two lists of sources are of the same immutable bytes, by identity."""
+    """Return whether two lists of sources name the same objects, by identity. These objects are never changed."""
     return len(ours) == len(theirs) and all(map(_same_one, ours, theirs))
 
 
@@ -60,6 +63,6 @@ def _same_one(ours: Any, theirs: Any) -> bool:
 
 
 def _alike(tensors: Tensors, packed: Packed) -> bool:
-    """Whether the same bytes are tensors of the same element types and shapes."""
+    """Return whether tensors have the element types and shapes of a packed message's body."""
     pairs = zip(tensors.values(), packed.body, strict=True)
     return all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)

@@ -1,4 +1,4 @@
-"""How much a Flower app sends, asked of its ServerApp in a process of its own, since an app may import anything."""
+"""Finds how much a Flower app sends. The ServerApp runs in a process of its own, since it may import anything."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-#: Seconds that an app has to send its first message.
+#: Seconds within which an app must send its first message.
 PATIENCE: Final = 120.0
 COMMAND: Final = (sys.executable, "-m", "thalweg.flower.dry")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of arrays in a message of an app's ServerApp, and in how many rounds; None for what is not known."""
+    """Bytes of arrays in a message of a ServerApp, and its number of rounds; None if not known."""
 
     update_bytes: int | None
     rounds: int | None
 
 
 def ask(plan: Plan) -> Size:
-    """Return the size of a plan's Flower app; nothing of it is known if the app fails."""
+    """Return the size of a plan's Flower app; both values are None if the app fails or takes too long."""
     if plan.app is None:
         return Size(None, None)
     order = {

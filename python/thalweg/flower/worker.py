@@ -1,6 +1,7 @@
 """A process of ``thalweg flower run`` that serves nodes: ``python -m thalweg.flower.worker``.
 
-It lives as ``thalweg.job.worker`` does. Its order names the app's folder, the nodes, and how each gets to the server.
+It reads an order and writes a final report as ``thalweg.job.worker`` does. Its order has the app's folder, the server's
+URL, and the names and options of the nodes.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def serve(order: Mapping[str, Any], note: Note) -> None:
-    """Serve the nodes of an order until the run is over. Raises CoreError if the server is gone for good."""
+    """Run the nodes of an order until the run is over. Raises CoreError if the server is gone for good."""
     from thalweg.flower import app
     from thalweg.flower.client import Apps, Node
 
-    # In the server's own process the server draws nodes from the same generators.
+    # Not seeded inside the server's own process: there the ServerApp uses the same random generators.
     found = app.read(Path(order["app"]))
     apps = Apps(found.load_client, seeded=order["parent"] != os.getpid(), folder=found.path)
     nodes = [(Node(one["name"], apps, one["config"], _noting(one["name"], note)), one) for one in order["nodes"]]
@@ -44,7 +45,7 @@ def serve(order: Mapping[str, Any], note: Note) -> None:
 
 
 def _serve_all(nodes: list[Node], clients: list[TaskClient]) -> None:
-    """Serve the first node here and the others in threads, until all are done. Raises what the first to fail raises."""
+    """Run the first node in this thread and the others in new ones, until all are done. Raises the first failure."""
     failures: list[Exception] = []
 
     def work(node: Node, client: TaskClient) -> None:
