@@ -1,1 +1,1 @@
-"""A model's tensors as views of the arena, which of them travel, and that they stay there."""
+"""Binds a model's tensors to an arena, chooses which of them travel, and keeps them in the arena during training."""

@@ -1,4 +1,4 @@
-"""The arena in Python: a model's tensors as views of the one buffer that is sent and received."""
+"""The arena in Python: a model's tensors as NumPy or PyTorch views of the buffer that is sent and received."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-# The element types that travel: PyTorch's name, which NumPy has too -> safetensors' name.
+# The element types that travel: the name in PyTorch and NumPy -> the name in safetensors.
 _TYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -32,18 +32,18 @@ _TYPES = {
     "bool": "BOOL",
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
-# Types that NumPy has from the package ml_dtypes.
+# Types that the package ml_dtypes adds to NumPy.
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-#: NumPy's names of the element types that travel, without those of ml_dtypes.
+#: NumPy's own names of the element types that travel, without those of ml_dtypes.
 ARRAY_TYPES = frozenset(_TYPES).difference(_NARROW)
 
 
 class Arena(Mapping[str, "npt.NDArray[Any]"]):
-    """A model in one page-aligned buffer; as a mapping, each tensor's name to a NumPy view of its bytes.
+    """A model in one page-aligned buffer. As a mapping it gives a NumPy view of each tensor by its name.
 
-    bfloat16 and float8 are arrays of the types that the package ml_dtypes adds to NumPy.
-    Sending and receiving touch this buffer and no other. While a round is on its way to or from here, leave the
-    values alone: between ``Client.next`` and ``Client.submit`` they are yours.
+    bfloat16 and float8 tensors have the array types that the package ml_dtypes adds to NumPy.
+    Models and updates are sent from this buffer and received into it. Change the values only between ``Client.next``
+    and ``Client.submit``: at other times a transfer may be reading or writing them.
     """
 
     def __init__(self, core: _core.Arena) -> None:
@@ -56,11 +56,11 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
     ) -> Arena:
         """Move a model's values into an arena and make its tensors views of it.
 
-        For a module: every parameter and persistent buffer (BatchNorm's statistics too), tied ones once; the module
-        goes on working, optimisers keep their references. For a dict of arrays: values are copied in, and
-        ``arena[name]`` are the views to use. ``tensors`` says which travel, as docs/how-to/own-model.md has it; the
-        others stay as they are. Raises ModelError for tensors on another device, or of an element type that does not
-        travel.
+        For a module, every parameter and persistent buffer is moved (BatchNorm's statistics too), a tied tensor once.
+        The module keeps working, and optimisers keep their references. For a dict of arrays, values are copied, and
+        ``arena[name]`` are the views to use. ``tensors`` says which tensors travel (docs/how-to/own-model.md); the
+        others stay as they are. Raises ModelError for tensors on another device than the CPU, or of an element type
+        that does not travel.
         """
         from thalweg.tensors.binding import bind
 
@@ -68,7 +68,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
 
     @property
     def layout(self) -> _core.Layout:
-        """Names, dtypes, shapes and offsets."""
+        """Name, dtype, shape and byte offset of each tensor."""
         return self.core.layout
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -89,7 +89,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         return np.asarray(self.core)[offset : offset + size]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a PyTorch tensor that is a view of a tensor's bytes."""
+        """Return a tensor as a PyTorch view of the arena's memory."""
         import torch
 
         dtype, shape, _ = self._places[name]
@@ -99,7 +99,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
 def layout_of(module: torch.nn.Module, tensors: str | Iterable[str] | None = None) -> _core.Layout:
     """Return the layout of a module's parameters and persistent buffers, in ``state_dict`` order. Raises ModelError.
 
-    ``tensors`` says which travel.
+    ``tensors`` says which of them travel.
     """
     from thalweg.tensors.choosing import Choice
     from thalweg.tensors.travelling import chosen
@@ -130,7 +130,7 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int
 def describe_array(name: str, array: npt.NDArray[Any]) -> tuple[str, str, list[int]]:
     """Return an array's name, element type and shape for a layout. Raises ModelError.
 
-    The order of an element's bytes is no part of the type: values are converted where they are copied into an arena.
+    An array may have either byte order: copying it into an arena converts the values.
     """
     import numpy as np
 
@@ -146,7 +146,7 @@ def _dtype(name: str, found: str) -> str:
 
 
 def _array_type(dtype: str) -> np.dtype[Any]:
-    """Return NumPy's type for an element type of a layout."""
+    """Return NumPy's dtype for an element type of a layout."""
     import numpy as np
 
     name = _NAMES[dtype]

@@ -1,10 +1,10 @@
-"""A model bound to an arena, and the rule that what is sent is what was trained.
+"""Binds a model to an arena, so that the trained values are what is sent.
 
-The arena is the only memory that travels. Code that trains can move a tensor out of it without a word: by
-``p.data = ...``, ``module.to(...)``, ``load_state_dict(assign=True)``, a new ``nn.Parameter``, another submodule.
-So each tensor is looked at before it is trained and before it is sent. One that moved is brought back: its values are
-copied, and the model is made to use the arena again. One that has another shape or element type, is gone, or is new
-is an error. The check costs a few microseconds a tensor and reads none of their values.
+Only the arena's memory is sent. Training code can silently move a tensor out of it: by ``p.data = ...``,
+``module.to(...)``, ``load_state_dict(assign=True)``, a new ``nn.Parameter`` or another submodule. So each tensor is
+checked before training and before sending. If a tensor has moved, its values are copied back, and the model uses the
+arena again. A tensor that is missing, is new, or has another shape or element type is an error. The check takes a few
+microseconds per tensor and reads no values.
 """
 
 from __future__ import annotations
@@ -38,31 +38,34 @@ SAMPLE_BYTES: Final = 64
 
 
 class Binding(ABC):
-    """A model whose chosen tensors lie in an arena. ``model`` is what the app is given."""
+    """A model whose chosen tensors lie in an arena. The app gets ``model``."""
 
     model: Any
     arena: Arena
-    #: Whether a tensor that training changes does not travel, so that each party's model is different.
+    #: Whether a tensor that training may change does not travel, so that the parties' models differ.
     personal: bool
     _choice: Choice
-    # Tensors of the model, tied ones as one, whether they travel or not.
+    # Number of all tensors of the model, travelling or not. Tied tensors count once.
     _total: int
-    # Entries of the model's state_dict() that cannot travel, until ``untold`` has returned them.
+    # Chosen entries of the model's state_dict() that cannot travel, until ``untold`` has returned them.
     _staying: Sequence[str] = ()
 
     def collect(self, when: str) -> list[str]:
-        """Bring the model's values into the arena, where they are not; return the names of what had to be copied.
+        """Copy the values of tensors that have moved from the model into the arena; return these tensors' names.
 
-        ``when`` says in errors what has just happened, as "train()". Raises ModelError, and has changed nothing then.
+        ``when`` says in errors what has just happened, such as "train()". Raises ModelError before it changes anything.
         """
         return self._settle(when, from_model=True)
 
     def restore(self, when: str) -> list[str]:
-        """Make the model use the arena's values, wherever it has others; return the names. Raises ModelError."""
+        """Make the model use the arena's values again for tensors that have moved; return their names.
+
+        Raises ModelError.
+        """
         return self._settle(when, from_model=False)
 
     def sample(self) -> bytes:
-        """Return some of the arena's bytes, from all over it: what training is expected to change somewhere."""
+        """Return a sample of the arena's bytes, spread over all of it. Training is expected to change some of them."""
         import numpy as np
 
         content = np.asarray(self.arena.core)
@@ -70,27 +73,30 @@ class Binding(ABC):
         return blocks[:: max(1, len(blocks) // SAMPLES)].tobytes() or content.tobytes()
 
     def untold(self) -> Sequence[str]:
-        """Return the entries of the model's ``state_dict()`` that cannot travel, at the first call only."""
+        """Return the chosen entries of the model's ``state_dict()`` that cannot travel. Later calls return none."""
         staying, self._staying = self._staying, ()
         return staying
 
     def summary(self) -> str:
-        """Say in one line what travels."""
+        """Return a line about the tensors that travel: how many, and how large."""
         count, size = len(self.arena), format_bytes(len(self.arena.core))
         few = "" if self._choice.is_all else f" of {self._total}, as tensors = {self._choice} says"
         return f"tensors in an update: {count}{few}, {size}"
 
     @abstractmethod
     def _settle(self, when: str, *, from_model: bool) -> list[str]:
-        """Make model and arena one again; return the names of the tensors that were not."""
+        """Make all chosen tensors views of the arena again; return the names of those that had moved.
+
+        ``from_model``: the model's values are copied into the arena first; else the arena's values win.
+        """
 
 
 def bind(model: Model, tensors: Words = None, *, shared: bool = False) -> Binding:
-    """Move a model's values into an arena of its own. Raises ModelError.
+    """Move a model's values into a new arena. Raises ModelError.
 
-    Of a module the parameters and persistent buffers become views of the arena, tied ones once; optimisers keep their
-    references. Of a mapping of NumPy arrays ``binding.model`` is a dict of views. ``tensors`` says which travel.
-    ``shared``: peers on this machine take them without a copy, where the transport can.
+    A module's parameters and persistent buffers become views of the arena, a tied tensor once; optimisers keep their
+    references. For a mapping of NumPy arrays ``binding.model`` is a new dict with views. ``tensors`` says which tensors
+    travel. ``shared`` makes a shared arena: peers on this machine map it instead of copying, where the transport can.
     """
     binding = _binding(model, Choice(tensors), None, shared=shared)
     binding.collect("binding the model")
@@ -98,7 +104,7 @@ def bind(model: Model, tensors: Words = None, *, shared: bool = False) -> Bindin
 
 
 def attach(model: Model, core: _core.Arena, tensors: Words = None) -> Binding:
-    """Bind a model to an arena that is there, whose values win. Raises ModelError if the layouts differ."""
+    """Bind a model to an existing arena, whose values replace the model's. Raises ModelError if the layouts differ."""
     binding = _binding(model, Choice(tensors), core, shared=False)
     binding.restore("binding the model")
     return binding
@@ -115,7 +121,7 @@ def _binding(model: Any, choice: Choice, core: _core.Arena | None, *, shared: bo
 
 
 def _not_empty(binding: Binding) -> Binding:
-    """Raise ModelError for a model of which nothing travels."""
+    """Return the binding; raise ModelError if no tensor of its model travels."""
     if not len(binding.arena):
         staying = binding.untold()
         cause = f"; its state_dict() has {listed(staying)}, which cannot travel" if staying else ""
@@ -124,7 +130,7 @@ def _not_empty(binding: Binding) -> Binding:
 
 
 def check_layout(job: _core.Layout, own: _core.Layout) -> None:
-    """Raise ModelError with the first tensor that differs, if a model's layout is not the job's."""
+    """Raise ModelError, which names the first difference, if a model's layout is not the job's."""
     difference = own.difference(job, "in this model", "in the job's")
     if difference is not None:
         raise ModelError(
@@ -135,7 +141,10 @@ def check_layout(job: _core.Layout, own: _core.Layout) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor's place in the arena: its names, what it is like, and where its first byte is."""
+    """A tensor's place in the arena: its names, dtype, shape, and the address of its first byte.
+
+    ``apart`` are names of other tensor objects over the same memory, as in ``travelling.Group``.
+    """
 
     names: Sequence[str]
     apart: frozenset[str]
@@ -144,19 +153,19 @@ class Place:
     address: int
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is this very memory, and means the same values."""
+        """Return whether a tensor is a view of this memory with the same dtype and shape."""
         if tensor.dtype != self.dtype or tensor.shape != self.shape:
             return False
         return not tensor.numel() or (address_of(tensor) == self.address and tensor.is_contiguous())
 
 
 class ModuleBinding(Binding):
-    """A PyTorch module in an arena."""
+    """A PyTorch module whose chosen tensors lie in an arena."""
 
     def __init__(
         self, module: torch.nn.Module, choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
     ) -> None:
-        """Find the places of the tensors that travel. The module does not use them until the values are settled."""
+        """Give each tensor that travels a place in the arena. ``collect`` or ``restore`` makes the module use it."""
         taken = chosen(module, choice)
         if core is not None:
             check_layout(core.layout, taken.layout)
@@ -182,7 +191,7 @@ class ModuleBinding(Binding):
         if not moved:
             return []
         with torch.no_grad():
-            # New views each time: share_memory_() moves what is beneath a tensor, and beneath all views of it.
+            # Views are made anew each time: share_memory_() moves the memory under a tensor and under all its views.
             views = [self.arena.tensor(place.names[0]) for place in moved]
             if from_model:
                 self._check_ties(moved, found, when)
@@ -192,7 +201,7 @@ class ModuleBinding(Binding):
         return [place.names[0] for place in moved]
 
     def _check(self, moved: Iterable[Place], found: Mapping[str, Slot], when: str) -> None:
-        """Raise ModelError if tensors that moved are gone, not what they were, or one with another."""
+        """Raise ModelError if a moved tensor is missing, has another kind, or has become the same object as another."""
         for place in moved:
             for name in place.names:
                 if name not in found:
@@ -206,13 +215,13 @@ class ModuleBinding(Binding):
                 raise ModelError(f"after {when} the tensors {first!r} and {name!r} are one", IN_PLACE)
 
     def _check_new(self, found: Mapping[str, Slot], when: str) -> None:
-        """Raise ModelError for tensors that are new and would travel."""
+        """Raise ModelError for new tensors that the choice would include."""
         for name in found.keys() - self._known:
             if self._choice.takes(Named([name], found[name].tensor.requires_grad)):
                 raise ModelError(f"after {when} the model has a new tensor {name!r}", IN_PLACE)
 
     def _check_ties(self, moved: Iterable[Place], found: Mapping[str, Slot], when: str) -> None:
-        """Raise ModelError if tensors that were tied have different values now: only one of them can travel."""
+        """Raise ModelError if formerly tied tensors now have different values, since only one of them can travel."""
         for place in moved:
             first, *others = place.names
             for other in others:
@@ -223,7 +232,10 @@ class ModuleBinding(Binding):
                     )
 
     def _copy(self, sources: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
-        """Copy values into their places. One may lie in another's place, as after two tensors were swapped."""
+        """Copy values into their places. A source inside the arena is cloned first, since another may overwrite it.
+
+        That happens when an app has swapped two tensors.
+        """
         begin, end = self.arena.core.address, self.arena.core.address + len(self.arena.core)
         safe = [source.clone() if begin <= source.data_ptr() < end else source for source in sources]
         for view, source in zip(views, safe, strict=True):
@@ -231,7 +243,7 @@ class ModuleBinding(Binding):
 
 
 def _is_settled(place: Place, found: Mapping[str, Slot]) -> bool:
-    """Return whether all names of a place are there, and its memory is behind each."""
+    """Return whether the model has all names of a place, and each is a view of the place's memory."""
     slot = found.get(place.names[0])
     if slot is None or not place.holds(slot.tensor):
         return False
@@ -258,7 +270,7 @@ def _check_kind(name: str, tensor: torch.Tensor, place: Place, when: str) -> Non
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bytes, or are one."""
+    """Return whether two tensors are the same memory, or have equal bytes."""
     import torch
 
     if one is other or (one.device == other.device and one.data_ptr() == other.data_ptr()):
@@ -268,7 +280,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _use(place: Place, found: Mapping[str, Slot], view: torch.Tensor) -> None:
-    """Make the model use the arena's view under all names of a place."""
+    """Make the model use a view of the arena under all names of a place."""
     first = _point(found[place.names[0]], view)
     for name in place.names[1:]:
         if name in place.apart:
@@ -278,14 +290,14 @@ def _use(place: Place, found: Mapping[str, Slot], view: torch.Tensor) -> None:
 
 
 def _point(slot: Slot, view: torch.Tensor) -> torch.Tensor:
-    """Make the tensor in a slot a view of the arena and return it; it stays the same object where that can be."""
+    """Make the tensor in a slot a view of the arena and return it. It stays the same object if PyTorch allows that."""
     import torch
 
     tensor = slot.tensor
     if not tensor.is_inference():
         try:
             tensor.data = view
-        except RuntimeError:  # of a kind that cannot take over another's memory
+        except RuntimeError:  # PyTorch cannot give a tensor of this kind other memory
             pass
         else:
             return tensor
@@ -297,12 +309,12 @@ def _point(slot: Slot, view: torch.Tensor) -> torch.Tensor:
 
 
 class ArrayBinding(Binding):
-    """A dict of NumPy arrays in an arena: ``model`` is a new dict, whose chosen arrays are views."""
+    """A dict of NumPy arrays. ``model`` is a new dict, whose chosen arrays are views of an arena."""
 
     def __init__(
         self, arrays: Mapping[str, Any], choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
     ) -> None:
-        """Find the places of the arrays that travel. They are copied there when they are collected."""
+        """Give each array that travels a place in the arena. ``collect`` copies them there."""
         travels = choice.of([Named([name], None) for name in arrays])
         self._names = [name for name, chosen in zip(arrays, travels, strict=True) if chosen]
         layout = _core.Layout([describe_array(name, arrays[name]) for name in self._names])
@@ -322,7 +334,7 @@ class ArrayBinding(Binding):
         self._check(found, views, when)
         moved = [name for name, view in views.items() if not _is_view(found[name], view)]
         if from_model:
-            # Copies first: one may lie in another's place.
+            # All are copied out first, because an array may lie in the place of another.
             for name, values in [(name, found[name].copy()) for name in moved]:
                 views[name][...] = values
         self.model.update({name: views[name] for name in moved})
@@ -333,7 +345,7 @@ class ArrayBinding(Binding):
             if name not in found:
                 raise ModelError(f"after {when} the model has no array {name!r} any more", IN_PLACE)
             array = found[name]
-            # Bytes in another order are converted when they are copied.
+            # Another byte order is allowed: copying into the arena converts it.
             if (array.dtype.newbyteorder("="), array.shape) != (view.dtype, view.shape):
                 was, now = (f"{a.dtype}{list(a.shape)}" for a in (view, array))
                 raise ModelError(f"after {when} the array {name!r} is {now}; it was {was}", IN_PLACE)
@@ -343,7 +355,7 @@ class ArrayBinding(Binding):
 
 
 def _spans(arrays: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
-    """Yield the memory of each array that is one block: first byte, byte behind it, name."""
+    """Yield the memory of each array that is one block: address of the first byte, address after the last, name."""
     import numpy as np
 
     for name, array in arrays.items():

@@ -1,8 +1,8 @@
-"""Which tensors of a model travel: all, those that are trained, or those that patterns name.
+"""Chooses which tensors of a model travel: all, the trained ones, or those that patterns name.
 
-A choice is a list of words. ``trainable`` means parameters with ``requires_grad``; any other word is a pattern, in
-which ``*`` stands for any characters and ``?`` for one. A word with ``!`` in front takes away. Without a word that
-adds, all tensors are there to take away from.
+A choice is a list of words. ``trainable`` means parameters with ``requires_grad``. Any other word is a pattern of
+names, in which ``*`` stands for any characters and ``?`` for one. A word that begins with ``!`` excludes, any other
+includes. If no word includes, all tensors are included before words exclude some.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MEND: Final = "Give names or patterns as 'head.*' or '!*.running_mean', or 'tra
 
 @dataclass(frozen=True)
 class Named:
-    """What a choice needs to know of a tensor: all its names (several if it is tied), and whether it is trained.
+    """A tensor as a choice sees it: all its names (several if it is tied), and whether it is trained.
 
-    ``trainable`` is None where nobody says so, as of a NumPy array.
+    ``trainable`` is None if that is not known, as for a NumPy array.
     """
 
     names: Sequence[str]
@@ -32,10 +32,10 @@ class Named:
 
 
 class Choice:
-    """Which tensors travel."""
+    """A choice of the tensors that travel."""
 
     def __init__(self, words: str | Iterable[str] | None = None) -> None:
-        """Take the words; one may stand alone. None is every tensor. Raises ModelError for what is no word."""
+        """``words`` is a list of words, or a single one; None chooses all tensors. Raises ModelError for a bad word."""
         if words is not None and not isinstance(words, Iterable):
             raise ModelError(f"tensors is a {type(words).__name__}", _MEND)
         given: list[Any] = [words] if isinstance(words, str) else list(words or ())
@@ -52,15 +52,15 @@ class Choice:
         return not self.words
 
     def takes(self, tensor: Named) -> bool:
-        """Return whether a tensor travels: one of its names is added, and none is taken away."""
+        """Return whether a tensor travels: a word includes it, and no word excludes it. Any of its names may match."""
         if any(_fits(rule, tensor) for _, rule in self._takes):
             return False
         return not self._adds or any(_fits(rule, tensor) for _, rule in self._adds)
 
     def of(self, tensors: Sequence[Named], others: Sequence[Named] = ()) -> list[bool]:
-        """Return for each tensor whether it travels. Raises ModelError if a word fits none, or none is left.
+        """Return for each tensor whether it travels. Raises ModelError if a word matches none, or none is left.
 
-        ``others`` never travel; a word that takes away may name them.
+        ``others`` never travel, but a word that excludes may name them.
         """
         for rules, known in ((self._adds, tensors), (self._takes, [*tensors, *others])):
             for word, rule in rules:
@@ -76,7 +76,7 @@ class Choice:
 
 
 def _rule(word: str) -> re.Pattern[str] | None:
-    """Return the pattern of a word as a regular expression; None for ``trainable``."""
+    """Return a word's pattern as a regular expression; None for ``trainable``."""
     if word == TRAINABLE:
         return None
     signs = {"*": ".*", "?": "."}

@@ -1,7 +1,7 @@
-"""The named tensors of a task: ``Tensors`` to send, ``Received`` at the other end.
+"""The named tensors of a task: ``Tensors`` at the sender, ``Received`` at the receiver.
 
-The sender's head says which tensors are PyTorch's. The receiver gets those as PyTorch tensors and the others as NumPy
-arrays. All tensors of one side lie in one buffer.
+The sender's head says which tensors are PyTorch tensors. The receiver gets these as PyTorch tensors and the others as
+NumPy arrays. All tensors of a task lie in one arena at each side.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ids = count(1)
 
 
 class Tensors(Mapping[str, "npt.NDArray[Any]"]):
-    """Named tensors in one buffer, to be sent. A member that has them already gets no byte of them again.
+    """Named tensors in one arena, to be sent. They are not sent again to a member that has them already.
 
-    As a mapping it has read-only NumPy views of the tensors.
+    As a mapping it gives a read-only NumPy view of each tensor.
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        """Copy NumPy arrays or PyTorch tensors, such as a ``state_dict()``, into one buffer.
+        """Copy NumPy arrays or PyTorch tensors, such as a ``state_dict()``, into one arena.
 
-        Raises ModelError for what has no element type that travels, or is on another device.
+        Raises ModelError for an element type that does not travel, or a tensor on another device than the CPU.
         """
         self.torch = frozenset(name for name, value in tensors.items() if _is_torch(value))
         described = [self._describe(name, value) for name, value in tensors.items()]
@@ -46,9 +46,9 @@ class Tensors(Mapping[str, "npt.NDArray[Any]"]):
 
     @classmethod
     def of(cls, arena: Arena, torch: Iterable[str] = ()) -> Tensors:
-        """Take an arena as it is, without a copy; nobody may write to it from now on.
+        """Use an arena without a copy. From now on nobody may write to it.
 
-        ``torch`` names those of its tensors that receivers get as PyTorch's.
+        ``torch`` names the tensors that receivers get as PyTorch tensors.
         """
         made = cls.__new__(cls)
         made.arena, made.id, made.torch = arena, next(_ids), frozenset(torch)
@@ -68,28 +68,28 @@ class Tensors(Mapping[str, "npt.NDArray[Any]"]):
 
 
 class Received(Named):
-    """Tensors that came, by name: PyTorch tensors where the sender's were, and NumPy arrays else.
+    """Received tensors by name: PyTorch tensors where the sender had them, else NumPy arrays.
 
-    Where PyTorch is not installed all are NumPy arrays.
+    If PyTorch is not installed, all are NumPy arrays.
     """
 
     def __init__(self, arena: Arena, torch: Iterable[str], *, shared: bool) -> None:
-        """Take the arena that came. If others use it too (``shared``), arrays are read-only and tensors are copies."""
+        """Use the received arena. ``shared``: others use it too, so arrays are read-only and PyTorch tensors copies."""
         self.arena, self._shared = arena, shared
-        #: Which are PyTorch's, as the sender says.
+        #: The names of tensors that are PyTorch tensors at the sender.
         self.torch = frozenset(torch).intersection(arena)
         self._given: dict[str, Any] = {}
 
     @property
     def untouched(self) -> bool:
-        """Whether no copy was handed out, so that the arena still has what the user sees."""
+        """Whether no copy was handed out, so that the arena still has the values that the user sees."""
         return not self._given
 
     def __getitem__(self, name: str) -> Any:
         if name in self.torch and _has_torch():
             if not self._shared:
                 return self.arena.tensor(name)
-            if name not in self._given:  # PyTorch knows no read-only tensors
+            if name not in self._given:  # PyTorch has no read-only tensors
                 self._given[name] = self.arena.tensor(name).clone()
             return self._given[name]
         return _read_only(self.arena[name]) if self._shared else self.arena[name]

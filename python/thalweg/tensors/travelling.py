@@ -1,4 +1,4 @@
-"""What of a PyTorch module travels: its tensors by name, tied ones as one, those that a choice takes."""
+"""Finds the tensors of a PyTorch module that travel. A tied tensor has several names, and travels once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thalweg.tensors.choosing import Choice, Named
 if TYPE_CHECKING:
     import torch
 
-# What torch.compile puts in front of the names of the module that it wraps.
+# The part that torch.compile puts in front of names of the module that it wraps.
 COMPILED: Final = "_orig_mod"
 
 
 class Slot(NamedTuple):
-    """Where a tensor hangs in a module, and the tensor that is there now."""
+    """A named place for a tensor in a module (attribute ``key`` of ``owner``), and the tensor that is there now."""
 
     owner: torch.nn.Module
     key: str
@@ -28,9 +28,9 @@ class Slot(NamedTuple):
 
 @dataclass
 class Group:
-    """A tensor of a module with all its names, the one under which it travels first.
+    """A tensor of a module with all its names. It travels under the first one.
 
-    ``apart`` are the names of other tensor objects over the same memory.
+    ``apart`` are names whose tensor is another object over the same memory.
     """
 
     names: list[str]
@@ -44,10 +44,10 @@ class Group:
 
 
 class Chosen(NamedTuple):
-    """The tensors of a module that travel, their layout; the names of all tensors, and how many there are.
+    """The tensors of a module that travel (``groups``), and their layout.
 
-    ``staying`` names entries of ``state_dict()`` that are chosen and cannot travel. ``personal``: some tensor that
-    training changes does not travel.
+    ``known`` has the names of all tensors, ``total`` their number. ``staying`` names chosen entries of ``state_dict()``
+    that cannot travel. ``personal``: some tensor that training may change does not travel.
     """
 
     groups: Sequence[Group]
@@ -59,7 +59,7 @@ class Chosen(NamedTuple):
 
 
 def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
-    """Return what of a module travels. Raises ModelError for what cannot be moved into an arena."""
+    """Return the tensors of a module that travel. Raises ModelError if one cannot be moved into an arena."""
     found = groups(module)
     others = [Named([name], None) for name in _beside(module, found)]
     travels = choice.of([group.named for group in found], others)
@@ -73,7 +73,7 @@ def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
 
 
 def _changes(group: Group) -> bool:
-    """Return whether training may change a tensor: one that is trained, or statistics as those of BatchNorm."""
+    """Return whether training may change a tensor: it is trainable, or a floating-point buffer such as BatchNorm's."""
     import torch
 
     is_buffer = not isinstance(group.tensor, torch.nn.Parameter)
@@ -81,7 +81,7 @@ def _changes(group: Group) -> bool:
 
 
 def slots(module: torch.nn.Module) -> dict[str, Slot]:
-    """Return a module's parameters and persistent buffers by name, in ``state_dict`` order, tied ones repeatedly."""
+    """Return a module's parameters and persistent buffers by name, in ``state_dict`` order. Tied ones have several."""
     found: dict[str, Slot] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         prefix = "".join(f"{part}." for part in _plain(path))
@@ -95,7 +95,7 @@ def slots(module: torch.nn.Module) -> dict[str, Slot]:
 
 
 def groups(module: torch.nn.Module) -> list[Group]:
-    """Return a module's tensors, tied ones as one, be they one object or several over the same memory."""
+    """Return a module's tensors. Tied ones make one group, whether one object or several over the same memory."""
     found: dict[Any, Group] = {}
     for name, (_, _, tensor) in slots(module).items():
         memory = _memory(tensor)
@@ -108,9 +108,9 @@ def groups(module: torch.nn.Module) -> list[Group]:
 
 
 def _beside(module: torch.nn.Module, found: Iterable[Group]) -> list[str]:
-    """Return the entries of ``state_dict()`` that are none of the tensors found.
+    """Return the names of entries of ``state_dict()`` that are none of the tensors found.
 
-    Such are what ``get_extra_state()`` returns, and the packed weights of quantised layers.
+    Examples are results of ``get_extra_state()``, and packed weights of quantised layers.
     """
     import torch
 
@@ -126,24 +126,24 @@ def _beside(module: torch.nn.Module, found: Iterable[Group]) -> list[str]:
 
 
 def _plain(path: str) -> list[str]:
-    """Return the parts of a name, without those that torch.compile puts in."""
+    """Return the parts of a name, without those that torch.compile adds."""
     return [part for part in path.split(".") if part and part != COMPILED]
 
 
 def address_of(tensor: torch.Tensor) -> int | None:
-    """Return where a tensor's values begin; None if it has none, or they are not one block of memory."""
+    """Return the address of a tensor's values; None if it has none, or they are not one block of memory."""
     import torch
 
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided:
         return None
     try:
         return tensor.data_ptr() or None
-    except RuntimeError:  # a class that only looks like a tensor, as some of quantised weights
+    except RuntimeError:  # a class that only imitates a tensor, such as some quantised weights
         return None
 
 
 def _memory(tensor: torch.Tensor) -> object:
-    """Return what two tensors have in common if they are the same memory; else each its own."""
+    """Return a key that two tensors share exactly if they have the same memory, dtype, shape and strides."""
     address = address_of(tensor)
     if address is None:
         return id(tensor)
@@ -151,7 +151,10 @@ def _memory(tensor: torch.Tensor) -> object:
 
 
 def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
-    """Refuse tensors that share memory in part: in an arena each has its own, and they would part silently."""
+    """Refuse tensors that overlap in memory: in an arena each gets memory of its own, which would silently untie them.
+
+    Raises ModelError.
+    """
     placed = ((address_of(group.tensor), group) for group in found)
     refuse_overlaps(
         (
@@ -164,8 +167,8 @@ def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
 
 
 def refuse_overlaps(spans: Iterable[tuple[int, int, str]], moving: Container[str]) -> None:
-    """Refuse spans (first byte, byte behind it, name) that overlap, if one of them moves. Raises ModelError."""
-    # Of those that began before, the one that reaches furthest, of all and of those that move.
+    """Raise ModelError if two spans (first byte, byte after the last, name) overlap and one of them moves."""
+    # The furthest end among the spans that began before: of all spans, and of those that move.
     furthest = furthest_moving = (0, "")
     for begin, end, name in sorted(spans):
         reach, other = furthest if name in moving else furthest_moving

@@ -1,4 +1,4 @@
-"""What is done around an app's own code, so that what it leaves behind is what is sent and evaluated."""
+"""Runs an app's training and evaluation on a bound model, and puts the model and its arena in order around them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 def ignore(_text: str) -> None:
-    """Take a note and do nothing with it."""
+    """Ignore a note."""
 
 
 class Watch:
-    """Keeps a model and its arena one, around training and evaluation; says once what that costs."""
+    """Keeps a model's tensors in its arena around training and evaluation. It notes each kind of problem once."""
 
     def __init__(self, bound: Binding, note: Note) -> None:
         self._bound = bound
@@ -31,7 +31,10 @@ class Watch:
             note(_staying(staying))
 
     def train(self, work: Callable[[Any], T]) -> T:
-        """Let ``work`` train the arena's model, and bring what it moved back into the arena. Raises ModelError."""
+        """Let ``work`` train the model, starting from the arena's values; then copy moved tensors back into the arena.
+
+        Raises ModelError.
+        """
         self._bound.restore("the last round")
         before = self._bound.sample()
         result = work(self._bound.model)
@@ -47,7 +50,10 @@ class Watch:
         return result
 
     def evaluate(self, work: Callable[[Any], T]) -> T:
-        """Let ``work`` evaluate the arena's model. What it moves is put back; the arena's values stay."""
+        """Let ``work`` evaluate the model with the arena's values. Tensors that it moves use the arena again after it.
+
+        Raises ModelError.
+        """
         self._restore("the round")
         result = work(self._bound.model)
         self._restore("evaluate()")

@@ -1,4 +1,4 @@
-"""Aggregation trees: what the control plane decides for a plan, and what that comes to in virtual time."""
+"""Aggregation trees: asks the core's control plane what it decides for a plan, and simulates it in virtual time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["planned", "scenario", "simulated"]
 
-# Thousandths of an update: the control plane decides in integers.
+# One update in the control plane's unit, thousandths of an update: it decides in integers.
 UPDATE: Final = 1000
-# Keys of [tree] that are the control plane's policies.
+# Keys of [tree] that set policies of the control plane.
 POLICIES: Final = ("keep", "top", "inputs", "every", "silence")
 
 
 def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
-    """Return what the core is told of a plan. Raises PlanError (ModelError) for what cannot be.
+    """Return a plan's scenario for the core. Raises PlanError or ModelError for an impossible plan.
 
-    ``update_bytes`` is the size of an update where it is known; else it follows from the plan's model.
+    ``update_bytes`` is the size of an update if it is known; else it follows from the plan's model.
     """
     if plan.app is not None and update_bytes is None:
         raise PlanError(
@@ -59,7 +59,7 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
 
 
 def planned(plan: Plan) -> dict[str, Any]:
-    """Return what the control plane would do first, and why."""
+    """Return what the control plane would do at the beginning, and why."""
     told = scenario(plan)
     found = json.loads(_core.tree_plan(json.dumps(told)))
     homes = found["plan"].pop("homes")
@@ -69,10 +69,11 @@ def planned(plan: Plan) -> dict[str, Any]:
 
 
 def simulated(plan: Plan, met: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return what came of each round in virtual time.
+    """Return the result of each round in virtual time.
 
-    ``met`` are live runs beside the simulator (``report.replay``). Times are accepted if all of them were met, and one
-    is of the plan's system and split; costs that the plan does not give are then that one's.
+    ``met`` are comparisons of live runs with the simulator (``report.replay``). The simulated times count as accepted
+    if the simulator met all of these runs, and one run has the plan's system and split. Costs that the plan does not
+    give are taken from the last such run.
     """
     told = scenario(plan)
     alike = [one for one in met if (one["system"], one["split"]) == (_system(plan), told["config"]["split"])]
@@ -88,7 +89,7 @@ def _system(plan: Plan) -> str:
 
 
 def _named(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
-    """Return what a result is of."""
+    """Return the plan's facts that head a result: its system, sizes, switches and configuration."""
     keys = ("clients", "goal", "switches", "config")
     return {
         "system": _system(plan),

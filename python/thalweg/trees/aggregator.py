@@ -1,11 +1,11 @@
-"""A worker of an aggregation tree: it folds for the node whose socket is its standard input, until that closes it.
+"""A worker of an aggregation tree. Its standard input is a socket of its node: it folds for the node until that closes.
 
-With ``template`` it is a template instead: a process of one thread that forks such a worker whenever its node asks for
-one. With ``hop MOST`` it is a broker or a side process between the two: it passes messages of at most so many bytes on
-between standard input and output.
+With the argument ``template`` it is a template instead: a process with one thread that forks a worker each time that
+its node asks for one. With ``hop MOST`` it is a hop, which is a broker or a side process: it passes messages of at most
+``MOST`` bytes on between node and worker, over standard input and output.
 
-This file is run by its path, ``python -I -S aggregator.py CORE``, and loads the compiled core by the core's path: so it
-starts without the package and without site-packages.
+This file is run by its path, ``python -I -S aggregator.py CORE``, and loads the compiled core by the core's path. So it
+starts fast, without the package and without site-packages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "thalweg._core"
 
 
 def main(core: str, *what: str) -> None:
-    """Load the core from its file, and work, or be a hop or a template."""
+    """Load the core from the file ``core``, and be a worker, a hop or a template."""
     spec = spec_from_file_location(NAME, core, loader=ExtensionFileLoader(NAME, core))
     if spec is None or spec.loader is None:
         sys.exit(f"{core} is no compiled core")
@@ -30,7 +30,7 @@ def main(core: str, *what: str) -> None:
         module.tree_hop(int(what[1]))
         return
     if what == ("template",) and not fork_workers(module):
-        return  # the template itself: its node is gone
+        return  # the template itself, after its node has closed the socket
     module.tree_work()
 
 
@@ -39,19 +39,19 @@ def fork_workers(module: ModuleType) -> bool:
     while (socket := module.tree_asked()) is not None:
         worker = os.fork()
         if worker == 0:
-            os.dup2(socket, 0)  # which closes the template's own socket
+            os.dup2(socket, 0)  # replaces the template's own socket in the worker
             os.close(socket)
             return True
-        # The worker alone has it now: the node finds it closed when the worker ends.
+        # Only the worker has this end now, so that the node sees it close when the worker ends.
         os.close(socket)
         module.tree_forked(worker)
-        reap()  # the node has a descriptor of each by now, and so mistakes no other process for one
+        reap()  # safe: the node has a pidfd of each worker by now, so a reused process id cannot mislead it
     reap()
     return False
 
 
 def reap() -> None:
-    """Wait for the workers that have ended."""
+    """Collect the exit status of workers that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass

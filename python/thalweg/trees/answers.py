@@ -1,6 +1,6 @@
-"""The form, with bounds, of each answer that a node of a tree gives its root or another node.
+"""Schemas, with limits, of each answer that a node of a tree gives its root or another node.
 
-A node that answers in another form is lost with the reason. ``FORMS`` has the form of the answer to each request.
+A node whose answer does not fit its schema is lost, with that reason. ``FORMS`` has the schema for each request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from thalweg import _core
 from thalweg.bounded_json import JsonError
 
-# Most bytes of a reason or a note; the core has the same bound for its own.
+# Most bytes of a reason or a note. The core has the same limit.
 LONGEST_LINE: Final = 1300
-# The core keeps 1000 notes until they are read, and one more says how many were left out.
+# The core keeps 1000 notes until they are read, and one more says how many were dropped.
 MOST_NOTES: Final = 1001
 MOST_CLIENTS: Final = 1_000_000
-# Most of a weight or a count: up to this a float has every whole number.
+# Largest count: a float represents every whole number up to this one.
 LARGEST: Final = 2**53
 
 
@@ -31,7 +31,7 @@ Line = Annotated[str, Field(max_length=4 * LONGEST_LINE), AfterValidator(_plain)
 Url = Annotated[str, Field(pattern=r"^[a-z]+://[!-~]{1,240}$")]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Clients = Annotated[int, Field(ge=1, le=MOST_CLIENTS)]
-# A time or a duration, which may be before another clock's beginning.
+# A time or a duration in seconds. A time may be negative: before the beginning of another clock.
 Seconds = Annotated[int | float, Field(ge=-1e12, le=1e12)]
 Amount = Annotated[int | float, Field(ge=0, le=1e300)]
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
@@ -117,7 +117,7 @@ class State(Form):
     """The clients of a node, its notes, and what its workers have done."""
 
     clients: Annotated[list[Name], Field(max_length=MOST_CLIENTS)]
-    # A list in JSON: name, why, and whether it left for good.
+    # For each client, as a list in JSON: its name, why it departed, and whether it left for good.
     departed: Annotated[list[Annotated[tuple[Name, Line, bool], Strict(False)]], Field(max_length=MOST_CLIENTS)]
     notes: Annotated[list[Line], Field(max_length=MOST_NOTES)]
     tree: Workers | None
@@ -162,7 +162,7 @@ class Participant(Form):
     client: Name
     state: Literal["whole", "partial", "lost", "rejected", "late"]
     samples: Amount
-    #: The app's own; ``Intake`` checks them when the root keeps them.
+    #: The app's own metrics. ``Intake`` checks them when the root records them.
     metrics: Any
     coverage: Annotated[int | float, Field(ge=0, le=1)]
     reason: Line | None
@@ -294,7 +294,7 @@ FORMS: Final[Mapping[str, type[Form]]] = {
 
 
 def checked(asked: str, head: Any) -> dict[str, Any]:
-    """Return a node's answer to a request, if it has its form. Raises JsonError, which names the first wrong field."""
+    """Return a node's answer if it fits the request's schema. Raises JsonError, which names the first wrong field."""
     try:
         return FORMS[asked].model_validate(head).model_dump(exclude_unset=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Aggregation trees that run: the workers that the core is told of, and what came of them."""
+"""Live aggregation trees: places clients at nodes, gives the core its options for workers, and reports their work."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from thalweg.trees import tags
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Switches that only the simulator follows. In a run a node itself adds up its leaves' sums, so there is no next level.
+# Switches that only the simulator follows. In a live run a node adds up its leaves' sums itself: there are no middles.
 NOT_FOLLOWED: Final = ("reuse",)
 PROGRAM: Final = Path(__file__).with_name("aggregator.py")
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Which clients send to which node, by the names of nodes that are used; and why."""
+    """The clients of each node that is used, by the node's name, and the reasons for that placement."""
 
     clients: Mapping[str, list[str]]
     reasons: Sequence[str]
@@ -37,8 +37,8 @@ class Placed:
 
 
 def placed(plan: Plan) -> Placed:
-    """Return the nodes that a run uses, with their clients. Raises PlanError if a client has no node."""
-    # How large updates are makes no difference here.
+    """Place a run's clients at nodes. Raises PlanError if a client has no node."""
+    # The placement does not depend on the size of an update, so any size will do.
     given = {**trees.scenario(plan, update_bytes=1), "clients": len(plan.members)}
     found = json.loads(_core.tree_plan(json.dumps(given)))
     at: dict[int, list[str]] = {}
@@ -53,10 +53,10 @@ def placed(plan: Plan) -> Placed:
 def placed_anew(
     plan: Plan, lost: str, clients: Sequence[str], left: Mapping[str, int]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return where clients of a lost node go, by their names, and why; ``left`` has how many clients each node has.
+    """Return new nodes for the clients of a lost node, by the clients' names, and the reasons if there are none.
 
-    They stay in their group. A client for which no node is left has none. Nodes that a plan does not name have its
-    capacity, and serve all.
+    ``left`` gives the number of clients of each remaining node. Clients stay in their group. A client for which no node
+    is left is missing in the result. A node that the plan does not name has the plan's capacity and serves all groups.
     """
     whole = trees.scenario(plan, update_bytes=1)
     of = {f"node-{place}": node for place, node in enumerate(whole["nodes"])}
@@ -68,7 +68,7 @@ def placed_anew(
     full = trees.UPDATE * (plan.nodes or NodesSection()).capacity
     room = {name: max(1, full - trees.UPDATE * left[name]) for name in open_}
     nodes = [{**of.get(name, plain), "capacity": room[name], "group": None} for name in open_]
-    # The node of a dedicated top is none of these.
+    # With the policy "dedicated" the control plane would reserve one of these nodes for the top.
     config = {**whole["config"], "top": "first-finished"}
     given = {**whole, "nodes": nodes, "clients": len(clients), "groups": [], "goal": None, "config": config}
     homes = json.loads(_core.tree_plan(json.dumps(given)))["plan"]["homes"]
@@ -76,7 +76,7 @@ def placed_anew(
 
 
 def _groups(plan: Plan, at: Mapping[int, Sequence[str]]) -> list[str]:
-    """Say which group of clients each node serves, if there are groups."""
+    """Return a line for each node about the group of clients that it serves; none without groups."""
     groups = tags.groups(plan.tree or TreeSection(), plan.nodes or NodesSection())
     served = ((place, groups.of_node(place)) for place in sorted(at))
     return [
@@ -87,17 +87,17 @@ def _groups(plan: Plan, at: Mapping[int, Sequence[str]]) -> list[str]:
 
 
 def command() -> list[str]:
-    """Return the program of a worker."""
+    """Return the command that starts a worker."""
     return [sys.executable, "-I", "-S", str(PROGRAM), _core.__file__]
 
 
 def options(plan: Plan) -> dict[str, Any]:
-    """Return the core's options of a server whose updates workers fold; none if the server folds them itself."""
+    """Return the core's options of a server with workers; none if the server folds updates itself."""
     if plan.aggregation.shape != "tree":
         return {}
     tree = plan.tree or TreeSection()
     on = switches(tree)
-    # An aggregator that is all there is on its node receives updates itself.
+    # Sockets with flat levels: a single aggregator receives updates itself, so no data plane lies between.
     is_monolith = on["data_plane"] == "sockets" and on["levels"] == "flat"
     told = {
         "count": workers(plan),
@@ -114,18 +114,18 @@ def options(plan: Plan) -> dict[str, Any]:
 
 
 def _autoscaler(tree: TreeSection) -> dict[str, Any]:
-    """Return the autoscaler's numbers; a worker should have no more under way than a leaf has inputs."""
+    """Return the autoscaler's settings. Its default concurrency is the number of inputs of a leaf."""
     own = {} if tree.autoscaler is None else tree.autoscaler.model_dump(exclude_none=True)
     return {"concurrency": tree.inputs, **own}
 
 
 def workers(plan: Plan) -> int:
-    """Return how many workers the node has.
+    """Return how many workers a node has.
 
-    With ``tree.split = "ranges"`` or flat levels, one is enough without ``tree.workers``: the memory's bandwidth bounds
-    all workers together. Otherwise leaves fold whole updates. A planned hierarchy has as many leaves as a node's
-    updates divided by the inputs of a leaf (LIFL section 5.2), and at most ``tree.workers``. With other scaling
-    ``tree.workers`` says how many. Without that key there are at most as many as cores.
+    With ``tree.split = "ranges"`` or flat levels the default is one worker: the memory's bandwidth limits all workers
+    together. Otherwise leaves fold whole updates. A planned hierarchy has as many leaves as a node's updates divided by
+    the inputs of a leaf (LIFL section 5.2), but at most ``tree.workers``. With other scaling ``tree.workers`` is the
+    number. Without that key there are at most as many workers as cores.
     """
     tree = plan.tree or TreeSection()
     on = switches(tree)
@@ -138,29 +138,29 @@ def workers(plan: Plan) -> int:
 
 
 def _most_updates(plan: Plan) -> int:
-    """Return how many updates a node can have in a round."""
+    """Return how many updates a node can get in a round."""
     if plan.nodes is None or plan.nodes.count == 1:
         return plan.participants
     return min(plan.participants, plan.nodes.capacity)
 
 
 def system(plan: Plan) -> dict[str, Any]:
-    """Return which system a plan's tree is, and those of its switches that a run follows."""
+    """Return the system of a plan's tree, and those of its switches that a live run follows."""
     tree = plan.tree or TreeSection()
     followed = {key: value for key, value in switches(tree).items() if key not in NOT_FOLLOWED}
     return {"system": tree.system, "switches": followed}
 
 
 def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:
-    """Return what a server's workers have done so far, from what it ``told``; nothing if it has none.
+    """Return the record's facts about workers, from the core's counters ``told`` (JSON); nothing without workers.
 
-    ``cpu_seconds`` is the CPU time that the server's own process has had since it listens, None in virtual time.
+    ``cpu_seconds`` is the CPU time of the server's own process since it began to listen; None in virtual time.
     """
     if told is None:
         return {}
     found: dict[str, Any] = json.loads(told)
     gateways, hops = found.pop("gateways_cpu_seconds", None), found.pop("hops_cpu_seconds", 0.0)
-    found.pop("now", None)  # of a moment, for whoever watches the run
+    found.pop("now", None)  # the state at this moment is for live metrics alone
     workers = None if cpu_seconds is None else found["cpu_seconds"]
     found["cpu_seconds"] = {"server": cpu_seconds, "workers": workers}
     found["cpu_seconds"] |= {} if gateways is None else {"gateways": gateways}
@@ -169,13 +169,13 @@ def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the object ``tree`` of ``--json``; ``rounds`` are a journal's entries."""
+    """Return the object ``tree`` of ``--json``. ``rounds`` are the journal's entries."""
     times = [entry["fold"]["completion_seconds"] for entry in rounds]
     return {**found, "aggregation_completion_seconds": times}
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    """Say in a line what the workers have done."""
+    """Return a line about the work of the workers."""
     half = found["handover_us"]["p50"]
     handed = "" if half is None else f", an update handed over in {half:.0f} us"
     gone = f", {found['died']} died" if found["died"] else ""

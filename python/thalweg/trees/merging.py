@@ -1,4 +1,4 @@
-"""What nodes of a tree say of a round, made one: the outcome that a single server would have given."""
+"""Merges the outcomes of a tree's nodes for a round into one, in the form of a single server's outcome."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any, Final, NamedTuple
 
-# Times of a transfer, on the clock of its node.
+# Keys of a transfer that are times on the clock of its node.
 TIMES: Final = ("send_start", "send_end", "receive_start", "receive_end")
-# Figures of workers that add up over nodes; of sizes and times that do not, the largest counts.
+# Figures of workers that are summed over the nodes.
 ADDED: Final = (
     "workers",
     "aggregators_created",
@@ -22,12 +22,12 @@ ADDED: Final = (
     "sums_bytes",
 )
 
-# Times, by percentile, of which the slowest node's counts.
+# Percentiles of times, of which the largest over the nodes is taken.
 SLOWEST: Final = ("start_us", "resume_us", "handover_us", "fold_us")
 
 
 class Claim(NamedTuple):
-    """What a node has said that its sums are of: updates, their weights together, and whether all of them are whole."""
+    """A node's statement about its sums: number of updates, their total weight, and whether all updates are whole."""
 
     updates: int
     weight: float
@@ -38,7 +38,8 @@ class Claim(NamedTuple):
 class Part:
     """A node's part in a round. Without an outcome nothing of it counts, and ``reason`` says why.
 
-    ``shift`` is what its clock is behind the root's, ``first`` when its first update was whole, on the root's clock.
+    ``shift``: seconds to add to the node's times to get times on the root's clock. ``first``: when its first update was
+    whole, on the root's clock.
     """
 
     node: str
@@ -47,11 +48,11 @@ class Part:
     reason: str = ""
     shift: float = 0.0
     first: float | None = None
-    # Ways of the model to the node and of its sums to the top.
+    # Transfers between nodes: of the model to this node, and of its sums to the top.
     between: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     def drop(self, reason: str) -> None:
-        """Count nothing of it, for this reason."""
+        """Drop the outcome for this reason, so that nothing of it counts."""
         self.outcome, self.reason = None, reason
 
     @property
@@ -67,14 +68,14 @@ class Part:
 
     @property
     def claim(self) -> Claim:
-        """What its sums are of, by its outcome."""
+        """The statement about its sums that follows from its outcome."""
         counting = self.counting
         whole = all(part["state"] == "whole" for part in counting)
         return Claim(len(counting), fsum(part["samples"] for part in counting), whole)
 
 
 def timeline(parts: Iterable[Part]) -> dict[str, Any]:
-    """Return what workers of all nodes did in a round, on the root's clock."""
+    """Return the work of all nodes' workers in a round, with times on the root's clock."""
     told = [(part, found) for part in parts if (found := (_of(part).get("fold") or {}).get("timeline")) is not None]
     return {
         "did": [
@@ -87,7 +88,7 @@ def timeline(parts: Iterable[Part]) -> dict[str, Any]:
 
 
 def merged(number: int, parts: Sequence[Part], start: float, seconds: float, fold: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the outcome of a round that began at ``start`` on the root's clock and took so many seconds."""
+    """Return the outcome of a round that began at ``start`` on the root's clock and took ``seconds``."""
     said = [part for part in parts if part.outcome is not None]
     transfers = [_moved(way, part.shift) for part in said for way in _of(part)["transfers"]]
     between = [way for part in parts for way in part.between]
@@ -122,7 +123,7 @@ def covered(spans: Iterable[tuple[float, float] | None]) -> float:
 
 
 def workers(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the workers of all nodes have done, from what each node says of its own."""
+    """Merge the nodes' counters of their workers: sums, and of times the slowest node's percentiles."""
     found: dict[str, Any] = {key: sum(one[key] for one in told) for key in ADDED}
     slowest = {key: _slowest([one[key] for one in told]) for key in SLOWEST}
     started = {how: sum(one["started"][how] for one in told) for how in ("template", "program")}
@@ -135,7 +136,7 @@ def _slowest(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | N
 
 
 def _routes(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return who took notes on the nodes, why, and what the kernels counted."""
+    """Return how notes were routed on the nodes, the reasons, and the sums of the kernels' counts of notes."""
     routes = sorted({one["routes"] for one in told})
     reasons = sorted({one["routes_reason"] for one in told})
     counted = [one["notes"] for one in told if one["notes"] is not None]
@@ -148,7 +149,10 @@ def _of(part: Part) -> Mapping[str, Any]:
 
 
 def _participants(part: Part) -> list[dict[str, Any]]:
-    """Return a node's participants; its clients with the reason if it says nothing, or nothing of it counts."""
+    """Return a node's participants. If its part does not count, all its clients are lost for the part's reason.
+
+    A client that the node does not mention is lost too.
+    """
     if part.outcome is None:
         return [_lost(client, part.reason) for client in part.clients]
     own = part.outcome["participants"]
@@ -169,7 +173,7 @@ def _moved(way: Mapping[str, Any], shift: float) -> dict[str, Any]:
 
 
 def _span(way: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return a transfer's time from the first byte sent to the last received, as far as it is known."""
+    """Return a transfer's first known start and last known end, on either side; None if one is missing."""
     starts = [way[key] for key in ("send_start", "receive_start") if way[key] is not None]
     ends = [way[key] for key in ("send_end", "receive_end") if way[key] is not None]
     return (min(starts), max(ends)) if starts and ends else None

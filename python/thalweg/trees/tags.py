@@ -1,4 +1,4 @@
-"""Flame's schemas (Topology Abstraction Graphs): which groups of clients there are, and which nodes serve them."""
+"""Reads Flame's schemas (Topology Abstraction Graphs), for the groups of clients and the nodes that serve them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from thalweg.errors import PlanError
 from thalweg.sections.trees import NodesSection, TreeSection
 
 LARGEST_FILE: Final = 1 << 20
-# Clients, aggregators on nodes, the top.
+# Levels of a tree: clients, nodes, the top.
 LEVELS: Final = 3
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Labels of the clients' groups, and for each node in turn the place of its group; none means all serve all."""
+    """``clients``: the labels of the clients' groups. ``nodes``: for each node in turn, the index of its group there.
+
+    Without ``nodes`` each node serves all clients.
+    """
 
     clients: tuple[str, ...] = ()
     nodes: tuple[int, ...] = ()
 
     def of_node(self, place: int) -> int | None:
-        """Return the group of a node, as a place among the clients' groups."""
+        """Return the index of a node's group among the clients' groups; None if it serves all clients."""
         return self.nodes[place % len(self.nodes)] if self.nodes else None
 
 
@@ -48,7 +51,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
-    """Return the groups of a plan. Raises PlanError for a schema or groups that cannot be placed on its nodes."""
+    """Return a plan's groups. Raises PlanError for a wrong schema, or groups that the plan's nodes cannot serve."""
     if tree.tag is None:
         labels = tuple(dict.fromkeys(nodes.groups or ()))
         _check_count(labels, nodes)
