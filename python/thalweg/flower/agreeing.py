@@ -1,4 +1,4 @@
-"""Finds replies whose form differs from the others': one such reply would make Flower's own mean end the run."""
+"""Finds replies whose form differs from the others'. A single one makes Flower's own mean raise, which ends the run."""
 
 from __future__ import annotations
 

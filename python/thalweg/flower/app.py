@@ -21,7 +21,7 @@ Config = dict[str, Any]
 
 FILE: Final = "pyproject.toml"
 LARGEST_FILE: Final = 1 << 20
-#: A pair of ``--run-config`` or ``--node-config``: a key, and a value as TOML writes it.
+#: A pair of ``--run-config`` or ``--node-config``: a key, and a value in TOML's syntax.
 _PAIR: Final = re.compile(r"""\s*([\w.-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[]\S*)(?=\s|$)""")
 
 

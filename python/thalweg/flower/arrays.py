@@ -223,7 +223,10 @@ def why_unreadable(data: bytes) -> str | None:
 
 
 def _parsed(data: bytes) -> tuple[Values, bytes]:
-    """Return the values of ``.npy`` bytes, and the header that NumPy writes for them. Raises ValueError and others."""
+    """Return the values of ``.npy`` bytes, and the header that NumPy would write for them.
+
+    Raises ValueError, and what NumPy raises for a damaged header.
+    """
     stream = BytesIO(data[:_HEADER])
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("its header is not of version 1.0")

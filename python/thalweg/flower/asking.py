@@ -151,6 +151,6 @@ def _files(app: Path) -> Iterator[Path]:
 
 
 def _module(path: Path) -> str:
-    """Return the name by which an app imports a file of its own."""
+    """Return the module name of an app's file. ``path`` is relative to the app's folder."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

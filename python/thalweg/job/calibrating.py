@@ -59,7 +59,7 @@ class Step:
 
 
 class Bench:
-    """A node with its workers, and the clients that send to it."""
+    """A node with its workers and its clients, ready to run rounds."""
 
     def __init__(self, server: _core.Server, clients: int, limit: float) -> None:
         self._server, self._clients, self._limit = server, clients, limit
@@ -142,7 +142,7 @@ def calibrated(plan: Plan, seconds: float, note: Callable[[str], None]) -> dict[
 def _steps(
     bench: Bench, most: float, clients: int, limit: float, note: Callable[[str], None]
 ) -> tuple[list[Step], str]:
-    """Raise the rate step by step; return the steps, and why they ended."""
+    """Raise the rate step by step until the latency rises or the time is over; return the steps, and why they ended."""
     steps: list[Step] = []
     wanted, stuck = FIRST * most, 0
     while True:

@@ -129,8 +129,8 @@ class Host:
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until all clients have joined. ``look`` is called several times a second and may raise.
 
-        A resumed job without a tree waits only ``job.grace`` seconds once ``job.enough`` clients have joined, because
-        a client may have gone for good while the server was down.
+        A resumed job waits only ``job.grace`` seconds once ``job.enough`` clients have joined, because a client may
+        have gone for good while the server was down. With nodes of a tree it always waits for all.
         """
         job, enough_since = self.plan.job, None
         while (here := self.server.wait(job.clients, JOIN_SLICE)) < job.clients:

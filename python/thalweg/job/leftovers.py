@@ -20,7 +20,7 @@ def end_group(group: int) -> None:
 
     The kernel does not reuse the group's id while a member lives. Processes that have left the group are not found.
     """
-    with suppress(OSError):  # the group has no process, or its last one has ended
+    with suppress(OSError):  # killpg fails once the group has no process
         os.killpg(group, signal.SIGTERM)
         deadline = time.monotonic() + within(SECONDS)
         while time.monotonic() < deadline:

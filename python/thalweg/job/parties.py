@@ -247,7 +247,7 @@ class Described:
             self._ready = _Ready(app, app.model(), app.train_data(), None)
 
     def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
-        """Return the party, its model bound to ``arena`` or to that of ``bind``. Raises ThalwegError."""
+        """Return the party, whose model has the values of ``arena`` and is bound to it. Raises ThalwegError."""
         if self._ready is None:
             self.prepare(config)
         if self._ready is None:

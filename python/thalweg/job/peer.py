@@ -42,7 +42,7 @@ class Peer:
         return self._evaluate()
 
     def sketch(self) -> NDArray[np.float64]:
-        """Return a sketch of the model, shape (64,)."""
+        """Return a sketch of the model, shape (64,): the disagreement of nodes is estimated from their sketches."""
         return measures.sketch(measures.floats(self._tensors, self._kinds), self._seed)
 
     def checksum(self) -> str:

@@ -1,4 +1,4 @@
-"""Jobs on several machines: ``thalweg server`` and ``thalweg client``."""
+"""Jobs on several machines: ``thalweg server`` (``serve_job``) and ``thalweg client`` (``join_job``)."""
 
 from __future__ import annotations
 

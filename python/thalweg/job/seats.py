@@ -1,9 +1,9 @@
-"""How many threads a client trains with where it shares the cores with clients that it does not know.
+"""Shares this machine's cores among clients that are started separately: how many threads each trains with.
 
-Each client holds a seat while it takes part: a locked file in a folder of its user on this machine, which names the
-cores it may use. The kernel ends the lock with the process, however that ends, so a seat without a lock is nobody's.
-A client's share is its cores divided by the seats that want any of them. PyTorch's own default is a thread for each
-core in every process; several clients on one machine then wait for each other's threads in every operation.
+Each client holds a seat while it takes part: a locked file in a folder of its user on this machine, which lists the
+cores that it may use. The kernel releases the lock when the process ends, so a seat without a lock is stale. A client's
+share is the number of its cores, divided by the number of seats that list any of them. Without this, PyTorch starts a
+thread for each core in every process, and several clients on one machine then slow each other down in every operation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thalweg.machine.private import open_private
 if TYPE_CHECKING:
     from thalweg.job.parties import ClientParty, Metrics, PartyMaker
 
-# Who sets it has chosen for all programs that compute with OpenMP, PyTorch among them.
+# A user who sets this variable has chosen the threads of all programs that use OpenMP, such as PyTorch.
 CHOSEN: Final = "OMP_NUM_THREADS"
 _PART: Final = ".part-"
 _SEAT: Final = "seat-"
@@ -32,22 +32,22 @@ _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder() -> Path:
-    """Return the folder of this user's seats."""
+    """Return the folder of this user's seats: in XDG_RUNTIME_DIR, else in the temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     own = Path(runtime) / "thalweg" if runtime else Path(tempfile.gettempdir()) / f"thalweg-{os.geteuid()}"
     return own / "seats"
 
 
 class Seat:
-    """A client's place among those that compute on this machine. Use it as a context manager, or close it."""
+    """A client's place among the clients that compute on this machine. Use it as a context manager, or close it."""
 
     def __init__(self, place: Path | None = None) -> None:
-        """Take a seat in the folder ``place``, without one that of this user.
+        """Take a seat in the folder ``place``, by default that of this user.
 
-        Where none can be taken the client has all of its cores, as nobody else is known; ``why_alone`` then says why.
+        If that fails, no other client is known, so this one gets all of its cores. ``why_alone`` then has the reason.
         """
         self._place = folder() if place is None else place
-        # The descriptor of the folder that was checked. All goes through it, so a swap of the folder has no effect.
+        # The descriptor of the checked folder. All files are opened through it, so replacing the folder has no effect.
         self._folder = -1
         self._name = ""
         self._lock = -1
@@ -59,13 +59,13 @@ class Seat:
             self.close()
 
     def threads(self) -> int:
-        """Return this client's share of the cores, at least 1, as many clients being here as now are."""
+        """Return this client's share of the cores, at least 1, among the clients that hold a seat now."""
         mine = _cores()
         others = sum(1 for cores in self._others() if cores & mine)
         return max(1, len(mine) // (1 + others))
 
     def close(self) -> None:
-        """Give it back. Idempotent."""
+        """Give the seat back. Idempotent."""
         if self._lock >= 0:
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._folder)
@@ -84,7 +84,7 @@ class Seat:
 
     def _take(self) -> None:
         self._folder = open_private(self._place)
-        # Locked before it has its name: one without a lock is taken away.
+        # The file gets its final name only when it is locked, because others remove a seat without a lock.
         mark = secrets.token_hex(8)
         self._name = _PART + mark
         self._lock = os.open(self._name, _NEW, 0o600, dir_fd=self._folder)
@@ -94,7 +94,7 @@ class Seat:
         self._name = _SEAT + mark
 
     def _others(self) -> list[set[int]]:
-        """Return the cores of each other seat that is taken; seats whose client has ended are removed."""
+        """Return the cores of each other seat that is held, and remove seats whose client has ended."""
         if self._folder < 0:
             return []
         with os.scandir(self._folder) as there:
@@ -104,15 +104,15 @@ class Seat:
 
 
 class Sharing:
-    """A client's party that trains with its share of the cores, which is looked up each round."""
+    """A client's party that trains with its share of the cores, which is computed anew in each round."""
 
     def __init__(self, party: ClientParty, threads: Callable[[], int]) -> None:
-        """Wrap ``party``; ``threads`` says how many threads the next training has."""
+        """Wrap ``party``. ``threads`` returns how many threads the next training may use."""
         self._party = party
         self._threads = threads
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
-        """Limit PyTorch's threads, if this process has PyTorch at all, and train."""
+        """Limit PyTorch's threads and train."""
         limit(self._threads())
         return self._party.train(config)
 
@@ -122,14 +122,17 @@ class Sharing:
 
 
 def limit(threads: int) -> None:
-    """Let PyTorch, if this process has it at all, train with so many threads."""
+    """Set the number of PyTorch's threads, if this process has imported PyTorch."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(threads)
 
 
 def share_of(seat: Seat, threads: int | None, note: Callable[[str], None]) -> Callable[[], int] | None:
-    """Return what says how many threads the next training has: so many, or the seat's share; None: the environment."""
+    """Return a function for the number of threads of the next training: ``threads`` if given, else the seat's share.
+
+    None if the environment sets the number (``CHOSEN``).
+    """
     if threads is not None:
         return lambda: threads
     if os.environ.get(CHOSEN):
@@ -140,7 +143,7 @@ def share_of(seat: Seat, threads: int | None, note: Callable[[str], None]) -> Ca
 
 
 def sharing(maker: PartyMaker, seat: Seat, threads: int | None, note: Callable[[str], None]) -> PartyMaker:
-    """Return a maker of parties that train with so many threads, as the environment says, or with the seat's share."""
+    """Return a maker of parties whose number of threads is that of ``share_of``."""
     share = share_of(seat, threads, note)
     if share is None:
         return maker
@@ -148,14 +151,14 @@ def sharing(maker: PartyMaker, seat: Seat, threads: int | None, note: Callable[[
 
 
 def _held(folder: int, name: str) -> set[int] | None:
-    """Return the cores that a seat names; None if nobody holds it, and then it is removed."""
+    """Return the cores that a seat lists; None if nobody holds it, and then it is removed."""
     try:
-        # Without O_NONBLOCK a pipe of that name would wait for a writer.
+        # Without O_NONBLOCK, opening a FIFO of that name would block until there is a writer.
         seat = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return None
     try:
-        # Shared, so that two that look at once do not take each other for its owner.
+        # A shared lock, so that two processes that check a seat at once do not take each other for its owner.
         fcntl.flock(seat, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _named(seat)

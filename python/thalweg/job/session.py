@@ -351,7 +351,7 @@ def _relay(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def link_row(link: Mapping[str, Any], nominal: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a direction of a link as a row of ``links``."""
+    """Return a direction of a link as a row of the table ``links``. ``nominal`` is its shape in the plan."""
     delays = {f"delay_{key}": value for key, value in link["delay"].items()}
     late = {f"lateness_{key}": value for key, value in link["lateness"].items()}
     return {**link, **delays, **late, "nominal": json.dumps(nominal)}

@@ -102,11 +102,11 @@ class TreeNodes:
     def _told(self, text: str) -> None:
         """Show an engine's note on the terminal and write it to the log. Any thread may call this."""
         self._progress.note(text)
-        with suppress(RecordError):  # the job may be ending at this moment
+        with suppress(RecordError):  # the record may be closed already
             self._record.log(text)
 
     def _lost(self, name: str, why: str) -> None:
         self._progress.note(f"{name} is gone: {why}")
         self._tree.lost(name, why)
-        with suppress(RecordError):  # the job may be ending at this moment
+        with suppress(RecordError):  # the record may be closed already
             self._record.log(f"{name} is gone: {why}")

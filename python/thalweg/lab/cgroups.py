@@ -24,7 +24,7 @@ from thalweg.lab.namespaces import end
 from thalweg.lab.state import is_alive, start_time
 
 PERIOD_MICROSECONDS: Final = 10_000
-# The kernel takes no smaller quota, and no longer period.
+# The kernel's least quota and longest period.
 LEAST_MICROSECONDS: Final = 1_000
 LONGEST_MICROSECONDS: Final = 1_000_000
 MOUNTS: Final = Path("/proc/self/mounts")

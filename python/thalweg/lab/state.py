@@ -78,7 +78,7 @@ class State:
 
 
 def labs_folder() -> Path:
-    """Return the folder of this user's labs."""
+    """Return the folder that holds this user's labs."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime or "/run") / "thalweg" / "labs"
 

@@ -30,7 +30,7 @@ LIMITER_SECONDS: Final = 0.001
 # Default length of a link's queue, in seconds at its rate, and its least size in bytes. The core has the same.
 QUEUE_SECONDS: Final = 0.1
 SHORTEST_QUEUE: Final = 64 << 10
-# The kernel counts a queue's bytes in 32 bits.
+# Longest queue of a device's limiter: the kernel counts its bytes in 32 bits.
 MOST_LIMITED: Final = (1 << 32) - 1
 CONGESTION: Final = "net.ipv4.tcp_congestion_control"
 

@@ -35,7 +35,7 @@ def main(core: str, *what: str) -> None:
 
 
 def fork_workers(module: ModuleType) -> bool:
-    """Fork a worker for each request of the node. Return True in a worker, False in the template at the end."""
+    """Fork a worker for each request of the node. Returns True in each worker, and False in the template at the end."""
     while (socket := module.tree_asked()) is not None:
         worker = os.fork()
         if worker == 0:
