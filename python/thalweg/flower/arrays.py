@@ -203,7 +203,10 @@ def travels(dtype: np.dtype[Any]) -> bool:
 
 
 def why_unreadable(data: bytes) -> str | None:
-    """Return why ``Array.numpy`` could not read ``.npy`` bytes, or None. It allocates nothing by a peer's header."""
+    """Return why ``Array.numpy`` could not read ``.npy`` bytes, or None.
+
+    It allocates no memory for the sizes in the header, which a peer may have made up.
+    """
     if not data.startswith(_MAGIC):
         return "it is no .npy file"
     stream = BytesIO(data)

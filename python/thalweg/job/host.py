@@ -60,7 +60,7 @@ SHOWN: Final = (
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a job. ``peaks``: each client's peak memory in bytes; None if clients share a process.
+    """The result of a job. ``peaks``: each client's peak memory in bytes; None if clients share the server's process.
 
     Rounds are read from the record when they are needed, since there may be thousands.
     """

@@ -187,8 +187,8 @@ def parties_of(asked: StressSection, clients: Sequence[str]) -> list[str]:
 def pairs_of(asked: StressSection, clients: Sequence[str]) -> list[tuple[str, str]]:
     """Return pairs of source and target of the flood.
 
-    Each party floods the server. In mode "clients" every second client floods the one before it, as in FedComm's code,
-    and the last of an odd number floods nobody. Raises PlanError if there is no pair.
+    In mode "server" each party floods the server. In mode "clients" every second client floods the one before it, as in
+    FedComm's code, and the last of an odd number floods nobody. Raises PlanError if there is no pair.
     """
     parties = [party for party in parties_of(asked, clients) if party != "server"]
     if asked.network_mode == "server":

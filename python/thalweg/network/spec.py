@@ -23,7 +23,7 @@ SMALLEST_BUFFER: Final = 6 << 20
 LARGEST_BUFFER: Final = 64 << 20
 # The rate assumed for a link without a limit when buffer sizes are chosen.
 FASTEST: Final = 10_000_000_000
-# Size of a TCP buffer in bandwidth-delay products: a window needs two, and the kernel counts twice a segment's data.
+# Size of a TCP buffer in bandwidth-delay products: a window needs two, and the kernel counts about twice its data.
 PRODUCTS: Final = 4
 # Default burst of a device's limiter, in seconds at its rate.
 LIMITER_SECONDS: Final = 0.001

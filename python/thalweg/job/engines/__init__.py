@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The module that a node's process runs, with either engine.
 PROGRAM: Final = "thalweg.job.gateway"
-# Seconds that clients try to reach a node's address. Ray may start the node again, which takes up to a minute.
+# Seconds that clients try to reach a node's address. Ray may start the node again, which can take a minute.
 RAY_PATIENCE: Final = 180.0
 # How often at most the local engine starts a node again, unless the plan says it. After that its clients move.
 RESTARTS: Final = 3
