@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the guest kernel, User Mode Linux with virtual time, from Debian's source of Linux and the patches for RDMA that lie in
+# Builds the guest kernel, User Mode Linux with virtual time, from Debian's source of Linux and the patches that lie in
 # patches/ under the kernel's licence. It is kept in the user's cache under a digest of this recipe. A build that was
 # interrupted goes on where it was. `--where` prints the kernel's path.
 # KERNEL_SOURCE=linux-source-6.12.tar.xz takes a source that is there, for machines without Debian's apt.
