@@ -69,7 +69,7 @@ def sockets_of(process: int) -> set[str]:
     held = set()
     for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            held.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+            held.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
     return {name for inode, name in sockets().items() if inode in held}
 
 
