@@ -309,11 +309,11 @@ mod tests {
         for role in Role::ALL {
             let token = secret.issue(role, "a").unwrap();
             for asked in Role::ALL {
-                // The holder may claim any role where it signs.
-                for claimed in [role, asked] {
-                    let found = secret.issuer().check(asked, &ABOUT, &token.prove(claimed, &ABOUT));
+                // The holder may name any role in what it signs.
+                for signed in [role, asked] {
+                    let found = secret.issuer().check(asked, &ABOUT, &token.prove(signed, &ABOUT));
                     let right = if asked == role { Ok(()) } else { Err(Unproven::Role(role)) };
-                    assert_eq!(found, right, "{role} as {claimed} where {asked} is asked for");
+                    assert_eq!(found, right, "{role} as {signed} where {asked} is asked for");
                 }
             }
             let shown = token.prove(role, &ABOUT);

@@ -113,8 +113,8 @@ impl Top {
         weight: f64,
         whole: bool,
     ) -> PyResult<()> {
-        let said = thalweg_runtime::Claim { participants, weight, whole };
-        py.detach(|| self.inner.merge(head, &cells.arena, said)).map_err(raise)
+        let stated = thalweg_runtime::Statement { participants, weight, whole };
+        py.detach(|| self.inner.merge(head, &cells.arena, stated)).map_err(raise)
     }
 
     /// Takes the mean into the model, and forgets the sums. Returns what the fold of a round says, as JSON.

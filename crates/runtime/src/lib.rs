@@ -35,7 +35,7 @@ pub use options::{
 pub use proxy::Proxy;
 pub use registry::{rdma_devices, registry, transport_for, Entry, RdmaDevice};
 pub use star::{
-    asked, forked, hop, kernel_routes, parts_of, work, Claim, Client, ClientEvent, RepairRule, Server,
+    asked, forked, hop, kernel_routes, parts_of, work, Client, ClientEvent, RepairRule, Server, Statement,
     SumsOfRound, Top,
 };
 pub use tasks::{Judge, NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};

@@ -12,7 +12,7 @@ from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.others import Answer, Others
 from thalweg.trees import answers
-from thalweg.trees.merging import Claim
+from thalweg.trees.merging import Statement
 
 # A round's sums: their head, and their cells.
 Sums = tuple[bytes, "_core.Arena"]
@@ -48,30 +48,30 @@ class Gathering:
     def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
         """Do what the root asks."""
         if asked == "lead":
-            return self._lead(claimed(head["claim"])), None
+            return self._lead(statement_of(head["claim"])), None
         if asked == "give":
             self.others.join(head["to"])
             return {}, None
         if asked == "take":
-            return self._take(head["node"], claimed(head["claim"])), None
+            return self._take(head["node"], statement_of(head["claim"])), None
         if asked == "finish":
             return {"fold": json.loads(self._top.finish()), "done": time.time()}, self._model
         raise not_understood(asked)
 
-    def _lead(self, claim: Claim) -> dict[str, Any]:
+    def _lead(self, statement: Statement) -> dict[str, Any]:
         """Be the top from now on, with the sums of one's own round."""
         self._top.forget()
         own = self._sums(None)
         if own is None:
             return {"refused": "it has no sums"}
         head, cells = own
-        self._top.merge(head, cells, *claim)
+        self._top.merge(head, cells, *statement)
         return {}
 
-    def _take(self, name: str, claim: Claim) -> dict[str, Any]:
+    def _take(self, name: str, statement: Statement) -> dict[str, Any]:
         """Take the sums of another node if they are what the root was told; say why they were refused."""
         (reply,) = self.others.ask({}, [name])
-        why = taken(self._top, reply.head, reply.tensors, claim) if reply.head is not None else reply.reason
+        why = taken(self._top, reply.head, reply.tensors, statement) if reply.head is not None else reply.reason
         return {"between": list(reply.between)} | ({} if why is None else {"refused": why})
 
 
@@ -82,21 +82,21 @@ def _given(sums: Sums | None) -> Answer:
     return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
 
 
-def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, claim: Claim) -> str | None:
+def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, statement: Statement) -> str | None:
     """Add the sums that a node has sent to those of a top; return why they were refused, if they were."""
     if cells is None:
         return "it has no sums"
     try:
-        top.merge(base64.b64decode(answers.checked("sums", head)["sums"]), cells, *claim)
+        top.merge(base64.b64decode(answers.checked("sums", head)["sums"]), cells, *statement)
     except (_core.CoreError, ValueError) as error:
         return str(error)
     return None
 
 
-def claimed(told: Sequence[Any]) -> Claim:
+def statement_of(told: Sequence[Any]) -> Statement:
     """Return what the root says that sums are of."""
     updates, weight, whole = told
-    return Claim(int(updates), float(weight), bool(whole))
+    return Statement(int(updates), float(weight), bool(whole))
 
 
 def not_understood(asked: str) -> RoundError:

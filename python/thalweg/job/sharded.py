@@ -59,7 +59,7 @@ class Sharded:
         told = {
             "do": "share",
             "turn": next(self._turns),
-            "nodes": {name: part.claim for name, (part, _) in counting.items()},
+            "nodes": {name: part.statement for name, (part, _) in counting.items()},
             "parts": shares,
             "addresses": [counting[name][1].peers for name in shares],
         }

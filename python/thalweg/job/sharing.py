@@ -22,9 +22,9 @@ import numpy as np
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.asking import Reply
-from thalweg.job.gathering import Link, SumsOf, claimed, not_understood, taken
+from thalweg.job.gathering import Link, SumsOf, not_understood, statement_of, taken
 from thalweg.job.others import Answer
-from thalweg.trees.merging import Claim
+from thalweg.trees.merging import Statement
 
 # The first byte of a part of updates, and the one past the last.
 Part = tuple[int, int]
@@ -63,14 +63,14 @@ class Sharing:
             for address in head["addresses"]:
                 if address != self.others.address:
                     self.others.join(address)
-            return self._share({name: claimed(told) for name, told in head["nodes"].items()}, parts), None
+            return self._share({name: statement_of(told) for name, told in head["nodes"].items()}, parts), None
         if asked == "settle":
             return self._settle(head["to"])
         if asked == "told":
             return self._told(), None
         raise not_understood(asked)
 
-    def _share(self, counted: Mapping[str, Claim], parts: Mapping[str, Part]) -> dict[str, Any]:
+    def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Part]) -> dict[str, Any]:
         """Take the sums of one's own part from all nodes that count; say whose were refused, and why."""
         if self._name not in parts:
             return {"refused": {}, "between": []}

@@ -88,7 +88,7 @@ class Dedicated:
             part.reason = part.reason or "it has no sums"
             return
         try:
-            self._top.merge(base64.b64decode(heard.head["sums"]), heard.tensors, *part.claim)
+            self._top.merge(base64.b64decode(heard.head["sums"]), heard.tensors, *part.statement)
         except (_core.CoreError, ValueError) as error:
             part.drop(f"the sums of its node {part.node} were refused: {error}")
 
@@ -143,11 +143,11 @@ class FirstFinished:
         while left := [pair for pair in self._parts if pair[0].outcome is not None and pair[1].name not in self._in]:
             part, node = left[0]
             if self._leader is None:
-                heard = self._one({"do": "lead", "claim": part.claim}, node)
+                heard = self._one({"do": "lead", "claim": part.statement}, node)
                 why = heard.reason if heard.head is None else heard.head.get("refused")
             else:
                 self._one({"do": "give", "to": self._leader.peers}, node)
-                heard = self._one({"do": "take", "node": node.name, "claim": part.claim}, self._leader)
+                heard = self._one({"do": "take", "node": node.name, "claim": part.statement}, self._leader)
                 if heard.head is None:
                     self._lost(self._leader, heard.reason)
                     continue

@@ -26,8 +26,8 @@ ADDED: Final = (
 SLOWEST: Final = ("start_us", "resume_us", "handover_us", "fold_us")
 
 
-class Claim(NamedTuple):
-    """A node's statement about its sums: number of updates, their total weight, and whether all updates are whole."""
+class Statement(NamedTuple):
+    """What a node has said that its sums are of: updates, their weights together, and whether all of them are whole."""
 
     updates: int
     weight: float
@@ -67,11 +67,11 @@ class Part:
         return [part for part in parts if part["state"] in ("whole", "partial")]
 
     @property
-    def claim(self) -> Claim:
-        """The statement about its sums that follows from its outcome."""
+    def statement(self) -> Statement:
+        """What its sums are of, by its outcome."""
         counting = self.counting
         whole = all(part["state"] == "whole" for part in counting)
-        return Claim(len(counting), fsum(part["samples"] for part in counting), whole)
+        return Statement(len(counting), fsum(part["samples"] for part in counting), whole)
 
 
 def timeline(parts: Iterable[Part]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ pub use self::client::{Client, ClientEvent};
 pub use self::repair::RepairRule;
 pub(crate) use self::report::transfer_json;
 pub use self::server::Server;
-pub use self::top::{parts_of, Claim, SumsOfRound, Top};
+pub use self::top::{parts_of, Statement, SumsOfRound, Top};
 #[cfg(target_os = "linux")]
 pub use self::workers::{asked, forked, hop, kernel_routes, work};
 

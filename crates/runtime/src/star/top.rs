@@ -72,10 +72,10 @@ fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
     Ok((Arc::new(told), Arena::new(bytes)?))
 }
 
-/// What a node has declared about its sums.
+/// What a node states that its sums are of.
 #[derive(Debug, Clone, Copy)]
-pub struct Claim {
-    /// How many updates they contain.
+pub struct Statement {
+    /// So many updates.
     pub participants: u32,
     /// Sum of the updates' weights.
     pub weight: f64,
@@ -83,9 +83,8 @@ pub struct Claim {
     pub whole: bool,
 }
 
-impl Claim {
-    /// Tolerance, relative to the weight: declared weights were added in another order, while those in the
-    /// sums are exact.
+impl Statement {
+    /// Stated weights are added up in another order than these, which are exact.
     const ROUNDING: f64 = 1e-9;
 
     fn check(&self, head: &SumsHead) -> Result<(), String> {
@@ -140,15 +139,15 @@ impl Top {
         Ok(Self { sums, mending, model })
     }
 
-    /// Adds sums, all of them or nothing. They must not exceed what was declared about them.
+    /// Adds sums of no more than what the statement says: all of them, or none.
     ///
     /// # Errors
-    /// `round` if they are damaged, of other updates, of too many updates, or of another weight.
-    pub fn merge(&self, head: &[u8], cells: &Arena, said: Claim) -> Result<(), Error> {
+    /// `round` if they are of other updates, of more, or of another weight, or are damaged.
+    pub fn merge(&self, head: &[u8], cells: &Arena, stated: Statement) -> Result<(), Error> {
         let bad = |reason: String| Error::new("round", "merge sums", reason);
         let head = SumsHead::decode(head).map_err(|error| bad(error.to_string()))?;
-        said.check(&head).map_err(bad)?;
-        // The arena may be longer than the sums.
+        stated.check(&head).map_err(bad)?;
+        // An arena may be longer than what was put there.
         let bytes = cells.lend(Range::new(0, head.cells().min(cells.len())))?;
         self.sums.merge_sums(&head, &bytes).map_err(|error| bad(error.to_string()))
     }
@@ -216,13 +215,13 @@ mod tests {
         SumsOfRound { head: head.encode(), layout: told, cells }
     }
 
-    fn claim(updates: &[(u32, f64)]) -> Claim {
+    fn statement(updates: &[(u32, f64)]) -> Statement {
         let weight = updates.iter().map(|(_, weight)| weight).sum();
-        Claim { participants: updates.len() as u32, weight, whole: true }
+        Statement { participants: updates.len() as u32, weight, whole: true }
     }
 
-    fn at_most(participants: u32) -> Claim {
-        Claim { participants, weight: f64::MAX, whole: false }
+    fn at_most(participants: u32) -> Statement {
+        Statement { participants, weight: f64::MAX, whole: false }
     }
 
     #[test]
@@ -230,16 +229,16 @@ mod tests {
         let model = Arena::new(layout().bytes()).unwrap();
         let top = Top::new(model, layout(), &options(), None).unwrap();
         let sums = exported(&[(3, 2.0), (5, 0.1)], 2);
-        let right = Claim { participants: 2, weight: 2.1, whole: true };
-        let refused = |said: Claim| top.merge(&sums.head, &sums.cells, said).unwrap_err().to_string();
-        assert!(refused(Claim { weight: 2.0, ..right }).contains("they weigh 2.1"));
+        let right = Statement { participants: 2, weight: 2.1, whole: true };
+        let refused = |stated: Statement| top.merge(&sums.head, &sums.cells, stated).unwrap_err().to_string();
+        assert!(refused(Statement { weight: 2.0, ..right }).contains("they weigh 2.1"));
         assert!(
-            refused(Claim { weight: 2.2, ..right }).contains("they weigh 2.1"),
+            refused(Statement { weight: 2.2, ..right }).contains("they weigh 2.1"),
             "whole updates weigh all"
         );
-        assert!(refused(Claim { participants: 3, ..right }).contains("of 2 updates"));
-        assert!(refused(Claim { participants: 1, whole: false, ..right }).contains("of 2 updates"));
-        top.merge(&sums.head, &sums.cells, Claim { participants: 3, weight: 9.0, whole: false }).unwrap();
+        assert!(refused(Statement { participants: 3, ..right }).contains("of 2 updates"));
+        assert!(refused(Statement { participants: 1, whole: false, ..right }).contains("of 2 updates"));
+        top.merge(&sums.head, &sums.cells, Statement { participants: 3, weight: 9.0, whole: false }).unwrap();
         top.forget();
         top.merge(&sums.head, &sums.cells, right).unwrap();
     }
@@ -251,7 +250,7 @@ mod tests {
         let all = [(3, 2.0), (5, 1.0), (11, 0.5)];
         for (part, workers) in [(&all[..2], 1), (&all[2..], 2)] {
             let sums = exported(part, workers);
-            top.merge(&sums.head, &sums.cells, claim(part)).unwrap();
+            top.merge(&sums.head, &sums.cells, statement(part)).unwrap();
         }
         top.finish().unwrap();
         let alone = Accumulator::new(Arc::new(layout()), PrecisionRule::Exact.into());
