@@ -90,7 +90,7 @@ pub fn pki_token(secret: &str, role: &str, name: &str) -> PyResult<String> {
 /// The name of the client whose proof for this job a node has passed on. `issuer` and `token` are a server's options.
 #[pyfunction]
 pub fn pki_vouched(issuer: Option<&str>, token: Option<&str>, job: u64, proof: &[u8]) -> PyResult<String> {
-    runtime::vouched(issuer, token, job, proof).map_err(raise)
+    runtime::check_forwarded_proof(issuer, token, job, proof).map_err(raise)
 }
 
 /// Goodput of one raw TCP stream, of `streams` at once and of thalweg over loopback, interleaved, and a control

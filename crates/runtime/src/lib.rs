@@ -24,7 +24,7 @@ mod tasks;
 mod tensors;
 mod told;
 
-pub use engine::{vouched, GoOn};
+pub use engine::{check_forwarded_proof, GoOn};
 pub use error::Error;
 pub use forward::{ForwardOptions, Forwarder};
 pub use graph::{MixingRule, Node, NodeOptions, Upcoming, WaitRule};

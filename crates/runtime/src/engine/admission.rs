@@ -13,8 +13,9 @@ use crate::{lock, Error};
 
 /// The peer at the other end of each link.
 pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
-/// The [`Evidence`] of each client that has presented a token, by name. There are at most as many as tokens.
-pub(crate) type Witnessed = Arc<Mutex<HashMap<String, Vec<u8>>>>;
+/// The [`ForwardedProof`] of each client that has shown a token, encoded, by the client's name. There are at most as many
+/// as there are tokens.
+pub(crate) type ForwardedProofs = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
 /// What a client must present.
 #[derive(Debug, Clone)]
@@ -46,12 +47,12 @@ pub(crate) struct Gate {
     role: pki::Role,
     job: u64,
     peers: Peers,
-    witnessed: Option<Witnessed>,
+    proofs: Option<ForwardedProofs>,
 }
 
-/// A client's proof, with everything that another server of the job needs to check it.
+/// A client's proof as a node of a tree passes it on: with all that the root needs to check it.
 #[derive(Serialize, Deserialize)]
-struct Evidence {
+struct ForwardedProof {
     name: String,
     server_nonce: Nonce,
     client_nonce: Nonce,
@@ -59,7 +60,7 @@ struct Evidence {
     proof: Proof,
 }
 
-impl Evidence {
+impl ForwardedProof {
     fn transcript(&self, job: u64) -> pki::Transcript<'_> {
         pki::Transcript {
             server_nonce: &self.server_nonce,
@@ -78,29 +79,34 @@ fn issuer(issuer: Option<&str>, token: Option<&str>) -> Result<Option<pki::Issue
     issuer.map(pki::Issuer::parse).or_else(shared).transpose().map_err(bad)
 }
 
-/// Checks a proof for this job that a node of a tree passes on to the root. Returns the name of the client
-/// that made it. `given` and `token` are the issuer's key and the shared secret, as in a server's options.
+/// Checks a client's proof for this job, which a node of a tree has passed on to the root as `bytes`. Returns the client's
+/// name. `given` and `token` are as a server's options have them.
 ///
 /// # Errors
-/// `refused` if it is not a valid proof, with the reason; `options` for an impossible key.
-pub fn vouched(given: Option<&str>, token: Option<&str>, job: u64, evidence: &[u8]) -> Result<String, Error> {
+/// `refused` for bytes that are no such proof, with the reason.
+pub fn check_forwarded_proof(
+    given: Option<&str>,
+    token: Option<&str>,
+    job: u64,
+    bytes: &[u8],
+) -> Result<String, Error> {
     let refused = |what: &str| Error::new("refused", "check a client's proof", what);
     let issuer = issuer(given, token)?.ok_or_else(|| refused("nothing says who issues tokens"))?;
-    let evidence: Evidence =
-        postcard::from_bytes(evidence).map_err(|_| refused("it is not in the form of a proof"))?;
-    thalweg_wire::text::check_name(&evidence.name).map_err(|why| refused(&why))?;
+    let forwarded: ForwardedProof =
+        postcard::from_bytes(bytes).map_err(|_| refused("it is not in the form of a proof"))?;
+    thalweg_wire::text::check_name(&forwarded.name).map_err(|why| refused(&why))?;
     issuer
-        .check(pki::Role::Client, &evidence.transcript(job), &evidence.proof)
-        .map_err(|why| refused(&said(pki::Role::Client, &evidence.name, why)))?;
-    Ok(evidence.name)
+        .check(pki::Role::Client, &forwarded.transcript(job), &forwarded.proof)
+        .map_err(|why| refused(&explain(pki::Role::Client, &forwarded.name, why)))?;
+    Ok(forwarded.name)
 }
 
-/// The message to a person whose token was refused by a server that requires the role `asked`.
-fn said(asked: pki::Role, name: &str, why: pki::Unproven) -> String {
-    let mend = format!("issue one with `thalweg pki issue {name} --role {asked}`");
+/// Why a token was not accepted where the role `required` is asked for, and what to do, for the person who reads it.
+fn explain(required: pki::Role, name: &str, why: pki::Unproven) -> String {
+    let mend = format!("issue one with `thalweg pki issue {name} --role {required}`");
     match why {
         pki::Unproven::Role(role) => {
-            format!("the token of {name:?} is for the role {role}, and here {asked} is asked for; {mend}")
+            format!("the token of {name:?} is for the role {role}, and here {required} is asked for; {mend}")
         }
         pki::Unproven::Token => {
             format!("the token of {name:?} is wrong; {mend}, from the server's own pki folder")
@@ -129,13 +135,12 @@ impl Gate {
                 return Err(Error::new("security", "start server", what));
             }
         };
-        Ok(Self { rule, role: keys.role, job: keys.job, peers, witnessed: None })
+        Ok(Self { rule, role: keys.role, job: keys.job, peers, proofs: None })
     }
 
-    /// Keeps the proofs of admitted clients. A certificate alone is then not enough, because it gives no
-    /// proof to pass on.
-    pub fn witnessing(self, witnessed: Option<Witnessed>) -> Self {
-        Self { witnessed, ..self }
+    /// Keeps the proofs of those whom it lets in, and lets in nobody by certificate alone.
+    pub fn keeping_proofs(self, proofs: Option<ForwardedProofs>) -> Self {
+        Self { proofs, ..self }
     }
 
     fn check_certificate(&self, certified: &str, peer: &Peer, hello: &Hello) -> Result<(), String> {
@@ -168,7 +173,7 @@ impl Gate {
                 hello.name
             ));
         };
-        let evidence = Evidence {
+        let forwarded = ForwardedProof {
             name: hello.name.clone(),
             server_nonce: *challenge,
             client_nonce: hello.nonce,
@@ -176,11 +181,11 @@ impl Gate {
             proof: proof.clone(),
         };
         issuer
-            .check(self.role, &evidence.transcript(self.job), proof)
-            .map_err(|why| said(self.role, &hello.name, why))?;
-        if let Some(witnessed) = &self.witnessed {
-            let bytes = postcard::to_stdvec(&evidence).map_err(|e| e.to_string())?;
-            lock(witnessed).insert(evidence.name, bytes);
+            .check(self.role, &forwarded.transcript(self.job), proof)
+            .map_err(|why| explain(self.role, &hello.name, why))?;
+        if let Some(proofs) = &self.proofs {
+            let bytes = postcard::to_stdvec(&forwarded).map_err(|e| e.to_string())?;
+            lock(proofs).insert(forwarded.name, bytes);
         }
         Ok(())
     }
@@ -198,7 +203,7 @@ impl Admission for Gate {
         }
         match &self.rule {
             Rule::Open => Ok(()),
-            Rule::Issuer(_) if peer.certified.is_some() && self.witnessed.is_none() => Ok(()),
+            Rule::Issuer(_) if peer.certified.is_some() && self.proofs.is_none() => Ok(()),
             Rule::Issuer(issuer) => self.check_token(issuer, challenge, hello, &peer),
             Rule::Certificate if peer.certified.is_some() => Ok(()),
             Rule::Certificate => Err(format!("client {:?} shows no certificate", hello.name)),
@@ -218,13 +223,13 @@ mod tests {
         "07".repeat(32)
     }
 
-    /// An admission check for this role and job, its links' peers, and the proofs that it keeps.
-    fn gate(role: pki::Role, job: u64) -> (Gate, Peers, Witnessed) {
+    /// A gate for this role and job, the links' ends, and the proofs that it keeps.
+    fn gate(role: pki::Role, job: u64) -> (Gate, Peers, ForwardedProofs) {
         let (transport, secret) = (Options::default(), secret());
         let keys = Keys { transport: &transport, issuer: None, token: Some(&secret), role, job };
-        let (peers, witnessed) = (Peers::default(), Witnessed::default());
-        let gate = Gate::new(&keys, false, peers.clone()).unwrap().witnessing(Some(witnessed.clone()));
-        (gate, peers, witnessed)
+        let (peers, proofs) = (Peers::default(), ForwardedProofs::default());
+        let gate = Gate::new(&keys, false, peers.clone()).unwrap().keeping_proofs(Some(proofs.clone()));
+        (gate, peers, proofs)
     }
 
     fn token(role: pki::Role, name: &str) -> pki::Token {
@@ -273,7 +278,7 @@ mod tests {
     #[test]
     fn a_certificate_is_for_a_role_too() {
         let (gate, peers, _) = gate(pki::Role::TreeNode, 3);
-        let gate = gate.witnessing(None);
+        let gate = gate.keeping_proofs(None);
         let shown = Hello { proof: None, ..hello("a", &token(pki::Role::Client, "a"), pki::Role::Client, 3) };
         for (role, right) in [(Some("tree-node"), true), (Some("client"), false), (None, false)] {
             let (certified, role) = (Some("a".into()), role.map(str::to_owned));
@@ -288,22 +293,25 @@ mod tests {
 
     #[test]
     fn a_proof_that_is_passed_on_is_good_for_its_job_and_client() {
-        let (gate, peers, witnessed) = gate(pki::Role::Client, 3);
+        let (gate, peers, proofs) = gate(pki::Role::Client, 3);
         let shown = hello("a", &token(pki::Role::Client, "a"), pki::Role::Client, 3);
         gate.admit(1, &CHALLENGE, &shown).unwrap();
-        let evidence = lock(&witnessed).get("a").cloned().unwrap();
+        let forwarded = lock(&proofs).get("a").cloned().unwrap();
         let shared = secret();
-        assert_eq!(vouched(None, Some(&shared), 3, &evidence).unwrap(), "a");
+        assert_eq!(check_forwarded_proof(None, Some(&shared), 3, &forwarded).unwrap(), "a");
         let issuer = pki::Secret::parse(&shared).unwrap().issuer().to_hex();
-        assert_eq!(vouched(Some(&issuer), None, 3, &evidence).unwrap(), "a");
-        assert!(vouched(None, Some(&shared), 4, &evidence).unwrap_err().to_string().contains("link or job"));
-        assert!(vouched(None, Some("another"), 3, &evidence).is_err());
-        assert!(vouched(None, None, 3, &evidence).is_err());
-        for at in 0..evidence.len() {
-            let mut damaged = evidence.clone();
+        assert_eq!(check_forwarded_proof(Some(&issuer), None, 3, &forwarded).unwrap(), "a");
+        assert!(check_forwarded_proof(None, Some(&shared), 4, &forwarded)
+            .unwrap_err()
+            .to_string()
+            .contains("link or job"));
+        assert!(check_forwarded_proof(None, Some("another"), 3, &forwarded).is_err());
+        assert!(check_forwarded_proof(None, None, 3, &forwarded).is_err());
+        for at in 0..forwarded.len() {
+            let mut damaged = forwarded.clone();
             damaged[at] ^= 1;
-            assert!(vouched(None, Some(&shared), 3, &damaged).is_err(), "byte {at}");
-            assert!(vouched(None, Some(&shared), 3, &evidence[..at]).is_err());
+            assert!(check_forwarded_proof(None, Some(&shared), 3, &damaged).is_err(), "byte {at}");
+            assert!(check_forwarded_proof(None, Some(&shared), 3, &forwarded[..at]).is_err());
         }
         // With a certificate alone there would be no proof to pass on.
         let (certified, role) = (Some("a".into()), Some("client".into()));
@@ -324,15 +332,15 @@ mod tests {
                 name,
                 binding: None,
             };
-            let evidence = Evidence {
+            let forwarded = ForwardedProof {
                 name: name.into(),
                 server_nonce: CHALLENGE,
                 client_nonce: [2; 32],
                 binding: None,
                 proof: Box::new(own.prove(role, &about)),
             };
-            let bytes = postcard::to_stdvec(&evidence).unwrap();
-            assert!(vouched(None, Some(&shared), 3, &bytes).is_err(), "{name}");
+            let bytes = postcard::to_stdvec(&forwarded).unwrap();
+            assert!(check_forwarded_proof(None, Some(&shared), 3, &bytes).is_err(), "{name}");
         }
         let keys = Keys {
             transport: &transport,

@@ -19,7 +19,7 @@ use thalweg_wire::control::{Control, Nonce};
 use thalweg_wire::{Layout, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
-use super::admission::{Gate, Keys, Peers, Witnessed};
+use super::admission::{ForwardedProofs, Gate, Keys, Peers};
 use super::crew::Crew;
 use super::notes::Notes;
 use super::outbox::Outbox;
@@ -162,7 +162,7 @@ pub(crate) struct HubOptions {
     /// The role that members' tokens and certificates must be for.
     pub role: pki::Role,
     /// Where members' proofs are kept, if they are passed on.
-    pub witnessed: Option<Witnessed>,
+    pub proofs: Option<ForwardedProofs>,
     /// When its clock began.
     pub started: Instant,
 }
@@ -231,7 +231,7 @@ impl<P: HubPolicy> Hub<P> {
             role: options.role,
             job: options.job,
         };
-        let gate = Gate::new(&keys, address.is_local(), peers.clone())?.witnessing(options.witnessed);
+        let gate = Gate::new(&keys, address.is_local(), peers.clone())?.keeping_proofs(options.proofs);
         let crew = Crew::new()?;
         let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
         let listening = Options { lobby: Some(lobby), ..options.transport };

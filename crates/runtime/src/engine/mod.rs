@@ -22,8 +22,8 @@ mod notes;
 mod outbox;
 mod turned_away;
 
-pub use self::admission::vouched;
-pub(crate) use self::admission::{Gate, Keys, Peers, Witnessed};
+pub use self::admission::check_forwarded_proof;
+pub(crate) use self::admission::{ForwardedProofs, Gate, Keys, Peers};
 pub(crate) use self::crew::Crew;
 pub(crate) use self::descriptors::limit as descriptor_limit;
 pub(crate) use self::dialer::{

@@ -116,7 +116,7 @@ impl Node {
             issuer: options.issuer.clone(),
             token: options.token.clone(),
             role: thalweg_pki::Role::GraphNode,
-            witnessed: None,
+            proofs: None,
             started,
         };
         let hub = Hub::start_with(&transport, &address, hub_options, |gate, chunk| {

@@ -17,7 +17,7 @@ use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::{outcome_json, timeline_json};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
-use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, Witnessed, CALLER_PATIENCE};
+use crate::engine::{hub_machine, ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
 use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
 
@@ -42,8 +42,8 @@ pub(crate) struct Star {
     first: Mutex<Option<Time>>,
     /// Sums of the last round, if rounds end with sums. The next round reuses their memory.
     sums: Mutex<Option<SumsOfRound>>,
-    /// Clients' proofs, which a tree's root checks.
-    witnessed: Witnessed,
+    /// Clients' proofs, which the root of a tree asks for.
+    proofs: ForwardedProofs,
 }
 
 type StarHub = Hub<Star>;
@@ -84,7 +84,7 @@ impl Server {
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
         };
-        let witnessed = Witnessed::default();
+        let proofs = ForwardedProofs::default();
         let hub = HubOptions {
             job: options.job,
             chunk,
@@ -93,14 +93,14 @@ impl Server {
             issuer: options.issuer.clone(),
             token: options.token.clone(),
             role: thalweg_pki::Role::Client,
-            witnessed: options.sums.then(|| witnessed.clone()),
+            proofs: options.sums.then(|| proofs.clone()),
             started: Instant::now(),
         };
         let reducer = reducer(&layout, &model, &options)?;
         let keep = options.partial == crate::PartialRule::Keep;
         let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
         let expected = AtomicU32::new(options.expected);
-        let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums, witnessed };
+        let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums, proofs };
         let machine = |gate, chunk| proto::Server::new(proto::ServerConfig { chunk, ..config }, gate);
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
@@ -120,12 +120,12 @@ impl Server {
         self.hub.as_ref().map(|hub| hub.clients()).unwrap_or_default()
     }
 
-    /// Proofs of those of these clients that presented a token. A node of a tree passes them to its root, for
-    /// [`crate::vouched`].
+    /// The proofs of those of these clients that have shown one. The root of a tree checks them with
+    /// [`crate::check_forwarded_proof`].
     pub fn proofs(&self, names: &[String]) -> Vec<(String, Vec<u8>)> {
         let Some(hub) = &self.hub else { return Vec::new() };
-        let witnessed = lock(&hub.policy.witnessed);
-        names.iter().filter_map(|name| Some((name.clone(), witnessed.get(name)?.clone()))).collect()
+        let proofs = lock(&hub.policy.proofs);
+        names.iter().filter_map(|name| Some((name.clone(), proofs.get(name)?.clone()))).collect()
     }
 
     /// Log lines since the last call, such as which clients joined and left, and why.

@@ -148,7 +148,7 @@ impl TaskServer {
             issuer: options.issuer.clone(),
             token: options.token.clone(),
             role,
-            witnessed: None,
+            proofs: None,
             started: Instant::now(),
         };
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
