@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-/// A level of the tree.
+/// What a worker folds: a level of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Role {
+pub enum WorkerRole {
     /// Folds clients' updates.
     Leaf,
     /// Folds the sums of a node's leaves.
@@ -36,7 +36,7 @@ pub enum Source {
 ///
 /// With `reuse` one of the levels below will do, the nearest level first: a leaf becomes the middle, the first middle
 /// to finish becomes the top. All run the same program and keep nothing.
-pub fn source(role: Role, idle: &[Role], reuse: bool) -> Source {
+pub fn source(role: WorkerRole, idle: &[WorkerRole], reuse: bool) -> Source {
     if let Some(place) = idle.iter().position(|&had| had == role) {
         return Source::Idle { place };
     }
@@ -52,7 +52,7 @@ pub fn source(role: Role, idle: &[Role], reuse: bool) -> Source {
 
 #[cfg(test)]
 mod tests {
-    use super::Role::{Leaf, Middle, Top};
+    use super::WorkerRole::{Leaf, Middle, Top};
     use super::*;
 
     #[test]

@@ -31,14 +31,14 @@ pub struct Tag {
     /// The schema's name.
     pub name: String,
     /// Roles, clients first, the top last.
-    pub roles: Vec<Role>,
+    pub roles: Vec<TagRole>,
     /// Channels, those of clients first.
     pub channels: Vec<Channel>,
 }
 
-/// A role.
+/// A role of a TAG.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Role {
+pub struct TagRole {
     /// Its name.
     pub name: String,
     /// Channels between it and the clients, 0 for clients.
@@ -142,8 +142,8 @@ pub fn read(text: &str) -> Result<Tag, Fault> {
     let levels = levels(&names, &clients, &pairs)?;
     let channels = directed(&names, &levels, pairs)?;
     grouped(&channels)?;
-    let mut roles: Vec<Role> =
-        names.into_iter().zip(levels).map(|((name, line), level)| Role { name, level, line }).collect();
+    let mut roles: Vec<TagRole> =
+        names.into_iter().zip(levels).map(|((name, line), level)| TagRole { name, level, line }).collect();
     roles.sort_by_key(|role| role.level);
     Ok(Tag { name, roles, channels })
 }

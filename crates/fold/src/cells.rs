@@ -15,7 +15,7 @@ pub const SUMS_ALIGN: usize = 64;
 
 /// What the sums of a tensor are, by its dtype and the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum CellFormat {
     F32,
     F64,
     /// The two words of each sum, see [`crate::exact`]: all first words, then all second ones.
@@ -24,7 +24,7 @@ enum Form {
     Largest(usize),
 }
 
-impl Form {
+impl CellFormat {
     fn of(dtype: Dtype, precision: Precision) -> Self {
         match (dtype, precision) {
             _ if !dtype.is_float() => Self::Largest(dtype.size() as usize),
@@ -48,7 +48,7 @@ impl Form {
 /// Where the sums of some elements lie in the memory of their stripe.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    form: Form,
+    format: CellFormat,
     /// First byte, a multiple of [`SUMS_ALIGN`].
     start: usize,
     /// One past its last byte.
@@ -59,14 +59,14 @@ pub(crate) struct Place {
 impl Place {
     /// The first place from byte `at` on.
     pub(crate) fn from(at: usize, dtype: Dtype, precision: Precision, elements: usize) -> Self {
-        let (form, start) = (Form::of(dtype, precision), at.next_multiple_of(SUMS_ALIGN));
-        let (size, words) = form.words();
-        Self { form, start, end: start + elements * size * words, elements }
+        let (format, start) = (CellFormat::of(dtype, precision), at.next_multiple_of(SUMS_ALIGN));
+        let (size, words) = format.words();
+        Self { format, start, end: start + elements * size * words, elements }
     }
 
     /// Where the words of some elements' sums lie: one range for each word.
     pub(crate) fn words(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let (size, words) = self.form.words();
+        let (size, words) = self.format.words();
         let (start, all) = (self.start, self.elements * size);
         (0..words).map(move |word| {
             let first = start + word * all;
@@ -77,28 +77,28 @@ impl Place {
     /// The sums in the stripe's memory.
     pub(crate) fn cells<'a>(&self, memory: &'a [u8]) -> Cells<'a> {
         let bytes = &memory[self.start..self.end];
-        match self.form {
-            Form::F32 => Cells::F32(numbers(bytes)),
-            Form::F64 => Cells::F64(numbers(bytes)),
-            Form::Fixed => {
+        match self.format {
+            CellFormat::F32 => Cells::F32(numbers(bytes)),
+            CellFormat::F64 => Cells::F64(numbers(bytes)),
+            CellFormat::Fixed => {
                 let (whole, part) = numbers(bytes).split_at(self.elements);
                 Cells::Fixed { whole, part }
             }
-            Form::Largest(_) => Cells::Largest(bytes),
+            CellFormat::Largest(_) => Cells::Largest(bytes),
         }
     }
 
     /// As [`Place::cells`], to change them.
     pub(crate) fn cells_mut<'a>(&self, memory: &'a mut [u8]) -> CellsMut<'a> {
         let bytes = &mut memory[self.start..self.end];
-        match self.form {
-            Form::F32 => CellsMut::F32(numbers_mut(bytes)),
-            Form::F64 => CellsMut::F64(numbers_mut(bytes)),
-            Form::Fixed => {
+        match self.format {
+            CellFormat::F32 => CellsMut::F32(numbers_mut(bytes)),
+            CellFormat::F64 => CellsMut::F64(numbers_mut(bytes)),
+            CellFormat::Fixed => {
                 let (whole, part) = numbers_mut(bytes).split_at_mut(self.elements);
                 CellsMut::Fixed(Fixed { whole, part })
             }
-            Form::Largest(_) => CellsMut::Largest(bytes),
+            CellFormat::Largest(_) => CellsMut::Largest(bytes),
         }
     }
 }
@@ -113,7 +113,7 @@ fn numbers_mut<T: FromBytes + IntoBytes>(bytes: &mut [u8]) -> &mut [T] {
     <[T]>::mut_from_bytes(bytes).expect(ALIGNED)
 }
 
-/// Sums, in the form that dtype and precision ask for. What they hold before the first contribution means nothing.
+/// Sums, in the format that dtype and precision ask for. What they hold before the first contribution means nothing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cells<'a> {
     F32(&'a [f32]),

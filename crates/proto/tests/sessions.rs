@@ -12,7 +12,7 @@ use common::party::ServerParty;
 use common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{Client, ClientConfig, LinkId, Time};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
-use thalweg_wire::{Dtype, Form, Layout, LayoutHash};
+use thalweg_wire::{Dtype, Layout, LayoutHash, TensorSpec};
 
 /// A server's machine spoken to by hand.
 struct Bare {
@@ -226,23 +226,23 @@ fn turned_away(actions: &[Action]) -> Vec<(&str, &str)> {
 #[test]
 fn what_a_tensor_is_at_the_server_the_server_knows_itself() {
     let mut server = Bare::new(&Setup { elements: 1000, ..Setup::default() });
-    let form = |n| Some(Form { dtype: Dtype::I8, shape: vec![n] });
+    let spec = |n| Some(TensorSpec { dtype: Dtype::I8, shape: vec![n] });
     let says = [
-        ("c", form(9), "c is float32 [334] here and int8 [9] at the client"),
+        ("c", spec(9), "c is float32 [334] here and int8 [9] at the client"),
         ("c", None, "c (float32 [334]) is here and missing at the client"),
-        ("more", form(9), "more (int8 [9]) is at the client and missing here"),
+        ("more", spec(9), "more (int8 [9]) is at the client and missing here"),
         (
             "\x1b[2J b is here",
-            form(1),
+            spec(1),
             "\"\u{fffd}[2J b is here\" (int8 [1]) is at the client and missing here",
         ),
         ("neither", None, "has layout 0000000000000bad"),
     ];
     let count = says.len();
-    for (link, (tensor, form, expected)) in (1..).zip(says) {
+    for (link, (tensor, spec, expected)) in (1..).zip(says) {
         let name = format!("c{link}");
         assert_eq!(differing(&mut server, link, &name), common::party::layout(1000));
-        let actions = server.say(link, Control::Differs { tensor: tensor.into(), form });
+        let actions = server.say(link, Control::Differs { tensor: tensor.into(), spec });
         assert_eq!(refusal(&actions, link).0, Refusal::Layout);
         let [(client, reason)] = turned_away(&actions)[..] else { unreachable!("{actions:?}") };
         assert!(client == name && reason.contains(expected) && reason.ends_with(MEND), "{reason}");
@@ -274,7 +274,7 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     }
     // Nobody who was not asked is listened to.
     server.connect(5);
-    let unasked = Control::Differs { tensor: "a".into(), form: None };
+    let unasked = Control::Differs { tensor: "a".into(), spec: None };
     assert_eq!(refusal(&server.say(5, unasked.clone()), 5).0, Refusal::Protocol);
     server.join(6, hello("in", 1));
     assert_eq!(refusal(&server.say(6, unasked), 6).0, Refusal::Protocol);
@@ -287,8 +287,8 @@ fn other_layouts_fill_no_log_and_no_memory() {
     let mut reported = 0;
     for link in 1..=100 {
         differing(&mut server, link, "again");
-        let form = Some(Form { dtype: Dtype::F64, shape: vec![1] });
-        reported += turned_away(&server.say(link, Control::Differs { tensor: "a".into(), form })).len();
+        let spec = Some(TensorSpec { dtype: Dtype::F64, shape: vec![1] });
+        reported += turned_away(&server.say(link, Control::Differs { tensor: "a".into(), spec })).len();
     }
     assert_eq!(reported, 1);
     for link in 101..=500 {

@@ -20,7 +20,7 @@ pub use crate::forward::Forward;
 pub use crate::parcel::{Content, Parcel, MAX_HEAD};
 pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON, MAX_URL};
 
-use crate::{difference, text, Allowance, Form, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
+use crate::{difference, text, Allowance, Layout, LayoutHash, Ranges, TensorSpec, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
 pub const VERSIONS: (u16, u16) = (8, 8);
@@ -161,7 +161,7 @@ pub enum Control {
         #[serde(deserialize_with = "difference::name")]
         tensor: String,
         /// `None`: its layout has no such tensor.
-        form: Option<Form>,
+        spec: Option<TensorSpec>,
     },
 }
 
@@ -444,9 +444,9 @@ mod tests {
             Control::Layout(layout),
             Control::Differs {
                 tensor: "w".into(),
-                form: Some(Form { dtype: Dtype::F32, shape: vec![4, u64::MAX] }),
+                spec: Some(TensorSpec { dtype: Dtype::F32, shape: vec![4, u64::MAX] }),
             },
-            Control::Differs { tensor: "w".into(), form: None },
+            Control::Differs { tensor: "w".into(), spec: None },
             Control::Elsewhere { url: "tcp://10.0.0.1:7070".into() },
             Control::Others { urls: vec!["tcp://10.0.0.1:7070".into(), "tcp://[::1]:7071".into()] },
         ]
@@ -549,8 +549,8 @@ mod tests {
     #[test]
     fn a_difference_is_short() {
         let of = |tensor: String, shape| {
-            let form = Some(Form { dtype: Dtype::F32, shape });
-            Control::Differs { tensor, form }.encode().unwrap()
+            let spec = Some(TensorSpec { dtype: Dtype::F32, shape });
+            Control::Differs { tensor, spec }.encode().unwrap()
         };
         let longest = of("n".repeat(1024), vec![u64::MAX; 16]);
         assert!(longest.len() <= crate::MAX_HELLO as usize, "{} bytes", longest.len());

@@ -11,7 +11,7 @@ const SHOWN: usize = 200;
 
 /// Element type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Form {
+pub struct TensorSpec {
     /// Element type.
     pub dtype: Dtype,
     /// Shape, row-major; empty for a scalar.
@@ -19,14 +19,14 @@ pub struct Form {
     pub shape: Vec<u64>,
 }
 
-impl Form {
+impl TensorSpec {
     /// That of a tensor.
     pub fn of(tensor: &Tensor) -> Self {
         Self { dtype: tensor.dtype, shape: tensor.shape.clone() }
     }
 }
 
-impl std::fmt::Display for Form {
+impl std::fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {:?}", self.dtype.word(), self.shape)
     }
@@ -38,9 +38,9 @@ pub struct Difference {
     /// Its name.
     pub name: String,
     /// What it is in the layout that was asked; `None` if that has no tensor of this name.
-    pub ours: Option<Form>,
+    pub ours: Option<TensorSpec>,
     /// What it is in the other one. If both are the same, the tensor is at another place.
-    pub theirs: Option<Form>,
+    pub theirs: Option<TensorSpec>,
 }
 
 impl Difference {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Difference, Dtype, Form, Range, Ranges, WireError};
+use crate::{Difference, Dtype, Range, Ranges, TensorSpec, WireError};
 
 /// Every tensor starts at a multiple of this many bytes (a cache line, and the widest vector register).
 pub const ALIGN: u64 = 64;
@@ -160,12 +160,12 @@ impl Layout {
         let lone = |tensor: &&Tensor, within: &Layout| within.find(&tensor.name).is_none();
         let added = mine.filter(|tensor| lone(tensor, other));
         let first = added.or_else(|| yours.filter(|tensor| lone(tensor, self))).or(mine).or(yours)?;
-        Some(self.difference_of(&first.name, other.find(&first.name).map(Form::of)))
+        Some(self.difference_of(&first.name, other.find(&first.name).map(TensorSpec::of)))
     }
 
-    /// How a tensor differs from this layout's, if the other layout has it in this form, or not at all.
-    pub fn difference_of(&self, name: &str, theirs: Option<Form>) -> Difference {
-        Difference { name: name.into(), ours: self.find(name).map(Form::of), theirs }
+    /// How a tensor differs from this layout's, if the other layout has it with this type and shape, or not at all.
+    pub fn difference_of(&self, name: &str, theirs: Option<TensorSpec>) -> Difference {
+        Difference { name: name.into(), ours: self.find(name).map(TensorSpec::of), theirs }
     }
 }
 

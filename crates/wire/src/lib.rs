@@ -17,7 +17,7 @@ mod spread;
 pub mod text;
 mod tolerance;
 
-pub use difference::{Difference, Form};
+pub use difference::{Difference, TensorSpec};
 pub use dtype::Dtype;
 pub use error::WireError;
 pub use frame::{

@@ -41,7 +41,7 @@ from thalweg import _core, bounded_json, machine
 from thalweg.errors import RoundError
 from thalweg.job import moving, worker
 from thalweg.job.farewell import farewell, reason
-from thalweg.job.gathering import Gathering, Role, SumsOf, not_understood
+from thalweg.job.gathering import Gathering, SumsExchange, SumsOf, not_understood
 from thalweg.job.others import Answer, Others
 from thalweg.job.sharing import Sharing
 from thalweg.transports import registry
@@ -68,7 +68,7 @@ class Gateway:
         self._peers = f"tcp://{order.get('address', '127.0.0.1')}:0"
         self._parent = _core.TaskClient(order["url"], self._name, json.dumps(self._member))
         self._server: _core.Server | None = None
-        self._role: Role | None = None
+        self._exchange: SumsExchange | None = None
         self._model: _core.Arena | None = None
         self._expected = int(order.get("clients", 1))
         # Where clients belong; who was drawn for the round, and those who were not, who take no part in it.
@@ -118,8 +118,8 @@ class Gateway:
                 elif what == "rejected":
                     self._note(f"the parent refused an answer: {said}")
         finally:
-            if self._role is not None:
-                self._role.others.close("the job is over")
+            if self._exchange is not None:
+                self._exchange.others.close("the job is over")
             if self._server is not None:
                 self._server.close("the job is over")
 
@@ -175,12 +175,12 @@ class Gateway:
         server.place_clients(len(drawn), self._placed())
 
     def _among_nodes(self, asked: str, head: Mapping[str, Any]) -> Answer:
-        if self._role is None:
+        if self._exchange is None:
             raise not_understood(asked)
         if asked == "gone":
-            self._role.others.forget(head["node"], head["why"])
+            self._exchange.others.forget(head["node"], head["why"])
             return {}, None
-        return self._role.do(asked, head)
+        return self._exchange.do(asked, head)
 
     def _open(self, head: Mapping[str, Any]) -> dict[str, Any]:
         options = dict(head["options"])
@@ -195,10 +195,10 @@ class Gateway:
         self._server = self._listening(self._model, head.get("listen"), json.dumps(options))
         self._address = self._server.address
         self._note(f"listening on {self._address}")
-        if self._role is not None:
-            self._role.others.close("the parent opens this node anew")
-        self._role = self._role_of(head["top"], self._model, self._server.sums) if "top" in head else None
-        peers = None if self._role is None else self._role.others.address
+        if self._exchange is not None:
+            self._exchange.others.close("the parent opens this node anew")
+        self._exchange = self._exchange_of(head["top"], self._model, self._server.sums) if "top" in head else None
+        peers = None if self._exchange is None else self._exchange.others.address
         reached = moving.reached(self._address, self._advertise)
         return {"address": self._address, "reached": reached, "peers": peers, "expected": self._expected}
 
@@ -211,7 +211,7 @@ class Gateway:
                 self._note(f"it cannot listen on {before} again, so its clients do not find it: {error}")
         return _core.Server(model, self._listen, options)
 
-    def _role_of(self, top: Mapping[str, Any], model: _core.Arena, sums: SumsOf) -> Role:
+    def _exchange_of(self, top: Mapping[str, Any], model: _core.Arena, sums: SumsOf) -> SumsExchange:
         trust = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
         own = {**trust, "transport": {"tls": self._trust.get("tls")}, "tree": True, **top["server"]}
 
@@ -223,8 +223,8 @@ class Gateway:
         return Gathering(model, top["top"], sums, link)
 
     def _round(self, server: _core.Server, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
-        if self._role is not None:
-            self._role.begin(kept=model is None)
+        if self._exchange is not None:
+            self._exchange.begin(kept=model is None)
         if model is not None:
             np.copyto(np.asarray(self._model), np.asarray(model))
         if "only" in head:
@@ -242,7 +242,7 @@ class Gateway:
         self._count(outcome)
         sums = server.sums()
         told["held"] = sums is not None
-        if sums is None or self._role is not None:
+        if sums is None or self._exchange is not None:
             return told, None
         return told | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
 

@@ -22,7 +22,7 @@ SumsOf = Callable[["tuple[int, int] | None"], "Sums | None"]
 Link = Callable[[Callable[[Mapping[str, Any], "_core.Arena | None"], Answer]], Others]
 
 
-class Role(Protocol):
+class SumsExchange(Protocol):
     """What a node does where the nodes' sums meet."""
 
     others: Others

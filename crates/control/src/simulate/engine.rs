@@ -12,7 +12,7 @@ use super::arrivals::counted;
 use super::machine::{Machine, Range2, Transfer, Work};
 use super::tasks::{Leaves, Task};
 use super::{Costs, Impossible, Outcome, Scenario};
-use crate::reuse::Role;
+use crate::reuse::WorkerRole;
 use crate::{decide, Config, Scaling, State, Time, Top};
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -216,10 +216,10 @@ impl<'a> Engine<'a> {
         task.running = false;
         task.done += inputs;
         let (role, is_done) = (task.role, task.is_done());
-        let copies = if role == Role::Leaf { self.scenario.switches.copies() } else { 1 };
+        let copies = if role == WorkerRole::Leaf { self.scenario.switches.copies() } else { 1 };
         let freed = task.bytes * u64::from(inputs) * copies;
         self.round.bytes = self.round.bytes.saturating_sub(freed);
-        self.round.outcome.folded += if role == Role::Leaf { inputs } else { 0 };
+        self.round.outcome.folded += if role == WorkerRole::Leaf { inputs } else { 0 };
         if is_done {
             self.finished(at);
         } else {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::NodeSpec;
 use crate::autoscaler::{Autoscaler, Knobs};
-use crate::reuse::Role;
+use crate::reuse::WorkerRole;
 use crate::Time;
 
 /// What a core does.
@@ -43,7 +43,7 @@ pub enum Standing {
 
 #[derive(Debug)]
 pub struct Worker {
-    pub role: Role,
+    pub role: WorkerRole,
     pub standing: Standing,
     pub since: Time,
 }
@@ -114,13 +114,13 @@ impl Machine {
     }
 
     /// Workers of a role that have not ended.
-    pub fn count(&self, role: Role) -> u32 {
+    pub fn count(&self, role: WorkerRole) -> u32 {
         self.workers.iter().filter(|worker| worker.role == role && worker.standing != Standing::Ended).count()
             as u32
     }
 
     /// Roles of the idle workers.
-    pub fn idle_roles(&self) -> Vec<Role> {
+    pub fn idle_roles(&self) -> Vec<WorkerRole> {
         self.idle.iter().map(|&worker| self.workers[worker].role).collect()
     }
 }

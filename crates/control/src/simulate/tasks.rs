@@ -1,13 +1,13 @@
 //! Aggregation tasks: inputs that come, a worker that folds them, a result that goes up.
 
-use crate::reuse::Role;
+use crate::reuse::WorkerRole;
 use crate::Timing;
 
 /// One aggregator's work in a round.
 #[derive(Debug, Clone)]
 pub struct Task {
     pub node: u32,
-    pub role: Role,
+    pub role: WorkerRole,
     /// Size of an input.
     pub bytes: u64,
     /// Inputs that it needs.
@@ -24,7 +24,7 @@ pub struct Task {
 }
 
 impl Task {
-    pub fn new(node: u32, role: Role, bytes: u64, goal: u32) -> Self {
+    pub fn new(node: u32, role: WorkerRole, bytes: u64, goal: u32) -> Self {
         Self { node, role, bytes, goal, waiting: 0, done: 0, running: false, asked: false, worker: None }
     }
 
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_lazy_task_waits_for_its_last_input() {
-        let mut task = Task::new(0, Role::Leaf, 1, 2);
+        let mut task = Task::new(0, WorkerRole::Leaf, 1, 2);
         task.waiting = 1;
         assert!(task.is_ready(Timing::Eager) && !task.is_ready(Timing::Lazy));
         task.waiting = 2;

@@ -379,8 +379,8 @@ impl<P> Dial<P> {
         if self.way.is_asking {
             return self.refused(now, Refusal::Layout, &reason);
         }
-        let (tensor, form) = (difference.name, difference.ours);
-        self.act(ClientAction::Send(Control::Differs { tensor, form }));
+        let (tensor, spec) = (difference.name, difference.ours);
+        self.act(ClientAction::Send(Control::Differs { tensor, spec }));
         self.finish(Err(reason));
         Heard::Lost
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, VERSIONS};
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
-use thalweg_wire::{Form, Layout, LayoutHash, Ranges};
+use thalweg_wire::{Layout, LayoutHash, Ranges, TensorSpec};
 
 use super::{Liveness, Session, LEAST_HEARTBEAT};
 use crate::transfer::{both, Carried};
@@ -483,9 +483,9 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     }
 
     /// A client says which tensor differs. What we have instead is looked up here.
-    fn differs(&mut self, link: LinkId, tensor: &str, form: Option<Form>) -> Option<String> {
+    fn differs(&mut self, link: LinkId, tensor: &str, spec: Option<TensorSpec>) -> Option<String> {
         let unlike = self.links.get_mut(&link)?.unlike.as_mut()?;
-        let difference = unlike.ours.difference_of(tensor, form);
+        let difference = unlike.ours.difference_of(tensor, spec);
         if difference.ours.is_some() || difference.theirs.is_some() {
             let there =
                 if self.config.purpose == Purpose::Graph { "at the neighbour" } else { "at the client" };
@@ -564,8 +564,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.on_link(link, |served| served.session.live.heard(now));
         let asked = self.links.get(&link).is_some_and(|served| served.unlike.is_some());
         match (self.member_at(link), message) {
-            (None, Control::Differs { tensor, form }) if asked => {
-                return self.differs(link, &tensor, form).map_or(Said::Nothing, Said::Unlike);
+            (None, Control::Differs { tensor, spec }) if asked => {
+                return self.differs(link, &tensor, spec).map_or(Said::Nothing, Said::Unlike);
             }
             (None, _) if asked => return Said::Senseless("only how the layout differs was asked"),
             (None, Control::Hello(hello)) => return Said::Hello(hello),

@@ -3,7 +3,7 @@
 use thalweg_wire::control::{
     Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
 };
-use thalweg_wire::{ChunkHeader, Dtype, Form, Layout, LayoutHash, Range, Ranges};
+use thalweg_wire::{ChunkHeader, Dtype, Layout, LayoutHash, Range, Ranges, TensorSpec};
 
 use super::{Rng, JOB};
 
@@ -87,8 +87,8 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
         13 => Control::Grant { parcel: round, wanted: ranges(rng, total) },
         14 if rng.chance(0.2) => {
             let tensor = ["a", "b", "x"][rng.below(3) as usize].to_string();
-            let form = Form { dtype: Dtype::F32, shape: vec![rng.below(400)] };
-            Control::Differs { tensor, form: rng.chance(0.7).then_some(form) }
+            let spec = TensorSpec { dtype: Dtype::F32, shape: vec![rng.below(400)] };
+            Control::Differs { tensor, spec: rng.chance(0.7).then_some(spec) }
         }
         14 => Control::Idle,
         15 => Control::Ping { clock: rng.next(), received: rng.next() },

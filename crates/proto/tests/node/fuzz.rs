@@ -69,7 +69,7 @@ fn message(rng: &mut Rng) -> Control {
         13 if rng.chance(0.1) => Control::Refused { code: Refusal::Name, reason: "x".into() },
         14 => Control::Have { parcel, got: ranges(rng) },
         15 if rng.chance(0.1) => Control::Layout((*layout(if rng.chance(0.9) { 3 } else { 20 })).clone()),
-        16 => Control::Differs { tensor: "x".into(), form: None },
+        16 => Control::Differs { tensor: "x".into(), spec: None },
         _ => Control::Pong { clock: rng.next() },
     }
 }

@@ -3,7 +3,7 @@
 use thalweg_wire::control::{
     Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
 };
-use thalweg_wire::{Allowance, ChunkHeader, Dtype, Form, FrameHeader, Layout, LayoutHash, Ranges};
+use thalweg_wire::{Allowance, ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash, Ranges, TensorSpec};
 
 use crate::dice::Dice;
 
@@ -107,12 +107,12 @@ pub fn control(dice: &mut Dice) -> Control {
         15 => Control::Pong { clock },
         16 => Control::Layout(layout(dice)),
         17 => {
-            let form = |dice: &mut Dice| Form {
+            let spec = |dice: &mut Dice| TensorSpec {
                 dtype: Dtype::ALL[dice.below(Dtype::ALL.len())],
                 shape: (0..dice.below(17)).map(|_| dice.number()).collect(),
             };
-            let form = (dice.below(3) > 0).then(|| form(dice));
-            Control::Differs { tensor: format!("t{}", dice.text(40)), form }
+            let spec = (dice.below(3) > 0).then(|| spec(dice));
+            Control::Differs { tensor: format!("t{}", dice.text(40)), spec }
         }
         _ => Control::Bye { reason: dice.text(80) },
     }

@@ -8,7 +8,7 @@ use super::super::machine::{Range2, Standing};
 use super::super::tasks::{dealt, Leaves, Task};
 use super::super::{Levels, Outcome};
 use super::{Engine, Event, Round};
-use crate::reuse::Role;
+use crate::reuse::WorkerRole;
 use crate::{leaves_for, share, Plan, Scaling, Split, Time, Top, UPDATE};
 
 impl Engine<'_> {
@@ -42,8 +42,8 @@ impl Engine<'_> {
         }
         for tree in &plan.trees {
             self.machines[tree.node as usize].leaves = tree.leaves;
-            (0..tree.start).for_each(|_| self.start(tree.node, Role::Leaf));
-            (0..tree.stop).for_each(|_| self.end_idle(tree.node, Role::Leaf));
+            (0..tree.start).for_each(|_| self.start(tree.node, WorkerRole::Leaf));
+            (0..tree.stop).for_each(|_| self.end_idle(tree.node, WorkerRole::Leaf));
         }
     }
 
@@ -60,7 +60,7 @@ impl Engine<'_> {
         if ranges {
             for part in 0..workers {
                 let range = share(bytes, part, workers);
-                self.round.tasks.push(Task::new(node, Role::Leaf, range.end - range.start, come));
+                self.round.tasks.push(Task::new(node, WorkerRole::Leaf, range.end - range.start, come));
             }
         } else {
             let wanted = leaves_for(u64::from(come) * UPDATE, self.config.inputs);
@@ -70,13 +70,15 @@ impl Engine<'_> {
                 _ => (wanted, Some(self.config.inputs.max(1))),
             };
             let goals = dealt(come, leaves, each);
-            self.round.tasks.extend(goals.into_iter().map(|goal| Task::new(node, Role::Leaf, bytes, goal)));
+            self.round
+                .tasks
+                .extend(goals.into_iter().map(|goal| Task::new(node, WorkerRole::Leaf, bytes, goal)));
         }
         let end = self.round.tasks.len();
         let has_middle = !ranges && end - first > 1;
         let middle = has_middle.then_some(end);
         if has_middle {
-            self.round.tasks.push(Task::new(node, Role::Middle, bytes, (end - first) as u32));
+            self.round.tasks.push(Task::new(node, WorkerRole::Middle, bytes, (end - first) as u32));
         }
         let left = if has_middle { 1 } else { (end - first) as u32 };
         Leaves { first, end, ranges, round: fixed && !ranges, come: 0, middle, left }
@@ -107,7 +109,7 @@ impl Engine<'_> {
         let parts = if self.config.split == Split::Ranges { self.config.workers.max(1) } else { 1 };
         for part in 0..parts {
             let range = share(bytes, part, parts);
-            self.round.tasks.push(Task::new(node, Role::Top, range.end - range.start, inputs));
+            self.round.tasks.push(Task::new(node, WorkerRole::Top, range.end - range.start, inputs));
         }
         self.round.left += parts;
         self.round.tops.push((node, Range2(first, first + parts as usize)));
@@ -129,7 +131,7 @@ impl Engine<'_> {
             .sum();
         let reuse = self.config.reuse;
         for machine in &mut self.machines {
-            machine.workers.iter_mut().filter(|_| reuse).for_each(|worker| worker.role = Role::Leaf);
+            machine.workers.iter_mut().filter(|_| reuse).for_each(|worker| worker.role = WorkerRole::Leaf);
         }
         let top = self.round.tops.first().map(|(node, _)| *node).or(self.round.used.first().copied());
         let sharded = self.round.tops.len() > 1;
@@ -182,7 +184,7 @@ impl Engine<'_> {
                 .for_each(|tree| self.state.nodes[tree.node as usize].estimate = Some(tree.estimate));
         }
         for (node, machine) in self.state.nodes.iter_mut().zip(&self.machines) {
-            (node.workers, node.heard) = (machine.count(Role::Leaf), self.now);
+            (node.workers, node.heard) = (machine.count(WorkerRole::Leaf), self.now);
         }
     }
 }

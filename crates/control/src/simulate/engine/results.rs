@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::costs::at_rate;
 use super::super::machine::{Range2, Transfer, Work};
 use super::{Engine, Event};
-use crate::reuse::Role;
+use crate::reuse::WorkerRole;
 use crate::{share, Top};
 
 impl Engine<'_> {
@@ -14,13 +14,13 @@ impl Engine<'_> {
         if let Some(worker) = self.round.tasks[at].worker.take() {
             self.rest(node, worker);
         }
-        if role == Role::Top {
+        if role == WorkerRole::Top {
             self.round.left -= 1;
             self.round.done = self.round.done.or((self.round.left == 0).then_some(self.now));
             return;
         }
         let leaves = &mut self.round.leaves[node as usize];
-        match leaves.middle.filter(|_| role == Role::Leaf) {
+        match leaves.middle.filter(|_| role == WorkerRole::Leaf) {
             Some(middle) => {
                 let (core, delay) =
                     self.costs().between_workers(self.scenario.bytes, &self.scenario.switches);

@@ -3,7 +3,7 @@
 use super::super::machine::{Standing, Work, Worker};
 use super::super::Start;
 use super::{Engine, Event};
-use crate::reuse::{source, Role, Source};
+use crate::reuse::{source, Source, WorkerRole};
 use crate::Scaling;
 
 impl Engine<'_> {
@@ -20,9 +20,9 @@ impl Engine<'_> {
             }
             Source::Start => {
                 let enough = match role {
-                    Role::Leaf => machine.count(Role::Leaf) >= machine.leaves.max(1),
-                    Role::Middle => self.config.reuse && machine.count(Role::Leaf) > 0,
-                    Role::Top => false,
+                    WorkerRole::Leaf => machine.count(WorkerRole::Leaf) >= machine.leaves.max(1),
+                    WorkerRole::Middle => self.config.reuse && machine.count(WorkerRole::Leaf) > 0,
+                    WorkerRole::Top => false,
                 };
                 self.machines[node as usize].waiting[role as usize].push_back(at);
                 if is_scaled {
@@ -43,7 +43,7 @@ impl Engine<'_> {
         self.pump(at);
     }
 
-    pub(super) fn start(&mut self, node: u32, role: Role) {
+    pub(super) fn start(&mut self, node: u32, role: WorkerRole) {
         let machine = &mut self.machines[node as usize];
         let worker = machine.workers.len();
         machine.workers.push(Worker { role, standing: Standing::Starting, since: self.now });
@@ -67,7 +67,8 @@ impl Engine<'_> {
         machine.idle.push(worker);
         let role = machine.workers[worker].role;
         let is_free = self.config.reuse && self.config.scaling != Scaling::Knative;
-        let roles = if is_free { vec![Role::Leaf, Role::Middle, Role::Top] } else { vec![role] };
+        let roles =
+            if is_free { vec![WorkerRole::Leaf, WorkerRole::Middle, WorkerRole::Top] } else { vec![role] };
         for wanted in roles {
             let machine = &mut self.machines[node as usize];
             if let Some(task) = machine.waiting[wanted as usize].pop_front() {
@@ -79,7 +80,7 @@ impl Engine<'_> {
         }
     }
 
-    pub(super) fn end_idle(&mut self, node: u32, role: Role) {
+    pub(super) fn end_idle(&mut self, node: u32, role: WorkerRole) {
         let now = self.now;
         let machine = &mut self.machines[node as usize];
         let Some(place) = machine.idle.iter().rposition(|&worker| machine.workers[worker].role == role)
@@ -94,12 +95,14 @@ impl Engine<'_> {
 
     pub(super) fn tick(&mut self) {
         for node in 0..self.machines.len() as u32 {
-            [Role::Leaf, Role::Middle, Role::Top].into_iter().for_each(|role| self.autoscale(node, role));
+            [WorkerRole::Leaf, WorkerRole::Middle, WorkerRole::Top]
+                .into_iter()
+                .for_each(|role| self.autoscale(node, role));
         }
         self.after(self.scenario.autoscaler.tick, Event::Tick);
     }
 
-    pub(super) fn autoscale(&mut self, node: u32, role: Role) {
+    pub(super) fn autoscale(&mut self, node: u32, role: WorkerRole) {
         let under_way: u32 = self
             .round
             .tasks

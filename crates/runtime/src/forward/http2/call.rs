@@ -14,7 +14,7 @@ use http::{Request, Response};
 use super::answers::Promise;
 use super::order::Turn;
 use super::pump::{pump, reason, Broken};
-use super::Role;
+use super::End;
 
 /// A call that has arrived.
 pub(super) struct Call {
@@ -28,18 +28,18 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Takes a call. Must be called in the order in which calls arrive.
-    pub fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, role: &Role) -> Self {
+    /// A call has come; calls come in their order.
+    pub fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, end: &End) -> Self {
         let (mut head, body) = request.into_parts();
-        let (promise, turn) = match role {
-            Role::Near(promises) => (promises.enter(&mut head), Turn::default()),
-            Role::Far(order) => (None, order.enter(&mut head.headers)),
+        let (promise, turn) = match end {
+            End::Near(promises) => (promises.enter(&mut head), Turn::default()),
+            End::Far(order) => (None, order.enter(&mut head.headers)),
         };
         Self { head, body, respond, promise, turn }
     }
 
-    /// Carries the call to its end. Returns whether the server accepts further calls of this connection.
-    pub async fn carry(self, server: SendRequest<Bytes>, role: Arc<Role>) -> bool {
+    /// Carries it to its end. Returns whether the server takes further calls of this connection.
+    pub async fn carry(self, server: SendRequest<Bytes>, end: Arc<End>) -> bool {
         let Self { head, mut body, mut respond, promise, turn } = self;
         tokio::select! {
             () = turn.comes() => {}
@@ -66,18 +66,18 @@ impl Call {
             tokio::select! {
                 biased;
                 response = &mut response => break response,
-                done = &mut uploading, if !uploaded => match (done, &*role) {
+                done = &mut uploading, if !uploaded => match (done, &*end) {
                     (Err(Broken::Source), _) => return true,
                     // The server does not want the rest. Its response says why.
                     (Err(Broken::Sink), _) => uploaded = true,
-                    (Ok(()), Role::Near(promises)) => match promise {
+                    (Ok(()), End::Near(promises)) => match promise {
                         Some(promise) => {
                             promises.keep(promise, respond, response).await;
                             return true;
                         }
                         None => uploaded = true,
                     }
-                    (Ok(()), Role::Far(_)) => uploaded = true,
+                    (Ok(()), End::Far(_)) => uploaded = true,
                 },
                 // Dropping the request here cancels it at the server.
                 _ = poll_fn(|context| respond.poll_reset(context)) => return true,

@@ -50,8 +50,8 @@ pub(crate) struct Calls {
     pub unkept: u64,
 }
 
-/// Which end this is, and its state for one connection.
-pub(super) enum Role {
+/// Which end of the forwarded path this is, and what it does with a connection's calls.
+pub(super) enum End {
     Near(Promises),
     Far(Order),
 }
@@ -78,14 +78,14 @@ pub(super) async fn carry_near(
     (near, events): (&Near, &Events),
     spoke: Spoke<'_>,
 ) -> Ended {
-    let role = Arc::new(Role::Near(Promises::new(near.answers.clone(), events.clone())));
+    let end = Arc::new(End::Near(Promises::new(near.answers.clone(), events.clone())));
     let (mut inner, outer) = tokio::io::duplex(BUFFER);
     let _ = program.set_nodelay(true); // send small frames at once
     let proxied = async {
         let greets = proxy::greets(&program).await?;
         spoke();
         if greets {
-            run((&mut program, Windows::LOCAL), (&mut inner, Windows::across(near.window)), &role).await?;
+            run((&mut program, Windows::LOCAL), (&mut inner, Windows::across(near.window)), &end).await?;
         }
         drain(&mut inner).await;
         Ok::<(), String>(())
@@ -94,7 +94,7 @@ pub(super) async fn carry_near(
     if ended.error.is_some() {
         program::reset(&program);
     }
-    if let Role::Near(promises) = &*role {
+    if let End::Near(promises) = &*end {
         ended.calls = Some(promises.counts());
     }
     ended
@@ -108,11 +108,11 @@ pub(super) async fn carry_far(
     mut server: TcpStream,
     window: u64,
 ) -> Ended {
-    let role = Arc::new(Role::Far(Order::default()));
+    let end = Arc::new(End::Far(Order::default()));
     let (mut inner, outer) = tokio::io::duplex(BUFFER);
     let _ = server.set_nodelay(true);
     let proxied = async {
-        run((&mut inner, Windows::across(window)), (&mut server, Windows::LOCAL), &role).await?;
+        run((&mut inner, Windows::across(window)), (&mut server, Windows::LOCAL), &end).await?;
         drain(&mut inner).await;
         Ok::<(), String>(())
     };
@@ -120,7 +120,7 @@ pub(super) async fn carry_far(
     if ended.error.is_some() {
         program::reset(&server);
     }
-    if let Role::Far(order) = &*role {
+    if let End::Far(order) = &*end {
         ended.calls = Some(Calls { calls: order.calls(), ..Calls::default() });
     }
     ended

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::call::Call;
-use super::Role;
+use super::End;
 
 /// The connection preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -66,7 +66,7 @@ pub(super) async fn greets(program: &TcpStream) -> Result<bool, String> {
 pub(super) async fn run<P, S>(
     (program, towards): (P, Windows),
     (server, from): (S, Windows),
-    role: &Arc<Role>,
+    end: &Arc<End>,
 ) -> Result<(), String>
 where
     P: AsyncRead + AsyncWrite + Unpin,
@@ -85,8 +85,8 @@ where
         tokio::select! {
             accepted = accepting.accept(), if accepts => match accepted {
                 Some(Ok((request, respond))) => {
-                    let call = Call::new(request, respond, role);
-                    calls.spawn(call.carry(requests.clone(), role.clone()));
+                    let call = Call::new(request, respond, end);
+                    calls.spawn(call.carry(requests.clone(), end.clone()));
                 }
                 Some(Err(error)) => (accepts, outcome) = (false, Err(broke("program", error))),
                 None => accepts = false,
