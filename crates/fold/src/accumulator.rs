@@ -280,7 +280,7 @@ impl Accumulator {
             return Err(FoldError::Itself);
         }
         if let Some(difference) = self.layout.difference(&other.layout) {
-            return Err(FoldError::Layout(difference.said("here", "there")));
+            return Err(FoldError::Layout(difference.describe("here", "there")));
         }
         if self.precision != other.precision {
             let (ours, theirs) = (self.precision.name(), other.precision.name());

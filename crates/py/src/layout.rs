@@ -65,7 +65,7 @@ impl Layout {
     /// In words, the first tensor in which `other` differs; None if it does not. `here` and `there` say whose the two are.
     #[pyo3(signature = (other, here="here", there="there"))]
     fn difference(&self, other: &Layout, here: &str, there: &str) -> Option<String> {
-        self.0.difference(&other.0).map(|difference| difference.said(here, there))
+        self.0.difference(&other.0).map(|difference| difference.describe(here, there))
     }
 
     fn __repr__(&self) -> String {

@@ -45,7 +45,7 @@ pub struct Difference {
 
 impl Difference {
     /// In one plain line; `here` and `there` say where the two layouts are, such as "here" and "at the server".
-    pub fn said(&self, here: &str, there: &str) -> String {
+    pub fn describe(&self, here: &str, there: &str) -> String {
         let name = shown(&self.name);
         match (&self.ours, &self.theirs) {
             (Some(ours), Some(theirs)) if ours == theirs => {
@@ -96,8 +96,8 @@ mod tests {
         Layout::pack(tensors.iter().map(|(name, dtype, shape)| (*name, *dtype, shape.to_vec()))).unwrap()
     }
 
-    fn said(ours: &Layout, theirs: &Layout) -> String {
-        ours.difference(theirs).unwrap().said("here", "at the server")
+    fn described(ours: &Layout, theirs: &Layout) -> String {
+        ours.difference(theirs).unwrap().describe("here", "at the server")
     }
 
     #[test]
@@ -106,20 +106,27 @@ mod tests {
         let base = layout(&[("a", F32, &[3]), ("layer1.weight", F32, &[10, 5]), ("z", Dtype::I64, &[])]);
         let reshaped = layout(&[("a", F32, &[3]), ("layer1.weight", F32, &[10, 4]), ("z", F32, &[])]);
         assert_eq!(
-            said(&base, &reshaped),
+            described(&base, &reshaped),
             "layer1.weight is float32 [10, 5] here and float32 [10, 4] at the server"
         );
         let retyped =
             layout(&[("a", Dtype::BF16, &[3]), ("layer1.weight", F32, &[10, 5]), ("z", Dtype::I64, &[])]);
-        assert_eq!(said(&base, &retyped), "a is float32 [3] here and bfloat16 [3] at the server");
+        assert_eq!(described(&base, &retyped), "a is float32 [3] here and bfloat16 [3] at the server");
         let fewer = layout(&[("a", F32, &[3]), ("z", Dtype::I64, &[])]);
-        assert_eq!(said(&base, &fewer), "layer1.weight (float32 [10, 5]) is here and missing at the server");
-        assert_eq!(said(&fewer, &base), "layer1.weight (float32 [10, 5]) is at the server and missing here");
+        assert_eq!(
+            described(&base, &fewer),
+            "layer1.weight (float32 [10, 5]) is here and missing at the server"
+        );
+        assert_eq!(
+            described(&fewer, &base),
+            "layer1.weight (float32 [10, 5]) is at the server and missing here"
+        );
         let short = layout(&[("a", F32, &[3])]);
-        assert_eq!(said(&fewer, &short), "z (int64 []) is here and missing at the server");
-        assert_eq!(said(&short, &fewer), "z (int64 []) is at the server and missing here");
+        assert_eq!(described(&fewer, &short), "z (int64 []) is here and missing at the server");
+        assert_eq!(described(&short, &fewer), "z (int64 []) is at the server and missing here");
         let turned = layout(&[("a", F32, &[3]), ("z", Dtype::I64, &[]), ("layer1.weight", F32, &[10, 5])]);
-        assert!(said(&base, &turned).starts_with("layer1.weight is at another place here than at the server"));
+        assert!(described(&base, &turned)
+            .starts_with("layer1.weight is at another place here than at the server"));
         assert_eq!(base.difference(&base.clone()), None);
     }
 
@@ -138,7 +145,7 @@ mod tests {
                 let here = ours.difference(theirs).unwrap();
                 let there = theirs.difference_of(&here.name, here.ours.clone());
                 assert_eq!((&there.ours, &there.theirs), (&here.theirs, &here.ours));
-                assert_eq!(there.said("at A", "at B").len(), here.said("at B", "at A").len());
+                assert_eq!(there.describe("at A", "at B").len(), here.describe("at B", "at A").len());
             }
         }
     }
@@ -148,9 +155,9 @@ mod tests {
         let long = "x".repeat(1000);
         for name in ["a is float32 [1] here", "a\nb", "\x1b[2J", "\u{202e}x", &long] {
             let ours = layout(&[(name, Dtype::F32, &[1])]);
-            let said = said(&ours, &layout(&[("w", Dtype::F32, &[1])]));
-            assert!(text::is_plain(&said) && said.len() < SHOWN + 100, "{said}");
-            assert!(name == long || said.starts_with('"'), "{said}");
+            let text = described(&ours, &layout(&[("w", Dtype::F32, &[1])]));
+            assert!(text::is_plain(&text) && text.len() < SHOWN + 100, "{text}");
+            assert!(name == long || text.starts_with('"'), "{text}");
         }
     }
 }

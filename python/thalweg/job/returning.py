@@ -78,7 +78,7 @@ class Returning:
                 elif self._is_gone(node):
                     self._begin(node, self._move)
 
-    def may_open(self, node: Node) -> bool:
+    def restart_while_awaited(self, node: Node) -> bool:
         """Restart a node that was lost before all were open; return False once it is not awaited any more."""
         self._missed.setdefault(node.name, time.monotonic())
         return self.restart(node) or not self._is_gone(node)

@@ -36,7 +36,7 @@ class Node:
     # Clients whose proofs it has passed on.
     proven: set[str] = field(default_factory=set)
     # Clients that it has named without a proof; the log says so once.
-    doubted: set[str] = field(default_factory=set)
+    unproven: set[str] = field(default_factory=set)
     # It was lost, and its clients have moved to other nodes.
     is_empty: bool = False
 

@@ -156,7 +156,7 @@ class Tree:
             look()
             # Where nodes come by themselves, another one takes the place of a node that is lost.
             for node in self._nodes if self.placed.clients else ():
-                if node.gone is not None and not node.is_empty and not self.returning.may_open(node):
+                if node.gone is not None and not node.is_empty and not self.returning.restart_while_awaited(node):
                     self._go_on_without(node)
 
     def _go_on_without(self, node: Node) -> None:
@@ -327,8 +327,8 @@ class Tree:
         new = [client for client in node.state.get("clients", ()) if client not in taken]
         unproven = self._judge.unproven(node, new)
         for client in unproven:
-            if client not in node.doubted and len(node.doubted) < node.expected:
-                node.doubted.add(client)
+            if client not in node.unproven and len(node.unproven) < node.expected:
+                node.unproven.add(client)
                 self.note(f"{node.name} names {client}, and has no proof that it is there: it does not count")
         return sorted(set(new) - set(unproven))
 

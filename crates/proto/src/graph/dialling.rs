@@ -5,7 +5,7 @@ use thalweg_wire::control::{Control, Holding, Nonce, Proof, Welcome};
 use super::node::Node;
 use super::peer::{Peer, Way};
 use super::terms::Neighbour;
-use crate::session::{ClientAction, Heard};
+use crate::session::{ClientAction, ServerEvent};
 use crate::{Span, Time};
 
 impl Node {
@@ -99,24 +99,24 @@ impl Node {
         let (job, ours) = (self.config.job, self.config.layout.clone());
         let Some(dial) = self.dial(place) else { return };
         match dial.control(now, message) {
-            Heard::Nothing | Heard::Lost => {
+            ServerEvent::Nothing | ServerEvent::Lost => {
                 if let Some(reason) = farewell {
                     self.lost(now, place, &reason);
                 }
             }
-            Heard::Welcomed => {
+            ServerEvent::Welcomed => {
                 let ordered = dial.is_ordered();
                 let Some(welcome) = dial.welcome() else { return };
                 // A neighbour checks our Hello, and we check what it says itself.
                 let reason = match ours.difference(&welcome.layout) {
                     None if welcome.job == job => return self.met(place, ordered),
                     None => "the neighbour has another job; start both with the same plan".into(),
-                    Some(difference) => dial.unlike(&difference),
+                    Some(difference) => dial.mismatch_reason(&difference),
                 };
                 dial.act(ClientAction::Close);
                 dial.finish(Err(reason));
             }
-            Heard::Message(message) => self.neighbour_says(now, place, message),
+            ServerEvent::Message(message) => self.neighbour_says(now, place, message),
         }
     }
 

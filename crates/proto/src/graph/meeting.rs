@@ -5,7 +5,7 @@ use thalweg_wire::control::{Alike, Control, Hello, Holding, Nonce, Purpose, Refu
 use super::node::{Node, Stage};
 use super::peer::{Peer, Way};
 use super::terms::{Neighbour, NodeAction, NodeStep};
-use crate::session::{Action, ClientAction, ClientConfig, Dial, LinkId, Said, Traffic};
+use crate::session::{Action, ClientAction, ClientConfig, Dial, LinkId, MemberEvent, Traffic};
 use crate::{micros, Time};
 
 /// A neighbour is dialled for as long as the node lives.
@@ -87,14 +87,14 @@ impl Node {
     }
 
     pub(super) fn met(&mut self, place: usize, ordered: bool) {
-        let said = self.round;
+        let round = self.round;
         let peer = &mut self.peers[place];
-        (peer.met, peer.knows_us, peer.ordered, peer.said) = (true, false, ordered, said);
-        peer.from = said.saturating_add(1);
+        (peer.met, peer.knows_us, peer.ordered) = (true, false, ordered);
+        peer.from = round.saturating_add(1);
         (peer.sending, peer.acknowledged, peer.told) = (0, 0, 0);
         peer.out.forget();
         let name = peer.name.clone();
-        self.tell(place, Control::Closed { parcel: said });
+        self.tell(place, Control::Closed { parcel: round });
         self.roster.want(NodeStep::Met { peer: name });
     }
 
@@ -175,18 +175,21 @@ impl Node {
     /// A message has come on a link that was accepted.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
         match self.roster.control(now, link, message) {
-            Said::Nothing => {}
-            Said::Hello(hello) => self.hello(now, link, &hello),
-            Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
-            Said::Unlike(how) => self.refuse(now, link, Refusal::Layout, &how),
-            Said::Message(_, Control::Bye { reason }) => {
+            MemberEvent::Nothing => {}
+            MemberEvent::Hello(hello) => self.hello(now, link, &hello),
+            MemberEvent::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            MemberEvent::LayoutMismatch(how) => self.refuse(now, link, Refusal::Layout, &how),
+            MemberEvent::Message(_, Control::Bye { reason }) => {
                 self.drop_link(now, link, &format!("left: {reason}"));
                 self.roster.close(link);
             }
-            Said::Message(_, Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. }) => {
+            MemberEvent::Message(
+                _,
+                Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. },
+            ) => {
                 self.refuse(now, link, Refusal::Protocol, "this message is for whoever was dialled to send");
             }
-            Said::Message(number, message) => {
+            MemberEvent::Message(number, message) => {
                 if let Some(place) = self.numbers.get(&number).copied() {
                     self.neighbour_says(now, place, message);
                 }
@@ -247,9 +250,9 @@ impl Node {
 
     /// Reports a refused peer once, however often it tries again.
     fn turn_away(&mut self, name: &str, reason: &str, grave: bool) {
-        let said = (name.to_owned(), reason.to_owned());
-        if self.turned_away.as_ref() != Some(&said) {
-            self.turned_away = Some(said);
+        let refusal = (name.to_owned(), reason.to_owned());
+        if self.turned_away.as_ref() != Some(&refusal) {
+            self.turned_away = Some(refusal);
             self.roster.want(NodeStep::Refused { peer: name.into(), reason: reason.into(), grave });
         }
     }
@@ -275,7 +278,7 @@ impl Node {
 
     fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
         let Some(dropped) = self.roster.drop_link(link, reason) else { return };
-        if let Some((name, how)) = dropped.unlike {
+        if let Some((name, how)) = dropped.mismatch {
             let grave = self.expected(&name).is_ok();
             self.turn_away(&name, &format!("{name:?} is not let in: {how}"), grave);
         }

@@ -79,8 +79,8 @@ pub(super) struct Arrival {
     pub chunks: u64,
     /// Nothing more is waited for: it is whole, or its sender has said that this is all.
     pub over: bool,
-    /// What the neighbour was told that we have of it.
-    pub said: Ranges,
+    /// Ranges of it that we have reported to the neighbour.
+    pub reported: Ranges,
 }
 
 impl Arrival {
@@ -90,7 +90,7 @@ impl Arrival {
             incoming.came_mut().expect(part);
         }
         incoming.begin(ordered);
-        Self { incoming, chunks: 0, over: false, said: Ranges::new() }
+        Self { incoming, chunks: 0, over: false, reported: Ranges::new() }
     }
 }
 
@@ -113,8 +113,6 @@ pub(super) struct Peer {
     /// It has said that it has met us, so chunks need not come after what we said when the link came up.
     pub knows_us: bool,
     pub ordered: bool,
-    /// The iteration that this node had begun last when the link came up, as told to the neighbour.
-    pub said: u32,
     /// The first iteration in which this node waits for it.
     pub from: u32,
     /// The latest iteration of which it has sent anything, and the latest that it has ended.
@@ -145,7 +143,6 @@ impl Peer {
             met: false,
             knows_us: false,
             ordered: false,
-            said: 0,
             from: 1,
             newest: 0,
             ended: 0,

@@ -46,13 +46,13 @@ impl Node {
         let round = self.round;
         for place in self.weights.keys().copied().collect::<Vec<_>>() {
             let peer = &mut self.peers[place];
-            let mut said = Ranges::new();
+            let mut reported = Ranges::new();
             if let Some(arrival) = peer.arrivals.get_mut(&round).filter(|_| peer.apart < round) {
                 // More ranges than a message holds are left out by both.
-                said = arrival.incoming.came().received().first(MAX_HOLES);
-                arrival.said = said.clone();
+                reported = arrival.incoming.came().received().first(MAX_HOLES);
+                arrival.reported = reported.clone();
             }
-            self.tell(place, Control::Have { parcel: round, got: said });
+            self.tell(place, Control::Have { parcel: round, got: reported });
         }
         self.swap();
     }
@@ -65,9 +65,9 @@ impl Node {
         let round = self.round;
         let owes = |&place: &usize| {
             let peer = &self.peers[place];
-            let said = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.said.is_empty());
+            let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
             // What it said of an iteration that was not open yet is that it had nothing.
-            said && peer.met && peer.apart < round && peer.told < round
+            has_some && peer.met && peer.apart < round && peer.told < round
         };
         if !self.weights.keys().any(owes) {
             self.mix();
@@ -115,7 +115,7 @@ impl Node {
             return arrival.incoming.came().received().clone();
         }
         let Some(had) = peer.had.get(&round) else { return Ranges::new() };
-        arrival.said.iter().flat_map(|range| had.within(range)).collect()
+        arrival.reported.iter().flat_map(|range| had.within(range)).collect()
     }
 
     /// What is to be added to the sums before they are mixed. Nothing if weights were known as chunks came: they were added

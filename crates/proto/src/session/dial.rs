@@ -78,7 +78,7 @@ pub enum ClientAction<P> {
 
 /// What a message from the server means for the policy.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum ServerEvent {
     /// Nothing.
     Nothing,
     /// The server has let us in.
@@ -258,8 +258,8 @@ impl<P> Dial<P> {
     }
 
     /// A message has come.
-    pub fn control(&mut self, now: Time, message: Control) -> Heard {
-        let Some(link) = &mut self.link else { return Heard::Nothing };
+    pub fn control(&mut self, now: Time, message: Control) -> ServerEvent {
+        let Some(link) = &mut self.link else { return ServerEvent::Nothing };
         link.session.live.heard(now);
         match message {
             Control::Challenge(challenge) if link.challenge.is_none() => self.challenged(challenge),
@@ -279,11 +279,11 @@ impl<P> Dial<P> {
                 if let Some(parcel) = message.settles().filter(|_| self.purpose != Purpose::Graph) {
                     self.count(parcel);
                 }
-                return Heard::Message(message);
+                return ServerEvent::Message(message);
             }
             _ => {}
         }
-        Heard::Nothing
+        ServerEvent::Nothing
     }
 
     /// How many segments were retransmitted so far over all links; to be told before a message that settles a parcel.
@@ -335,7 +335,7 @@ impl<P> Dial<P> {
         self.act(ClientAction::Send(Control::Hello(hello)));
     }
 
-    fn welcomed(&mut self, now: Time, welcome: Welcome) -> Heard {
+    fn welcomed(&mut self, now: Time, welcome: Welcome) -> ServerEvent {
         let floor = Time::from_micros(welcome.liveness);
         if let Some(link) = &mut self.link {
             link.session.live = super::Liveness::new(now, floor);
@@ -348,11 +348,11 @@ impl<P> Dial<P> {
         if first {
             self.act(ClientAction::Joined(Box::new(welcome)));
         }
-        Heard::Welcomed
+        ServerEvent::Welcomed
     }
 
     /// The server says that this client's home is at another one.
-    fn elsewhere(&mut self, now: Time, url: String) -> Heard {
+    fn elsewhere(&mut self, now: Time, url: String) -> ServerEvent {
         self.act(ClientAction::Close);
         self.link = None;
         let reason = format!("its home is at {url} now");
@@ -361,12 +361,12 @@ impl<P> Dial<P> {
         }
         (self.way.home, self.way.turn) = (Some(url), 0);
         self.retry(now, &reason);
-        Heard::Lost
+        ServerEvent::Lost
     }
 
     /// The server has another layout than this client: says which tensor differs, and gives up. The server closes the link
     /// when it hears so.
-    fn differs(&mut self, now: Time, theirs: &Layout) -> Heard {
+    fn differs(&mut self, now: Time, theirs: &Layout) -> ServerEvent {
         let Some(difference) = self.known_layout().and_then(|ours| ours.difference(theirs)) else {
             return self.refused(
                 now,
@@ -374,7 +374,7 @@ impl<P> Dial<P> {
                 "the server refuses this model, and has the same layout",
             );
         };
-        let reason = self.unlike(&difference);
+        let reason = self.mismatch_reason(&difference);
         // Only home can send a client away for good.
         if self.way.is_asking {
             return self.refused(now, Refusal::Layout, &reason);
@@ -382,17 +382,17 @@ impl<P> Dial<P> {
         let (tensor, spec) = (difference.name, difference.ours);
         self.act(ClientAction::Send(Control::Differs { tensor, spec }));
         self.finish(Err(reason));
-        Heard::Lost
+        ServerEvent::Lost
     }
 
     /// Why this client does not fit whom it dials, whose layout differs in this way.
-    pub fn unlike(&self, difference: &Difference) -> String {
+    pub fn mismatch_reason(&self, difference: &Difference) -> String {
         let there = if self.purpose == Purpose::Graph { "neighbour" } else { "server" };
-        let said = difference.said("here", &format!("at the {there}"));
-        format!("this model differs from the {there}'s: {said}; use the same model and the same tensors at both ends")
+        let described = difference.describe("here", &format!("at the {there}"));
+        format!("this model differs from the {there}'s: {described}; use the same model and the same tensors at both ends")
     }
 
-    fn refused(&mut self, now: Time, code: Refusal, reason: &str) -> Heard {
+    fn refused(&mut self, now: Time, code: Refusal, reason: &str) -> ServerEvent {
         self.act(ClientAction::Close);
         self.link = None;
         // Only home can send a client away for good.
@@ -401,7 +401,7 @@ impl<P> Dial<P> {
         } else {
             self.finish(Err(reason.into()));
         }
-        Heard::Lost
+        ServerEvent::Lost
     }
 
     /// `bytes` more bytes of chunks have come.
@@ -442,8 +442,8 @@ impl<P> Dial<P> {
     }
 
     fn heartbeat(&self) -> Time {
-        let said = self.welcome.as_ref().map_or(LIVENESS / 4, |w| Time::from_micros(w.heartbeat));
-        said.max(LEAST_HEARTBEAT)
+        let interval = self.welcome.as_ref().map_or(LIVENESS / 4, |w| Time::from_micros(w.heartbeat));
+        interval.max(LEAST_HEARTBEAT)
     }
 
     /// When [`Dial::timeout`] wants to be called at the latest.
@@ -486,7 +486,7 @@ impl<P> Dial<P> {
             self.act(ClientAction::Close);
             return Err(format!("the server says nothing for {:.1} s", patience.as_secs_f64()));
         }
-        if link.welcomed && link.session.pings(now, heartbeat) {
+        if link.welcomed && link.session.take_due_ping(now, heartbeat) {
             let received = self.received;
             self.send(Control::Ping { clock: micros(now), received });
         }
@@ -550,10 +550,10 @@ macro_rules! dial_methods {
         /// A message has come.
         pub fn control(&mut self, now: $crate::Time, message: thalweg_wire::control::Control) {
             match self.dial.control(now, message) {
-                $crate::session::Heard::Nothing => {}
-                $crate::session::Heard::Lost => self.link_lost(),
-                $crate::session::Heard::Welcomed => self.welcomed(),
-                $crate::session::Heard::Message(message) => self.told(now, message),
+                $crate::session::ServerEvent::Nothing => {}
+                $crate::session::ServerEvent::Lost => self.link_lost(),
+                $crate::session::ServerEvent::Welcomed => self.welcomed(),
+                $crate::session::ServerEvent::Message(message) => self.told(now, message),
             }
         }
 

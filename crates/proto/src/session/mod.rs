@@ -14,11 +14,11 @@ use thalweg_wire::control::Nonce;
 use crate::Time;
 
 pub(crate) use self::clock::on_our_clock;
-pub(crate) use self::dial::{dial_methods, Dial, Heard};
+pub(crate) use self::dial::{dial_methods, Dial, ServerEvent};
 pub use self::dial::{ClientAction, ClientConfig};
 pub use self::liveness::Liveness;
 pub use self::roster::{other_purpose, Action, Admission, LinkId, Roster, SessionConfig, Traffic};
-pub(crate) use self::roster::{roster_methods, Dropped, Said};
+pub(crate) use self::roster::{roster_methods, Dropped, MemberEvent};
 
 /// Least time between heartbeats, whatever a configuration says.
 const LEAST_HEARTBEAT: Time = Time::from_millis(1);
@@ -40,7 +40,7 @@ impl Session {
     }
 
     /// Whether a ping is due; it then counts as sent.
-    fn pings(&mut self, now: Time, heartbeat: Time) -> bool {
+    fn take_due_ping(&mut self, now: Time, heartbeat: Time) -> bool {
         let due = now >= self.pinged + heartbeat;
         if due {
             self.pinged = now;

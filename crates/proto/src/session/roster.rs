@@ -17,7 +17,7 @@ pub type LinkId = u64;
 /// How long a client may take from connecting until it says who it is. Whatever else it sends does not prolong that.
 const HELLO: Time = Time::from_secs(20);
 /// Most clients with another layout that are remembered.
-const MOST_UNLIKE: usize = 64;
+const MAX_MISMATCHES: usize = 64;
 /// What to do about another layout.
 const SAME_MODEL: &str = "use the same model and the same tensors at both ends";
 
@@ -169,8 +169,8 @@ pub(crate) struct Served<L> {
     pub upload: Option<Liveness>,
     /// Progress of what is sent on it, as the client's heartbeats tell it.
     pub download: Option<Liveness>,
-    /// Bytes that the client said it had received at the last ping.
-    told: Option<u64>,
+    /// Bytes received, as the client reported at its last ping.
+    reported: Option<u64>,
     /// Our clock minus the client's, in microseconds.
     pub offset: i64,
     pub traffic: Traffic,
@@ -182,12 +182,12 @@ pub(crate) struct Served<L> {
     /// When this link is looked at next, as [`Roster::timers`] has it.
     timer: Time,
     /// Set while this client has to say which tensor differs.
-    unlike: Option<Unlike>,
+    mismatch: Option<LayoutMismatch>,
     pub own: L,
 }
 
 /// A client whose layout differs from ours.
-struct Unlike {
+struct LayoutMismatch {
     client: String,
     reason: String,
     ours: Arc<Layout>,
@@ -243,12 +243,12 @@ pub(crate) struct Dropped<L> {
     pub member: Option<u32>,
     pub reason: String,
     /// Name of the client that was not let in because of its layout, and how it differs.
-    pub unlike: Option<(String, String)>,
+    pub mismatch: Option<(String, String)>,
     pub served: Served<L>,
 }
 
 /// What a message means for a policy.
-pub(crate) enum Said {
+pub(crate) enum MemberEvent {
     /// Nothing.
     Nothing,
     /// A peer says who it is.
@@ -256,7 +256,7 @@ pub(crate) enum Said {
     /// It makes no sense here, for this reason: the link has to end.
     Senseless(&'static str),
     /// Its layout differs from ours, in this way: the link has to end.
-    Unlike(String),
+    LayoutMismatch(String),
     /// It is for the policy, from this member.
     Message(u32, Control),
 }
@@ -272,7 +272,7 @@ pub struct Roster<M, L, P> {
     timers: BTreeSet<(Time, LinkId)>,
     connected: usize,
     /// Clients that were not let in because of their layout, each with how it differs.
-    unlike: BTreeMap<String, String>,
+    mismatches: BTreeMap<String, String>,
     actions: VecDeque<Action<P>>,
     finished: Option<String>,
 }
@@ -287,7 +287,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             links: BTreeMap::new(),
             timers: BTreeSet::new(),
             connected: 0,
-            unlike: BTreeMap::new(),
+            mismatches: BTreeMap::new(),
             actions: VecDeque::new(),
             finished: None,
         }
@@ -365,14 +365,14 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     pub(crate) fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
         let goes_on = self.finished.is_none();
         let away = self.members.values().filter(move |m| m.link.is_none() && goes_on);
-        let away = away.filter(|m| !self.unlike.contains_key(&m.name));
+        let away = away.filter(|m| !self.mismatches.contains_key(&m.name));
         let away = away.filter_map(|m| m.parting.as_deref().map(|reason| (m.name.as_str(), reason, m.gone)));
-        away.chain(self.unlike().filter(move |_| goes_on).map(|(name, reason)| (name, reason, true)))
+        away.chain(self.mismatches().filter(move |_| goes_on).map(|(name, reason)| (name, reason, true)))
     }
 
     /// Clients that were not let in because of their layout, each with how it differs.
-    pub(crate) fn unlike(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.unlike.iter().map(|(name, reason)| (name.as_str(), reason.as_str()))
+    pub(crate) fn mismatches(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.mismatches.iter().map(|(name, reason)| (name.as_str(), reason.as_str()))
     }
 
     pub(crate) fn act(&mut self, action: Action<P>) {
@@ -415,14 +415,14 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             member: None,
             upload: None,
             download: None,
-            told: None,
+            reported: None,
             offset: 0,
             traffic: Traffic::default(),
             base: Traffic::default(),
             resent: 0,
             wake: None,
             timer: Time::MAX,
-            unlike: None,
+            mismatch: None,
             own: L::default(),
         };
         served.timer = served.due(self.heartbeat());
@@ -477,32 +477,32 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     /// Asks a client whose Hello names another layout which tensor differs. `reason` is what to say if it does not answer.
     pub(crate) fn compare(&mut self, link: LinkId, hello: &Hello, ours: Arc<Layout>, reason: String) {
         let message = Control::Layout((*ours).clone());
-        let unlike = Unlike { client: hello.name.clone(), reason, ours };
-        self.on_link(link, |served| served.unlike = Some(unlike));
+        let mismatch = LayoutMismatch { client: hello.name.clone(), reason, ours };
+        self.on_link(link, |served| served.mismatch = Some(mismatch));
         self.send(link, message);
     }
 
     /// A client says which tensor differs. What we have instead is looked up here.
     fn differs(&mut self, link: LinkId, tensor: &str, spec: Option<TensorSpec>) -> Option<String> {
-        let unlike = self.links.get_mut(&link)?.unlike.as_mut()?;
-        let difference = unlike.ours.difference_of(tensor, spec);
+        let mismatch = self.links.get_mut(&link)?.mismatch.as_mut()?;
+        let difference = mismatch.ours.difference_of(tensor, spec);
         if difference.ours.is_some() || difference.theirs.is_some() {
             let there =
                 if self.config.purpose == Purpose::Graph { "at the neighbour" } else { "at the client" };
-            let said = difference.said("here", there);
-            unlike.reason = plain(&format!("its model differs: {said}; {SAME_MODEL}"), MAX_REASON);
+            let described = difference.describe("here", there);
+            mismatch.reason = plain(&format!("its model differs: {described}; {SAME_MODEL}"), MAX_REASON);
         }
-        Some(unlike.reason.clone())
+        Some(mismatch.reason.clone())
     }
 
     /// Keeps why a client was not let in, and reports it once, however often it tries again.
     fn turn_away(&mut self, client: &str, reason: &str) {
-        let told = self.unlike.get(client).is_some_and(|before| before == reason);
+        let told = self.mismatches.get(client).is_some_and(|before| before == reason);
         let connected = self.named(client).is_some_and(|number| self.link_of(number).is_some());
-        let room = self.unlike.len() < MOST_UNLIKE || self.unlike.contains_key(client);
+        let room = self.mismatches.len() < MAX_MISMATCHES || self.mismatches.contains_key(client);
         // A client of this name that is connected is not the one that was turned away.
         if room && !connected {
-            self.unlike.insert(client.into(), reason.into());
+            self.mismatches.insert(client.into(), reason.into());
         }
         // A node of a graph reports it itself.
         if !told && self.config.purpose != Purpose::Graph {
@@ -521,7 +521,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             (member.instance, member.link) = (hello.instance, Some(link));
             (member.gone, member.parting) = (false, None);
         }
-        self.unlike.remove(&hello.name);
+        self.mismatches.remove(&hello.name);
         self.connected += 1;
         self.on_link(link, |served| {
             let (sent, heard) = (micros(served.opened), micros(now));
@@ -557,28 +557,32 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     }
 
     /// A message has come on a link.
-    pub(crate) fn control(&mut self, now: Time, link: LinkId, message: Control) -> Said {
+    pub(crate) fn control(&mut self, now: Time, link: LinkId, message: Control) -> MemberEvent {
         if !self.links.contains_key(&link) {
-            return Said::Nothing;
+            return MemberEvent::Nothing;
         }
         self.on_link(link, |served| served.session.live.heard(now));
-        let asked = self.links.get(&link).is_some_and(|served| served.unlike.is_some());
+        let asked = self.links.get(&link).is_some_and(|served| served.mismatch.is_some());
         match (self.member_at(link), message) {
             (None, Control::Differs { tensor, spec }) if asked => {
-                return self.differs(link, &tensor, spec).map_or(Said::Nothing, Said::Unlike);
+                return self
+                    .differs(link, &tensor, spec)
+                    .map_or(MemberEvent::Nothing, MemberEvent::LayoutMismatch);
             }
-            (None, _) if asked => return Said::Senseless("only how the layout differs was asked"),
-            (None, Control::Hello(hello)) => return Said::Hello(hello),
-            (None, _) => return Said::Senseless("the first message must be a Hello"),
-            (Some(_), Control::Hello(_)) => return Said::Senseless("a second Hello on one connection"),
+            (None, _) if asked => return MemberEvent::Senseless("only how the layout differs was asked"),
+            (None, Control::Hello(hello)) => return MemberEvent::Hello(hello),
+            (None, _) => return MemberEvent::Senseless("the first message must be a Hello"),
+            (Some(_), Control::Hello(_)) => {
+                return MemberEvent::Senseless("a second Hello on one connection")
+            }
             (Some(_), Control::Ping { clock, received }) => self.ping(now, link, clock, received),
             (Some(_), Control::Pong { .. }) => {}
             (Some(sender), message) => {
                 self.count(link, sender, &message);
-                return Said::Message(sender, message);
+                return MemberEvent::Message(sender, message);
             }
         }
-        Said::Nothing
+        MemberEvent::Nothing
     }
 
     /// Counts retransmissions when a receiver has confirmed a parcel. Earlier, some of its bytes may still be in the kernel's
@@ -629,8 +633,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     fn ping(&mut self, now: Time, link: LinkId, clock: u64, received: u64) {
         self.on_link(link, |served| {
             // The client counts over all its links: the first ping of one only says where it stands.
-            let more = received.saturating_sub(served.told.unwrap_or(received));
-            served.told = Some(received);
+            let more = received.saturating_sub(served.reported.unwrap_or(received));
+            served.reported = Some(received);
             if let Some(live) = &mut served.download {
                 live.progress(now, more);
             }
@@ -694,8 +698,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         let heartbeat = self.heartbeat();
         let Some(served) = self.links.get_mut(&link) else { return Ok(()) };
         if served.member.is_none() && now >= served.opened + HELLO {
-            if let Some(unlike) = &served.unlike {
-                return Err(unlike.reason.clone());
+            if let Some(mismatch) = &served.mismatch {
+                return Err(mismatch.reason.clone());
             }
             return Err(format!("it did not say who it is within {} s", HELLO.as_secs()));
         }
@@ -710,7 +714,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         if let Some((patience, what)) = stuck {
             return Err(format!("no progress for {:.1} s: {what}", patience.as_secs_f64()));
         }
-        if served.member.is_some() && served.session.pings(now, heartbeat) {
+        if served.member.is_some() && served.session.take_due_ping(now, heartbeat) {
             self.send(link, Control::Ping { clock: micros(now), received: 0 });
         }
         self.on_link(link, |served| {
@@ -726,19 +730,19 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.count_down(link);
         let mut served = self.links.remove(&link)?;
         self.timers.remove(&(served.timer, link));
-        let unlike = served.unlike.take().map(|unlike| (unlike.client, unlike.reason));
-        if let Some((client, reason)) = &unlike {
+        let mismatch = served.mismatch.take().map(|mismatch| (mismatch.client, mismatch.reason));
+        if let Some((client, reason)) = &mismatch {
             self.turn_away(client, reason);
         }
         let of = served.member.filter(|number| self.link_of(*number) == Some(link));
         let Some(member) = of.and_then(|number| self.members.get_mut(&number)) else {
-            return Some(Dropped { link, member: None, reason: reason.into(), unlike, served });
+            return Some(Dropped { link, member: None, reason: reason.into(), mismatch, served });
         };
         let reason = plain(reason, MAX_REASON);
         member.link = None;
         member.parting = Some(reason.clone());
         self.connected -= 1;
-        Some(Dropped { link, member: of, reason, unlike, served })
+        Some(Dropped { link, member: of, reason, mismatch, served })
     }
 
     /// Says that a member has left.

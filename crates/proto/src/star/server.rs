@@ -19,7 +19,7 @@ pub use self::moving::Homes;
 use super::round::Part;
 use super::{Credits, Ending, Outcome, Partial, Round, RoundPlan, State};
 use crate::session::{
-    on_our_clock, roster_methods, Action, Admission, Dropped, LinkId, Roster, Said, SessionConfig,
+    on_our_clock, roster_methods, Action, Admission, Dropped, LinkId, MemberEvent, Roster, SessionConfig,
 };
 use crate::transfer::{Outgoing, Rule};
 use crate::{Liveness, Span, Time};
@@ -195,11 +195,11 @@ impl Server {
     /// A message has come.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
         match self.roster.control(now, link, message) {
-            Said::Nothing => {}
-            Said::Hello(hello) => self.hello(now, link, &hello),
-            Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
-            Said::Unlike(how) => self.refuse(now, link, Refusal::Layout, &how),
-            Said::Message(sender, message) => self.member_says(now, link, sender, message),
+            MemberEvent::Nothing => {}
+            MemberEvent::Hello(hello) => self.hello(now, link, &hello),
+            MemberEvent::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            MemberEvent::LayoutMismatch(how) => self.refuse(now, link, Refusal::Layout, &how),
+            MemberEvent::Message(sender, message) => self.member_says(now, link, sender, message),
         }
         self.advance(now);
     }

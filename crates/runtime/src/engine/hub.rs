@@ -238,7 +238,7 @@ impl<P: HubPolicy> Hub<P> {
         let listener: Arc<dyn Listener> =
             crew.handle().block_on(transport.listen(address, &listening))?.into();
         let notice = listener.notice();
-        let chunk = fitting(options.chunk, listener.max_chunk());
+        let chunk = chunk_size(options.chunk, listener.max_chunk());
         let (machine, policy) = made(Box::new(gate), chunk);
         let hub = Arc::new(Self {
             machine: Mutex::new(machine),
@@ -638,9 +638,9 @@ impl<P: HubPolicy> Hub<P> {
     }
 }
 
-/// Payload bytes of a chunk: `wanted`, or fewer if a message has room for only `most`. In multiples of 64
-/// bytes the fold's bookkeeping is cheapest. A multiple of 8 never cuts a value in two.
-fn fitting(wanted: u32, most: u32) -> u32 {
+/// How many bytes a chunk has, where `wanted` are asked for and a message has room for `most`. The accounts of a fold are cheapest
+/// where chunks are multiples of 64, and no chunk may cut a value.
+fn chunk_size(wanted: u32, most: u32) -> u32 {
     if wanted <= most {
         return wanted;
     }
@@ -748,14 +748,13 @@ mod tests {
 
     #[test]
     fn a_chunk_fits_what_a_message_has_room_for() {
-        assert_eq!(fitting(1 << 18, u32::MAX), 1 << 18);
-        assert_eq!(fitting(1 << 18, 1 << 18), 1 << 18);
-        assert_eq!(fitting(1 << 18, 100_000), 99_968);
-        assert_eq!(fitting(1344, 1343), 1280);
-        assert_eq!(fitting(4096, 63), 56);
-        assert_eq!(fitting(4096, 0), 8, "a carrier refuses to open before");
-        assert!(
-            (1..3000).all(|most| fitting(4096, most).is_multiple_of(8) && fitting(4096, most) <= most.max(8))
-        );
+        assert_eq!(chunk_size(1 << 18, u32::MAX), 1 << 18);
+        assert_eq!(chunk_size(1 << 18, 1 << 18), 1 << 18);
+        assert_eq!(chunk_size(1 << 18, 100_000), 99_968);
+        assert_eq!(chunk_size(1344, 1343), 1280);
+        assert_eq!(chunk_size(4096, 63), 56);
+        assert_eq!(chunk_size(4096, 0), 8, "a carrier refuses to open before");
+        assert!((1..3000)
+            .all(|most| chunk_size(4096, most).is_multiple_of(8) && chunk_size(4096, most) <= most.max(8)));
     }
 }

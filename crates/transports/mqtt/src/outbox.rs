@@ -49,27 +49,26 @@ struct Ledger {
     /// Unacknowledged messages by number: the packet identifier, and the permit.
     unconfirmed: BTreeMap<u64, (u16, OwnedSemaphorePermit)>,
     published: u64,
-    /// PINGREQs without an answer, in order; a flush waits for some of them.
-    pings: VecDeque<Option<oneshot::Sender<()>>>,
-    /// SUBSCRIBEs without an answer, by packet identifier.
+    /// PINGREQs without an answer, each with who waits for it.
+    unanswered_pings: VecDeque<Option<oneshot::Sender<()>>>,
     orders: BTreeMap<u16, oneshot::Sender<bool>>,
-    longest: Longest,
+    longest: LongestMessage,
 }
 
-/// The longest message published so far.
+/// The longest packet with a message so far, and whether the broker has taken it.
 #[derive(Default)]
-struct Longest {
+struct LongestMessage {
     bytes: usize,
-    /// How many PINGRESPs must arrive before it is certain that the broker has accepted the message; 0 if it
-    /// is certain. An acknowledgement of `id` shows it too.
-    pings: usize,
+    /// How many PINGRESPs have to come until it is known that the broker has taken it; 0: it is known. A confirmation of `id`
+    /// shows it too.
+    pongs_missing: usize,
     id: u16,
 }
 
-impl Longest {
-    /// The message's length, if the message may be why the broker closed the connection.
+impl LongestMessage {
+    /// Its length, if it may be the reason why the broker closed the connection.
     fn suspect(&self) -> Option<usize> {
-        (self.pings > 0 && self.bytes >= SHORT).then_some(self.bytes)
+        (self.pongs_missing > 0 && self.bytes >= SHORT).then_some(self.bytes)
     }
 }
 
@@ -156,8 +155,9 @@ impl Outbox {
         let bytes = make(id);
         let length = bytes.len() as u64;
         if bytes.len() > ledger.longest.bytes {
-            // The next PINGRESP but those for earlier PINGREQs shows that the broker has read this packet.
-            ledger.longest = Longest { bytes: bytes.len(), pings: ledger.pings.len() + 1, id };
+            // The answer to the next PINGREQ comes behind those to the ones under way.
+            ledger.longest =
+                LongestMessage { bytes: bytes.len(), pongs_missing: ledger.unanswered_pings.len() + 1, id };
         }
         // Keep the lock, so that packets are sent in the order of their identifiers.
         self.put(Packet { bytes, _room: Some(admitted.room) })?;
@@ -205,7 +205,7 @@ impl Outbox {
         if let Some(number) = found {
             ledger.unconfirmed.remove(&number);
             if ledger.longest.id == id {
-                ledger.longest.pings = 0;
+                ledger.longest.pongs_missing = 0;
             }
         }
         let first = ledger.unconfirmed.keys().next().copied().unwrap_or(ledger.published);
@@ -219,7 +219,7 @@ impl Outbox {
         let (sent, pong) = oneshot::channel();
         let upto = {
             let mut ledger = self.ledger();
-            ledger.pings.push_back(Some(sent));
+            ledger.unanswered_pings.push_back(Some(sent));
             self.put(Packet { bytes: Small::Ping.bytes(), _room: None })?;
             ledger.published
         };
@@ -238,8 +238,8 @@ impl Outbox {
     /// Processes a PINGRESP.
     pub(crate) fn ponged(&self) {
         let mut ledger = self.ledger();
-        ledger.longest.pings = ledger.longest.pings.saturating_sub(1);
-        if let Some(Some(waiting)) = ledger.pings.pop_front() {
+        ledger.longest.pongs_missing = ledger.longest.pongs_missing.saturating_sub(1);
+        if let Some(Some(waiting)) = ledger.unanswered_pings.pop_front() {
             let _ = waiting.send(());
         }
     }
@@ -312,7 +312,7 @@ impl Outbox {
     fn look(&self, silent: &mut u32) -> bool {
         *silent = if self.spoke.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
         let mut ledger = self.ledger();
-        ledger.pings.push_back(None);
+        ledger.unanswered_pings.push_back(None);
         let asked = self.put(Packet { bytes: Small::Ping.bytes(), _room: None });
         *silent < 3 && asked.is_ok()
     }

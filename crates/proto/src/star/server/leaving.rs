@@ -27,7 +27,7 @@ impl Server {
         let members = self.roster.members().iter();
         let before = members.filter(|(&sender, _)| round.is_none_or(|r| r.part(sender).is_none()));
         let farewells = before.filter_map(|(_, m)| m.farewell());
-        let turned_away = self.roster.unlike().map(|(name, how)| format!("{name} was not let in: {how}"));
+        let turned_away = self.roster.mismatches().map(|(name, how)| format!("{name} was not let in: {how}"));
         let farewells: Vec<String> = farewells.chain(turned_away).collect();
         if farewells.is_empty() {
             return Ending::Failed(reason);

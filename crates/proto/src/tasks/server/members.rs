@@ -4,7 +4,7 @@ use thalweg_wire::control::{Control, Hello, Interval, Refusal, Welcome};
 use thalweg_wire::{Layout, Ranges};
 
 use super::{LinkId, Outbound, ReplyState, Stage, TaskAction, TaskServer};
-use crate::session::{on_our_clock, Action, Dropped, Said};
+use crate::session::{on_our_clock, Action, Dropped, MemberEvent};
 use crate::transfer::Incoming;
 use crate::{micros, Liveness, Span, Time};
 
@@ -12,11 +12,11 @@ impl TaskServer {
     /// A message has come.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
         match self.roster.control(now, link, message) {
-            Said::Nothing => {}
-            Said::Hello(hello) => self.hello(now, link, &hello),
-            Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
-            Said::Unlike(how) => self.refuse(now, link, Refusal::Layout, &how),
-            Said::Message(sender, message) => self.member_says(now, link, sender, message),
+            MemberEvent::Nothing => {}
+            MemberEvent::Hello(hello) => self.hello(now, link, &hello),
+            MemberEvent::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            MemberEvent::LayoutMismatch(how) => self.refuse(now, link, Refusal::Layout, &how),
+            MemberEvent::Message(sender, message) => self.member_says(now, link, sender, message),
         }
     }
 

@@ -109,9 +109,9 @@ impl TaskServer {
         }
         let Some(wanted) = fold else { return Ok(Arc::new(layout)) };
         if let Some(difference) = layout.difference(&wanted) {
-            let said = difference.said("in this result", "in the others");
+            let described = difference.describe("in this result", "in the others");
             return Err(format!(
-                "offered a result that cannot be folded with the others: {said}; return the same tensors"
+                "offered a result that cannot be folded with the others: {described}; return the same tensors"
             ));
         }
         let (weight, heaviest) = (result.weight, self.config.max_weight);
