@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.job.seats import Seat
+from thalweg.job.core_shares import CoreShare
 from thalweg.machine.private import open_private
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of other users")
@@ -78,7 +78,7 @@ def test_a_stranger_cannot_have_files_removed(tmp_path: Path) -> None:
     (tmp_path / "thalweg-0").mkdir()
     (tmp_path / "thalweg-0" / "seats").symlink_to(tmp_path / "precious")
     os.chown(tmp_path / "thalweg-0", STRANGER, STRANGER)
-    with Seat(tmp_path / "thalweg-0" / "seats") as seat:
-        assert seat.threads() >= 1
-        assert "another user's" in (seat.why_alone or "")
+    with CoreShare(tmp_path / "thalweg-0" / "seats") as share:
+        assert share.threads() >= 1
+        assert "another user's" in (share.why_alone or "")
     assert (tmp_path / "precious" / "seat-1").read_text() == "kept"

@@ -19,7 +19,7 @@ from thalweg.apps import FLOWER
 from thalweg.errors import PlanError, RecordError
 from thalweg.flower.app import AppFolder, read
 from thalweg.flower.hosting import FlowerResult, Hosting, recorded
-from thalweg.job import seats
+from thalweg.job import core_shares
 from thalweg.job.attached import Attached, attached
 from thalweg.job.farewell import farewell
 from thalweg.job.fleet import END_SECONDS, Fleet, client_threads
@@ -189,9 +189,9 @@ def join(
     found = read(folder)
     config = {key: value for text in node_config for key, value in app.pairs(text, "--node-config").items()}
     url, name, options = entrance(membership)
-    with seats.Seat() as seat:
-        # Libraries read this variable when they are imported, which the app does at its first message.
-        os.environ.setdefault(seats.CHOSEN, str(threads or seat.threads()))
+    with core_shares.CoreShare() as share:
+        # Programs that compute read this when they are imported, which the app does with its first message.
+        os.environ.setdefault(core_shares.CHOSEN, str(threads or share.threads()))
         core = _core.TaskClient(url, name, json.dumps(options))
         note(f"{name}: joining {url}")
         with farewell(core, "the node ends"):

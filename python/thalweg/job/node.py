@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import _core
 from thalweg.algorithms import choco
 from thalweg.errors import LinkError
-from thalweg.job import seats
+from thalweg.job import core_shares
 from thalweg.job.farewell import farewell
 from thalweg.job.iterating import Iteration, Turns, iterate, turns_of
 from thalweg.job.parties import bytes_of, round_config
@@ -95,7 +95,7 @@ class Standing:
 
         def config(number: int) -> Mapping[str, Any]:
             if threads is not None:
-                seats.limit(threads())
+                core_shares.limit(threads())
             return round_config(plan, number, names)
 
         return iterate(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg import _core, apps, machine
 from thalweg.errors import PlanError
-from thalweg.job import seats
+from thalweg.job import core_shares
 from thalweg.job.farewell import farewell
 from thalweg.job.host import Result, hosting
 from thalweg.job.participant import take_part
@@ -113,11 +113,10 @@ def join_job(
 ) -> dict[str, Any]:
     """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
-    ``app`` is module:object or file.py:object. Without it the plan's app is used, else the server describes the
-    training. ``tensors`` says which tensors travel from here; it overrides plan and app. The client trains with
-    ``threads`` threads, or else with its share of the cores among the clients on this machine (``thalweg.job.seats``).
-    Raises PlanError for wrong settings on this side; LinkError or CoreError if the server cannot be reached or refuses
-    the client.
+    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained.
+    ``tensors`` says which travel from here, before plan and app. It trains with ``threads`` threads; without them with
+    its share of the cores among the clients on this machine (``thalweg.job.core_shares``). Raises PlanError for what
+    is wrong on this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
     """
     plan = None if "://" in membership.target else _plan(membership.target)
     url, name, options = entrance(membership, plan)
@@ -130,13 +129,13 @@ def join_job(
         tensors=tensors or (None if plan is None else plan.model.tensors),
         note=note,
     )
-    # The seat is taken before the client joins, so that all clients of the job have one when the first round begins.
-    with seats.Seat() as seat:
+    # Taken before it joins: when the first round begins all clients of the job have theirs.
+    with core_shares.CoreShare() as share:
         arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
         client = _core.Client(url, name, json.dumps(options), arena)
         note(f"{name}: joining {url}")
         with farewell(client, "the client ends"):
-            rounds = take_part(client, seats.sharing(maker, seat, threads, note), note)
+            rounds = take_part(client, core_shares.limited(maker, share, threads, note), note)
     return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import machine
 from thalweg.errors import PlanError, RecordError
-from thalweg.job import seats
+from thalweg.job import core_shares
 from thalweg.job.ending import recording
 from thalweg.job.exposing import exposing
 from thalweg.job.graph_result import GraphResult
@@ -75,7 +75,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
         return node_options(plan, trust, number=number + 1, job=job, digests={**digests, **start})
 
     start = None if place.resume is None else _start(place.resume, number + 1, plan)
-    with seats.Seat() as seat, standing(plan, name, listen, options, progress.note, start=start) as here:
+    with core_shares.CoreShare() as share, standing(plan, name, listen, options, progress.note, start=start) as here:
         facts = facts_of(plan, schedule, here.node.address, tls="tls" in trust)
         record, done = opened(plan, place.resume, {"node": name, **facts})
         due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
@@ -89,8 +89,8 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
             turns = turns_of(schedule, plan.members, name, plan.weights)
             addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}
             here.meet(addresses, turns, progress.note, done=done, patience=place.patience)
-            share = seats.share_of(seat, plan.training.threads, progress.note)
-            for iteration in here.iterations(turns, gamma_of(plan, schedule), share, done=done):
+            threads = core_shares.threads_of(share, plan.training.threads, progress.note)
+            for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
                 row = entry(iteration.number, {name: iteration.line(0.0)}, 1)
                 kept = here.keep(record.path, due, iteration.number)
                 record.append(row)

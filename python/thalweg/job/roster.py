@@ -17,10 +17,10 @@ class Roster:
         """Give each new client among those ``present`` a place; return all names in the order of their places."""
         for name in present:
             if name not in self.names:
-                self._seat(name, present)
+                self._place(name, present)
         return self.names
 
-    def _seat(self, name: str, present: Sequence[str]) -> None:
+    def _place(self, name: str, present: Sequence[str]) -> None:
         gone = next((place for place, old in enumerate(self.names) if old not in present), None)
         if len(self.names) < self._places or gone is None:
             self.names.append(name)

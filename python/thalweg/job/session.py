@@ -307,7 +307,7 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     if network.emulator in ("auto", "packet"):
         try:
             wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"
-            packets = _seated(made.spec, made.plan)
+            packets = _with_congestion(made.spec, made.plan)
             if guest.is_inside():
                 packets = replace(packets, devices=guest.DEVICES)
             made.lab = client.start(packets.text(), wanted, cgroups=made.groups.paths)
@@ -326,8 +326,8 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     note(f"network: emulated at message level, {why}")
 
 
-def _seated(spec: Spec, plan: Plan) -> Spec:
-    """Return the network with the plan's congestion control on the broker's host, if the transport needs a broker.
+def _with_congestion(spec: Spec, plan: Plan) -> Spec:
+    """Return the network with the plan's congestion control on the host of the run's broker, if it needs a broker.
 
     A broker cannot be told which one to use, so its host's default must be the plan's. The lab sets that default when
     it makes the host, because only the lab handles a kernel that refuses it as a namespace's default.

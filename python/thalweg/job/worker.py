@@ -42,12 +42,12 @@ def main(find: Callable[[], Work]) -> int:
 
 def _run(spec: dict[str, Any], find: Callable[[], Work]) -> tuple[dict[str, Any], int]:
     from thalweg import _core
-    from thalweg.job import seats
+    from thalweg.job import core_shares
     from thalweg.job.farewell import reason
 
     name = spec["name"]
-    # This client has a fixed number of threads. Its seat lets other clients on this machine count it.
-    seat = None if spec["threads"] is None else seats.Seat()
+    # It keeps to its own number of threads; clients that choose theirs see that it is there.
+    share = None if spec["threads"] is None else core_shares.CoreShare()
     try:
         if spec.get("place"):
             _settle(spec["place"])
@@ -65,8 +65,8 @@ def _run(spec: dict[str, Any], find: Callable[[], Work]) -> tuple[dict[str, Any]
         traceback.print_exc()
         return {"error": {"cause": reason(error), "mend": "See the record's log.txt for where it was raised"}}, 1
     finally:
-        if seat is not None:
-            seat.close()
+        if share is not None:
+            share.close()
 
 
 def _settle(place: dict[str, Any]) -> None:

@@ -134,8 +134,8 @@ def _started(order: Mapping[str, Any], orders: list[dict[str, Any]]) -> Nodes:
     nodes: Nodes = {}
     for number, (asked, place) in enumerate(zip(orders, places, strict=True)):
         own = asked if order["cluster"] is None else _elsewhere(asked, place["address"])
-        seat = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-        made = actor.options(scheduling_strategy=seat).remote(json.dumps(own), version("thalweg"))
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        made = actor.options(scheduling_strategy=strategy).remote(json.dumps(own), version("thalweg"))
         nodes[made.serve.remote()] = (own["name"], made)
         _say("placed", own["name"], **place)
     return nodes

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from thalweg.job import seats
-from thalweg.job.seats import CHOSEN, Seat, Sharing, sharing
+from thalweg.job import core_shares
+from thalweg.job.core_shares import CHOSEN, CoreShare, ThreadLimited, limited
 
 HOLD = """
 import sys
 from pathlib import Path
-from thalweg.job.seats import Seat
-seat = Seat(Path(sys.argv[1]))
+from thalweg.job.core_shares import CoreShare
+share = CoreShare(Path(sys.argv[1]))
 print("here", flush=True)
 input()
 """
@@ -30,10 +30,10 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("clients", "share"), [(1, 8), (2, 4), (3, 2), (8, 1), (9, 1)])
 def test_the_cores_are_shared_by_all_that_are_here(tmp_path: Path, clients: int, share: int) -> None:
-    held = [Seat(tmp_path) for _ in range(clients)]
-    assert [seat.threads() for seat in held] == [share] * clients
-    for seat in held[1:]:
-        seat.close()
+    held = [CoreShare(tmp_path) for _ in range(clients)]
+    assert [one.threads() for one in held] == [share] * clients
+    for one in held[1:]:
+        one.close()
     assert held[0].threads() == 8, "whoever leaves gives its share back"
     held[0].close()
     held[0].close()
@@ -42,51 +42,51 @@ def test_the_cores_are_shared_by_all_that_are_here(tmp_path: Path, clients: int,
 
 def test_only_who_wants_the_same_cores_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    with Seat(tmp_path) as low:
+    with CoreShare(tmp_path) as low:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5, 6, 7})
-        with Seat(tmp_path) as high:
+        with CoreShare(tmp_path) as high:
             assert high.threads() == 4
             monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
             assert low.threads() == 4
 
 
-def test_a_client_that_was_killed_holds_no_seat(tmp_path: Path) -> None:
+def test_a_client_that_was_killed_has_no_share(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with Seat(tmp_path) as seat:
+    with CoreShare(tmp_path) as share:
         other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert other.stdout is not None
         other.stdout.readline()
-        assert seat.threads() == 4
+        assert share.threads() == 4
         other.kill()
         other.communicate()
-        assert seat.threads() == 8
+        assert share.threads() == 8
         assert len(list(tmp_path.iterdir())) == 1, "what it left is removed"
 
 
-def test_what_others_put_there_is_no_seat(tmp_path: Path) -> None:
+def test_what_others_put_there_is_no_share(tmp_path: Path) -> None:
     (tmp_path / "seat-noise").write_bytes(b"\xff 1 2")
     (tmp_path / "seat-folder").mkdir()
     (tmp_path / "seat-link").symlink_to("/etc/passwd")
     (tmp_path / ".part-begun").touch()
-    with Seat(tmp_path) as seat:
-        assert seat.threads() == 8
+    with CoreShare(tmp_path) as share:
+        assert share.threads() == 8
     assert not (tmp_path / "seat-noise").exists()
     assert Path("/etc/passwd").exists()
 
 
 def test_without_a_folder_a_client_is_alone_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with Seat(tmp_path / "file" / "seats") as seat:
-        assert seat.threads() == 8
-        assert seat.why_alone is not None
-        assert "Not a directory" in seat.why_alone
+    with CoreShare(tmp_path / "file" / "seats") as share:
+        assert share.threads() == 8
+        assert share.why_alone is not None
+        assert "Not a directory" in share.why_alone
 
 
 def test_each_user_has_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert seats.folder() == tmp_path / "thalweg" / "seats"
+    assert core_shares.folder() == tmp_path / "thalweg" / "seats"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert seats.folder().parent.name == f"thalweg-{os.geteuid()}"
+    assert core_shares.folder().parent.name == f"thalweg-{os.geteuid()}"
 
 
 class Trained:
@@ -110,10 +110,10 @@ def test_the_share_is_looked_up_for_each_round(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     party = Trained(torch)
     try:
-        with Seat(tmp_path) as seat:
-            party_of_many = Sharing(party, seat.threads)
+        with CoreShare(tmp_path) as share:
+            party_of_many = ThreadLimited(party, share.threads)
             party_of_many.train({})
-            with Seat(tmp_path):
+            with CoreShare(tmp_path):
                 party_of_many.train({})
             party_of_many.train({})
     finally:
@@ -123,8 +123,8 @@ def test_the_share_is_looked_up_for_each_round(tmp_path: Path) -> None:
 
 def test_threads_that_somebody_chose_are_not_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(threads: int | None) -> Any:
-        with Seat(tmp_path) as seat:
-            return sharing(lambda _config, _arena: party, seat, threads, print)({}, arena)
+        with CoreShare(tmp_path) as share:
+            return limited(lambda _config, _arena: party, share, threads, print)({}, arena)
 
     party: Any = object()
     arena: Any = object()
@@ -140,7 +140,7 @@ def test_who_cannot_see_others_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "file").touch()
     heard: list[str] = []
     maker: Any = None
-    with Seat(tmp_path / "file" / "seats") as seat:
-        sharing(maker, seat, None, heard.append)
-        sharing(maker, seat, 1, heard.append)
+    with CoreShare(tmp_path / "file" / "seats") as share:
+        limited(maker, share, None, heard.append)
+        limited(maker, share, 1, heard.append)
     assert [text.partition(":")[0] for text in heard] == ["cannot see other clients on this machine"]

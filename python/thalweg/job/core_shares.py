@@ -1,9 +1,9 @@
 """Shares this machine's cores among clients that are started separately: how many threads each trains with.
 
-Each client holds a seat while it takes part: a locked file in a folder of its user on this machine, which lists the
-cores that it may use. The kernel releases the lock when the process ends, so a seat without a lock is stale. A client's
-share is the number of its cores, divided by the number of seats that list any of them. Without this, PyTorch starts a
-thread for each core in every process, and several clients on one machine then slow each other down in every operation.
+While a client takes part it keeps a locked file in a folder of its user on this machine. The file names the cores that
+the client may use. The kernel ends the lock with the process, however that ends, so a file without a lock is nobody's.
+A client's share is its cores divided by the clients that may use any of them. PyTorch's own default is a thread for
+each core in every process; several clients on one machine then wait for each other's threads in every operation.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ if TYPE_CHECKING:
 # A user who sets this variable has chosen the threads of all programs that use OpenMP, such as PyTorch.
 CHOSEN: Final = "OMP_NUM_THREADS"
 _PART: Final = ".part-"
-_SEAT: Final = "seat-"
+# Files of this name are a client's, whichever version it has.
+_FILE: Final = "seat-"
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder() -> Path:
-    """Return the folder of this user's seats: in XDG_RUNTIME_DIR, else in the temporary folder."""
+    """Return the folder where clients of this user name their cores; all versions use the same one."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     own = Path(runtime) / "thalweg" if runtime else Path(tempfile.gettempdir()) / f"thalweg-{os.geteuid()}"
     return own / "seats"
 
 
-class Seat:
-    """A client's place among the clients that compute on this machine. Use it as a context manager, or close it."""
+class CoreShare:
+    """A client's share of this machine's cores. Use it as a context manager, or close it."""
 
     def __init__(self, place: Path | None = None) -> None:
-        """Take a seat in the folder ``place``, by default that of this user.
+        """Tell other clients that this one computes here, by a file in ``place`` (default: this user's folder).
 
-        If that fails, no other client is known, so this one gets all of its cores. ``why_alone`` then has the reason.
+        If that fails the client takes all of its cores, as it knows of nobody else; ``why_alone`` then says why.
         """
         self._place = folder() if place is None else place
         # The descriptor of the checked folder. All files are opened through it, so replacing the folder has no effect.
@@ -74,7 +75,7 @@ class Seat:
             os.close(self._folder)
         self._lock = self._folder = -1
 
-    def __enter__(self) -> Seat:
+    def __enter__(self) -> CoreShare:
         return self
 
     def __exit__(
@@ -90,21 +91,21 @@ class Seat:
         self._lock = os.open(self._name, _NEW, 0o600, dir_fd=self._folder)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(self._lock, " ".join(map(str, sorted(_cores()))).encode())
-        os.rename(self._name, _SEAT + mark, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        self._name = _SEAT + mark
+        os.rename(self._name, _FILE + mark, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._name = _FILE + mark
 
     def _others(self) -> list[set[int]]:
-        """Return the cores of each other seat that is held, and remove seats whose client has ended."""
+        """Return the cores of each other client that is here; files of clients that have ended are removed."""
         if self._folder < 0:
             return []
         with os.scandir(self._folder) as there:
-            names = [one.name for one in there if one.name.startswith(_SEAT) and one.name != self._name]
+            names = [one.name for one in there if one.name.startswith(_FILE) and one.name != self._name]
         found = (_held(self._folder, name) for name in names)
         return [cores for cores in found if cores is not None]
 
 
-class Sharing:
-    """A client's party that trains with its share of the cores, which is computed anew in each round."""
+class ThreadLimited:
+    """A client's party that trains with its share of the cores, which is looked up each round."""
 
     def __init__(self, party: ClientParty, threads: Callable[[], int]) -> None:
         """Wrap ``party``. ``threads`` returns how many threads the next training may use."""
@@ -128,40 +129,37 @@ def limit(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def share_of(seat: Seat, threads: int | None, note: Callable[[str], None]) -> Callable[[], int] | None:
-    """Return a function for the number of threads of the next training: ``threads`` if given, else the seat's share.
-
-    None if the environment sets the number (``CHOSEN``).
-    """
+def threads_of(share: CoreShare, threads: int | None, note: Callable[[str], None]) -> Callable[[], int] | None:
+    """Return what says how many threads the next training has: ``threads``, or the share; None: the environment's."""
     if threads is not None:
         return lambda: threads
     if os.environ.get(CHOSEN):
         return None
-    if seat.why_alone is not None:
-        note(f"{seat.why_alone}; training with all cores, --threads says otherwise")
-    return seat.threads
+    if share.why_alone is not None:
+        note(f"{share.why_alone}; training with all cores, --threads says otherwise")
+    return share.threads
 
 
-def sharing(maker: PartyMaker, seat: Seat, threads: int | None, note: Callable[[str], None]) -> PartyMaker:
-    """Return a maker of parties whose number of threads is that of ``share_of``."""
-    share = share_of(seat, threads, note)
-    if share is None:
+def limited(maker: PartyMaker, share: CoreShare, threads: int | None, note: Callable[[str], None]) -> PartyMaker:
+    """Return a maker of parties that train with so many threads, as the environment says, or with the share."""
+    limit_of = threads_of(share, threads, note)
+    if limit_of is None:
         return maker
-    return lambda config, arena: Sharing(maker(config, arena), share)
+    return lambda config, arena: ThreadLimited(maker(config, arena), limit_of)
 
 
 def _held(folder: int, name: str) -> set[int] | None:
-    """Return the cores that a seat lists; None if nobody holds it, and then it is removed."""
+    """Return the cores that a client's file names; None if that client has ended, and then the file is removed."""
     try:
-        # Without O_NONBLOCK, opening a FIFO of that name would block until there is a writer.
-        seat = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        # Without O_NONBLOCK a pipe of that name would wait for a writer.
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return None
     try:
-        # A shared lock, so that two processes that check a seat at once do not take each other for its owner.
-        fcntl.flock(seat, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Shared, so that two that look at once do not take each other for its owner.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _named(seat)
+        return _named(file)
     except OSError:
         return None
     else:
@@ -169,11 +167,11 @@ def _held(folder: int, name: str) -> set[int] | None:
             os.unlink(name, dir_fd=folder)
         return None
     finally:
-        os.close(seat)
+        os.close(file)
 
 
-def _named(seat: int) -> set[int]:
-    return {int(word) for word in os.read(seat, 1 << 16).decode(errors="replace").split() if word.isdecimal()}
+def _named(file: int) -> set[int]:
+    return {int(word) for word in os.read(file, 1 << 16).decode(errors="replace").split() if word.isdecimal()}
 
 
 def _cores() -> set[int]:
