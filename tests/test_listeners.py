@@ -2,7 +2,7 @@
 
 A new listener fails here until it is listed with its rule and the tests of it. All ports share one rule: whoever
 connects is a guest of a lobby (``crates/transport/src/lobby.rs``) until something comes that counts, and then one of a
-bounded number (``seats.rs``). docs/explanation/security.md has the figures.
+bounded number (``connections.rs``). docs/explanation/security.md has the figures.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Own(NamedTuple):
     shown: Shown
 
 
-GUESTS, SEATS, LOBBY = (f"crates/transport/src/{name}.rs" for name in ("guests", "seats", "lobby"))
+GUESTS, CONNECTIONS, LOBBY = (f"crates/transport/src/{name}.rs" for name in ("guests", "connections", "lobby"))
 # The lobby of guests: a quarter of the descriptors, half of that an address, 20 s.
 FULL = Shown(GUESTS, "when_it_is_full_the_address_with_the_most_gives_way")
 SHARE = Shown(GUESTS, "beyond_its_share_an_address_displaces_its_own_oldest_silent_one")
 PATIENCE = Shown(LOBBY, "a_guest_has_to_go_in_time")
-# Behind the lobby, where no handshake tells who comes: seats for connections that have said something.
-CARRIED = Shown(SEATS, "carried_connections_are_bounded_in_number")
-OF_AN_ADDRESS = Shown(SEATS, "carried_connections_are_bounded_for_each_address")
+# Behind the admission queue, where no handshake tells who comes: permits for connections.
+CARRIED = Shown(CONNECTIONS, "carried_connections_are_bounded_in_number")
+OF_AN_ADDRESS = Shown(CONNECTIONS, "carried_connections_are_bounded_for_each_address")
 VISITORS = "crates/transports/zmq/src/visitors.rs"
 PROBE = "crates/runtime/src/probe.rs"
 READERS = "crates/transports/unifl/src/proxy/readers.rs"
@@ -75,14 +75,14 @@ LISTENERS: dict[str, Port | Own] = {
     "crates/runtime/src/forward/far.rs": Port(1, "Lobby::new(", FULL, SHARE, PATIENCE),
     "crates/runtime/src/forward/near.rs": Port(
         1,
-        "reception.enter(",
+        "acceptor.enter(",
         CARRIED,
         OF_AN_ADDRESS,
         Shown("crates/runtime/tests/forward.rs", "a_program_that_sends_nothing_is_reset_in_time"),
     ),
     "crates/transports/unifl/src/proxy/mod.rs": Port(
         1,
-        "reception.enter(",
+        "acceptor.enter(",
         CARRIED,
         OF_AN_ADDRESS,
         Shown("crates/transports/unifl/tests/proxy.rs", "a_client_that_sends_nothing_is_reset_in_time"),

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thalweg_arena::Arena;
 use thalweg_transport::{
-    Address, Bounds, Cancel, Guest, Link, Lobby, NoChunks, Options, Origin, Outgoing, Seats, Sink, Target,
-    Transport, UpdateId,
+    Address, Bounds, Cancel, ConnectionLimit, Guest, Link, Lobby, NoChunks, Options, Origin, Outgoing, Sink,
+    Target, Transport, UpdateId,
 };
 use thalweg_wire::{ChunkHeader, LayoutHash, Ranges, WireError};
 use tokio::io::AsyncReadExt;
@@ -102,7 +102,7 @@ impl Sink for Probed {
 struct Server {
     host: String,
     lobby: Lobby,
-    probes: Seats,
+    probes: ConnectionLimit,
     silence: Duration,
 }
 
@@ -140,7 +140,7 @@ fn serve_and(
     let lobby = Lobby::new(Bounds::of_process(descriptor_limit()));
     let listening = Options { lobby: Some(lobby.clone()), ..options.transport.clone() };
     let listener = runtime.block_on(transport.listen(&address, &listening))?;
-    let (host, probes) = (listener.address().host, Seats::halved(MOST_PROBES));
+    let (host, probes) = (listener.address().host, ConnectionLimit::with_half_for_each_address(MOST_PROBES));
     let server = Arc::new(Server { host, lobby, probes, silence: SILENCE });
     ready(listener.address());
     runtime.spawn(async move {
@@ -168,9 +168,9 @@ impl Server {
         // The admission queue ends a link that asks no first question.
         let first = link.receive(&NoChunks).await?;
         let origin = link.peer().address.parse::<SocketAddr>().map_or(Origin::Unknown, Origin::from);
-        let seat = timeout(self.lobby.bounds().patience, self.probes.take(origin));
+        let permit = timeout(self.lobby.bounds().patience, self.probes.acquire(origin));
         let busy = |_| Error::new("refused", "probe", "as many probes as there may be are answered already");
-        let _seat = seat.await.map_err(busy)?;
+        let _permit = permit.await.map_err(busy)?;
         link.admit();
         let sink = Probed { arena: Arena::new(MOST)?, received: AtomicU64::new(0) };
         let raws = Arc::new(Semaphore::new(MOST_STREAMS));
@@ -250,7 +250,7 @@ async fn show(mut stream: tokio::net::TcpStream, guest: Guest, ticket: [u8; TICK
     tokio::select! {
         biased;
         read = stream.read_exact(&mut shown) => read.ok()?,
-        _ = watch.turned_out() => return None,
+        _ = watch.evicted() => return None,
     };
     let stream = (shown == ticket).then(|| stream.into_std().ok())??;
     stream.set_nonblocking(false).ok()?;
@@ -452,7 +452,7 @@ mod tests {
 
     fn server(patience: Duration, silence: Duration) -> Server {
         let lobby = Lobby::new(Bounds { total: 8, share: 4, patience });
-        Server { host: "127.0.0.1".into(), lobby, probes: Seats::new(1, 1), silence }
+        Server { host: "127.0.0.1".into(), lobby, probes: ConnectionLimit::new(1, 1), silence }
     }
 
     /// A link to the server: both of its ends.
@@ -489,7 +489,7 @@ mod tests {
             ask(&peer, &Ask::Echo).await;
             let error = server.answer(&link).await.unwrap_err();
             assert!(error.kind() == "timeout" && error.to_string().contains("asks for nothing"), "{error}");
-            assert_eq!((server.lobby.count(), server.probes.taken()), (0, 0));
+            assert_eq!((server.lobby.count(), server.probes.in_use()), (0, 0));
         });
     }
 
@@ -497,7 +497,7 @@ mod tests {
     fn beyond_as_many_as_there_may_be_nobody_is_answered() {
         run(async {
             let server = server(Duration::from_millis(50), EVER);
-            let _other = server.probes.take(Origin::Unknown).await;
+            let _other = server.probes.acquire(Origin::Unknown).await;
             let (peer, link) = link(&server, "busy").await;
             ask(&peer, &Ask::Echo).await;
             assert_eq!(server.answer(&link).await.unwrap_err().kind(), "refused");

@@ -31,7 +31,7 @@ const ACCEPT: &str = "accept";
 #[async_trait]
 pub trait Doorkeeper: Send + Sync + 'static {
     /// Shakes hands, and gives the link that is pending; `None` if the connection belongs to one that is already.
-    /// Ended where it stands when it takes longer than `connect_timeout`, or when its `guest` is turned out, which the
+    /// Ended where it stands when it takes longer than `connect_timeout`, or when its `guest` is evicted, which the
     /// link has to keep.
     async fn admit(
         &self,
@@ -151,7 +151,7 @@ impl<K: Doorkeeper> Admission<K> {
         tokio::select! {
             // It fails once the listener is gone: the connection ends then too.
             _ = self.ready.send(pending) => {}
-            _ = turned_out(guest.as_ref()) => {}
+            _ = evicted(guest.as_ref()) => {}
         }
     }
 
@@ -168,15 +168,15 @@ impl<K: Doorkeeper> Admission<K> {
         tokio::select! {
             biased;
             shaken = timeout(self.limit, shaking) => shaken.unwrap_or_else(late),
-            error = turned_out(guest) => Err(error),
+            error = evicted(guest) => Err(error),
         }
     }
 }
 
 /// Waits until the connection has to go; for ever if it is no guest.
-pub async fn turned_out(guest: Option<&Guest>) -> Error {
+pub async fn evicted(guest: Option<&Guest>) -> Error {
     if let Some(guest) = guest {
-        if let Some(error) = guest.watch().turned_out().await {
+        if let Some(error) = guest.watch().evicted().await {
             return error;
         }
     }

@@ -15,6 +15,7 @@
 
 mod address;
 mod capabilities;
+mod connections;
 mod error;
 mod guests;
 mod link;
@@ -23,13 +24,13 @@ pub mod memory;
 mod options;
 mod outgoing;
 mod parts;
-mod seats;
 mod settings;
 mod sink;
 pub mod trace;
 
 pub use address::Address;
 pub use capabilities::Capabilities;
+pub use connections::{Accepted, Acceptor, ConnectionLimit, ConnectionPermit};
 pub use error::{Error, ErrorKind, Result};
 pub use guests::{Bounds, GuestId, Guests, Origin};
 pub use link::{send_group_each, Counters, Link, Listener, Peer, Pending, SendReport, Transport};
@@ -37,6 +38,5 @@ pub use lobby::{Guest, Lobby, Standing, Watch};
 pub use options::{Identity, Login, Options, Sealed, Tls};
 pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
 pub use parts::{hand_over, ALIGNED};
-pub use seats::{Reception, Seat, Seats, Visit};
 pub use settings::{Chosen, Kind, Need, Setting, Settings, Share, Value};
 pub use sink::{NoChunks, Sink, Target};

@@ -20,7 +20,7 @@ const LINK: &str = "admit peer";
 /// The guests of a listener, or of several. Clones are the same lobby.
 ///
 /// A transport asks for a [`Guest`] as soon as it knows of a peer and before it keeps anything for it, holds on to it
-/// with whatever it keeps, and lets all of that go when [`Watch::turned_out`] says so.
+/// with whatever it keeps, and lets all of that go when [`Watch::evicted`] says so.
 #[derive(Clone)]
 pub struct Lobby(Arc<Inner>);
 
@@ -145,7 +145,7 @@ impl Guest {
         self.0.lobby.table().guests.heard(now, self.0.id);
     }
 
-    /// It has proved itself: its place is free, and it is never turned out.
+    /// It has proved itself: its place is free, and it is never evicted.
     pub fn admit(&self) {
         self.0.lobby.leave(self.0.id);
     }
@@ -171,7 +171,7 @@ pub struct Watch {
 
 impl Watch {
     /// Waits until the peer has to go, and says why; `None` once it is no guest any more.
-    pub async fn turned_out(&self) -> Option<Error> {
+    pub async fn evicted(&self) -> Option<Error> {
         let mut state = self.state.clone();
         let decided = state.wait_for(|state| *state != State::Here);
         let decided = tokio::select! {
@@ -245,12 +245,11 @@ impl Standing {
     }
 
     /// Waits until the link has to end, for its peer did not prove who it is; for ever once it has.
-    pub async fn turned_out(&self) -> Error {
+    pub async fn evicted(&self) -> Error {
         if !self.is_proved() {
             let watches: Vec<Watch> = self.guests.iter().map(Guest::watch).collect();
-            let turned_out =
-                watches.into_iter().map(|watch| Box::pin(async move { watch.turned_out().await }));
-            if let (Some(error), ..) = select_all(turned_out).await {
+            let evicted = watches.into_iter().map(|watch| Box::pin(async move { watch.evicted().await }));
+            if let (Some(error), ..) = select_all(evicted).await {
                 return error;
             }
         }
@@ -278,10 +277,10 @@ mod tests {
         let (first, second) = (lobby.enter(address(1)), lobby.enter(address(1)));
         first.heard();
         let third = lobby.enter(address(2));
-        let error = second.watch().turned_out().await.unwrap();
+        let error = second.watch().evicted().await.unwrap();
         assert_eq!(error.kind(), ErrorKind::Closed);
         third.admit();
-        assert!(third.watch().turned_out().await.is_none());
+        assert!(third.watch().evicted().await.is_none());
         assert_eq!(lobby.count(), 1);
         drop((first, second, third));
         assert_eq!(lobby.count(), 0);
@@ -291,7 +290,7 @@ mod tests {
     async fn a_guest_has_to_go_in_time() {
         let guest = lobby(2, 2).enter(address(1));
         guest.heard();
-        assert_eq!(guest.watch().turned_out().await.unwrap().kind(), ErrorKind::Timeout);
+        assert_eq!(guest.watch().evicted().await.unwrap().kind(), ErrorKind::Timeout);
     }
 
     #[tokio::test]
@@ -313,7 +312,7 @@ mod tests {
         assert_eq!(lobby.count(), 1);
         drop(guest);
         assert_eq!(lobby.count(), 0);
-        assert!(watch.turned_out().await.is_none());
+        assert!(watch.evicted().await.is_none());
     }
 
     #[tokio::test]

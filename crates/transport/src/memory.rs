@@ -295,7 +295,7 @@ impl Link for MemoryLink {
                 biased;
                 frame = inbox.recv() => frame,
                 () = self.ended() => None,
-                error = self.standing.turned_out() => {
+                error = self.standing.evicted() => {
                     self.closed.send_replace(true);
                     return Err(error);
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_pki as pki;
-use thalweg_transport::{Address, Bounds, Lobby, Reception, Seats, Transport, Visit};
+use thalweg_transport::{Accepted, Acceptor, Address, Bounds, ConnectionLimit, Lobby, Transport};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -105,7 +105,7 @@ impl Near {
             Error::from(thalweg_transport::Error::io(START, format!("listen at {}", options.listen), &e))
         };
         let descriptors = descriptor_limit();
-        Seats::check(START, options.connections as usize, 1, descriptors)?;
+        ConnectionLimit::check(START, options.connections as usize, 1, descriptors)?;
         let bounds = Bounds { patience: options.first_byte(), ..Bounds::of_process(descriptors) };
         let lobby = Lobby::new(bounds);
         let listener = TcpListener::bind(&options.listen).await.map_err(io)?;
@@ -173,16 +173,17 @@ impl Near {
         streams: u32,
         programs: &mut JoinSet<()>,
     ) -> Infallible {
-        let reception = Reception::new(self.lobby.clone(), Seats::halved(streams as usize));
+        let acceptor =
+            Acceptor::new(self.lobby.clone(), ConnectionLimit::with_half_for_each_address(streams as usize));
         loop {
-            reception.room().await;
+            acceptor.room().await;
             while programs.try_join_next().is_some() {}
             match self.listener.accept().await {
                 Ok((program, from)) => {
                     self.connections += 1;
-                    let (visit, serving) = (reception.enter(from), self.serving.clone());
+                    let (accepted, serving) = (acceptor.enter(from), self.serving.clone());
                     let who = (self.connections, from.to_string());
-                    programs.spawn(welcome(carrier.clone(), program, who, serving, visit));
+                    programs.spawn(welcome(carrier.clone(), program, who, serving, accepted));
                 }
                 Err(error) => {
                     let what = format!("a connection could not be accepted: {error}");
@@ -211,35 +212,40 @@ async fn welcome(
     program: TcpStream,
     (connection, from): (u64, String),
     serving: Arc<Serving>,
-    mut visit: Visit,
+    mut accepted: Accepted,
 ) {
     let events = &serving.events;
     events.tell(Event::Connection { connection, from: from.clone() }).await;
-    let ended = match visit.seated().await {
-        Ok(()) => carry(&carrier, program, &serving, &visit).await,
+    let ended = match accepted.wait_for_permit().await {
+        Ok(()) => carry(&carrier, program, &serving, &accepted).await,
         Err(error) => turned_away(&program, error.to_string()),
     };
-    drop(visit);
+    drop(accepted);
     let program::Ended { sent, received, error, calls } = ended;
     events.tell(Event::End { connection, from, sent, received, error, calls }).await;
 }
 
-async fn carry(carrier: &Carrier, program: TcpStream, serving: &Serving, visit: &Visit) -> program::Ended {
+async fn carry(
+    carrier: &Carrier,
+    program: TcpStream,
+    serving: &Serving,
+    accepted: &Accepted,
+) -> program::Ended {
     let Some((stream, signals)) = carrier.open() else {
         return turned_away(&program, "too many connections are just ending".into());
     };
-    let spoke = || visit.spoke();
+    let admit = || accepted.admit();
     let carried = async {
         match &serving.http2 {
             Some(calls) => {
                 let how = (calls, &serving.events);
-                http2::carry_near(carrier, stream, &signals, program, how, &spoke).await
+                http2::carry_near(carrier, stream, &signals, program, how, &admit).await
             }
-            None => program::carry(carrier, stream, &signals, program, &spoke).await,
+            None => program::carry(carrier, stream, &signals, program, &admit).await,
         }
     };
     let silence = async {
-        signals.end(visit.silent().await.to_string());
+        signals.end(accepted.evicted().await.to_string());
         std::future::pending::<Infallible>().await
     };
     let ended = tokio::select! {

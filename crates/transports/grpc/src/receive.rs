@@ -39,7 +39,7 @@ impl Inbox {
             biased;
             () = shared.refused() => return Err(shared.closed(RECEIVE)),
             outcome = self.next(sink, shared) => outcome,
-            error = shared.standing.turned_out() => Err(error),
+            error = shared.standing.evicted() => Err(error),
         };
         match outcome {
             Ok(Some(message)) => Ok(message),

@@ -44,7 +44,7 @@ pub(crate) struct Greeting {
 pub(crate) async fn keep(shared: Arc<LinkState>, greeting: Option<Greeting>) {
     tokio::select! {
         () = stay(&shared, greeting) => {}
-        error = shared.ends.standing.turned_out() => shared.end(&words(&error)),
+        error = shared.ends.standing.evicted() => shared.end(&words(&error)),
     }
     // If nobody reads any more, this fails or times out. The other end then notices the silence.
     let _ = tokio::time::timeout(FAREWELL, farewell(&shared)).await;

@@ -67,15 +67,15 @@ async fn welcome(socket: Socket, guest: Option<Guest>, limit: Duration) -> Resul
     let who = tokio::select! {
         biased;
         who = shaken => who?,
-        error = turned_out(guest.as_ref()) => return Err(error),
+        error = evicted(guest.as_ref()) => return Err(error),
     };
     Ok(Arc::new(ShmLink::new(socket, who, guest)))
 }
 
 /// Waits until the connection has to go; for ever if it is no guest.
-async fn turned_out(guest: Option<&Guest>) -> Error {
+async fn evicted(guest: Option<&Guest>) -> Error {
     if let Some(guest) = guest {
-        if let Some(error) = guest.watch().turned_out().await {
+        if let Some(error) = guest.watch().evicted().await {
             return error;
         }
     }

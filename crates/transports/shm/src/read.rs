@@ -27,7 +27,7 @@ const RECEIVE: &str = "receive";
 pub(crate) enum Came {
     Control(Bytes),
     Chunk(Box<Chunk>),
-    /// The peer broke the protocol, or the link is turned out.
+    /// The peer broke the protocol, or the link is evicted.
     Broken(Error),
 }
 
@@ -52,7 +52,7 @@ pub(crate) async fn frames(shared: Arc<Shared>, pass: mpsc::Sender<Came>) {
     let outcome = tokio::select! {
         biased;
         outcome = reader.read(&shared, &pass) => outcome,
-        error = shared.standing.turned_out() => Err(error),
+        error = shared.standing.evicted() => Err(error),
     };
     match outcome {
         Ok(()) => shared.end("the peer has closed the link"),

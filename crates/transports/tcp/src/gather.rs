@@ -84,7 +84,7 @@ impl Gathering {
         let Some(watch) = shaken.guest.as_ref().map(Guest::watch) else { return };
         let gathering = self.clone();
         tokio::spawn(async move {
-            if watch.turned_out().await.is_some() {
+            if watch.evicted().await.is_some() {
                 gathering.table().remove(&id);
             }
         });

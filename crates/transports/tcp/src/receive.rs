@@ -224,7 +224,7 @@ pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &Li
     let next = tokio::select! {
         biased;
         next = next => next,
-        error = shared.standing.turned_out() => Err(error),
+        error = shared.standing.evicted() => Err(error),
     };
     match next {
         Ok(Some(message)) => Ok(message),

@@ -298,7 +298,7 @@ fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared)
 pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<Shared>, to: mpsc::Sender<Result<Bytes>>) {
     tokio::select! {
         () = pass_all_on(&*inner, &shared, to) => {}
-        error = shared.standing.turned_out() => {
+        error = shared.standing.evicted() => {
             shared.refuse(&error.to_string());
             inner.close().await;
         }

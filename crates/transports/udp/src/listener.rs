@@ -103,8 +103,8 @@ impl Shaker {
         let [one, other] = [guests[0].watch(), guests[1].watch()];
         tokio::select! {
             biased;
-            Some(error) = one.turned_out() => Err(error),
-            Some(error) = other.turned_out() => Err(error),
+            Some(error) = one.evicted() => Err(error),
+            Some(error) = other.evicted() => Err(error),
             ends = hello::answer(inner, *ip, guests.to_vec(), options, dialect) => ends,
         }
     }

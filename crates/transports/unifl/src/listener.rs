@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_masking::Rate;
-use thalweg_sockets::door::turned_out;
+use thalweg_sockets::door::evicted;
 use thalweg_tcp::line::{HoledStream, HoledStreams};
 use thalweg_tcp::Tcp;
 use thalweg_transport::trace::TraceFile;
@@ -159,7 +159,7 @@ async fn shake(
     let admitted = tokio::select! {
         biased;
         admitted = tokio::time::timeout(limit, shaking) => admitted.unwrap_or_else(late),
-        error = turned_out(guest.as_ref()) => Err(error),
+        error = evicted(guest.as_ref()) => Err(error),
     };
     let pending: Pending = match admitted {
         Ok(None) => return,
@@ -169,7 +169,7 @@ async fn shake(
     tokio::select! {
         // It fails once the listener is gone: the connection ends then too.
         _ = ready.send(pending) => {}
-        _ = turned_out(guest.as_ref()) => {}
+        _ = evicted(guest.as_ref()) => {}
     }
 }
 

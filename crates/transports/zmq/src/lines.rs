@@ -136,7 +136,7 @@ impl PartySockets {
             (0..DESCRIPTORS).filter_map(|_| lobby.map(|lobby| lobby.enter(from))).collect();
         let place = SocketAddr::new(self.reading.ip(), 0);
         let (watched, port) = bind_at(self.kind, place, &self.options, &self.keys, Some(&self.changed))?;
-        guests.iter().for_each(|guest| self.close_when_turned_out(member, guest));
+        guests.iter().for_each(|guest| self.close_when_evicted(member, guest));
         let mut open = self.open();
         open.lines.insert(
             member,
@@ -152,11 +152,10 @@ impl PartySockets {
         Ok((self.reading.port(), port))
     }
 
-    /// Closes a member's line when the admission queue evicts one of its descriptors.
-    fn close_when_turned_out(self: &Arc<Self>, member: MemberId, guest: &Guest) {
+    fn close_when_evicted(self: &Arc<Self>, member: MemberId, guest: &Guest) {
         let (lines, watch) = (Arc::downgrade(self), guest.watch());
         tokio::spawn(async move {
-            if watch.turned_out().await.is_some() {
+            if watch.evicted().await.is_some() {
                 lines.upgrade().iter().for_each(|lines| lines.close(member));
             }
         });

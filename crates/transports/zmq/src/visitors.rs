@@ -104,7 +104,7 @@ impl Visitors {
         drop(table);
         self.here.came.notify_one();
         tokio::spawn(async move {
-            if watch.turned_out().await.is_none() {
+            if watch.evicted().await.is_none() {
                 return;
             }
             if let Some(here) = here.upgrade() {

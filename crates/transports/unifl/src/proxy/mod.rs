@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use thalweg_masking::Config;
 use thalweg_transport::trace::TraceFile;
-use thalweg_transport::{Error, ErrorKind, Options, Reception, Result, Visit};
+use thalweg_transport::{Accepted, Acceptor, Error, ErrorKind, Options, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -58,7 +58,7 @@ pub struct Proxy {
     new: mpsc::Receiver<Newcomer>,
     front: Option<Front>,
     shared: Arc<ProxyState>,
-    reception: Reception,
+    acceptor: Acceptor,
 }
 
 /// Shared by all connections.
@@ -85,7 +85,7 @@ impl Proxy {
         events: mpsc::Sender<String>,
     ) -> Result<Self> {
         let (limits, config) = settings.read()?;
-        let reception = settings.reception(descriptors)?;
+        let acceptor = settings.acceptor(descriptors)?;
         let trace = settings.trace()?;
         let servers = settings.servers().await?;
         let at = settings.listen_at().await?;
@@ -110,7 +110,7 @@ impl Proxy {
             events,
         };
         let (listen, shared) = (at.to_string(), Arc::new(shared));
-        Ok(Self { listen, holes: settings.holes, why, kernel, new, front, shared, reception })
+        Ok(Self { listen, holes: settings.holes, why, kernel, new, front, shared, acceptor })
     }
 
     /// Its address and mode, as a line of JSON.
@@ -130,12 +130,12 @@ impl Proxy {
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut calls = JoinSet::new();
         let mut connections = 0;
-        let reception = self.reception.clone();
+        let acceptor = self.acceptor.clone();
         loop {
             tokio::select! {
                 () = stopped(&mut stop) => break,
                 Some(_) = calls.join_next() => continue,
-                () = reception.room() => {}
+                () = acceptor.room() => {}
             }
             tokio::select! {
                 () = stopped(&mut stop) => break,
@@ -143,9 +143,9 @@ impl Proxy {
                 new = self.new.recv(), if self.front.is_some() => {
                     if let Some((caller, from)) = new {
                         connections += 1;
-                        let visit = reception.enter(origin(&from));
+                        let accepted = acceptor.enter(origin(&from));
                         let ends = Ends { connection: connections, from, local: None };
-                        calls.spawn(self.shared.clone().serve(caller, visit, ends, true, stop.clone()));
+                        calls.spawn(self.shared.clone().serve(caller, accepted, ends, true, stop.clone()));
                     } else {
                         self.fall_back().await;
                     }
@@ -156,9 +156,9 @@ impl Proxy {
                         continue;
                     };
                     connections += 1;
-                    let visit = reception.enter(from);
+                    let accepted = acceptor.enter(from);
                     let ends = Ends { connection: connections, from: from.to_string(), local: None };
-                    calls.spawn(self.shared.clone().serve(Direct(stream), visit, ends, false, stop.clone()));
+                    calls.spawn(self.shared.clone().serve(Direct(stream), accepted, ends, false, stop.clone()));
                 }
             }
         }
@@ -240,7 +240,7 @@ impl ProxyState {
     async fn serve<C: Caller>(
         self: Arc<Self>,
         caller: C,
-        mut visit: Visit,
+        mut accepted: Accepted,
         mut ends: Ends,
         masks: bool,
         mut stop: watch::Receiver<bool>,
@@ -249,10 +249,10 @@ impl ProxyState {
         let mut cut = Cut::new(self.align, self.reliable);
         let mut totals = Totals::default();
         let relayed = async {
-            visit.seated().await.map_err(|error| error.to_string())?;
+            accepted.wait_for_permit().await.map_err(|error| error.to_string())?;
             tokio::select! {
-                outcome = self.relay(&mut pair, &visit, (&mut ends, masks), &mut cut, &mut totals) => outcome,
-                error = visit.silent() => Err(error.to_string()),
+                outcome = self.relay(&mut pair, &accepted, (&mut ends, masks), &mut cut, &mut totals) => outcome,
+                error = accepted.evicted() => Err(error.to_string()),
             }
         };
         let outcome = tokio::select! {
@@ -269,7 +269,7 @@ impl ProxyState {
     async fn relay<C: Caller>(
         &self,
         pair: &mut Pair<C>,
-        visit: &Visit,
+        accepted: &Accepted,
         (ends, masks): (&mut Ends, bool),
         cut: &mut Cut,
         totals: &mut Totals,
@@ -277,7 +277,7 @@ impl ProxyState {
         // It is not silent because the server is slow.
         let begun = async {
             poll_fn(|cx| pair.caller.poll_begun(cx)).await;
-            visit.spoke();
+            accepted.admit();
             std::future::pending::<Infallible>().await
         };
         let server = tokio::select! {
@@ -287,8 +287,8 @@ impl ProxyState {
         ends.local = server.local_addr().ok().map(|at| at.to_string());
         let server = pair.server.insert(server);
         self.say(&Record::Connection { ends, masks }).await;
-        let spoke = || visit.spoke();
-        carry(&pair.caller, server, Told { map: &self.map, ends, spoke: &spoke }, cut, totals).await
+        let admit = || accepted.admit();
+        carry(&pair.caller, server, Told { map: &self.map, ends, spoke: &admit }, cut, totals).await
     }
 
     async fn reach(&self) -> std::io::Result<TcpStream> {

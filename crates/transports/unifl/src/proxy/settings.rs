@@ -8,7 +8,7 @@ use thalweg_masking::Config;
 use thalweg_sockets::socket::resolve;
 use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{
-    Address, Bounds, Error, ErrorKind, Lobby, Options, Reception, Result, Seats, Settings,
+    Acceptor, Address, Bounds, ConnectionLimit, Error, ErrorKind, Lobby, Options, Result, Settings,
 };
 
 use super::cut::MOST_UNIT;
@@ -93,14 +93,14 @@ impl ProxySettings {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`], naming what is not possible.
-    pub(super) fn reception(&self, descriptors: u64) -> Result<Reception> {
+    pub(super) fn acceptor(&self, descriptors: u64) -> Result<Acceptor> {
         let Ok(patience) = Duration::try_from_secs_f64(self.first_byte) else {
             return Err(unsupported(format!("first_byte is {} seconds", self.first_byte))
                 .mend("give it as seconds, not negative"));
         };
-        Seats::check(OPEN, self.connections, 2, descriptors)?;
+        ConnectionLimit::check(OPEN, self.connections, 2, descriptors)?;
         let bounds = Bounds { patience, ..Bounds::of_process(descriptors) };
-        Ok(Reception::new(Lobby::new(bounds), Seats::halved(self.connections)))
+        Ok(Acceptor::new(Lobby::new(bounds), ConnectionLimit::with_half_for_each_address(self.connections)))
     }
 
     /// The trace that the options name, if they do.
@@ -202,10 +202,10 @@ mod tests {
 
     #[test]
     fn connections_leave_descriptors_for_others() {
-        assert!(settings("{}").reception(1024).is_ok());
-        let error = settings(r#"{"connections": 1000}"#).reception(1024).unwrap_err();
+        assert!(settings("{}").acceptor(1024).is_ok());
+        let error = settings(r#"{"connections": 1000}"#).acceptor(1024).unwrap_err();
         assert!(error.to_string().contains("--connections 256"), "{error}");
-        assert!(settings(r#"{"first_byte": -1}"#).reception(1024).is_err());
+        assert!(settings(r#"{"first_byte": -1}"#).acceptor(1024).is_err());
     }
 
     #[test]

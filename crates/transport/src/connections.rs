@@ -1,0 +1,320 @@
+//! Bounds the connections of a port without a handshake: a near end, a proxy, a probe's server.
+//!
+//! A connection is an unauthenticated peer in the admission queue ([`Lobby`]) until its first byte comes, and may be
+//! evicted until then. It also needs a [`ConnectionPermit`], of which there are so many in all and for each address.
+//! [`Acceptor`] has both for a port.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::guests::Origin;
+use crate::lobby::{Guest, Lobby};
+use crate::{Error, ErrorKind, Result};
+
+/// Carried connections may use one in so many of the process's descriptors. A quarter is for guests
+/// ([`crate::Bounds::of_process`]); the job keeps the rest.
+const PART: u64 = 2;
+
+/// How many connections may be carried at a time, in all and for each address. Clones share one count.
+#[derive(Debug, Clone)]
+pub struct ConnectionLimit(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    total: usize,
+    share: usize,
+    taken: watch::Sender<HashMap<Origin, usize>>,
+}
+
+impl ConnectionLimit {
+    /// At most `total` connections, and `share` from one address. For addresses of this machine only `total` counts: its
+    /// programs are one party.
+    pub fn new(total: usize, share: usize) -> Self {
+        let (total, share) = (total.max(1), share.max(1));
+        Self(Arc::new(Inner { total, share, taken: watch::Sender::default() }))
+    }
+
+    /// At most `total` connections, and half of that from one address.
+    pub fn with_half_for_each_address(total: usize) -> Self {
+        Self::new(total, total / 2)
+    }
+
+    /// Checks that `total` connections with `each` descriptors leave this process enough others.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`], with how many there may be.
+    pub fn check(operation: &'static str, total: usize, each: usize, descriptors: u64) -> Result<()> {
+        let most = descriptors / PART / (each.max(1) as u64);
+        if total as u64 <= most {
+            return Ok(());
+        }
+        let context = format!(
+            "{total} connections at a time need more than half of the {descriptors} files that this process may open"
+        );
+        let mend = format!("give --connections {} or less, or raise the limit (ulimit -n)", most.max(1));
+        Err(Error::new(ErrorKind::Unsupported, operation, context).mend(mend))
+    }
+
+    fn share(&self, origin: Origin) -> usize {
+        let of_this_machine = match origin {
+            Origin::Address(IpAddr::V4(v4)) => v4.is_loopback(),
+            // ::1 is in the network that is named by its first address.
+            Origin::Address(IpAddr::V6(v6)) => v6.is_unspecified(),
+            Origin::Unknown => true,
+        };
+        if of_this_machine {
+            self.0.total
+        } else {
+            self.0.share
+        }
+    }
+
+    /// A permit, if there is one for this address now.
+    pub fn try_acquire(&self, origin: Origin) -> Option<ConnectionPermit> {
+        let share = self.share(origin);
+        let is_taken = self.0.taken.send_if_modified(|taken| {
+            let held = taken.get(&origin).copied().unwrap_or(0);
+            let is_free = held < share && taken.values().sum::<usize>() < self.0.total;
+            if is_free {
+                taken.insert(origin, held + 1);
+            }
+            is_free
+        });
+        is_taken.then(|| ConnectionPermit { limit: self.clone(), origin })
+    }
+
+    /// A permit, as soon as there is one for this address.
+    pub async fn acquire(&self, origin: Origin) -> ConnectionPermit {
+        let mut taken = self.0.taken.subscribe();
+        loop {
+            taken.mark_unchanged();
+            if let Some(permit) = self.try_acquire(origin) {
+                return permit;
+            }
+            // It fails when the sender is gone, which lives as long as we do.
+            let _ = taken.changed().await;
+        }
+    }
+
+    /// Waits until a permit is free, though maybe not for every address.
+    pub async fn available(&self) {
+        let total = self.0.total;
+        let _ = self.0.taken.subscribe().wait_for(|taken| taken.values().sum::<usize>() < total).await;
+    }
+
+    /// How many permits are held.
+    pub fn in_use(&self) -> usize {
+        self.0.taken.borrow().values().sum()
+    }
+}
+
+/// The right to carry one connection. Dropping it makes room for another one.
+#[derive(Debug)]
+pub struct ConnectionPermit {
+    limit: ConnectionLimit,
+    origin: Origin,
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        self.limit.0.taken.send_modify(|taken| {
+            if let Some(held) = taken.get_mut(&self.origin) {
+                *held -= 1;
+                if *held == 0 {
+                    taken.remove(&self.origin);
+                }
+            }
+        });
+    }
+}
+
+/// Accepts connections: unauthenticated ones up to the bounds of the admission queue, carried ones up to the limit.
+#[derive(Debug, Clone)]
+pub struct Acceptor {
+    lobby: Lobby,
+    limit: ConnectionLimit,
+}
+
+impl Acceptor {
+    /// With this admission queue and this limit.
+    pub fn new(lobby: Lobby, limit: ConnectionLimit) -> Self {
+        Self { lobby, limit }
+    }
+
+    /// Waits until a connection may be accepted. While all permits are held, further ones wait in
+    /// the system's queue.
+    pub async fn room(&self) {
+        self.limit.available().await;
+        self.lobby.room().await;
+    }
+
+    /// A connection has been accepted. Another one may be evicted for it.
+    pub fn enter(&self, from: impl Into<Origin>) -> Accepted {
+        let origin = from.into();
+        let permit = self.limit.try_acquire(origin);
+        Accepted { limit: self.limit.clone(), origin, guest: self.lobby.enter(origin), permit }
+    }
+}
+
+/// A connection that was accepted, from then until it has ended.
+pub struct Accepted {
+    limit: ConnectionLimit,
+    origin: Origin,
+    guest: Guest,
+    permit: Option<ConnectionPermit>,
+}
+
+impl Accepted {
+    /// Waits until its address may have another connection. Returns at once if it has a permit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Timeout`], [`ErrorKind::Closed`]: the connection is evicted.
+    pub async fn wait_for_permit(&mut self) -> Result<()> {
+        if self.permit.is_some() {
+            return Ok(());
+        }
+        let watch = self.guest.watch();
+        let permit = tokio::select! {
+            biased;
+            error = watch.evicted() => Err(error.map_or(ErrorKind::Closed, |error| error.kind())),
+            permit = self.limit.acquire(self.origin) => Ok(permit),
+        };
+        let refused = "its address has as many connections as it may have";
+        self.permit = Some(permit.map_err(|kind| Error::new(kind, "accept", refused))?);
+        Ok(())
+    }
+
+    /// Its first byte has come: it leaves the admission queue, and is evicted no more. Idempotent.
+    pub fn admit(&self) {
+        self.guest.admit();
+    }
+
+    /// Waits until it is evicted because it sent nothing, and returns the reason. Once it has sent something: for ever.
+    pub async fn evicted(&self) -> Error {
+        let Some(error) = self.guest.watch().evicted().await else { return std::future::pending().await };
+        let why = match error.kind() {
+            ErrorKind::Timeout => "it sent nothing in time",
+            _ => "it had sent nothing, and gave way to another connection",
+        };
+        Error::new(error.kind(), "accept", why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::guests::Bounds;
+
+    fn address(n: u8) -> IpAddr {
+        [10, 0, 0, n].into()
+    }
+
+    fn acceptor(guests: usize, total: usize) -> Acceptor {
+        let bounds = Bounds { total: guests, share: guests.div_ceil(2), patience: Duration::from_secs(20) };
+        Acceptor::new(Lobby::new(bounds), ConnectionLimit::with_half_for_each_address(total))
+    }
+
+    /// Whether this waits.
+    async fn waits(what: impl std::future::Future) -> bool {
+        tokio::select! {
+            biased;
+            _ = what => false,
+            () = tokio::task::yield_now() => true,
+        }
+    }
+
+    #[tokio::test]
+    async fn carried_connections_are_bounded_in_number() {
+        let acceptor = acceptor(8, 2);
+        let accepted = [acceptor.enter(address(1)), acceptor.enter(address(2))];
+        accepted.iter().for_each(Accepted::admit);
+        assert!(waits(acceptor.room()).await, "the next ones stay in the system's queue");
+        let mut next = acceptor.enter(address(3));
+        assert!(waits(next.wait_for_permit()).await);
+        drop(accepted);
+        acceptor.room().await;
+        next.wait_for_permit().await.unwrap();
+        assert_eq!(acceptor.limit.in_use(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn carried_connections_are_bounded_for_each_address() {
+        let acceptor = acceptor(8, 4);
+        let mut greedy: Vec<Accepted> = (0..3).map(|_| acceptor.enter(address(1))).collect();
+        greedy.iter().take(2).for_each(Accepted::admit);
+        acceptor.enter(address(2)).wait_for_permit().await.unwrap();
+        let error = greedy[2].wait_for_permit().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "it has waited for as long as a guest may");
+        assert_eq!(acceptor.limit.in_use(), 2);
+        greedy.remove(0);
+        acceptor.enter(address(1)).wait_for_permit().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_silent_goes_in_time_and_whoever_spoke_stays() {
+        let acceptor = acceptor(8, 4);
+        let (silent, active) = (acceptor.enter(address(1)), acceptor.enter(address(1)));
+        active.admit();
+        assert_eq!(silent.evicted().await.kind(), ErrorKind::Timeout);
+        assert!(waits(active.evicted()).await);
+    }
+
+    #[tokio::test]
+    async fn silent_connections_are_bounded_in_number_and_for_each_address() {
+        let acceptor = acceptor(4, 100);
+        let greedy: Vec<Accepted> = (0..3).map(|_| acceptor.enter(address(1))).collect();
+        assert_eq!(greedy[0].evicted().await.kind(), ErrorKind::Closed, "an address has two guests at most");
+        let others: Vec<Accepted> = (2..6).map(|n| acceptor.enter(address(n))).collect();
+        assert_eq!(
+            greedy[1].evicted().await.kind(),
+            ErrorKind::Closed,
+            "the address with the most gives way"
+        );
+        assert_eq!(acceptor.lobby.count(), 4);
+        assert!(waits(others[3].evicted()).await);
+    }
+
+    #[tokio::test]
+    async fn programs_of_this_machine_may_have_all_permits() {
+        for host in ["127.0.0.1", "::1"] {
+            let acceptor = acceptor(8, 2);
+            let host: IpAddr = host.parse().unwrap();
+            let accepted = [acceptor.enter(host), acceptor.enter(host)];
+            assert!(accepted.iter().all(|accepted| accepted.permit.is_some()), "{host}");
+        }
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_the_job() {
+        assert!(ConnectionLimit::check("listen", 256, 2, 1024).is_ok());
+        let error = ConnectionLimit::check("listen", 257, 2, 1024).unwrap_err();
+        assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("--connections 256"));
+        assert!(ConnectionLimit::check("listen", 1, 1, 0).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn permits_are_counted(total in 1..9_usize, share in 1..5_usize, steps in prop::collection::vec((0..4_u8, any::<bool>()), 1..200)) {
+            let limit = ConnectionLimit::new(total, share);
+            let mut held: Vec<(u8, ConnectionPermit)> = Vec::new();
+            for (n, comes) in steps {
+                let mine = held.iter().filter(|(of, _)| *of == n).count();
+                if comes {
+                    let permit = limit.try_acquire(address(n).into());
+                    prop_assert_eq!(permit.is_some(), held.len() < total && mine < share);
+                    held.extend(permit.map(|permit| (n, permit)));
+                } else if let Some(at) = held.iter().position(|(of, _)| *of == n) {
+                    held.remove(at);
+                }
+                prop_assert_eq!(limit.in_use(), held.len());
+            }
+        }
+    }
+}
