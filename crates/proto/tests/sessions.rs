@@ -315,7 +315,7 @@ fn a_server_that_refuses_the_same_layout_is_no_riddle() {
     client.control(Time::ZERO, Control::Layout((*other(7)).clone()));
     let actions: Vec<ClientAction> = std::iter::from_fn(|| client.poll_action()).collect();
     let ends =
-        |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("has the same layout"));
+        |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("layout that it sent is the same"));
     assert!(actions.iter().any(ends) && client.is_done(), "{actions:?}");
 }
 

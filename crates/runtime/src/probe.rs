@@ -167,7 +167,7 @@ impl Server {
     async fn answer(&self, link: &Arc<dyn Link>) -> Result<(), Error> {
         // The admission queue ends a link that asks no first question.
         let first = link.receive(&NoChunks).await?;
-        let origin = link.peer().address.parse::<SocketAddr>().map_or(Origin::Unknown, Origin::from);
+        let origin = Origin::of(&link.peer().address);
         let permit = timeout(self.lobby.bounds().patience, self.probes.acquire(origin));
         let busy = |_| Error::new("refused", "probe", "as many probes as there may be are answered already");
         let _permit = permit.await.map_err(busy)?;

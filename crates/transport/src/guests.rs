@@ -46,6 +46,13 @@ pub enum Origin {
     Unknown,
 }
 
+impl Origin {
+    /// Of a peer's address as a link names it, `host:port`. A broker's name for a peer is no address: that is unknown.
+    pub fn of(address: &str) -> Self {
+        address.parse::<SocketAddr>().map_or(Self::Unknown, Self::from)
+    }
+}
+
 impl From<IpAddr> for Origin {
     fn from(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -226,6 +233,15 @@ mod tests {
         assert_ne!(origin("2001:db8:0:1::1"), origin("2001:db8::1"));
         assert_eq!(origin("::ffff:10.0.0.1"), origin("10.0.0.1"));
         assert_ne!(origin("10.0.0.2"), origin("10.0.0.1"));
+    }
+
+    #[test]
+    fn an_origin_is_read_from_an_address_with_a_port() {
+        assert_eq!(Origin::of("10.0.0.1:7070"), Origin::Address([10, 0, 0, 1].into()));
+        assert_eq!(Origin::of("[2001:db8::1]:7070"), Origin::from("2001:db8::".parse::<IpAddr>().unwrap()));
+        for other in ["10.0.0.1", "host:7070", "client-3", ""] {
+            assert_eq!(Origin::of(other), Origin::Unknown, "{other:?}");
+        }
     }
 
     #[test]

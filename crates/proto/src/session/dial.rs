@@ -10,7 +10,7 @@ use thalweg_wire::text::{plain, MAX_REASON};
 use thalweg_wire::{Difference, Layout, LayoutHash, Ranges};
 
 use super::reaching::Reaching;
-use super::{Session, LEAST_HEARTBEAT};
+use super::{Session, LEAST_HEARTBEAT, SAME_MODEL};
 use crate::{micros, Time};
 
 const FIRST_RETRY: Time = Time::from_millis(100);
@@ -371,7 +371,7 @@ impl<P> Dial<P> {
             return self.refused(
                 now,
                 Refusal::Layout,
-                "the server refuses this model, and has the same layout",
+                "the server refuses this model, although the layout that it sent is the same; use one release at both ends",
             );
         };
         let reason = self.mismatch_reason(&difference);
@@ -389,7 +389,7 @@ impl<P> Dial<P> {
     pub fn mismatch_reason(&self, difference: &Difference) -> String {
         let there = if self.purpose == Purpose::Graph { "neighbour" } else { "server" };
         let described = difference.describe("here", &format!("at the {there}"));
-        format!("this model differs from the {there}'s: {described}; use the same model and the same tensors at both ends")
+        format!("this model differs from the {there}'s: {described}; {SAME_MODEL}")
     }
 
     fn refused(&mut self, now: Time, code: Refusal, reason: &str) -> ServerEvent {

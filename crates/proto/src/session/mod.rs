@@ -23,6 +23,9 @@ pub(crate) use self::roster::{roster_methods, Dropped, MemberEvent};
 /// Least time between heartbeats, whatever a configuration says.
 const LEAST_HEARTBEAT: Time = Time::from_millis(1);
 
+/// What to do about another layout.
+const SAME_MODEL: &str = "use the same model and the same tensors at both ends";
+
 /// What both ends know of a link.
 #[derive(Debug)]
 pub(crate) struct Session {

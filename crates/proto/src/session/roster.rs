@@ -7,7 +7,7 @@ use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, 
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
 use thalweg_wire::{Layout, LayoutHash, Ranges, TensorSpec};
 
-use super::{Liveness, Session, LEAST_HEARTBEAT};
+use super::{Liveness, Session, LEAST_HEARTBEAT, SAME_MODEL};
 use crate::transfer::{both, Carried};
 use crate::{micros, Time};
 
@@ -18,8 +18,6 @@ pub type LinkId = u64;
 const HELLO: Time = Time::from_secs(20);
 /// Most clients with another layout that are remembered.
 const MAX_MISMATCHES: usize = 64;
-/// What to do about another layout.
-const SAME_MODEL: &str = "use the same model and the same tensors at both ends";
 
 /// Decides whom to let in.
 pub trait Admission: Send {

@@ -124,7 +124,7 @@ async fn admit(
             Some(_) = handshakes.join_next() => {}
             newcomer = next(&mut new, lobby.as_ref()), if lobby.is_some() || handshakes.len() < MAX_NEW => {
                 let Some((line, from)) = newcomer else { return };
-                let guest = lobby.as_ref().map(|lobby| lobby.enter(origin(&from)));
+                let guest = lobby.as_ref().map(|lobby| lobby.enter(Origin::of(&from)));
                 handshakes.spawn(shake(lines.clone(), line, from, guest, limit, ready.clone()));
             }
         }
@@ -137,11 +137,6 @@ async fn next(new: &mut mpsc::Receiver<Newcomer>, lobby: Option<&Lobby>) -> Opti
         lobby.room().await;
     }
     new.recv().await
-}
-
-/// Who answers for a connection from this address, `host:port`.
-pub(crate) fn origin(from: &str) -> Origin {
-    from.parse::<SocketAddr>().map_or(Origin::Unknown, Origin::from)
 }
 
 /// Hands over the link that is pending, or why there is none.

@@ -24,14 +24,13 @@ use std::time::Duration;
 
 use thalweg_masking::Config;
 use thalweg_transport::trace::TraceFile;
-use thalweg_transport::{Accepted, Acceptor, Error, ErrorKind, Options, Result};
+use thalweg_transport::{Accepted, Acceptor, Error, ErrorKind, Options, Origin, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::endpoint::{self, Front, Newcomer};
-use crate::listener::origin;
 use crate::settings::Limits;
 pub(crate) use caller::Caller;
 use caller::Direct;
@@ -143,7 +142,7 @@ impl Proxy {
                 new = self.new.recv(), if self.front.is_some() => {
                     if let Some((caller, from)) = new {
                         connections += 1;
-                        let accepted = acceptor.enter(origin(&from));
+                        let accepted = acceptor.enter(Origin::of(&from));
                         let ends = Ends { connection: connections, from, local: None };
                         calls.spawn(self.shared.clone().serve(caller, accepted, ends, true, stop.clone()));
                     } else {
