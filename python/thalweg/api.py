@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from thalweg import _core, algorithms, apps
 from thalweg.apps import name_of
@@ -23,6 +23,7 @@ from thalweg.apps.values import config_of
 from thalweg.errors import PlanError
 from thalweg.job.attendance import Attendance
 from thalweg.job.parties import CLIENTS, SERVER, evaluators
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tensors.binding import bind
 from thalweg.tensors.watching import Watch
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 Metrics = dict[str, Any]
-# How often a server that waits for clients looks for those that will not come, in seconds.
-WAIT_SLICE: Final = 0.2
 # Without any handler Python prints warnings to standard error.
 _log = logging.getLogger("thalweg")
 

@@ -20,14 +20,13 @@ from thalweg.algorithms import choco
 from thalweg.errors import LinkError, PlanError
 from thalweg.job.iterating import Turns, iterate
 from thalweg.job.peer import peer_of_app
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tensors.binding import bind
 
 if TYPE_CHECKING:
     from thalweg.job.iterating import Iteration
 
 _log = logging.getLogger("thalweg")
-# Seconds of a try to gather neighbours, after which what happened meanwhile is logged.
-SLICE: Final = 0.5
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -156,7 +155,7 @@ class Node:
     def gather(self, patience: float = 60.0) -> None:
         """Wait until all neighbours are connected. Raises LinkError if they are not after ``patience`` seconds."""
         end = time.monotonic() + patience
-        while self._core.gather(len(self._weights), SLICE) < len(self._weights):
+        while self._core.gather(len(self._weights), WAIT_SLICE) < len(self._weights):
             self._tell()
             if time.monotonic() > end:
                 away = sorted(set(self._weights) - set(self.connected))

@@ -5,12 +5,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc::Receiver, watch};
 
-/// Capacity of the queue of events. When it is full, whoever sends an event waits.
+use crate::engine::CALLER_PATIENCE;
+
+/// Events that nobody has heard yet; beyond that, whoever tells them waits.
 pub(crate) const UNHEARD: usize = 1024;
-/// Interval at which the waiting thread is asked whether to go on.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// How long shutting down may take: ending connections, sending the last events, and undoing changes to the
-/// system.
+/// How long the end may take: connections, last lines, and what is taken back of the system.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Passes each event to `go_on`, which is also called several times a second without one. Once it returns
@@ -24,7 +23,7 @@ pub(crate) fn relay(
 ) {
     let mut next = |patience| handle.block_on(async { tokio::time::timeout(patience, events.recv()).await });
     loop {
-        let event = match next(PATIENCE) {
+        let event = match next(CALLER_PATIENCE) {
             Ok(None) => return,
             Ok(Some(event)) => Some(event),
             Err(_) => None,

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from flwr.app import Error, Message, Metadata, RecordDict
 
-#: Flower's id of the node that the ServerApp runs on.
+from thalweg.machine.waiting import WAIT_SLICE
+
+#: What Flower calls the node that the ServerApp runs on.
 SERVER_NODE: Final = 1
 #: The message type of Flower's error about an unknown message.
 SYSTEM: Final = "system"
-#: Seconds between two calls of ``watch`` while a legacy app waits for nodes.
-SLICE: Final = 0.2
-#: The module in which Flower registers nodes with a legacy app's client manager.
+#: Where Flower tells a legacy app's client manager of nodes.
 _LEGACY_NODES: Final = "flwr.server.compat.app_utils"
 #: The modules in which releases of Flower have the class ``Run``, newest first.
 _RUNS: Final = ("flwr.supercore.run", "flwr.common.typing")
@@ -77,7 +77,7 @@ def legacy_waits(watch: Callable[[int], None]) -> Iterator[None]:
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            original(self, num_clients, timeout=min(SLICE, left))
+            original(self, num_clients, timeout=min(WAIT_SLICE, left))
         return True
 
     manager.wait_for = wait_for

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -26,10 +26,8 @@ from thalweg.flower.judging import Judge
 from thalweg.flower.messages import Came, Group, Sent, Waiting, Watcher
 from thalweg.flower.shelf import Shelf
 from thalweg.flower.used import UsedReplies
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tasks import Reply, Task, TaskServer
-
-#: Seconds between two calls of ``look`` while a caller waits.
-SLICE: Final = 0.2
 
 
 class ThalwegGrid(Grid):
@@ -308,7 +306,8 @@ class ThalwegGrid(Grid):
     def _await(self, group: Group, deadline: float | None) -> None:
         """Receive replies of a group until all have arrived or the deadline has passed. Then close its mean, if any."""
         while not group.over and (deadline is None or time.monotonic() < deadline):
-            self._drain(group, SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic())))
+            left = WAIT_SLICE if deadline is None else max(0.0, deadline - time.monotonic())
+            self._drain(group, min(left, WAIT_SLICE))
             self._look()
         if group.judge is not None and not group.over:
             self._end(group)
@@ -390,7 +389,7 @@ class ThalwegGrid(Grid):
         for task in list(group.tasks):
             task.cancel()
         while not group.over:
-            self._drain(group, SLICE)
+            self._drain(group, WAIT_SLICE)
 
     def _mean(self, groups: Sequence[Group]) -> Mean | None:
         """Return the mean of the folded replies, and close its task, which frees the sums; None if none was folded."""

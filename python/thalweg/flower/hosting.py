@@ -16,6 +16,7 @@ from thalweg.job.attendance import Attendance
 from thalweg.job.resent import resent
 from thalweg.job.session import Session
 from thalweg.machine import grace
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.bound import Bound
 from thalweg.record import RunRecord
 from thalweg.ui.progress import round_line
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from thalweg.tasks import TaskServer
     from thalweg.ui.progress import Progress
 
-JOIN_SLICE: Final = 0.2
 #: Keys of a round's row that ``--json`` prints.
 SHOWN: Final = ("round", "seconds", "communication_seconds", "replies", "errors", "folded")
 
@@ -110,8 +110,8 @@ class Hosting:
         return self._app
 
     def wait(self, look: Callable[[], None]) -> None:
-        """Wait until all nodes have joined. ``look`` is called several times a second and may raise."""
-        while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
+        """Wait until all nodes are here; ``look`` is called several times a second and may raise."""
+        while self.server.wait(self.plan.job.clients, WAIT_SLICE) < self.plan.job.clients:
             look()
 
     def serve(self) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from thalweg import _core, bounded_json
-
-# Seconds after which whoever waits looks around.
-SLICE: Final = 0.2
+from thalweg.machine.waiting import WAIT_SLICE
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def ask(
     try:
         while True:
             try:
-                told = server.next_reply(number, SLICE)
+                told = server.next_reply(number, WAIT_SLICE)
             except _core.CoreError as error:
                 if error.kind != "timeout":
                     raise

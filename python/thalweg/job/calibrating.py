@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import _core, machine
 from thalweg.errors import PlanError, RoundError
 from thalweg.job.parties import server_party
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.bound import loopback
 from thalweg.plan.options import client_options, server_options
 from thalweg.sections import toml
@@ -249,7 +250,7 @@ def _bench(plan: Plan, clients: int, limit: float) -> Iterator[Bench]:
             client = _core.Client(server.address, f"client-{place}", own, arena)
             threads.append(threading.Thread(target=_send, args=(client, place, over), daemon=True))
             threads[-1].start()
-        while server.wait(clients, 0.2) < clients:
+        while server.wait(clients, WAIT_SLICE) < clients:
             if time.monotonic() > limit:
                 raise RoundError("clients of this process did not join in time", "Give more --seconds")
         yield Bench(server, clients, limit)

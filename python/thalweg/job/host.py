@@ -26,6 +26,7 @@ from thalweg.job.resent import resent
 from thalweg.job.session import SERVER
 from thalweg.job.tree import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.on_trees import has_nodes
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
-JOIN_SLICE: Final = 0.2
 SHOWN: Final = (
     "round",
     "accuracy",
@@ -133,7 +133,7 @@ class Host:
         have gone for good while the server was down. With nodes of a tree it always waits for all.
         """
         job, enough_since = self.plan.job, None
-        while (here := self.server.wait(job.clients, JOIN_SLICE)) < job.clients:
+        while (here := self.server.wait(job.clients, WAIT_SLICE)) < job.clients:
             self._tell(self.server.notes())
             look()
             if self.first == 1 or job.enough is None or here < job.enough or isinstance(self.server, Tree):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from thalweg import _core
 from thalweg.algorithms import choco
@@ -31,6 +31,7 @@ from thalweg.job.farewell import farewell
 from thalweg.job.iterating import Iteration, Turns, iterate, turns_of
 from thalweg.job.parties import bytes_of, round_config
 from thalweg.job.peer import Peer, peer_of
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.record import checkpoint, of_nodes
 from thalweg.record.of_nodes import Due
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 Note = Callable[[str], None]
-# Seconds that one wait for neighbours takes; between two waits the node reports events of its links.
-GATHER_SLICE: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Standing:
         """
         self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.told(done + 1, self.node.ahead))
         end = None if patience is None else time.monotonic() + patience
-        while self.node.gather(len(neighbours), GATHER_SLICE) < len(neighbours):
+        while self.node.gather(len(neighbours), WAIT_SLICE) < len(neighbours):
             self.tell(note)
             if end is not None and time.monotonic() > end:
                 away = sorted(set(neighbours) - set(json.loads(self.node.connected())))

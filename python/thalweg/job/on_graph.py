@@ -25,6 +25,7 @@ from thalweg.job.graph_result import GraphResult
 from thalweg.job.iterating import turns_of
 from thalweg.job.session import Session, session
 from thalweg.machine import grace
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
 PROGRAM: Final = "thalweg.job.node"
 # How often at most all nodes are started again because one was killed before all had met.
 RESTARTS: Final = 3
-# Seconds between two checks for a failed network and for Ctrl-C.
-SLICE: Final = 0.2
-# Most lines of nodes in the queue. When it is full the fleet reads no more, so that nodes block (back-pressure).
+# Lines of nodes that wait to be recorded; a node that says more waits.
 MOST_LINES: Final = 1024
 
 
@@ -198,7 +197,7 @@ class Course:
             grace.end_if_interrupted()
             self._network.check()
             with suppress(Empty):
-                return self._said.get(timeout=SLICE)
+                return self._said.get(timeout=WAIT_SLICE)
 
     def _keep(self, entries: Iterable[Mapping[str, Any]]) -> int:
         """Record iterations that all nodes have finished; return how many."""

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 
 from thalweg import _core
 from thalweg.errors import RoundError
-from thalweg.job.asking import SLICE
 from thalweg.job.tops import Node
+from thalweg.machine.waiting import WAIT_SLICE
 
 # Seconds that a node may take from its start until it is open, and clients until they are at their node.
 NODE_SECONDS: Final = 30.0
@@ -105,7 +105,7 @@ class Returning:
         self.look(nodes)
         while self._coming:
             for coming in list(self._coming.values()):
-                coming.join(SLICE)
+                coming.join(WAIT_SLICE)
             look()
         back = [node for node in nodes if node.name in self._back]
         self._back.clear()
@@ -127,7 +127,7 @@ class Returning:
     def _bring(self, node: Node) -> None:
         until = time.monotonic() + NODE_SECONDS
         with suppress(_core.CoreError, RoundError):  # it is lost again, or the job is ending
-            while not self._root.is_connected(node, SLICE):
+            while not self._root.is_connected(node, WAIT_SLICE):
                 if time.monotonic() > until or node.name not in self._coming:
                     break
             else:

@@ -14,11 +14,12 @@ from thalweg.bounded_json import JsonError
 from thalweg.errors import RoundError
 from thalweg.job import moving
 from thalweg.job.admitting import Admitting
-from thalweg.job.asking import SLICE, Reply, ask
+from thalweg.job.asking import Reply, ask
 from thalweg.job.judging import Judge
 from thalweg.job.returning import Returning
 from thalweg.job.sharded import Sharded
 from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
+from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import answers, live
@@ -152,7 +153,7 @@ class Tree:
         A node that is lost meanwhile is started again, if ``returning`` can; else its clients get another node. Raises
         RoundError if a node cannot listen, or there is none for clients of a lost one.
         """
-        while not (self._there(SLICE) and self._open(look)):
+        while not (self._there(WAIT_SLICE) and self._open(look)):
             look()
             # Where nodes come by themselves, another one takes the place of a node that is lost.
             for node in self._nodes if self.placed.clients else ():
@@ -306,7 +307,7 @@ class Tree:
     def wait(self, clients: int, timeout: float | None) -> int:
         """Wait until each node's clients are there, at most so long; return how many are."""
         del clients  # each node waits for its own
-        seconds = SLICE if timeout is None else timeout
+        seconds = WAIT_SLICE if timeout is None else timeout
         if not self._opened and not (self._there(seconds) and self._open(None)):
             return 0
         self.returning.look(self._nodes)
@@ -388,7 +389,7 @@ class Tree:
                 is_over = time.monotonic() - waiting > float(self._options.get("grace", GRACE))
                 if is_over or not drawing.may_draw(living):
                     break
-                self._heard_all({"do": "wait", "seconds": SLICE}, self._here())
+                self._heard_all({"do": "wait", "seconds": WAIT_SLICE}, self._here())
                 tend()
                 continue
             own = {name: Part(name, clients) for name, clients in drawn.items()}
