@@ -247,6 +247,7 @@ fn what_a_tensor_is_at_the_server_the_server_knows_itself() {
         let [(client, reason)] = turned_away(&actions)[..] else { unreachable!("{actions:?}") };
         assert!(client == name && reason.contains(expected) && reason.ends_with(MEND), "{reason}");
         assert!(!server.party.machine.is_member(link));
+        assert!(server.party.machine.take_reported(link) && !server.party.machine.take_reported(link));
     }
     assert_eq!(server.party.machine.departed().count(), count);
 }
@@ -276,6 +277,7 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     server.connect(5);
     let unasked = Control::Differs { tensor: "a".into(), spec: None };
     assert_eq!(refusal(&server.say(5, unasked.clone()), 5).0, Refusal::Protocol);
+    assert!(!server.party.machine.take_reported(5), "nothing was said of it");
     server.join(6, hello("in", 1));
     assert_eq!(refusal(&server.say(6, unasked), 6).0, Refusal::Protocol);
 }
@@ -314,8 +316,7 @@ fn a_server_that_refuses_the_same_layout_is_no_riddle() {
     client.proven(Time::ZERO, None);
     client.control(Time::ZERO, Control::Layout((*other(7)).clone()));
     let actions: Vec<ClientAction> = std::iter::from_fn(|| client.poll_action()).collect();
-    let ends =
-        |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("layout that it sent is the same"));
+    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("layout that it sent is the same"));
     assert!(actions.iter().any(ends) && client.is_done(), "{actions:?}");
 }
 

@@ -9,13 +9,18 @@ use std::sync::{Arc, Mutex};
 use common::{layout, server, LIMIT};
 use serde_json::json;
 use thalweg_runtime::{transport_for, Layers, Server};
-use thalweg_transport::{Address, Link, Options};
+use thalweg_transport::{Address, Link, NoChunks, Options};
 use thalweg_wire::control::{Control, Hello, Holding, Purpose, MAX_REASON, VERSIONS};
 use thalweg_wire::text::is_plain;
+use thalweg_wire::{Dtype, LayoutHash, TensorSpec};
 
 fn hello(name: &str) -> Control {
+    hello_with(name, None)
+}
+
+fn hello_with(name: &str, layout: Option<LayoutHash>) -> Control {
     let (name, holding) = (name.into(), Holding::Nothing);
-    let (nonce, proof, layout) = ([9; 32], None, None);
+    let (nonce, proof) = ([9; 32], None);
     Control::Hello(Hello {
         version: VERSIONS.1,
         name,
@@ -84,6 +89,32 @@ fn a_name_that_is_not_plain_gets_into_no_line() {
         seen.iter().filter(|line| !line.starts_with("a peer was turned away")).collect();
     assert_eq!(others, ["good joined"]);
     assert_eq!(server.clients(), ["good"]);
+}
+
+#[test]
+fn a_client_with_another_layout_is_one_line() {
+    let (server, _) = server(&layout(100), "tcp://127.0.0.1:0", json!({ "expected": 2 }));
+    let runtime = tokio();
+    let other = Some(layout(101).hash());
+    let spec = Some(TensorSpec { dtype: Dtype::F32, shape: vec![101] });
+    let differs = Control::Differs { tensor: "w".into(), spec };
+    for _ in 0..2 {
+        let messages = [hello_with("odd", other), differs.clone()];
+        let link = runtime.block_on(say(&server.address(), &messages));
+        // Until the server has closed it.
+        while runtime.block_on(link.receive(&NoChunks)).is_ok() {}
+    }
+    let silent = runtime.block_on(say(&server.address(), &[hello_with("silent", other)]));
+    // The challenge, and the server's layout. It leaves without an answer.
+    (0..2).for_each(|_| drop(runtime.block_on(silent.receive(&NoChunks)).unwrap()));
+    runtime.block_on(silent.close());
+    let mut seen = notes_until(&server, |line| line.starts_with("silent was not let in"));
+    let _good = runtime.block_on(say(&server.address(), &[hello("good")]));
+    seen.extend(notes_until(&server, |line| line == "good joined"));
+    let shapes = "its model differs: w is float32 [100] here and float32 [101] at the client";
+    assert!(seen[0].starts_with(&format!("odd was not let in: {shapes}")), "{seen:?}");
+    assert!(seen[1].starts_with("silent was not let in: its model has layout"), "{seen:?}");
+    assert_eq!(seen[2..], ["good joined"]);
 }
 
 #[test]

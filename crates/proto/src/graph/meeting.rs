@@ -147,6 +147,11 @@ impl Node {
         self.roster.member_at(link).is_some()
     }
 
+    /// Whether it was reported already why the peer of this link, which has ended, was not let in. To be asked once.
+    pub fn take_reported(&mut self, link: LinkId) -> bool {
+        self.roster.take_reported(link)
+    }
+
     /// Whether there is something to do for links that were accepted, or for the node itself.
     pub fn has_action(&self) -> bool {
         self.roster.has_action()

@@ -271,6 +271,8 @@ pub struct Roster<M, L, P> {
     connected: usize,
     /// Clients that were not let in because of their layout, each with how it differs.
     mismatches: BTreeMap<String, String>,
+    /// Links that ended because of a layout, which was reported, until their reader asks for it.
+    reported: BTreeSet<LinkId>,
     actions: VecDeque<Action<P>>,
     finished: Option<String>,
 }
@@ -286,6 +288,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             timers: BTreeSet::new(),
             connected: 0,
             mismatches: BTreeMap::new(),
+            reported: BTreeSet::new(),
             actions: VecDeque::new(),
             finished: None,
         }
@@ -731,6 +734,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         let mismatch = served.mismatch.take().map(|mismatch| (mismatch.client, mismatch.reason));
         if let Some((client, reason)) = &mismatch {
             self.turn_away(client, reason);
+            self.reported.insert(link);
         }
         let of = served.member.filter(|number| self.link_of(*number) == Some(link));
         let Some(member) = of.and_then(|number| self.members.get_mut(&number)) else {
@@ -741,6 +745,11 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         member.parting = Some(reason.clone());
         self.connected -= 1;
         Some(Dropped { link, member: of, reason, mismatch, served })
+    }
+
+    /// Whether it was reported already why the peer of this link, which has ended, was not let in. To be asked once.
+    pub(crate) fn take_reported(&mut self, link: LinkId) -> bool {
+        self.reported.remove(&link)
     }
 
     /// Says that a member has left.
@@ -791,6 +800,11 @@ macro_rules! roster_methods {
         /// Whether the client at the other end has been let in, and not out again.
         pub fn is_member(&self, link: $crate::LinkId) -> bool {
             self.roster.member_at(link).is_some()
+        }
+
+        /// Whether it was reported already why the peer of this link, which has ended, was not let in. To be asked once.
+        pub fn take_reported(&mut self, link: $crate::LinkId) -> bool {
+            self.roster.take_reported(link)
         }
 
         /// Whether there is something to do.

@@ -50,6 +50,7 @@ pub(crate) trait HubMachine: Send + 'static {
     fn held(&mut self, now: Time, link: LinkId);
     fn sent(&mut self, now: Time, link: LinkId, parcel: u32, outcome: Result<Span, String>);
     fn is_member(&self, link: LinkId) -> bool;
+    fn take_reported(&mut self, link: LinkId) -> bool;
     fn poll_action(&mut self) -> Option<Action<Self::Wanted>>;
     fn poll_timeout(&self) -> Option<Time>;
     fn timeout(&mut self, now: Time);
@@ -88,6 +89,9 @@ macro_rules! hub_machine {
             }
             fn is_member(&self, link: LinkId) -> bool {
                 <$machine>::is_member(self, link)
+            }
+            fn take_reported(&mut self, link: LinkId) -> bool {
+                <$machine>::take_reported(self, link)
             }
             fn poll_action(&mut self) -> Option<Action<$wanted>> {
                 <$machine>::poll_action(self)
@@ -690,15 +694,14 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
             }
         }
     });
-    let mut admitted = false;
+    let (mut admitted, mut failed) = (false, None);
     let reason = loop {
         let message = match link.receive(&*sink).await {
             Ok(message) => message,
             Err(error) => {
-                if !admitted {
-                    hub.turn_away(&error);
-                }
-                break error.to_string();
+                let reason = error.to_string();
+                failed = Some(error);
+                break reason;
             }
         };
         let message = match Control::decode(&message) {
@@ -718,6 +721,11 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
     };
     link.close().await;
     hub.detach(id, &link, &reason);
+    // Why a client was not let in may be in the log already, and better said than by how its link ended.
+    let reported = lock(&hub.machine).take_reported(id);
+    if let Some(error) = failed.filter(|_| !admitted && !reported) {
+        hub.turn_away(&error);
+    }
 }
 
 /// Performs the machine's actions in order, and tells it the time.

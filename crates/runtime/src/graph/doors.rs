@@ -208,6 +208,9 @@ impl HubMachine for Accepted {
     fn is_member(&self, link: LinkId) -> bool {
         self.0.look(|node| node.is_member(link))
     }
+    fn take_reported(&mut self, link: LinkId) -> bool {
+        self.0.node().take_reported(link)
+    }
     fn poll_action(&mut self) -> Option<Action<NodeStep>> {
         self.0.node().poll_action()
     }
