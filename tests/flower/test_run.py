@@ -141,7 +141,7 @@ def test_what_links_lose_of_folded_replies_is_not_sent_again(tmp_path: Path, tra
 
 
 def test_a_flower_app_has_no_other_way_to_mend(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"repair\.policy means nothing for a Flower app"):
+    with pytest.raises(PlanError, match=r"repair\.policy has no effect for a Flower app"):
         ran("adder", tmp_path, **over("ltp", **{"repair.resend": False, "repair.policy": "zero"}))
 
 

@@ -89,7 +89,7 @@ def test_a_layer_around_a_link_knows_of_clients_alone() -> None:
     ("network", "cause"),
     [
         ({"topology": "bottleneck", "rate": "1mbit"}, "network.topology = 'bottleneck' is of one server"),
-        ({"broker": {}}, "network.broker means nothing in a tree of several nodes"),
+        ({"broker": {}}, "network.broker has no effect in a tree of several nodes"),
     ],
 )
 def test_networks_of_one_server_are_refused(network: dict[str, Any], cause: str) -> None:

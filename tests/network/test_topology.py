@@ -177,9 +177,9 @@ def test_down_is_a_switch_and_a_direction() -> None:
     ("table", "words"),
     [
         ({"clients": {"client-9": {"loss": 0.1}}}, "no client 'client-9'. Did you mean"),
-        ({"bottleneck": {"rate": 5}}, "network.bottleneck means nothing with topology = 'star'"),
-        ({"links": [{"a": "x", "b": "y"}]}, "network.links means nothing with topology = 'star'"),
-        ({"switches": ["x"]}, "network.switches means nothing"),
+        ({"bottleneck": {"rate": 5}}, "network.bottleneck has no effect with topology = 'star'"),
+        ({"links": [{"a": "x", "b": "y"}]}, "network.links has no effect with topology = 'star'"),
+        ({"switches": ["x"]}, "network.switches has no effect"),
         ({"topology": "graph"}, "a graph needs links"),
         ({"topology": "graph", "links": [{"a": "clent-1", "b": "server"}]}, "Did you mean 'client-1'?"),
         ({"topology": "graph", "links": [{"a": "server", "b": "server"}]}, "with itself"),

@@ -251,7 +251,7 @@ def test_a_key_without_effect_is_refused(path: str, job: str) -> None:
     section = path.partition(".")[0]
     # Some are refused with their whole section, or because there is an app.
     wanted = (
-        f"{path} means nothing {effects.IN[job]}: {effects.LINES[path].without[job]}",
+        f"{path} has no effect {effects.IN[job]}: {effects.LINES[path].without[job]}",
         f"[{section}]",
         "beside an app",
     )
@@ -307,7 +307,7 @@ def test_a_key_that_is_accepted_has_an_effect(path: str, job: str) -> None:
     ],
 )
 def test_a_key_that_needs_another_one_says_so(said: dict[str, Any], path: str, why: str) -> None:
-    with pytest.raises(PlanError, match=f"{path} means nothing") as caught:
+    with pytest.raises(PlanError, match=f"{path} has no effect") as caught:
         made("star", said)
     assert why in caught.value.cause
     assert caught.value.mend == f"Remove {path}"
@@ -316,7 +316,7 @@ def test_a_key_that_needs_another_one_says_so(said: dict[str, Any], path: str, w
 def test_all_of_them_are_named_at_once() -> None:
     with pytest.raises(PlanError) as caught:
         made("flower", {"job.rounds": 3, "job.choose": 2, "record.checkpoint_every": 2})
-    assert caught.value.cause.count("means nothing for a Flower app") == 3
+    assert caught.value.cause.count("has no effect for a Flower app") == 3
     assert caught.value.mend == "Remove job.rounds; Remove job.choose; Remove record.checkpoint_every"
 
 

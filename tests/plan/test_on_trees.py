@@ -100,7 +100,7 @@ def test_ray_may_place_several_nodes() -> None:
     ("sections", "named"),
     [
         ({"nodes": {"engine": "ray", "count": 1}}, "places nodes, and the job has one"),
-        ({"nodes": {"count": 2, "ray_address": "auto"}}, "nodes.ray_address means nothing .* it is for Ray"),
+        ({"nodes": {"count": 2, "ray_address": "auto"}}, "nodes.ray_address has no effect .* it is for Ray"),
         ({"nodes": {**RAY, "ray_address": "10.0.0.1"}}, "nodes.ray_address is '10.0.0.1'"),
         ({"nodes": {**RAY, "ray_address": "ray://10.0.0.1:10001"}}, "nodes.ray_address is 'ray://"),
         ({"nodes": RAY, "network": {"profile": "lan"}}, r"\[network\] is of nodes on this machine"),

@@ -92,7 +92,7 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("weir", job__graph="ring"), "ends of a link over 'weir' are not alike"),
         (plan("pond", transport__options__gates=1), "no options of its own"),
         (plan("lock", transport__options__speed=1), "Known: gates, mode, shut, leak"),
-        (plan("lock", transport__options__pump=True), "pump means nothing with mode = 'up'"),
+        (plan("lock", transport__options__pump=True), "pump has no effect with mode = 'up'"),
         (
             plan("lock", transport__options__lift=1089, transport__chunk=1024),
             "Lower it to 1088, or raise transport.chunk",

@@ -207,7 +207,7 @@ impl Settings {
                 if !among.contains(&word) {
                     let (setting, among) = (setting.name, among.join(" or "));
                     return bad(format!(
-                        "{setting} means nothing with {name} = {word:?}; it is for {name} = {among}"
+                        "{setting} has no effect with {name} = {word:?}; it is for {name} = {among}"
                     ));
                 }
             }
@@ -323,7 +323,7 @@ mod tests {
     fn what_has_no_effect_beside_another_setting_is_refused() {
         let error = set(r#"{"retain": true, "mode": "unary"}"#).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        let said = "retain means nothing with mode = \"unary\"; it is for mode = stream";
+        let said = "retain has no effect with mode = \"unary\"; it is for mode = stream";
         assert!(error.to_string().contains(said), "{error}");
         for fine in [r#"{"retain": true}"#, r#"{"retain": false, "mode": "unary"}"#] {
             assert!(set(fine).is_ok(), "{fine}");

@@ -258,7 +258,7 @@ def _check_fit(section: NetworkSection) -> None:
     for key, (wrong, topology) in idle.items():
         if wrong:
             raise PlanError(
-                f"network.{key} means nothing with topology = '{section.topology}'",
+                f"network.{key} has no effect with topology = '{section.topology}'",
                 f"Remove it, or take topology = '{topology}'",
             )
     if graph and section.clients:

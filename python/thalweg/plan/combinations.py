@@ -116,7 +116,7 @@ def _need(key: str, need: Mapping[str, Any], options: Mapping[str, Any], chunk: 
     if need["type"] == "word" and options[need["name"]] not in need["among"]:
         other, word = need["name"], options[need["name"]]
         raise PlanError(
-            f"transport.options.{key} means nothing with {other} = {word!r}",
+            f"transport.options.{key} has no effect with {other} = {word!r}",
             f"Remove it, or set transport.options.{other} to {' or '.join(map(repr, need['among']))}",
         )
     if need["type"] == "chunk" and chunk and options[key] > chunk + need["beside"]:

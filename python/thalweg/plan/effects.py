@@ -344,7 +344,7 @@ def _refuse(plan: Plan, paths: Collection[str]) -> None:
     found = [(path, why, mend) for path in paths if is_given(plan, path) for why, mend in _faults(plan, job, path)]
     if not found:
         return
-    causes = "; ".join(f"{path} means nothing {IN[job]}: {why}" for path, why, _ in found)
+    causes = "; ".join(f"{path} has no effect {IN[job]}: {why}" for path, why, _ in found)
     raise PlanError(causes, "; ".join(mend for _, _, mend in found))
 
 

@@ -268,8 +268,8 @@ impl Outbox {
             None => self.end(why),
             Some(bytes) => self.end(&format!(
                 "{why} before it had taken the longest message so far, of {bytes} bytes; with version 3.1.1 a broker does not \
-                 say how many it takes: if its log says that these are too many, set transport.options.max_packet to its \
-                 limit, or lower transport.chunk"
+                 tell how long a message may be. If its log says that a message was too long, set \
+                 transport.options.max_packet to its limit, or lower transport.chunk"
             )),
         }
     }

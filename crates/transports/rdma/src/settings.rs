@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_in_a_mode_is_refused() {
+    fn what_has_no_effect_in_a_mode_is_refused() {
         for mode in ["window", "pull", "whole"] {
             for own in [r#""piece": 8192"#, r#""link_enable": 0"#, r#""delay_us": 1"#, r#""race": true"#] {
                 let error = read(&format!(r#"{{"mode": "{mode}", {own}}}"#)).expect_err(own);
                 assert_eq!(error.kind(), ErrorKind::Unsupported);
                 assert!(
-                    error.to_string().contains(&format!("means nothing with mode = \"{mode}\"")),
+                    error.to_string().contains(&format!("has no effect with mode = \"{mode}\"")),
                     "{error}"
                 );
             }
