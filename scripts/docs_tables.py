@@ -299,11 +299,6 @@ def choices(section: type[BaseModel], key: str) -> list[str]:
     raise ValueError(f"{section.__name__}.{key} has no words to choose from")
 
 
-def transport_names() -> str:
-    """Return the names of the transports."""
-    return named(entry["name"] for entry in registry.transports())
-
-
 def transport_kinds() -> str:
     """Return the transports by what they connect and how, which their capabilities say."""
     kinds: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -357,7 +352,6 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "capabilities": capabilities,
     "settings": settings,
     "errors": errors,
-    "transport_names": transport_names,
     "transport_kinds": transport_kinds,
     "algorithm_names": lambda: named(ALGORITHMS),
     "shapes": lambda: named(choices(AggregationSection, "shape")),
