@@ -642,8 +642,8 @@ impl<P: HubPolicy> Hub<P> {
     }
 }
 
-/// How many bytes a chunk has, where `wanted` are asked for and a message has room for `most`. The accounts of a fold are cheapest
-/// where chunks are multiples of 64, and no chunk may cut a value.
+/// How many bytes a chunk has, where `wanted` are asked for and a message has room for `most`. The accounts of a fold are
+/// cheapest where chunks are multiples of 64, and no chunk may cut a value.
 fn chunk_size(wanted: u32, most: u32) -> u32 {
     if wanted <= most {
         return wanted;
