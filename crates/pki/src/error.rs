@@ -29,6 +29,6 @@ pub enum PkiError {
     #[error("issuer of tokens: {0}; it is what `thalweg pki init` wrote into issuer.pub")]
     Issuer(String),
     /// A role that there is not.
-    #[error("there is no role {0:?}; choose client, task-member, tree-node, graph-node or forward")]
+    #[error("there is no role {0:?}; choose one of {choices}", choices = crate::Role::choices())]
     Role(String),
 }

@@ -27,6 +27,16 @@ impl Role {
     pub const ALL: [Self; 6] =
         [Self::Client, Self::TaskMember, Self::TreeNode, Self::GraphNode, Self::Forward, Self::Server];
 
+    /// Those that `thalweg pki issue` makes tokens and certificates for: all but the server.
+    pub fn issued() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|role| *role != Self::Server)
+    }
+
+    /// The names of [`Role::issued`], for an error.
+    pub(crate) fn choices() -> String {
+        Self::issued().map(Self::name).collect::<Vec<_>>().join(", ")
+    }
+
     /// Its name, as `thalweg pki issue --role` takes it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,6 +88,7 @@ mod tests {
             assert_eq!(usize::from(role.byte()), index + 1);
         }
         let error = "king".parse::<Role>().unwrap_err().to_string();
-        assert!(error.contains("king") && error.contains("tree-node"), "{error}");
+        let choices = "choose one of client, task-member, tree-node, graph-node, forward";
+        assert!(error.contains("king") && error.ends_with(choices), "{error}");
     }
 }
