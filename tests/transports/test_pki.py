@@ -7,9 +7,11 @@ import ssl
 import stat
 import threading
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from thalweg.cli.pki import issue as issue_command
 from thalweg.errors import LinkError, PlanError
 from thalweg.transports import pki
 
@@ -57,6 +59,11 @@ def test_a_token_and_a_certificate_name_their_role(folder: Path, role: str) -> N
     found = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
     subject = dict(entry[0] for entry in found["subject"])
     assert (subject["commonName"], subject["organizationalUnitName"]) == ("anna", role)
+
+
+def test_the_help_names_each_role() -> None:
+    option = get_type_hints(issue_command, include_extras=True)["role"].__metadata__[0]
+    assert [role for role in pki.ROLES if role not in option.help] == []
 
 
 def test_roles_that_are_none_and_hosts_of_nobody_are_refused(folder: Path) -> None:

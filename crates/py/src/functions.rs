@@ -67,6 +67,12 @@ pub fn pki_issue(
     Ok((identity.certificate, identity.key))
 }
 
+/// The names of the roles that tokens and certificates can be issued for.
+#[pyfunction]
+pub fn pki_roles() -> Vec<&'static str> {
+    pki::Role::issued().map(pki::Role::name).collect()
+}
+
 /// A new secret that issues tokens, in hex.
 #[pyfunction]
 pub fn pki_secret() -> PyResult<String> {
@@ -89,7 +95,12 @@ pub fn pki_token(secret: &str, role: &str, name: &str) -> PyResult<String> {
 
 /// The name of the client whose proof for this job a node has passed on. `issuer` and `token` are a server's options.
 #[pyfunction]
-pub fn pki_vouched(issuer: Option<&str>, token: Option<&str>, job: u64, proof: &[u8]) -> PyResult<String> {
+pub fn pki_check_forwarded_proof(
+    issuer: Option<&str>,
+    token: Option<&str>,
+    job: u64,
+    proof: &[u8],
+) -> PyResult<String> {
     runtime::check_forwarded_proof(issuer, token, job, proof).map_err(raise)
 }
 

@@ -119,7 +119,7 @@ impl Server {
         self.with(|s| Ok(s.tree()))
     }
 
-    /// The proofs of these clients, as `(name, bytes)`, for the root's `pki_vouched`; of those that have shown one.
+    /// The proofs of these clients, as `(name, bytes)`, for the root's `pki_check_forwarded_proof`; of those that have shown one.
     fn proofs<'py>(
         &self,
         py: Python<'py>,

@@ -99,6 +99,6 @@ class Judge:
     def _holds(self, client: str, shown: str) -> bool:
         try:
             proof = base64.b64decode(shown, validate=True)
-            return _core.pki_vouched(self._issuer, self._token, self._job, proof) == client
+            return _core.pki_check_forwarded_proof(self._issuer, self._token, self._job, proof) == client
         except (_core.CoreError, ValueError):
             return False

@@ -29,7 +29,7 @@ TOKEN_HEAD: Final = "thalweg token 2"  # noqa: S105 - the first line of a file
 # The first line of tokens of earlier releases, which name no role.
 OLD_TOKEN_HEAD: Final = "thalweg token 1"  # noqa: S105 - as above
 # What a token and a certificate may be for: each gets in where it belongs, and nowhere else.
-ROLES: Final = ("client", "task-member", "tree-node", "graph-node", "forward")
+ROLES: Final = tuple(_core.pki_roles())
 # Those that others connect to.
 LISTENING: Final = ("tree-node", "graph-node")
 LARGEST_FILE: Final = 1 << 20
