@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p thalweg-fold --example fold_bench [MEGABYTES [REPETITIONS]]`
 //!
-//! All tasks take turns in each repetition, so that a noisy neighbour hits all alike. One thread, chunks of 256 KiB.
+//! All tasks take turns in each repetition, so that a noisy neighbour hits all alike. One thread, chunks of
+//! 256 KiB.
 //! - `plain_*`: `a[i] += w * b[i]` over f32 slices of the same size, the bandwidth reference (3 bytes moved a byte),
 //!   compiled for the least processor and for this one; ratios are to the faster;
 //! - `copy`: one buffer to another (2 bytes moved a byte);

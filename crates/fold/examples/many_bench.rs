@@ -1,9 +1,10 @@
-//! Measures how long eight queued updates take in one pass, against one after the other; prints one JSON line on stdout.
+//! Measures how long eight queued updates take in one pass, against one after the other; prints one JSON line
+//! on stdout.
 //!
 //! `cargo run --release -p thalweg-fold --example many_bench [MEGABYTES [REPETITIONS]]`
 //!
-//! One thread, f32 into f32 sums that lie in an arena, as a worker's do. The updates lie in memory of their own, so that
-//! none is in the cache because another one was read. Both ways take turns in each repetition.
+//! One thread, f32 into f32 sums that lie in an arena, as a worker's do. The updates lie in memory of their
+//! own, so that none is in the cache because another one was read. Both ways take turns in each repetition.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;

@@ -11,8 +11,9 @@ use crate::stripe::Stripe;
 use crate::weights::{Full, Weight};
 use crate::{exact, finite, Defect, FoldError, Summary, EXACT_MAX_PRODUCT};
 
-/// Bytes of the update in one stripe, the unit of locking. A multiple of all element sizes and of the alignment of
-/// tensors, so that no element lies in two; small enough that a stripe's sums stay in a core's cache.
+/// Bytes of the update in one stripe, the unit of locking. A multiple of all element sizes and of the
+/// alignment of tensors, so that no element lies in two; small enough that a stripe's sums stay in a core's
+/// cache.
 pub const STRIPE_BYTES: u64 = 128 << 10;
 
 /// What floats are summed up in. Memory is that of the sums, for each element of any float type.
@@ -30,8 +31,8 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// What `|weight * value|` of each contribution has to be below, so that no sum overflows: of f32 2^100, which
-    /// 2^27 contributions may reach, of f64 2^1000, of exact sums 2^51.
+    /// What `|weight * value|` of each contribution has to be below, so that no sum overflows: of f32 2^100,
+    /// which 2^27 contributions may reach, of f64 2^1000, of exact sums 2^51.
     pub fn limit(self) -> f64 {
         match self {
             Self::F32 => 2_f64.powi(100),
@@ -57,23 +58,25 @@ pub enum Repair {
     KeepLocal,
     /// An element that nobody sent becomes zero.
     Zero,
-    /// The model is one more contribution, in place: of an element whose contributions weigh `W`, its own value weighs
+    /// The model is one more contribution, in place: of an element whose contributions weigh `W`, its own
+    /// value weighs
     /// `1 - W`, exactly. The result is `sum + (1 - W) * own`; integers take the maximum, and an element that nobody sent
-    /// keeps its value. Contributions that weigh more than 1 are divided by their weight, and the own value has none.
+    /// keeps its value. Contributions that weigh more than 1 are divided by their weight, and the own value
+    /// has none.
     ///
-    /// This is how a node of a graph mixes (decentralized SGD): a neighbour's missing chunk counts for the node's own. The
-    /// sums have the own values in them afterwards.
+    /// This is how a node of a graph mixes (decentralized SGD): a neighbour's missing chunk counts for the
+    /// node's own. The sums have the own values in them afterwards.
     Complement,
 }
 
 /// The weighted sums of one round's updates, for one layout.
 ///
-/// The sums lie in stripes of [`STRIPE_BYTES`], each behind its own lock, so any number of threads may fold chunks of
-/// any clients at once. The weight of each element is kept apart, run-length, so clients that sent only parts count
-/// where they sent something and nowhere else.
+/// The sums lie in stripes of [`STRIPE_BYTES`], each behind its own lock, so any number of threads may fold
+/// chunks of any clients at once. The weight of each element is kept apart, run-length, so clients that sent
+/// only parts count where they sent something and nowhere else.
 ///
-/// An accumulator is reused from round to round: [`Accumulator::reset`] forgets the weights and touches no sums,
-/// since the first contribution to an element overwrites what its sum held.
+/// An accumulator is reused from round to round: [`Accumulator::reset`] forgets the weights and touches no
+/// sums, since the first contribution to an element overwrites what its sum held.
 #[derive(Debug)]
 pub struct Accumulator {
     layout: Arc<Layout>,
@@ -112,10 +115,10 @@ impl Accumulator {
         Self { stripes: stripes.collect(), layout, precision, part, level: Level::new() }
     }
 
-    /// [`Accumulator::new`] whose sums lie in memory that is lent: shared with another process, say. `cut` is asked for the
-    /// next so many bytes, [`Accumulator::bytes_needed`] in all, which lie at multiples of 64 bytes if the first do.
-    /// Together they are the cells of these sums ([`Accumulator::head`]). What they hold at first does not matter. They
-    /// are given back when the accumulator is dropped.
+    /// [`Accumulator::new`] whose sums lie in memory that is lent: shared with another process, say. `cut` is
+    /// asked for the next so many bytes, [`Accumulator::bytes_needed`] in all, which lie at multiples of 64
+    /// bytes if the first do. Together they are the cells of these sums ([`Accumulator::head`]). What they
+    /// hold at first does not matter. They are given back when the accumulator is dropped.
     ///
     /// # Errors
     /// [`FoldError::Memory`] if `cut` gives none or too few or too many bytes, [`FoldError::Misaligned`].
@@ -128,9 +131,9 @@ impl Accumulator {
         Self::within_part(layout, precision, all, cut)
     }
 
-    /// [`Accumulator::within`] that sums up one part of updates only: the work of one of several processes, each of which
-    /// has a part of its own of all updates. A part begins and ends at ends of stripes; it takes
-    /// [`Accumulator::bytes_needed_of`] bytes, and what lies beyond it is out of range.
+    /// [`Accumulator::within`] that sums up one part of updates only: the work of one of several processes,
+    /// each of which has a part of its own of all updates. A part begins and ends at ends of stripes; it
+    /// takes [`Accumulator::bytes_needed_of`] bytes, and what lies beyond it is out of range.
     ///
     /// # Errors
     /// As [`Accumulator::within`]; [`FoldError::Part`] if there is no such part.
@@ -174,12 +177,13 @@ impl Accumulator {
         self.stripes.iter().map(|stripe| unpoisoned(stripe).memory() as u64).sum()
     }
 
-    /// The bytes that came and the sum of their weights, rounded to a float, rising; neighbours differ in weight, but
-    /// for padding between tensors, which may count to either side. [`Accumulator::weight_runs`] has the exact weights.
+    /// The bytes that came and the sum of their weights, rounded to a float, rising; neighbours differ in
+    /// weight, but for padding between tensors, which may count to either side. [`Accumulator::weight_runs`]
+    /// has the exact weights.
     ///
-    /// An aggregator further up folds the means of these bytes, as `finish` wrote them, with these weights: so a tree
-    /// whose branches are on different machines gives the same mean (but for rounding), holes or not. A tree that sends
-    /// sums ([`Accumulator::export`]) rounds nothing.
+    /// An aggregator further up folds the means of these bytes, as `finish` wrote them, with these weights:
+    /// so a tree whose branches are on different machines gives the same mean (but for rounding), holes or
+    /// not. A tree that sends sums ([`Accumulator::export`]) rounds nothing.
     ///
     /// # Errors
     /// As [`Accumulator::weight_runs`].
@@ -196,9 +200,10 @@ impl Accumulator {
         Ok(all)
     }
 
-    /// Whether `bytes`, which are bytes `offset..` of an update, may be folded with this weight: every element is
-    /// finite, and no product reaches [`Precision::limit`]. Elements cut off at either end are not looked at, as
-    /// they are not folded. One pass over the bytes, which costs least while they are in the cache.
+    /// Whether `bytes`, which are bytes `offset..` of an update, may be folded with this weight: every
+    /// element is finite, and no product reaches [`Precision::limit`]. Elements cut off at either end are not
+    /// looked at, as they are not folded. One pass over the bytes, which costs least while they are in the
+    /// cache.
     ///
     /// # Errors
     /// [`FoldError::OutOfRange`], [`FoldError::Weight`], [`FoldError::NotFinite`], [`FoldError::Capacity`].
@@ -207,18 +212,20 @@ impl Accumulator {
         self.weight(weight)?.map_or(Ok(()), |weight| self.peak(offset, bytes, weight).map(drop))
     }
 
-    /// Adds `weight` times the elements in `bytes`, which are bytes `offset..` of an update. Threads may do so at once.
+    /// Adds `weight` times the elements in `bytes`, which are bytes `offset..` of an update. Threads may do
+    /// so at once.
     ///
-    /// The range may begin and end at any byte. An element of which any byte is outside is left out (send it again
-    /// whole, or it is a hole): returned is the range without such elements. Weights are counted for exactly these
-    /// bytes. A weight of 0 (a client that trained on nothing) changes nothing and returns an empty range. The same
-    /// bytes of the same client folded twice count twice; keeping duplicates out is the caller's business.
+    /// The range may begin and end at any byte. An element of which any byte is outside is left out (send it
+    /// again whole, or it is a hole): returned is the range without such elements. Weights are counted for
+    /// exactly these bytes. A weight of 0 (a client that trained on nothing) changes nothing and returns an
+    /// empty range. The same bytes of the same client folded twice count twice; keeping duplicates out is the
+    /// caller's business.
     ///
     /// # Errors
-    /// [`FoldError::OutOfRange`], [`FoldError::Weight`], [`FoldError::Fragmented`]; with [`Precision::Exact`] also
-    /// [`FoldError::Capacity`], [`FoldError::NotFinite`] and [`FoldError::Sums`]. Nothing was added then. The other
-    /// precisions fold any value; call [`Accumulator::check`] first, at best when the bytes come.
-    /// [`FoldError::Poisoned`] if another thread panicked while folding.
+    /// [`FoldError::OutOfRange`], [`FoldError::Weight`], [`FoldError::Fragmented`]; with [`Precision::Exact`]
+    /// also [`FoldError::Capacity`], [`FoldError::NotFinite`] and [`FoldError::Sums`]. Nothing was added
+    /// then. The other precisions fold any value; call [`Accumulator::check`] first, at best when the bytes
+    /// come. [`FoldError::Poisoned`] if another thread panicked while folding.
     pub fn fold(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<Range, FoldError> {
         let range = self.whole(offset, bytes.len() as u64)?;
         let Some(weight) = self.weight(weight)?.filter(|_| !range.is_empty()) else {
@@ -229,8 +236,8 @@ impl Accumulator {
         Ok(range)
     }
 
-    /// [`Accumulator::fold`] of several ranges of a whole update, all of them or, where any is refused, none. An
-    /// element that a range cuts is left out.
+    /// [`Accumulator::fold`] of several ranges of a whole update, all of them or, where any is refused, none.
+    /// An element that a range cuts is left out.
     ///
     /// # Errors
     /// As [`Accumulator::fold`]; [`FoldError::Part`] if `update` is not of the layout's size.
@@ -249,7 +256,8 @@ impl Accumulator {
         self.add(&all, weight)
     }
 
-    /// Adds ranges, rising and without cut elements, with their bytes: first it is seen that all can be added.
+    /// Adds ranges, rising and without cut elements, with their bytes: first it is seen that all can be
+    /// added.
     fn add(&self, ranges: &[(Range, &[u8])], weight: Weight) -> Result<(), FoldError> {
         if let [(range, bytes)] = ranges {
             if let Some((index, part)) = only(parts_of(*range)) {
@@ -268,13 +276,13 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Adds another accumulator's sums and weights to this one's: two branches of a tree become one. `other` stays.
+    /// Adds another accumulator's sums and weights to this one's: two branches of a tree become one. `other`
+    /// stays.
     ///
     /// # Errors
     /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Itself`]; [`FoldError::Fragmented`],
-    /// [`FoldError::Contributions`] and, of exact sums, [`FoldError::Sums`] if there is no room for them. Nothing was
-    /// added then.
-    /// [`FoldError::Poisoned`] if a thread panicked while folding.
+    /// [`FoldError::Contributions`] and, of exact sums, [`FoldError::Sums`] if there is no room for them.
+    /// Nothing was added then. [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn merge(&self, other: &Accumulator) -> Result<(), FoldError> {
         if std::ptr::eq(self, other) {
             return Err(FoldError::Itself);
@@ -315,8 +323,8 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Writes the means into `global`, the bytes of a whole update, in the tensors' own types, rounded to nearest
-    /// with ties to even (`F8_E4M3` saturates). Padding between tensors is left alone. The sums stay.
+    /// Writes the means into `global`, the bytes of a whole update, in the tensors' own types, rounded to
+    /// nearest with ties to even (`F8_E4M3` saturates). Padding between tensors is left alone. The sums stay.
     ///
     /// No fold or merge into this accumulator should run meanwhile: it would count for some elements only.
     ///
@@ -343,13 +351,13 @@ impl Accumulator {
         Ok(summary)
     }
 
-    /// Whether the means of this part of the update may become a model's: every one is finite. Reads the sums once.
-    /// A part is one of those that [`Accumulator::parts`] gives.
+    /// Whether the means of this part of the update may become a model's: every one is finite. Reads the sums
+    /// once. A part is one of those that [`Accumulator::parts`] gives.
     ///
     /// # Errors
-    /// [`FoldError::Mean`] names the first that is not; [`FoldError::Contributions`] if weights or contributions were
-    /// too many to count; [`FoldError::Part`] if the part does not begin and end at stripes' ends;
-    /// [`FoldError::Poisoned`] if a thread panicked while folding.
+    /// [`FoldError::Mean`] names the first that is not; [`FoldError::Contributions`] if weights or
+    /// contributions were too many to count; [`FoldError::Part`] if the part does not begin and end at
+    /// stripes' ends; [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn check_part(&self, part: Range) -> Result<(), FoldError> {
         self.is_part(part)?;
         for (index, piece) in parts_of(part) {
@@ -366,11 +374,12 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Whether this part of the own model may be added by [`Repair::Complement`]: every element is finite, and there is room
-    /// for it in the sums. One of the parts that [`Accumulator::parts`] gives.
+    /// Whether this part of the own model may be added by [`Repair::Complement`]: every element is finite,
+    /// and there is room for it in the sums. One of the parts that [`Accumulator::parts`] gives.
     ///
     /// # Errors
-    /// As [`Accumulator::check`] and [`Accumulator::check_part`], and [`FoldError::Sums`] of exact sums that are too large.
+    /// As [`Accumulator::check`] and [`Accumulator::check_part`], and [`FoldError::Sums`] of exact sums that
+    /// are too large.
     pub fn check_own(&self, offset: u64, own: &[u8]) -> Result<(), FoldError> {
         let range = Range::new(offset, offset.saturating_add(own.len() as u64));
         self.is_part(range)?;
@@ -389,14 +398,14 @@ impl Accumulator {
         Weight::new(1.0, false).ok().flatten().map_or(0, |one| self.magnitude(offset, own, one).unwrap_or(0))
     }
 
-    /// [`Accumulator::finish`] for bytes `offset..` of the update only, so that several threads may share the work:
-    /// one part each of those that [`Accumulator::parts`] gives. The summaries add up by [`Summary::merge`]. It writes
-    /// what the sums come to: [`Accumulator::check_part`] says beforehand, of all parts, whether that is a model, and for
-    /// [`Repair::Complement`] [`Accumulator::check_own`].
+    /// [`Accumulator::finish`] for bytes `offset..` of the update only, so that several threads may share the
+    /// work: one part each of those that [`Accumulator::parts`] gives. The summaries add up by
+    /// [`Summary::merge`]. It writes what the sums come to: [`Accumulator::check_part`] says beforehand, of
+    /// all parts, whether that is a model, and for [`Repair::Complement`] [`Accumulator::check_own`].
     ///
     /// # Errors
-    /// [`FoldError::Part`] if the part does not begin and end at stripes' ends, [`FoldError::Poisoned`] if a thread
-    /// panicked while folding. `part` is unchanged then, but for stripes before the poisoned one.
+    /// [`FoldError::Part`] if the part does not begin and end at stripes' ends, [`FoldError::Poisoned`] if a
+    /// thread panicked while folding. `part` is unchanged then, but for stripes before the poisoned one.
     pub fn finish_part(&self, offset: u64, part: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
         let range = Range::new(offset, offset.saturating_add(part.len() as u64));
         self.is_part(range)?;
@@ -422,13 +431,14 @@ impl Accumulator {
         })
     }
 
-    /// Cuts the update, or the part of it that is summed up, into at most `count` parts of about the same size for
-    /// [`Accumulator::finish_part`].
+    /// Cuts the update, or the part of it that is summed up, into at most `count` parts of about the same
+    /// size for [`Accumulator::finish_part`].
     pub fn parts(&self, count: usize) -> Vec<Range> {
         cut(self.part, count)
     }
 
-    /// Cuts updates of a layout into at most `count` parts of about the same size for [`Accumulator::within_part`].
+    /// Cuts updates of a layout into at most `count` parts of about the same size for
+    /// [`Accumulator::within_part`].
     pub fn parts_of(layout: &Layout, count: usize) -> Vec<Range> {
         cut(Range::new(0, layout.bytes()), count)
     }
@@ -505,7 +515,8 @@ impl Accumulator {
         FoldError::Capacity { tensor, element, value, weight, limit, precision }
     }
 
-    /// What exact sums have to be accounted for these elements; 0 for other sums, whose elements are not looked at.
+    /// What exact sums have to be accounted for these elements; 0 for other sums, whose elements are not
+    /// looked at.
     pub(crate) fn magnitude(&self, offset: u64, bytes: &[u8], weight: Weight) -> Result<u64, FoldError> {
         if self.precision != Precision::Exact {
             return Ok(0);
@@ -513,8 +524,9 @@ impl Accumulator {
         self.peak(offset, bytes, weight).map(exact::magnitude)
     }
 
-    /// Whether all stripes can take these ranges, before anything is added to any, so that what is refused leaves no
-    /// trace; returns the magnitude of each piece. Threads that fold at once may exceed the limits by a few.
+    /// Whether all stripes can take these ranges, before anything is added to any, so that what is refused
+    /// leaves no trace; returns the magnitude of each piece. Threads that fold at once may exceed the limits
+    /// by a few.
     fn check_room(&self, ranges: &[(Range, &[u8])], weight: Weight) -> Result<Vec<u64>, FoldError> {
         let mut magnitudes = Vec::new();
         let mut pending = (0, 0);

@@ -201,8 +201,8 @@ impl Cells<'_> {
         }
     }
 
-    /// The first of elements `range` whose mean is not finite, and the mean. Fixed-point sums are finite, and so are
-    /// their means: no larger than what was folded.
+    /// The first of elements `range` whose mean is not finite, and the mean. Fixed-point sums are finite, and
+    /// so are their means: no larger than what was folded.
     pub(crate) fn not_finite(
         &self,
         level: Level,
@@ -229,8 +229,9 @@ impl Cells<'_> {
         means.into_iter().find(|(_, mean)| !mean.is_finite())
     }
 
-    /// Whether elements `range` may be the sums of `part`'s contributions, each of which was below `limit`, and their means
-    /// are finite. Then the mean of all that is merged is finite too: it is no larger than the largest of them.
+    /// Whether elements `range` may be the sums of `part`'s contributions, each of which was below `limit`,
+    /// and their means are finite. Then the mean of all that is merged is finite too: it is no larger than
+    /// the largest of them.
     pub(crate) fn fit(
         self,
         level: Level,

@@ -16,7 +16,8 @@ pub struct Defect {
     pub value: f64,
 }
 
-/// Why a fold, a merge or a finish was refused. A refused call has changed nothing, but for [`FoldError::Poisoned`].
+/// Why a fold, a merge or a finish was refused. A refused call has changed nothing, but for
+/// [`FoldError::Poisoned`].
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum FoldError {

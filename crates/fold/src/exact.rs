@@ -1,18 +1,20 @@
 //! Fixed-point sums, which are the same bits in any order.
 //!
-//! A contribution is the f64 product `weight * value`, rounded to a multiple of 2^-52 (ties to even). A sum is an
-//! integer of such multiples in two words: `whole`, a signed number, and `part`, 52 bits of a fraction that is never
-//! negative. Integer addition is associative and commutative and this form is unique, so any order of arrival and any
-//! tree of merges gives the same bits.
+//! A contribution is the f64 product `weight * value`, rounded to a multiple of 2^-52 (ties to even). A sum
+//! is an integer of such multiples in two words: `whole`, a signed number, and `part`, 52 bits of a fraction
+//! that is never negative. Integer addition is associative and commutative and this form is unique, so any
+//! order of arrival and any tree of merges gives the same bits.
 //!
-//! Both words are rounded and added without branches, so the loops over them vectorise. `whole` cannot overflow:
-//! each contribution is bounded, and so is the sum of their magnitudes, which [`crate::weights`] keeps account of.
+//! Both words are rounded and added without branches, so the loops over them vectorise. `whole` cannot
+//! overflow: each contribution is bounded, and so is the sum of their magnitudes, which [`crate::weights`]
+//! keeps account of.
 
 /// Bits after the binary point of `weight * value`.
 pub const EXACT_FRACTION_BITS: u32 = 52;
 /// Limit of `|weight * value|` of one contribution, 2^51.
 pub const EXACT_MAX_PRODUCT: f64 = (1_u64 << 51) as f64;
-/// Limit of the magnitudes of all contributions to an element, 2^62: two thousand of the largest there can be.
+/// Limit of the magnitudes of all contributions to an element, 2^62: two thousand of the largest there can
+/// be.
 pub const EXACT_MAX_SUM: f64 = MOST as f64;
 
 /// [`EXACT_MAX_SUM`] in the units of [`magnitude`].
@@ -20,8 +22,9 @@ pub(crate) const MOST: u64 = 1 << 62;
 
 const UNITS: f64 = (1_u64 << EXACT_FRACTION_BITS) as f64;
 const PART_MASK: i64 = (1 << EXACT_FRACTION_BITS) - 1;
-/// 1.5 * 2^52. Added to |x| <= 2^51 it gives a number whose last bit is worth 1: the sum is rounded to an integer,
-/// ties to even, and its bits are those of the constant plus that integer. Vectorises where f64 -> i64 does not.
+/// 1.5 * 2^52. Added to |x| <= 2^51 it gives a number whose last bit is worth 1: the sum is rounded to an
+/// integer, ties to even, and its bits are those of the constant plus that integer. Vectorises where f64 ->
+/// i64 does not.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 
 /// What a contribution whose products are no larger than this adds to the sum of magnitudes, rounded up.
@@ -36,8 +39,9 @@ fn rounded(x: f64) -> (i64, f64) {
     ((shifted.to_bits() as i64).wrapping_sub(MAGIC.to_bits() as i64), shifted - MAGIC)
 }
 
-/// The two words of a contribution below [`EXACT_MAX_PRODUCT`]; of the second, up to half a unit of the first and of
-/// either sign. Rounding twice is right: what the first word takes is an even number of units of the second.
+/// The two words of a contribution below [`EXACT_MAX_PRODUCT`]; of the second, up to half a unit of the first
+/// and of either sign. Rounding twice is right: what the first word takes is an even number of units of the
+/// second.
 #[inline(always)]
 fn term(product: f64) -> (i64, i64) {
     let (whole, value) = rounded(product);

@@ -1,4 +1,5 @@
-//! Sums that travel: written out as bytes with their weights, and merged from bytes that anybody may have sent.
+//! Sums that travel: written out as bytes with their weights, and merged from bytes that anybody may have
+//! sent.
 
 use thalweg_wire::{checksum_after, Layout, Range};
 
@@ -10,12 +11,12 @@ use crate::weights::Weighted;
 use crate::{Accumulator, FoldError, Precision};
 
 impl Accumulator {
-    /// The bytes that came, each with its exact weight, rising and disjoint; neighbours differ, but for padding between
-    /// tensors, which may count to either side.
+    /// The bytes that came, each with its exact weight, rising and disjoint; neighbours differ, but for
+    /// padding between tensors, which may count to either side.
     ///
     /// # Errors
-    /// [`FoldError::Contributions`] if weights or contributions were too many to count; [`FoldError::Poisoned`] if a
-    /// thread panicked while folding.
+    /// [`FoldError::Contributions`] if weights or contributions were too many to count;
+    /// [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn weight_runs(&self) -> Result<Vec<WeightRun>, FoldError> {
         let mut runs = Vec::new();
         for index in 0..self.stripes.len() {
@@ -46,8 +47,8 @@ impl Accumulator {
         self.stripes.iter().map(|stripe| unpoisoned(stripe).cells_bytes() as u64).sum()
     }
 
-    /// The sums as bytes, with the weights that belong to them: [`Accumulator::merge_sums`] of another process makes of
-    /// them what [`Accumulator::merge`] would have made of this accumulator. The sums stay.
+    /// The sums as bytes, with the weights that belong to them: [`Accumulator::merge_sums`] of another
+    /// process makes of them what [`Accumulator::merge`] would have made of this accumulator. The sums stay.
     ///
     /// No fold or merge into this accumulator should run meanwhile: it would count for some elements only.
     ///
@@ -59,9 +60,9 @@ impl Accumulator {
         Ok(Sums { head, cells })
     }
 
-    /// The head of the sums as they lie in lent memory, for those who have that memory too: its bytes are the cells for
-    /// [`Accumulator::merge_sums`]. Nobody may write there meanwhile. No checksum is given, and where nothing came the
-    /// cells hold anything.
+    /// The head of the sums as they lie in lent memory, for those who have that memory too: its bytes are the
+    /// cells for [`Accumulator::merge_sums`]. Nobody may write there meanwhile. No checksum is given, and
+    /// where nothing came the cells hold anything.
     ///
     /// # Errors
     /// As [`Accumulator::weight_runs`].
@@ -70,8 +71,8 @@ impl Accumulator {
         Ok(SumsHead::new(layout, self.precision(), self.cells_bytes(), None, runs))
     }
 
-    /// [`Accumulator::export`] into `cells`, which are [`Accumulator::cells_bytes`] bytes. All of them are written: 0 where
-    /// nothing came, so that the same contributions to exact sums give the same bytes.
+    /// [`Accumulator::export`] into `cells`, which are [`Accumulator::cells_bytes`] bytes. All of them are
+    /// written: 0 where nothing came, so that the same contributions to exact sums give the same bytes.
     ///
     /// # Errors
     /// As [`Accumulator::weight_runs`]; [`FoldError::Cells`] if `cells` have another size.
@@ -85,11 +86,12 @@ impl Accumulator {
         Ok(SumsHead::new(self.layout().hash(), self.precision(), bytes, Some(sum), runs))
     }
 
-    /// [`Accumulator::export_into`] of accumulators of one part of a layout each, which follow each other and are together
-    /// all of it: what a single accumulator with all that was folded would have exported.
+    /// [`Accumulator::export_into`] of accumulators of one part of a layout each, which follow each other and
+    /// are together all of it: what a single accumulator with all that was folded would have exported.
     ///
     /// # Errors
-    /// As [`Accumulator::export_into`]; [`FoldError::Damaged`] if the parts are not all of one layout, in order.
+    /// As [`Accumulator::export_into`]; [`FoldError::Damaged`] if the parts are not all of one layout, in
+    /// order.
     pub fn export_together(parts: &[Accumulator], cells: &mut [u8]) -> Result<SumsHead, FoldError> {
         let gaps = || FoldError::Damaged("their parts are not all of one layout in order");
         let first = parts.first().ok_or_else(gaps)?;
@@ -120,8 +122,8 @@ impl Accumulator {
         Ok(SumsHead::new(layout.hash(), precision, bytes, Some(sum), runs))
     }
 
-    /// What of exported sums is of one part of updates: their head, and where their cells lie among `cells`. They are what
-    /// an accumulator of that part alone would have exported, and one of that part merges them.
+    /// What of exported sums is of one part of updates: their head, and where their cells lie among `cells`.
+    /// They are what an accumulator of that part alone would have exported, and one of that part merges them.
     ///
     /// # Errors
     /// [`FoldError::Part`] if the part does not begin and end at ends of stripes; [`FoldError::Layout`] or
@@ -152,14 +154,15 @@ impl Accumulator {
 
     /// Adds sums that another accumulator exported, maybe on another machine, to this one's.
     ///
-    /// Whatever `cells` are, sums stay sums: all of them is looked at before any is added. A sender can lie about its own
-    /// participants, though; compare [`SumsHead::contributions`] with their number.
+    /// Whatever `cells` are, sums stay sums: all of them is looked at before any is added. A sender can lie
+    /// about its own participants, though; compare [`SumsHead::contributions`] with their number.
     ///
     /// # Errors
-    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Cells`] if the sums are of other updates;
-    /// [`FoldError::Damaged`] if a checksum does not match, a range cuts an element, or a sum is larger than its
-    /// contributions can make it; [`FoldError::Sums`], [`FoldError::Contributions`] or [`FoldError::Fragmented`] if there
-    /// is no room for them. Nothing was added then. [`FoldError::Poisoned`] if a thread panicked while folding.
+    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Cells`] if the sums are of other
+    /// updates; [`FoldError::Damaged`] if a checksum does not match, a range cuts an element, or a sum is
+    /// larger than its contributions can make it; [`FoldError::Sums`], [`FoldError::Contributions`] or
+    /// [`FoldError::Fragmented`] if there is no room for them. Nothing was added then.
+    /// [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn merge_sums(&self, head: &SumsHead, cells: &[u8]) -> Result<(), FoldError> {
         self.is_of(head, cells.len() as u64)?;
         let parts = self.by_stripe(head.runs())?;
@@ -183,8 +186,9 @@ impl Accumulator {
         })
     }
 
-    /// Takes the sums that another process has left in the memory that was lent to this accumulator: `head` says what they
-    /// are ([`Accumulator::head`]). What was folded here before is forgotten. Nobody may write there any more.
+    /// Takes the sums that another process has left in the memory that was lent to this accumulator: `head`
+    /// says what they are ([`Accumulator::head`]). What was folded here before is forgotten. Nobody may write
+    /// there any more.
     ///
     /// # Errors
     /// As [`Accumulator::merge_sums`]; nothing is taken then, and what was folded here before stays.
@@ -208,7 +212,8 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Writes the cells to the beginning of `out`; returns what is behind them, and the checksum `sum` taken further.
+    /// Writes the cells to the beginning of `out`; returns what is behind them, and the checksum `sum` taken
+    /// further.
     fn write_cells<'a>(&self, out: &'a mut [u8], mut sum: u32) -> Result<(&'a mut [u8], u32), FoldError> {
         let mut rest = out;
         for index in 0..self.stripes.len() {

@@ -1,7 +1,7 @@
 //! Looking for NaN and infinity, and for the largest magnitude, by comparing bits.
 //!
-//! With the sign cleared, the bits of a float, read as an integer, rise with its magnitude; infinity and NaN are
-//! above all numbers. So one integer maximum over a chunk answers both questions.
+//! With the sign cleared, the bits of a float, read as an integer, rise with its magnitude; infinity and NaN
+//! are above all numbers. So one integer maximum over a chunk answers both questions.
 
 use fearless_simd::{dispatch, Level};
 use thalweg_wire::{Dtype, Layout, Range, Tensor};
@@ -10,7 +10,8 @@ use crate::{reference, Defect};
 
 /// Looks for NaN and infinity in the float elements of `bytes`, which are bytes `offset..` of an update.
 ///
-/// Elements cut off at either end are not looked at (they are not folded either), nor is what lies beyond the layout.
+/// Elements cut off at either end are not looked at (they are not folded either), nor is what lies beyond the
+/// layout.
 ///
 /// # Errors
 /// [`Defect`] names the first such element.
@@ -43,8 +44,8 @@ pub(crate) fn find(
     Some(Defect { tensor: tensor.name.clone(), element: first + index as u64, value })
 }
 
-/// The tensors that `bytes` (bytes `offset..` of an update) hold whole elements of: tensor, index of the first
-/// element, and the elements' bytes.
+/// The tensors that `bytes` (bytes `offset..` of an update) hold whole elements of: tensor, index of the
+/// first element, and the elements' bytes.
 pub(crate) fn whole_elements<'a>(
     layout: &'a Layout,
     offset: u64,
@@ -86,7 +87,8 @@ macro_rules! largest {
     ($($name:ident: $word:ty;)*) => {$(
         #[inline(always)]
         fn $name(elements: &[u8]) -> u64 {
-            // Not negative with the sign cleared, so signed comparison, which all instruction sets have, does.
+            // Not negative with the sign cleared, so signed comparison, which all instruction sets have,
+            // does.
             let words = elements.as_chunks().0.iter().map(|e| <$word>::from_le_bytes(*e) & <$word>::MAX);
             // Not `max()`, which keeps the last of equals and does not vectorise.
             words.fold(0, |most, word| most.max(word)) as u64
@@ -117,7 +119,8 @@ mod tests {
                 assert_eq!(check_finite(&layout, 0, &clean), Ok(()));
                 for at in 0..elements {
                     let mut bytes = clean.clone();
-                    // The largest code of all, NaN, and for every other position the least special one, negative.
+                    // The largest code of all, NaN, and for every other position the least special one,
+                    // negative.
                     let code = if at % 2 == 0 { u64::MAX } else { special(dtype) | 1 << (8 * size - 1) };
                     bytes[64 + at * size..][..size].copy_from_slice(&code.to_le_bytes()[..size]);
                     let defect = check_finite(&layout, 0, &bytes).unwrap_err();

@@ -1,4 +1,5 @@
-//! Bytes of float elements to numbers and back, free of branches and tables so that loops over them vectorise.
+//! Bytes of float elements to numbers and back, free of branches and tables so that loops over them
+//! vectorise.
 //!
 //! Writing rounds once, to the nearest value with ties to even, from the f64 mean to the element's own type.
 
@@ -132,8 +133,8 @@ small!(F16, u16, 2);
 small!(F8E5M2, u8, 1);
 small!(F8E4M3, u8, 1);
 
-/// f64 to f32, rounded to odd: of the two neighbours of an inexact value, the one with the odd last bit. The odd
-/// bit stands for "a little more", so that rounding on to a narrower type equals rounding once.
+/// f64 to f32, rounded to odd: of the two neighbours of an inexact value, the one with the odd last bit. The
+/// odd bit stands for "a little more", so that rounding on to a narrower type equals rounding once.
 #[inline(always)]
 fn to_odd(value: f64) -> f32 {
     let nearest = value as f32;

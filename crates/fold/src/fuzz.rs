@@ -6,8 +6,8 @@ use thalweg_wire::{checksum, Dtype, Layout};
 
 use crate::{Accumulator, FoldError, Precision, Repair, SumsHead};
 
-/// The bytes, as they are and with what stands before and behind the runs put right, are a head or damaged; what is a
-/// head encodes to the same bytes. Sums with that head are merged, or refused without a trace.
+/// The bytes, as they are and with what stands before and behind the runs put right, are a head or damaged;
+/// what is a head encodes to the same bytes. Sums with that head are merged, or refused without a trace.
 ///
 /// # Panics
 /// If not.

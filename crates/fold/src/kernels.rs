@@ -1,7 +1,7 @@
 //! The loops over elements. Each is compiled for plain SSE2 and for AVX2 (or NEON), and chosen at run time.
 //!
-//! Multiplication and addition stay two roundings everywhere (no fused multiply-add), so a machine's instruction
-//! set does not change a bit of the result.
+//! Multiplication and addition stay two roundings everywhere (no fused multiply-add), so a machine's
+//! instruction set does not change a bit of the result.
 
 use fearless_simd::{dispatch, Level};
 use thalweg_wire::Dtype;
@@ -251,7 +251,8 @@ pub(crate) fn peak_f64(level: Level, cells: &[f64]) -> f64 {
     f64::from_bits(dispatch!(level, _simd => highest_64(cells)) as u64)
 }
 
-// With the sign cleared, the bits of a float rise with its magnitude, and those of infinity and NaN are above all.
+// With the sign cleared, the bits of a float rise with its magnitude, and those of infinity and NaN are above
+// all.
 #[inline(always)]
 fn highest_32(cells: &[f32]) -> i32 {
     cells.iter().map(|cell| cell.to_bits() as i32 & i32::MAX).fold(0, |most, bits| most.max(bits))
@@ -262,7 +263,8 @@ fn highest_64(cells: &[f64]) -> i64 {
     cells.iter().map(|cell| cell.to_bits() as i64 & i64::MAX).fold(0, |most, bits| most.max(bits))
 }
 
-/// Keeps the larger of each integer; cells and elements are both in the type's own bytes. Booleans become 0 or 1.
+/// Keeps the larger of each integer; cells and elements are both in the type's own bytes. Booleans become 0
+/// or 1.
 pub(crate) fn fold_largest(level: Level, dtype: Dtype, cells: &mut [u8], bytes: &[u8], fresh: bool) {
     match dtype {
         Dtype::Bool if fresh => dispatch!(level, _simd => set_truth(cells, bytes)),

@@ -8,8 +8,9 @@
 //! - Integers and booleans: the maximum over the participants. A mean would not be an integer, and the
 //!   counters that models hold (batches seen, positions) only grow.
 //!
-//! Sums travel ([`Accumulator::export`], [`Accumulator::merge_sums`]): with [`Precision::Exact`] a tree of processes, on
-//! any machines, gives the same bits as one accumulator that folds everything. Weights are exact in any precision.
+//! Sums travel ([`Accumulator::export`], [`Accumulator::merge_sums`]): with [`Precision::Exact`] a tree of
+//! processes, on any machines, gives the same bits as one accumulator that folds everything. Weights are
+//! exact in any precision.
 //!
 //! Nothing here opens a socket, spawns a thread or reads a clock. Threads are the caller's:
 //! [`Accumulator::fold`] may run on many at once, and [`Accumulator::finish_part`] writes disjoint parts.

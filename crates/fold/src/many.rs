@@ -47,9 +47,9 @@ struct Judged<'a> {
 
 impl Accumulator {
     /// Adds bytes `range` of several updates, all of them or, where one is refused, none. It does what
-    /// [`Accumulator::fold_ranges`] does of one after the other, to the bit, but goes stripe by stripe: the sums of a stripe
-    /// stay in the cache until all updates were added to it. Of exact sums, whose values have to be judged first, the
-    /// updates are read twice.
+    /// [`Accumulator::fold_ranges`] does of one after the other, to the bit, but goes stripe by stripe: the
+    /// sums of a stripe stay in the cache until all updates were added to it. Of exact sums, whose values
+    /// have to be judged first, the updates are read twice.
     ///
     /// # Errors
     /// As [`Accumulator::fold_ranges`], with the number of the update that is refused.
@@ -95,8 +95,8 @@ impl Accumulator {
         Ok(judged)
     }
 
-    /// What of the updates lies in a stripe, once it is seen that all of it can be added. `cursors` says how far each
-    /// update's ranges lie behind already.
+    /// What of the updates lies in a stripe, once it is seen that all of it can be added. `cursors` says how
+    /// far each update's ranges lie behind already.
     fn pieces_of<'a>(
         &self,
         index: usize,

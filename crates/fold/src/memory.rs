@@ -19,8 +19,9 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// Zeroed pages that the kernel hands out on first touch, so the first round is slower than the next ones. Huge
-    /// pages would help, but asking for them takes an allocator of one's own, and with it unsafe code.
+    /// Zeroed pages that the kernel hands out on first touch, so the first round is slower than the next
+    /// ones. Huge pages would help, but asking for them takes an allocator of one's own, and with it unsafe
+    /// code.
     pub(crate) fn zeroed(bytes: usize) -> Self {
         Self::Own(vec![0; bytes.div_ceil(8)])
     }

@@ -1,7 +1,7 @@
 //! What stands in for the parts of an update that did not come, before it is folded.
 //!
-//! Of client `i` with weight `w`, some elements came (`v`) and others did not. `g` is the global model that it was
-//! sent. An element of which any byte is missing did not come. The new mean of an element is then
+//! Of client `i` with weight `w`, some elements came (`v`) and others did not. `g` is the global model that
+//! it was sent. An element of which any byte is missing did not come. The new mean of an element is then
 //!
 //! | policy | the mean is over | with, where it did not come |
 //! |---|---|---|
@@ -12,8 +12,8 @@
 //! | [`Policy::Rescale`] | all | `g`, and `g + (v - g) / f` where it came, of a fraction `f` of all elements |
 //! | [`Policy::FedcommLegacy`] | all | what has slipped there from further on |
 //!
-//! Rescaling keeps the expected change of the model when elements are lost at random (inverse probability weighting;
-//! of gradients, where `g` is 0, that is `v / f`).
+//! Rescaling keeps the expected change of the model when elements are lost at random (inverse probability
+//! weighting; of gradients, where `g` is 0, that is `v / f`).
 
 use thalweg_wire::control::StandIn;
 use thalweg_wire::{Layout, Range, Ranges, Tensor};
@@ -35,8 +35,9 @@ pub enum Policy {
     Last,
     /// The global model's own value, and the changes that came count for those that did not.
     Rescale,
-    /// For comparison only, as it is wrong: FedComm's chunks have no index, so that what comes after a hole slips
-    /// into it, and the tensor's end is filled with zeros. A tensor of which nothing came keeps the global value.
+    /// For comparison only, as it is wrong: FedComm's chunks have no index, so that what comes after a hole
+    /// slips into it, and the tensor's end is filled with zeros. A tensor of which nothing came keeps the
+    /// global value.
     FedcommLegacy,
 }
 
@@ -54,7 +55,8 @@ impl From<StandIn> for Policy {
 }
 
 impl Policy {
-    /// Puts into `update`, which came but for `holes`, what stands in for them. Returns what of it is to be folded.
+    /// Puts into `update`, which came but for `holes`, what stands in for them. Returns what of it is to be
+    /// folded.
     ///
     /// `update`, `global` and `last` are bytes of the whole layout; what `update` has in its holes does not matter.
     ///

@@ -1,4 +1,5 @@
-//! What folding means, in the plainest way: one element at a time, in f64. The fast paths are tested against this.
+//! What folding means, in the plainest way: one element at a time, in f64. The fast paths are tested against
+//! this.
 
 use std::sync::OnceLock;
 
@@ -36,8 +37,8 @@ fn small(code: u64, mantissa_bits: u32, bias: i32) -> f64 {
     }
 }
 
-/// Writes `value` to a float element: the nearest number of its type, ties to the even code. Too large a value
-/// becomes infinity, in `F8_E4M3`, which has none, +-448. Leaves elements of other types alone.
+/// Writes `value` to a float element: the nearest number of its type, ties to the even code. Too large a
+/// value becomes infinity, in `F8_E4M3`, which has none, +-448. Leaves elements of other types alone.
 pub fn encode(dtype: Dtype, value: f64, element: &mut [u8]) {
     match dtype {
         Dtype::F64 => element.copy_from_slice(&value.to_le_bytes()),
@@ -66,8 +67,8 @@ fn nearest(dtype: Dtype, magnitude: f64) -> u64 {
     (if up { above } else { above - 1 }) as u64
 }
 
-/// All numbers >= 0 of a 1- or 2-byte float type; the index is the code. The last is infinity, where there is one,
-/// as the power of two it stands for in rounding.
+/// All numbers >= 0 of a 1- or 2-byte float type; the index is the code. The last is infinity, where there is
+/// one, as the power of two it stands for in rounding.
 fn numbers(dtype: Dtype) -> &'static [f64] {
     static TABLES: [OnceLock<Vec<f64>>; 4] = [const { OnceLock::new() }; 4];
     let (table, infinity, bias) = match dtype {
@@ -89,7 +90,8 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// The larger of two integers of a type, given and returned as the type's bits; of booleans, whether either is true.
+/// The larger of two integers of a type, given and returned as the type's bits; of booleans, whether either
+/// is true.
 fn larger(dtype: Dtype, a: u64, b: u64) -> u64 {
     let unused = 64 - 8 * dtype.size() as u32;
     let signed = |bits: u64| (bits << unused) as i64;
@@ -192,12 +194,12 @@ fn places(tensor: &Tensor) -> impl Iterator<Item = std::ops::Range<u64>> {
 
 /// The weighted mean of whole updates, all of which are there: lazy aggregation (LIFL section 5.4).
 ///
-/// Each update is the bytes of the whole layout, with its weight; the mean is written to `out`, of the same size.
-/// If all weights are 0, `out` keeps what it had. This is the reference, plain rather than fast.
+/// Each update is the bytes of the whole layout, with its weight; the mean is written to `out`, of the same
+/// size. If all weights are 0, `out` keeps what it had. This is the reference, plain rather than fast.
 ///
 /// # Errors
-/// [`FoldError::Part`] if an update or `out` is not of the layout's size, [`FoldError::Weight`] for a weight that is
-/// negative or not finite.
+/// [`FoldError::Part`] if an update or `out` is not of the layout's size, [`FoldError::Weight`] for a weight
+/// that is negative or not finite.
 pub fn mean(layout: &Layout, updates: &[(&[u8], f64)], out: &mut [u8]) -> Result<(), FoldError> {
     let mut sizes = updates.iter().map(|(bytes, _)| bytes.len() as u64).chain([out.len() as u64]);
     if let Some(found) = sizes.find(|&size| size != layout.bytes()) {

@@ -36,8 +36,8 @@ pub(crate) struct Stripe {
 }
 
 impl Stripe {
-    /// The stripe of bytes `start..start + length` of the update, whose sums lie in the memory that `cut` gives for so many
-    /// bytes.
+    /// The stripe of bytes `start..start + length` of the update, whose sums lie in the memory that `cut`
+    /// gives for so many bytes.
     pub(crate) fn new<E>(
         layout: &Layout,
         precision: Precision,
@@ -68,7 +68,8 @@ impl Stripe {
         size_of_val(self.segments.as_slice()) + self.cells_bytes()
     }
 
-    /// Whether there is room for all that another accumulator's stripe of the same bytes has, given as it lies there.
+    /// Whether there is room for all that another accumulator's stripe of the same bytes has, given as it
+    /// lies there.
     pub(crate) fn has_room_for<P: Iterator<Item = Weighted>>(
         &self,
         parts: impl Fn() -> P,
@@ -90,7 +91,8 @@ impl Stripe {
         Ok(())
     }
 
-    /// Whether the cells of these parts may be sums of their contributions, each below `limit`, and have finite means.
+    /// Whether the cells of these parts may be sums of their contributions, each below `limit`, and have
+    /// finite means.
     pub(crate) fn judge(
         &self,
         level: Level,
@@ -122,7 +124,8 @@ impl Stripe {
         }
     }
 
-    /// Adds `data`, which are `bytes` of the stripe and cut no element, of values up to `magnitude`, weighted.
+    /// Adds `data`, which are `bytes` of the stripe and cut no element, of values up to `magnitude`,
+    /// weighted.
     pub(crate) fn fold(
         &mut self,
         level: Level,
@@ -168,7 +171,8 @@ impl Stripe {
         }
     }
 
-    /// Adds the own model, the stripe's bytes of it, wherever anything came: with what is missing there to a weight of 1.
+    /// Adds the own model, the stripe's bytes of it, wherever anything came: with what is missing there to a
+    /// weight of 1.
     pub(crate) fn complement(&mut self, level: Level, own: &[u8], magnitude: u64) {
         let came: Vec<Weighted> = self.weights.covered().collect();
         for part in came {
@@ -212,7 +216,8 @@ impl Stripe {
     }
 }
 
-/// What of each tensor lies in bytes `start..start + length` of the update, and how many bytes the sums of that take.
+/// What of each tensor lies in bytes `start..start + length` of the update, and how many bytes the sums of
+/// that take.
 pub(crate) fn segments(
     layout: &Layout,
     precision: Precision,

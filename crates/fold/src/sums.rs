@@ -1,4 +1,5 @@
-//! What has to be known of sums to merge them elsewhere: a head of a few bytes, checked whole before it is believed.
+//! What has to be known of sums to merge them elsewhere: a head of a few bytes, checked whole before it is
+//! believed.
 //!
 //! | bytes | content, little-endian |
 //! |---|---|
@@ -91,7 +92,8 @@ impl WeightRun {
 }
 
 /// What an accumulator's sums are: of which layout, in what precision, and of how much weight. Made by
-/// [`Accumulator::export`](crate::Accumulator::export) or decoded; whatever it says is possible, but may be a lie.
+/// [`Accumulator::export`](crate::Accumulator::export) or decoded; whatever it says is possible, but may be a
+/// lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SumsHead {
     layout: LayoutHash,
@@ -132,13 +134,14 @@ impl SumsHead {
         self.checksum
     }
 
-    /// The bytes that came, rising and disjoint. Neighbours differ, but for padding between tensors, which may count to
-    /// either side.
+    /// The bytes that came, rising and disjoint. Neighbours differ, but for padding between tensors, which
+    /// may count to either side.
     pub fn runs(&self) -> &[WeightRun] {
         &self.runs
     }
 
-    /// The most contributions that any byte has received. Compare it with the number of participants below the sender.
+    /// The most contributions that any byte has received. Compare it with the number of participants below
+    /// the sender.
     pub fn contributions(&self) -> u32 {
         self.runs.iter().map(|run| run.contributions).max().unwrap_or(0)
     }
@@ -160,11 +163,12 @@ impl SumsHead {
         out
     }
 
-    /// Reads what [`SumsHead::encode`] wrote. It takes at most one and a half times the memory that `bytes` do.
+    /// Reads what [`SumsHead::encode`] wrote. It takes at most one and a half times the memory that `bytes`
+    /// do.
     ///
     /// # Errors
-    /// [`FoldError::Damaged`] for anything else: another version, a length or checksum that does not match, runs that are
-    /// empty, overlap or do not rise, or weights and magnitudes that no contributions come to.
+    /// [`FoldError::Damaged`] for anything else: another version, a length or checksum that does not match,
+    /// runs that are empty, overlap or do not rise, or weights and magnitudes that no contributions come to.
     pub fn decode(bytes: &[u8]) -> Result<Self, FoldError> {
         let damaged = |what| Err(FoldError::Damaged(what));
         let Some((fixed, rest)) = bytes.split_first_chunk::<FIXED_BYTES>() else {

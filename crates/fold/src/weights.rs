@@ -1,10 +1,11 @@
 //! How much weight each byte of a stripe has received, run-length, and how large its sum may be.
 //!
-//! Weights add up as integers (multiples of 2^-60), so that their sums are exact in any order: neighbouring runs
-//! that received the same clients are equal and become one, however the chunks were cut and reordered.
+//! Weights add up as integers (multiples of 2^-60), so that their sums are exact in any order: neighbouring
+//! runs that received the same clients are equal and become one, however the chunks were cut and reordered.
 //!
-//! Magnitudes are bounds: what was folded to any byte of a run is no larger in sum. Of runs that become one the larger
-//! bound counts, so it never exceeds the sum over the clients of each one's largest value in the stripe.
+//! Magnitudes are bounds: what was folded to any byte of a run is no larger in sum. Of runs that become one
+//! the larger bound counts, so it never exceeds the sum over the clients of each one's largest value in the
+//! stripe.
 
 use std::ops::Range;
 
@@ -154,8 +155,8 @@ impl Weights {
         self.runs.push(Run { end, contributions: 0, units: 0, magnitude: 0 });
     }
 
-    /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when `pending`
-    /// borders more will have been made before.
+    /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when
+    /// `pending` borders more will have been made before.
     pub(crate) fn has_room(&self, bytes: &Range<usize>, magnitude: u64, pending: usize) -> Result<(), Full> {
         let count = self.count() + pending;
         if count + 2 > MAX_RUNS && count + self.splits(bytes) > MAX_RUNS {
@@ -173,7 +174,8 @@ impl Weights {
         [bytes.start, bytes.end].into_iter().filter(|&at| at > 0 && !self.is_border(at)).count()
     }
 
-    /// How many runs more there would be with borders at both ends of each of these, which are rising and disjoint.
+    /// How many runs more there would be with borders at both ends of each of these, which are rising and
+    /// disjoint.
     pub(crate) fn splits_of(&self, parts: impl Iterator<Item = Range<usize>>) -> usize {
         let mut last = 0;
         let ends = parts.flat_map(|bytes| [bytes.start, bytes.end]);

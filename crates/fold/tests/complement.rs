@@ -20,7 +20,8 @@ struct Chunk {
     weight: f64,
 }
 
-/// Three neighbours with the weights of a graph, an own model, and the chunks that came: a fifth of them did not.
+/// Three neighbours with the weights of a graph, an own model, and the chunks that came: a fifth of them did
+/// not.
 fn mixing(layout: &Layout, seed: u64) -> (Vec<Vec<u8>>, Vec<u8>, Vec<Chunk>) {
     let mut random = Random::new(seed);
     let neighbours: Vec<Vec<u8>> = (0..3).map(|n| update(layout, seed ^ (n + 1))).collect();

@@ -53,7 +53,8 @@ fn fold_some(accumulator: &Accumulator, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Where the sums lie shows in no bit, in several rounds, and what lies there can be merged by another process.
+    /// Where the sums lie shows in no bit, in several rounds, and what lies there can be merged by another
+    /// process.
     #[test]
     fn lent_memory_gives_the_same_bits(layout in layouts(), seed in any::<u64>()) {
         let layout = Arc::new(layout);

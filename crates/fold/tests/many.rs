@@ -1,4 +1,5 @@
-//! Several updates in one pass, and sums of parts of updates: the same bits as one update after the other, of all.
+//! Several updates in one pass, and sums of parts of updates: the same bits as one update after the other, of
+//! all.
 
 #![allow(clippy::unwrap_used)]
 
@@ -80,8 +81,8 @@ proptest! {
         }
     }
 
-    /// Processes that have a part each of all updates come to what one that has all of them comes to; another process
-    /// takes the sums where they lie, and goes on.
+    /// Processes that have a part each of all updates come to what one that has all of them comes to; another
+    /// process takes the sums where they lie, and goes on.
     #[test]
     fn parts_are_those_of_the_whole(layout in layouts(), seed in any::<u64>(), count in 1..4_usize) {
         let layout = Arc::new(layout);

@@ -161,7 +161,8 @@ fn the_legacy_of_fedcomm_is_what_its_code_did() {
     let mut update = pad(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[7.0, 7.5]);
     let holes: Ranges = [Range::new(8, 16), Range::new(second, second + 8)].into_iter().collect();
     Policy::FedcommLegacy.mend(&layout, &mut update, &holes, &global, None).unwrap();
-    // The lost third and fourth value shift the fifth and sixth; a tensor that was lost whole stays as it was.
+    // The lost third and fourth value shift the fifth and sixth; a tensor that was lost whole stays as it
+    // was.
     assert_eq!(as_f32s(&update[..24]), [1.0, 2.0, 5.0, 6.0, 0.0, 0.0]);
     assert_eq!(as_f32s(&update[second as usize..][..8]), [8.0, 8.0]);
 }

@@ -1,5 +1,5 @@
-//! Worker processes fold into memory that they share with their parent, which merges from there. This test is its own
-//! workers: it has no harness.
+//! Worker processes fold into memory that they share with their parent, which merges from there. This test is
+//! its own workers: it has no harness.
 
 #![allow(clippy::unwrap_used)]
 

@@ -98,8 +98,8 @@ fn grain(dtype: Dtype) -> (f64, f64) {
     (2_f64.powi(-mantissa), 2_f64.powi(least))
 }
 
-/// Bytes equal but for rounding: `relative` (of the dtype's step) to the magnitudes summed up, `absolute`, and one
-/// step of the dtype.
+/// Bytes equal but for rounding: `relative` (of the dtype's step) to the magnitudes summed up, `absolute`,
+/// and one step of the dtype.
 fn assert_close(layout: &Layout, case: &Case, found: &[u8], relative: impl Fn(f64) -> f64, absolute: f64) {
     let expected = case.expected(layout, Repair::KeepLocal);
     let sizes = case.sizes(layout);

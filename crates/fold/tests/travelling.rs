@@ -106,7 +106,8 @@ fn unread(head: &SumsHead) -> SumsHead {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Exact sums of any tree of processes are those of one accumulator: means, weights, and the cells themselves.
+    /// Exact sums of any tree of processes are those of one accumulator: means, weights, and the cells
+    /// themselves.
     #[test]
     fn any_tree_of_exports_gives_the_same_bits(layout in layouts(), seed in any::<u64>()) {
         let layout = Arc::new(layout);
@@ -130,7 +131,8 @@ proptest! {
         prop_assert!(nodes[0].export().unwrap().cells == single.export().unwrap().cells);
     }
 
-    /// Sums cut into parts, each merged where that part is summed up, come to the same bits as all of them at one place.
+    /// Sums cut into parts, each merged where that part is summed up, come to the same bits as all of them at
+    /// one place.
     #[test]
     fn parts_of_sums_come_to_the_same_bits(layout in layouts(), seed in any::<u64>(), count in 1..6_usize) {
         let layout = Arc::new(layout);
@@ -205,7 +207,8 @@ proptest! {
         prop_assert_eq!((finish(&parent), parent.weight_runs().unwrap()), before);
     }
 
-    /// Any bytes are a head or an error, and any head and cells are merged or refused: no panic, and no half of it.
+    /// Any bytes are a head or an error, and any head and cells are merged or refused: no panic, and no half
+    /// of it.
     #[test]
     fn hostile_heads_and_cells_are_merged_whole_or_not_at_all(seed in any::<u64>(), which in 0..3_usize) {
         let (layout, child) = one(ALL[which]);
@@ -312,7 +315,8 @@ fn sums_whose_mean_is_not_finite_are_refused() {
         let parent = Accumulator::new(layout.clone(), precision);
         parent.merge_sums(&sums.head, &sums.cells).unwrap();
         assert!(finish(&parent) == most, "{precision:?}: the largest are no lie");
-        // Twice as much in the last element: of exact sums its first word, before all second words of its stripe.
+        // Twice as much in the last element: of exact sums its first word, before all second words of its
+        // stripe.
         let (from_end, twice) = match precision {
             Precision::F32 => (4, (2e6_f32 * 65504.0).to_le_bytes().to_vec()),
             Precision::F64 => (8, (2e6 * 65504.0_f64).to_le_bytes().to_vec()),

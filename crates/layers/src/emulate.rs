@@ -25,7 +25,8 @@ use crate::{Layer, Links, Side};
 
 /// Chunks of an update, or control messages, that are under way at most.
 const UNDER_WAY: usize = 4096;
-/// How long a link that is closed may take to hand over the messages that are under way, and the patience after that.
+/// How long a link that is closed may take to hand over the messages that are under way, and the patience
+/// after that.
 const FLUSH: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(100);
 /// How much ahead of the link a message may be.
@@ -37,11 +38,11 @@ const HELLO: &[u8] = b"\xffthalweg emulate\xff";
 
 /// Makes links like those of a network: `up` from the side that connects, `down` from the side that listens.
 ///
-/// Frames are cut into packets of 1500 bytes, with headers, in thought only; see [`Lane`]. The sender waits while
-/// the link is busy, so a queue's length means nothing here, and no congestion control sees a loss.
+/// Frames are cut into packets of 1500 bytes, with headers, in thought only; see [`Lane`]. The sender waits
+/// while the link is busy, so a queue's length means nothing here, and no congestion control sees a loss.
 ///
-/// A client of its own shape is in `clients`. The side that connects tells the other one what the link is to be like,
-/// with a message of the layer's own before any other.
+/// A client of its own shape is in `clients`. The side that connects tells the other one what the link is to
+/// be like, with a message of the layer's own before any other.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Emulate {
@@ -232,7 +233,8 @@ impl EmulatedLink {
         self.inner.capabilities().reliable
     }
 
-    /// Hands over a chunk that has come to the other end. What is lost counts as sent, as its sender cannot know.
+    /// Hands over a chunk that has come to the other end. What is lost counts as sent, as its sender cannot
+    /// know.
     async fn deliver(&self, update: &Outgoing, landed: Landed) -> Result<SendReport> {
         let Landed { chunk, copies, .. } = landed;
         if copies == 0 && self.is_reliable() {
@@ -329,8 +331,8 @@ impl Link for EmulatedLink {
         self.layer.capabilities(self.inner.capabilities())
     }
 
-    /// Waits until the message has left, not for its way: the next one may follow at once. Control messages are
-    /// reliable on every transport.
+    /// Waits until the message has left, not for its way: the next one may follow at once. Control messages
+    /// are reliable on every transport.
     async fn send_control(&self, message: Bytes) -> Result<()> {
         self.still_there("send control")?;
         if message.len() > MAX_CONTROL as usize {
@@ -359,7 +361,8 @@ impl Link for EmulatedLink {
         while next < count || !flight.chunks.is_empty() {
             let now = self.now();
             if next < count && flight.through <= now && flight.chunks.len() < UNDER_WAY {
-                // One at a time, as the link comes free, so that other updates and control messages take turns.
+                // One at a time, as the link comes free, so that other updates and control messages take
+                // turns.
                 self.launch(&mut flight, update, next);
                 next += 1;
             } else if let Some(landed) = flight.landed(now) {

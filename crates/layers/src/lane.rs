@@ -1,4 +1,5 @@
-//! When a frame is through a link and when it arrives, packet by packet. No clock: times are since some common start.
+//! When a frame is through a link and when it arrives, packet by packet. No clock: times are since some
+//! common start.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ const PACKET: u64 = 1500;
 const HEADERS: u64 = 52;
 /// Rounds of retransmission after which a frame counts as never to come.
 const MOST_ROUNDS: u32 = 1000;
-/// A frame that comes so soon after an update was handed over was waiting for that: its sender sends one at a time.
+/// A frame that comes so soon after an update was handed over was waiting for that: its sender sends one at a
+/// time.
 const AT_ONCE: Duration = Duration::from_millis(5);
 /// How late a timer may be and the lane still keep to its rate.
 const SLACK: Duration = Duration::from_millis(5);
@@ -42,10 +44,10 @@ struct Packets {
 
 /// One direction of a link, for frames of many packets.
 ///
-/// The packets of a frame are offered to the same [`Pipe`] that the packet relay has; the frame is there with the
-/// last of them. A sender waits until the link is free, so no queue is ever full. Reliable frames arrive in order,
-/// and packets of theirs that are lost cost what TCP's fast retransmission would: their bytes again and a round
-/// trip. Others are lost with any of their packets.
+/// The packets of a frame are offered to the same [`Pipe`] that the packet relay has; the frame is there with
+/// the last of them. A sender waits until the link is free, so no queue is ever full. Reliable frames arrive
+/// in order, and packets of theirs that are lost cost what TCP's fast retransmission would: their bytes again
+/// and a round trip. Others are lost with any of their packets.
 #[derive(Debug)]
 pub struct Lane {
     rate: Option<u64>,

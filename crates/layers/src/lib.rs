@@ -1,10 +1,11 @@
 //! Wrappers over any transport, which are transports again: [`Fault`] loses, reorders, repeats, damages and
-//! delays chunks and cuts links, [`Throttle`] limits the rate, [`Emulate`] makes a link like one of a network,
-//! [`Seal`] encrypts chunks end to end, [`Compress`] sends values in fewer bytes, [`Trace`] records what passes.
+//! delays chunks and cuts links, [`Throttle`] limits the rate, [`Emulate`] makes a link like one of a
+//! network, [`Seal`] encrypts chunks end to end, [`Compress`] sends values in fewer bytes, [`Trace`] records
+//! what passes.
 //!
-//! A layer acts on what its own side sends (seal, compress and trace: and receives); wrap both sides for both directions.
-//! What to do with which chunk is decided by small types without a clock and without IO; tokio only drives
-//! them. No layer keeps `fan_out`: a group send goes to each wrapped link by itself.
+//! A layer acts on what its own side sends (seal, compress and trace: and receives); wrap both sides for both
+//! directions. What to do with which chunk is decided by small types without a clock and without IO; tokio
+//! only drives them. No layer keeps `fan_out`: a group send goes to each wrapped link by itself.
 #![forbid(unsafe_code)]
 
 mod buffers;

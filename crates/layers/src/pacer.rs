@@ -21,9 +21,9 @@ impl Pacer {
         Self { rate, free: Duration::ZERO, woken: Duration::ZERO }
     }
 
-    /// Books a frame of `bytes` bytes that has been ready to leave since `ready`, at `now`; returns when it is
-    /// through. Whoever sends several in a row is ready with the next one as soon as the last one is through,
-    /// all others since [`Pacer::ready`].
+    /// Books a frame of `bytes` bytes that has been ready to leave since `ready`, at `now`; returns when it
+    /// is through. Whoever sends several in a row is ready with the next one as soon as the last one is
+    /// through, all others since [`Pacer::ready`].
     pub fn book(&mut self, now: Duration, ready: Duration, bytes: u64) -> Duration {
         let time = self.rate.time_for(bytes);
         let slack = time.max(Duration::from_millis(1));

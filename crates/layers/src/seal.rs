@@ -1,4 +1,5 @@
-//! Updates sealed end to end: each chunk is a stream of records, which are encrypted and authenticated by themselves.
+//! Updates sealed end to end: each chunk is a stream of records, which are encrypted and authenticated by
+//! themselves.
 //!
 //! A sealed chunk keeps its job, round, sender, layout and offset. Its payload is
 //!
@@ -9,9 +10,9 @@
 //! | 12 | checksum | u32, CRC-32C of the plaintext, as the sender knew it, hidden by [`thalweg_seal::Stream::pad`] |
 //! | 16 | records | `record` bytes of plaintext in each, the last may have less |
 //!
-//! little-endian. All of the header, the length and each record's place are authenticated with the records. So a transport
-//! may lose parts of what is behind byte 16, and carry it in the clear: only the records that a hole touches are lost
-//! then ([`thalweg_transport::Sealed`]).
+//! little-endian. All of the header, the length and each record's place are authenticated with the records.
+//! So a transport may lose parts of what is behind byte 16, and carry it in the clear: only the records that
+//! a hole touches are lost then ([`thalweg_transport::Sealed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -38,8 +39,8 @@ use crate::{Layer, Links, Side};
 
 /// Bytes before the records of a chunk.
 const PREFACE: usize = 16;
-/// Bytes that are sealed at a time, if a chunk has no more; and of links whose updates end with an acknowledgement, a round
-/// trip after the last of it was sent.
+/// Bytes that are sealed at a time, if a chunk has no more; and of links whose updates end with an
+/// acknowledgement, a round trip after the last of it was sent.
 const BATCH: usize = 1 << 20;
 const ACKNOWLEDGED_BATCH: usize = 16 << 20;
 /// Bytes of payload in a segment of TCP over IPv4 with timestamps, at an MTU of 1500.
@@ -48,11 +49,11 @@ const HELLO: &[u8] = b"thalweg seal 1 ";
 const UP: &[u8] = b"layer up";
 const DOWN: &[u8] = b"layer down";
 
-/// Seals the chunks of updates in both directions, from one end of a link to the other. Control messages pass as they
-/// are.
+/// Seals the chunks of updates in both directions, from one end of a link to the other. Control messages pass
+/// as they are.
 ///
-/// Keys follow from the secret that the ends of an authenticated link share ([`Peer::binding`]); without one the link
-/// is refused. Both ends must say the same.
+/// Keys follow from the secret that the ends of an authenticated link share ([`Peer::binding`]); without one
+/// the link is refused. Both ends must say the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Seal {

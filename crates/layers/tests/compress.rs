@@ -1,4 +1,5 @@
-//! What the compressing layer does beyond the contract: values come as every receiver gets them, in fewer bytes.
+//! What the compressing layer does beyond the contract: values come as every receiver gets them, in fewer
+//! bytes.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Sealed updates over data connections that lose bytes, or that somebody changes: figures 5 and 6 of UniFL over a link.
+//! Sealed updates over data connections that lose bytes, or that somebody changes: figures 5 and 6 of UniFL
+//! over a link.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::{Arc, Mutex};
@@ -84,7 +85,8 @@ fn runtime() -> tokio::runtime::Runtime {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever is lost of the connection: exactly the records touched are missing, and all else is as it was sent.
+    /// Whatever is lost of the connection: exactly the records touched are missing, and all else is as it was
+    /// sent.
     #[test]
     fn a_hole_loses_the_records_it_touches(
         holes in prop::collection::vec((0..20_000_u64, 0..3000_u64), 0..8),
@@ -129,7 +131,8 @@ async fn a_cipher_that_does_not_authenticate_is_not_in_the_clear() {
     drop(server);
 }
 
-/// The frame's header with another place or length, as one on the way can write it: its checksum is no secret.
+/// The frame's header with another place or length, as one on the way can write it: its checksum is no
+/// secret.
 fn forge(frame: &[u8], change: impl Fn(&mut FrameHeader)) -> Vec<u8> {
     let mut header = FrameHeader::decode(frame).unwrap();
     change(&mut header);

@@ -143,8 +143,8 @@ const CHUNK: u32 = 1000;
 const UPDATE: u64 = 3000;
 type Outcomes = Vec<(u64, std::result::Result<(), WireError>)>;
 
-/// Sends the same update in rounds 1 and 2, through somebody who meddles with round 2. Returns what the receiver heard
-/// of chunks of round 2, and what it has of them.
+/// Sends the same update in rounds 1 and 2, through somebody who meddles with round 2. Returns what the
+/// receiver heard of chunks of round 2, and what it has of them.
 async fn meddled(
     cipher: Suite,
     meddle: impl Fn(&mut Passing, &[Vec<u8>]) + Send + Sync + 'static,
@@ -278,7 +278,8 @@ async fn a_chunk_of_another_round_is_dropped() {
     assert!(recorder.seen().placed.is_empty());
 }
 
-/// Why `aes-cbc` is for comparison only: a bit of the vector is a bit of the plaintext, and the checksum follows.
+/// Why `aes-cbc` is for comparison only: a bit of the vector is a bit of the plaintext, and the checksum
+/// follows.
 #[tokio::test]
 async fn with_cbc_anybody_can_choose_bits() {
     let mut change = vec![0; CHUNK as usize];

@@ -1,4 +1,4 @@
-//! Addresses as plain bytes: this crate names no sockets.
+//! IP addresses and ports as plain bytes, since this crate uses no sockets.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// Whether it can be the address of one host: not unspecified, multicast or the limited broadcast (RFC 9293
-    /// section 3.9.2.3).
+    /// Whether it can be the address of a single host. False for the unspecified address, multicast addresses
+    /// and, in IPv4, everything above them (RFC 9293 section 3.9.2.3).
     pub fn is_unicast(&self) -> bool {
         match self {
             Address::V4(bytes) => bytes[0] < 224 && *bytes != [0; 4],
@@ -31,7 +31,7 @@ pub struct Peer {
     pub port: u16,
 }
 
-/// Both ends of a connection, by which it is found.
+/// Both ends of a connection. The endpoint finds a flow by this key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tuple {
     /// The peer.

@@ -1,4 +1,4 @@
-//! Settings of an endpoint, with the bounds of its tables.
+//! Settings of an endpoint, and the bounds of its tables.
 
 use super::policy::Policy;
 use super::rate::Rate;
@@ -8,18 +8,18 @@ use crate::Time;
 /// Settings that all flows of an endpoint share.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Ports to listen on. Segments to other ports are answered by a reset.
+    /// Ports to listen on. The endpoint answers segments to other ports by a reset.
     pub ports: Vec<u16>,
-    /// Bytes of the largest IP packet of the device. It determines the segment size.
+    /// The largest IP packet of the device, in bytes. It determines the segment size.
     pub mtu: usize,
-    /// Whether the device takes superpackets and completes checksums, as [`super::Offload`] says for each
-    /// packet.
+    /// Whether the device cuts superpackets into segments and completes checksums. [`super::Offload`] says
+    /// for each packet what the device has to do.
     pub offload: bool,
     /// Whether to agree to selective acknowledgements (RFC 2018).
     pub sack: bool,
     /// Whether to agree to timestamps (RFC 7323).
     pub timestamps: bool,
-    /// Shift of our window field (RFC 7323 section 2.2). 10 allows a window of 64 MB.
+    /// Shift of our window field (RFC 7323 section 2.2). 10 allows a window of 64 MiB.
     pub scale: u8,
     /// Explicit congestion notification.
     pub ecn: Ecn,
@@ -33,26 +33,26 @@ pub struct Config {
     pub policy: Policy,
     /// The rate controller of new flows.
     pub rate: Rate,
-    /// Most open gaps of a flow. A segment that would open another is dropped.
+    /// Most open gaps of a flow. A segment that would open another one is dropped.
     pub gaps: usize,
     /// Most masked holes that a flow remembers so that late data can fill them. Beyond that it forgets the
     /// oldest.
     pub masks: usize,
-    /// Bytes of a flow to the client that may wait to be sent or acknowledged.
+    /// Most bytes of a flow that wait to be sent to the client, or to be acknowledged by it.
     pub send_buffer: usize,
-    /// Most flows. A connection beyond that gets no answer.
+    /// Most flows. The endpoint does not answer a connection beyond that.
     pub flows: usize,
-    /// Most flows whose handshake is not finished. A new one replaces a random one of these.
+    /// Most flows whose handshake is not finished. A new one beyond that replaces a random one of them.
     pub half_open: usize,
     /// Most resets that wait to be sent.
     pub resets: usize,
-    /// Most challenge ACKs a second and flow (RFC 5961 section 7).
+    /// Most challenge ACKs of a flow in a second (RFC 5961 section 7).
     pub challenges: u32,
-    /// Retransmissions of the same bytes after which the peer counts as gone.
+    /// Number of successive retransmission timeouts after which the peer counts as lost.
     pub tries: u32,
-    /// Retransmissions of our SYN-ACK.
+    /// Most retransmissions of our SYN-ACK.
     pub syn_tries: u32,
-    /// The longest silence of a peer; `None` for no limit.
+    /// The flow is reset after this long without a segment from the peer; `None` for no limit.
     pub idle: Option<Time>,
     /// How long a flow that we have closed waits for the FIN of the peer.
     pub fin_wait: Time,
@@ -65,19 +65,21 @@ pub struct Config {
 pub enum Ecn {
     /// Do not agree to it.
     Refuse,
-    /// Agree, and echo marks: the sender slows down.
+    /// Agree, and echo congestion marks (ECE), so that the sender slows down.
     Echo,
-    /// Agree, but use marks for the rate controller only.
+    /// Agree, but do not echo marks. Only the rate controller uses them.
     Ignore,
 }
 
-/// How long a gap waits for reordered packets before it counts as a hole: until enough segments have come after
-/// it, or enough time has passed (RACK, RFC 8985). Both limits grow if packets are seen to come later.
+/// How long a gap waits for reordered packets before it counts as a hole: until enough segments have arrived
+/// after it, or enough time has passed (RACK, RFC 8985). Both limits grow when the flow sees packets arrive
+/// later.
 #[derive(Debug, Clone, Copy)]
 pub struct Reorder {
-    /// Segments after the gap, as long as none has been seen to come later.
+    /// Limit in segments that arrive after the gap, until the flow has seen more reordering; `None` for no
+    /// such limit.
     pub packets: Option<u32>,
-    /// Time limit as a share of the shortest round trip.
+    /// Time limit as a multiple of the minimum RTT.
     pub share: f64,
     /// Lower bound of the time limit.
     pub least: Time,
@@ -92,12 +94,12 @@ pub struct Undo {
     pub eifel: bool,
     /// Report the retransmission as a duplicate (D-SACK, RFC 2883), although it was none.
     pub duplicates: bool,
-    /// Report data that comes after a silence as a duplicate. It may be a tail loss probe. The sender then
-    /// takes the probe for needless (RFC 8985 section 7.4.2) and reduces nothing.
+    /// Report data that arrives after a silence as a duplicate, since it may be a tail loss probe. The sender
+    /// then concludes that the probe was unnecessary (RFC 8985 section 7.4.2) and keeps its window.
     pub probes: bool,
-    /// The greatest age of such an echo while one recovery follows another; four round trips if that is longer.
-    /// A newer echo undoes nothing until the sender has paused. If an acknowledgement reports nothing new, the
-    /// sender takes the age of the echo for a round trip, so its next timeout is longer.
+    /// The greatest age of the echo that `eifel` uses, while one recovery follows another. It is four round
+    /// trips if that is longer. A newer echo undoes nothing until the sender has paused. But if an ACK
+    /// reports nothing new, the sender takes the age of the echo for an RTT, and its next timeout is longer.
     pub oldest: Time,
 }
 
@@ -140,7 +142,7 @@ impl Default for Reorder {
 }
 
 impl Reorder {
-    /// How long gaps wait if the shortest round trip is `rtt`.
+    /// How long gaps wait if the minimum RTT is `rtt`.
     pub(super) fn patience(&self, rtt: Option<Time>) -> Patience {
         let share = rtt.unwrap_or_default().mul_f64(self.share.clamp(0.0, 10.0));
         let most = self.most.max(self.least);

@@ -23,8 +23,8 @@ pub(super) struct Outbound<'a> {
 }
 
 impl Outbound<'_> {
-    /// Writes the packet into `out`, replacing its content. With `offload`, the device cuts it into segments of
-    /// at most that payload and completes their checksums.
+    /// Writes the packet into `out`, replacing its content. With `offload`, the device cuts it into segments
+    /// of at most that payload and completes their checksums.
     pub fn write(&self, out: &mut Vec<u8>, offload: Option<u16>) -> Offload {
         out.clear();
         let options = self.options.bytes();

@@ -1,10 +1,10 @@
-//! An endpoint: many flows on one thread. It finds the flow of a packet, calls flows whose timers are due, and
-//! asks flows for packets to send.
+//! An endpoint: many flows on one thread. It finds the flow of a packet, calls flows whose timers are due,
+//! and asks flows for packets to send.
 //!
-//! It finds flows by the addresses and ports of both ends, in a tree: a hash table would need a secret against
-//! chosen collisions, and is no faster for a few thousand flows. All tables are bounded. A connection beyond
-//! the bound gets no answer. A new handshake beyond the bound replaces a random unfinished one, so a SYN flood
-//! evicts itself.
+//! It finds flows by the addresses and ports of both ends, in a tree: a hash table would need a secret
+//! against chosen collisions, and is no faster for a few thousand flows. All tables are bounded. A connection
+//! beyond the bound gets no answer. A new handshake beyond the bound replaces a random unfinished one, so a
+//! SYN flood evicts itself.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -83,8 +83,8 @@ impl Drop for Turn<'_, '_> {
 }
 
 impl Endpoint {
-    /// An endpoint without flows. `secret` determines the initial sequence numbers: it must be unpredictable to
-    /// others, and different each time.
+    /// An endpoint without flows. `secret` determines the initial sequence numbers: it must be unpredictable
+    /// to others, and different each time.
     pub fn new(config: Config, secret: [u64; 2]) -> Self {
         Self {
             config,
@@ -352,16 +352,16 @@ impl Endpoint {
         self.with(now, flow, |flow, _| flow.forget(offset));
     }
 
-    /// The application has room for the stream up to `offset`; without a call, for all of it. A smaller offset
-    /// does not take back what was advertised before, and each acknowledgement may add less than one unit of
-    /// the scaled window.
+    /// The application has room for the stream up to `offset`; without a call, for all of it. A smaller
+    /// offset does not take back what was advertised before, and each acknowledgement may add less than one
+    /// unit of the scaled window.
     pub fn admit(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.admit(offset));
     }
 
-    /// Whether the application expects more data at once. While it does, the last segment is acknowledged late,
-    /// so that the sender retransmits a segment that was lost behind it after two round trips (RFC 8985 section
-    /// 7.2).
+    /// Whether the application expects more data at once. While it does, the last segment is acknowledged
+    /// late, so that the sender retransmits a segment that was lost behind it after two round trips (RFC 8985
+    /// section 7.2).
     pub fn expect(&mut self, now: Time, flow: FlowId, more: bool) {
         self.with(now, flow, |flow, _| flow.expect(more));
     }

@@ -1,16 +1,16 @@
 //! A TCP receiver that masks loss, for unmodified senders (UniFL, section 3).
 //!
-//! The receiver acknowledges a hole in the stream as if its bytes had come, and reports it to the application.
-//! So the sender's congestion control, whichever it is, sees no loss and keeps its rate. Bytes that must not be
-//! missing are retransmitted as in any TCP; the echo of an old timestamp then makes the sender undo the
-//! reduction of its window (Eifel, RFC 3522). The receiver decides how much is in flight, by the window that it
-//! advertises.
+//! The receiver acknowledges a hole in the stream as if its bytes had come, and reports it to the
+//! application. So the sender's congestion control, whichever it is, sees no loss and keeps its rate. Bytes
+//! that must not be missing are retransmitted as in any TCP; the echo of an old timestamp then makes the
+//! sender undo the reduction of its window (Eifel, RFC 3522). The receiver decides how much is in flight, by
+//! the window that it advertises.
 //!
 //! `docs/explanation/masking.md` explains all of it: the states of a flow, each constant, the words. The code
 //! is frozen: bugs are fixed, but no heuristics are added.
 //!
-//! An [`Endpoint`] has no IO and no clock. IP packets go in through [`Endpoint::handle_packet`] and come out of
-//! [`Endpoint::poll_packet`]. Time passes in [`Endpoint::handle_timeout`], which is due at
+//! An [`Endpoint`] has no IO and no clock. IP packets go in through [`Endpoint::handle_packet`] and come out
+//! of [`Endpoint::poll_packet`]. Time passes in [`Endpoint::handle_timeout`], which is due at
 //! [`Endpoint::poll_timeout`].
 //!
 //! ```text

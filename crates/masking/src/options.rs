@@ -1,5 +1,5 @@
-//! TCP options: segment size (RFC 9293 section 3.2), window scale and timestamps (RFC 7323), selective
-//! acknowledgement (RFC 2018) and duplicates in it (RFC 2883). All others are skipped.
+//! Reads and writes TCP options: maximum segment size (RFC 9293 section 3.2), window scale and timestamps
+//! (RFC 7323), SACK (RFC 2018) and D-SACK (RFC 2883). The reader skips all others.
 
 const END: u8 = 0;
 const PAD: u8 = 1;
@@ -13,22 +13,22 @@ pub(super) const MOST: usize = 40;
 /// The most blocks in a SACK option.
 const BLOCKS: usize = 4;
 
-/// What a peer's options say.
+/// The options of a segment from the peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Options {
-    /// The largest segment that the peer takes.
+    /// Maximum segment size (MSS) that the peer accepts.
     pub segment: Option<u16>,
-    /// Shift of its window field. More than 14 counts as 14 (RFC 7323 section 2.3).
+    /// Shift of the peer's window field. More than 14 counts as 14 (RFC 7323 section 2.3).
     pub scale: Option<u8>,
     pub sack: bool,
     /// TSval and TSecr.
     pub stamps: Option<(u32, u32)>,
-    /// SACK blocks: first sequence number, and one past the last.
+    /// SACK blocks: each has its first sequence number, and one past its last.
     pub blocks: [Option<(u32, u32)>; BLOCKS],
 }
 
 impl Options {
-    /// Reads the options. An impossible length ends the list, as in other implementations.
+    /// Reads the options. An impossible length ends the list, as in other TCP implementations.
     pub fn read(mut bytes: &[u8]) -> Self {
         let mut options = Self::default();
         while let Some((&kind, rest)) = bytes.split_first() {
@@ -70,7 +70,7 @@ fn word(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |word, &byte| word << 8 | u32::from(byte))
 }
 
-/// Options to send, padded to whole words.
+/// Options to send. [`Self::bytes`] pads them to whole 32-bit words.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
     bytes: [u8; MOST],

@@ -9,28 +9,30 @@ use thalweg_wire::{Range, Ranges};
 #[derive(Debug, Clone)]
 pub struct Policy {
     critical: Steps,
-    /// The share of lost bytes that is retransmitted, evenly spread: 0 masks every hole, 1 retransmits every
-    /// hole.
+    /// The fraction of lost bytes that is retransmitted, evenly spread over the holes: 0 masks every hole,
+    /// 1 retransmits every hole.
     pub reliable: f64,
-    /// The largest hole in bytes that is masked; a larger one is retransmitted. It bounds what one forged
+    /// The largest hole that is masked, in bytes. A larger one is retransmitted. This bounds what one forged
     /// segment can mask.
     pub largest: u64,
     budgets: Vec<Spent>,
+    /// Bytes to retransmit that `reliable` has added up and that no hole has used yet.
     owed: f64,
 }
 
 /// A limit on the loss of a set of bytes.
 #[derive(Debug, Clone)]
 pub struct Budget {
-    /// The bytes: those of an update, or of a tensor.
+    /// The bytes that the budget covers: those of an update, or of a tensor.
     pub ranges: Ranges,
-    /// Share of them that may be masked. Holes beyond it are retransmitted.
+    /// Fraction of them that may be masked. Holes beyond it are retransmitted.
     pub mask: f64,
-    /// Share of them whose loss, masked or retransmitted, ends the flow.
+    /// The flow ends when more than this fraction of them is lost, be it masked or retransmitted.
     pub refuse: f64,
-    /// Neither share counts as less than this many bytes.
+    /// Lower bound of both limits, in bytes.
     pub at_least: u64,
-    /// Total bytes, if it is known before all ranges are. Otherwise the total is that of `ranges`.
+    /// Total bytes, if the application knows it before it knows all ranges. Otherwise the total is that of
+    /// `ranges`.
     pub of: Option<u64>,
 }
 
@@ -41,7 +43,7 @@ struct Spent {
     lost: u64,
 }
 
-/// A budget was exceeded.
+/// More was lost than a budget allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
     /// Bytes lost.
@@ -68,17 +70,18 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// A policy under which everything is critical until it is permitted to be lost.
+    /// A policy under which every byte is critical until [`Self::permit`] says that it may be lost.
     pub fn critical() -> Self {
         Self::default()
     }
 
-    /// A policy under which everything may be lost that is not protected.
+    /// A policy under which every byte may be lost unless [`Self::protect`] covers it.
     pub fn lossy() -> Self {
         Self { critical: Steps::new(false), ..Self::default() }
     }
 
-    /// Holes in `range` are retransmitted, never masked. What has been masked stays masked.
+    /// Makes `range` critical: its holes are retransmitted, never masked. What was masked before stays
+    /// masked.
     pub fn protect(&mut self, range: Range) {
         self.critical.set(range, true);
     }
@@ -88,12 +91,12 @@ impl Policy {
         self.critical.set(range, false);
     }
 
-    /// Adds a budget. Earlier holes do not count.
+    /// Adds a budget. Holes that were judged before do not count.
     pub fn limit(&mut self, budget: Budget) {
         self.budgets.push(Spent { budget, masked: 0, lost: 0 });
     }
 
-    /// Adds bytes to the ranges of a budget, by its index in the order in which they were added.
+    /// Adds bytes to the ranges of a budget. `budget` is its index, in the order in which budgets were added.
     pub fn extend(&mut self, budget: usize, range: Range) {
         if let Some(spent) = self.budgets.get_mut(budget) {
             spent.budget.ranges.insert(range);
@@ -110,13 +113,13 @@ impl Policy {
         self.critical.at(offset)
     }
 
-    /// Cuts `range` into pieces that are each critical or not.
+    /// Cuts `range` into pieces, each with a flag that says whether it is critical.
     pub(super) fn pieces(&self, range: Range) -> impl Iterator<Item = (Range, bool)> + '_ {
         self.critical.pieces(range)
     }
 
-    /// Decides about a hole that is not critical, in a stream of which `seen` bytes have been seen. `again`: it
-    /// was counted as lost before.
+    /// Decides whether to mask a hole that is not critical. `seen` is one past the highest byte that has
+    /// arrived. `again`: budgets have already counted this hole as lost.
     pub(super) fn judge(&mut self, hole: Range, seen: u64, again: bool) -> Verdict {
         let mut repair = hole.len() > self.largest;
         for (budget, spent) in self.budgets.iter_mut().enumerate() {
@@ -148,7 +151,7 @@ impl Policy {
         Verdict::Mask
     }
 
-    /// Late data filled a masked hole.
+    /// Late data filled a masked hole, so budgets stop counting these bytes.
     pub(super) fn filled(&mut self, part: Range) {
         self.masked(part, false);
     }
@@ -165,7 +168,7 @@ impl Policy {
         }
     }
 
-    /// Nothing below `offset` will be asked for again.
+    /// Forgets which ranges are critical below `offset`: the stream will not ask for them again.
     pub(super) fn forget(&mut self, offset: u64) {
         self.critical.forget(offset);
     }
@@ -177,7 +180,7 @@ impl Budget {
         self.ranges.within(range).map(Range::len).sum()
     }
 
-    /// Total bytes: `of` if given; else all of `ranges`; of an endless range, what has been seen.
+    /// Total bytes: `of` if given, else the length of `ranges`. An endless range counts up to `seen`.
     fn bytes(&self, seen: u64) -> u64 {
         if let Some(bytes) = self.of {
             return bytes;
@@ -188,7 +191,7 @@ impl Budget {
     }
 }
 
-/// A flag for each offset, stored where it changes.
+/// A flag for each offset. The map holds the offsets at which the flag changes.
 #[derive(Debug, Clone)]
 struct Steps(BTreeMap<u64, bool>);
 
@@ -286,7 +289,7 @@ mod tests {
         let (m, r) = (Verdict::Mask, Verdict::Repair);
         assert_eq!(verdicts, [m, m, r, r, r, refuse(600), refuse(700)]);
         assert_eq!(judge(12_000), Verdict::Mask);
-        // Late data is no longer spent.
+        // Budgets stop counting late data.
         policy.filled(Range::new(2000, 2100));
         policy.filled(Range::new(3000, 3100));
         assert_eq!(policy.judge(Range::new(9000, 9100), 20_000, true), Verdict::Mask);
@@ -302,7 +305,7 @@ mod tests {
         assert_eq!(policy.judge(Range::new(200, 300), 1000, false), Verdict::Mask);
     }
 
-    /// A tensor's bytes become known as its chunks come; its share is of all of them from the first.
+    /// A tensor's ranges become known as its chunks arrive. Its limits count all its bytes from the start.
     #[test]
     fn a_budget_grows_with_what_is_known_of_its_bytes() {
         let mut policy = Policy::lossy();

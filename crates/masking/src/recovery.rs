@@ -1,37 +1,40 @@
-//! A model of the sender's recovery: it predicts which acknowledgement ends it, and so undoes the reduction.
+//! A model of the sender's loss recovery. It predicts which ACK ends the recovery.
 //!
-//! A recovery lasts until all is acknowledged that had been sent when it began (RFC 6675 section 5,
-//! `RecoveryPoint`). The acknowledgement that ends it echoes a timestamp from before the retransmissions, so
-//! the sender undoes its reduction. A partial acknowledgement must not do that: Linux would then assume that
-//! the path reorders, forget its loss marks, and wait a quarter of a round trip or more before it marks
-//! anything as lost again (`tcp_try_undo_partial`, RFC 8985 section 6.2).
+//! A recovery lasts until the receiver has acknowledged all that had been sent when it began (RFC 6675
+//! section 5,
+//! `RecoveryPoint`). The ACK that ends it echoes a timestamp from before the retransmissions, so the sender
+//! undoes the reduction of its window (Eifel, RFC 3522). A partial ACK must not echo such a timestamp. Linux
+//! would then assume that the path reorders, forget its loss marks, and wait a quarter of a round trip or
+//! more before it marks anything as lost again (`tcp_try_undo_partial`, RFC 8985 section 6.2).
 
 use super::sequence::before;
 
-/// What is known of the current recovery.
+/// What the receiver knows of the sender's current recovery.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Recovery {
-    /// Our clock when the sender was told of the loss. For a recovery that follows another: when that one may
-    /// have ended at the earliest, and at the latest. Data that echoes less than the first was sent before this
-    /// recovery. A retransmission that echoes at least the second was sent in it.
+    /// The earliest and the latest value of our clock at which this recovery can have begun. They are equal
+    /// if it began with our report of a loss. If it follows another recovery, they are our clock at the first
+    /// and at the last ACK that may have ended the other one. Data whose TSecr is below the first was sent
+    /// before this recovery. A retransmission whose TSecr is at least the second was sent in it.
     told: (u32, u32),
-    /// One past the last byte acknowledged then.
+    /// One past the last byte acknowledged when this recovery began.
     from: u64,
-    /// Lower and upper bound of the recovery point: one past the last byte that had certainly been sent at its
-    /// beginning, and that may have been.
+    /// Bounds of the recovery point. When the recovery began, the sender had certainly sent all bytes before
+    /// `surely`, and at most those before `perhaps`.
     surely: u64,
     perhaps: u64,
-    /// The timestamp of the first retransmission that has come.
+    /// The TSval of the first retransmission that has arrived.
     repaired: Option<u32>,
-    /// If it may have ended: our clock, and one past the highest byte, at the first acknowledgement that may
-    /// have ended it.
+    /// Set once an ACK may have ended the recovery: our clock, and one past the highest byte, at the first
+    /// such ACK.
     over: Option<(u32, u64)>,
-    /// It follows another recovery without a pause.
+    /// Whether it follows another recovery without a pause.
     follows: bool,
 }
 
 impl Recovery {
-    /// Starts tracking a sender: our timestamp, its ACK, its highest byte.
+    /// Starts tracking a recovery. `told`: our clock when we report the loss. `from`: one past the last byte
+    /// acknowledged. `highest`: one past the highest byte that has arrived.
     pub fn new(told: u32, from: u64, highest: u64) -> Self {
         Self {
             told: (told, told),
@@ -44,23 +47,25 @@ impl Recovery {
         }
     }
 
-    /// A segment up to `end` has come. `fills`: it is a retransmission.
+    /// Processes a segment up to `end` with its TSval and TSecr. `fills`: it is a retransmission.
     pub fn came(&mut self, (value, echo): (u32, u32), end: u64, fills: bool) {
-        // Data that echoes the very tick was sent before too, if it comes before any retransmission. Not so if
-        // this recovery follows another that was undone: then the sender has sent a burst.
+        // Data whose TSecr equals our loss-report timestamp also predates the recovery, unless a
+        // retransmission has arrived. This does not hold if the recovery follows another one: after the undo
+        // of that one, the sender has sent a burst.
         let same = !self.follows && echo == self.told.0 && self.repaired.is_none() && !fills;
         if before(echo, self.told.0) || same {
             self.surely = self.surely.max(end);
         } else if fills && self.repaired.is_none() && !before(echo, self.told.1) {
             self.repaired = Some(value);
         }
-        // Within one clock tick, either may have been sent first.
+        // If both TSvals are within one tick, this segment may have been sent before the retransmission.
         if self.repaired.is_none_or(|first| !before(first.wrapping_add(1), value)) {
             self.perhaps = self.perhaps.max(end);
         }
     }
 
-    /// Whether an ACK up to `acknowledged` may end it, or repeats one that may have done so.
+    /// Whether an ACK up to `acknowledged` may end the recovery; false for a partial ACK. An ACK that makes
+    /// no progress repeats the one before, which may have ended the previous recovery, so it counts too.
     pub fn may_end(&mut self, clock: u32, acknowledged: u64, highest: u64) -> bool {
         if acknowledged > self.from && acknowledged < self.surely {
             return false;
@@ -71,8 +76,9 @@ impl Recovery {
         true
     }
 
-    /// The recovery after an ACK up to `acknowledged`, when all before `highest` has come. If it is over and
-    /// something is `missing`, the next one begins.
+    /// The sender's recovery after an ACK up to `acknowledged`, when `highest` is one past the highest byte
+    /// that has arrived. `None` if the sender is in no recovery. If this one is over and something is
+    /// `missing`, the next one begins.
     pub fn after(self, clock: u32, acknowledged: u64, highest: u64, missing: bool) -> Option<Self> {
         let Some((first, come)) = self.over.filter(|_| acknowledged >= self.perhaps) else {
             return Some(self);
@@ -86,8 +92,8 @@ impl Recovery {
 mod tests {
     use super::*;
 
-    /// Our clock is at 100 when the sender is told of a hole, and it hears of that at 120; what it sends comes at 140. A
-    /// thousand bytes come in a tick of both clocks, which show the same.
+    /// We report a hole when our clock shows 100. The report reaches the sender at 120, and what the sender
+    /// then sends arrives at 140. Both clocks show the same, and a thousand bytes arrive in each tick.
     fn at(clock: u32) -> ((u32, u32), u64) {
         ((clock - 20, clock - 40), u64::from(clock) * 1000)
     }
@@ -112,7 +118,7 @@ mod tests {
             .map(|&acknowledged| recovery.may_end(150, acknowledged, 149_000))
             .collect();
         assert_eq!(ends, [true, false, false, true, true, true]);
-        // The first of its repairs was sent when the clock was at 120, or 121.
+        // The sender sent its first retransmission when the clock showed 120 or 121.
         assert!(recovery.after(151, 140_999, 150_000, true).is_some_and(|same| same.over.is_some()));
         assert!(recovery.after(151, 141_000, 150_000, false).is_none());
     }
@@ -122,11 +128,11 @@ mod tests {
         let mut recovery = told();
         assert!(recovery.may_end(150, 139_500, 149_000));
         let mut next = recovery.after(155, 141_000, 154_000, true).unwrap();
-        // All that has come by then may have been sent before.
+        // All data that had arrived by then may have been sent before the second recovery began.
         assert_eq!((next.surely, next.perhaps), (149_000, 154_000));
-        // The acknowledgement may be lost, and is repeated.
+        // The ACK that ended the first recovery may be lost, so its repetition counts too.
         assert!(next.may_end(156, 141_000, 155_000) && !next.may_end(156, 142_000, 155_000));
-        // A repair of the one before says nothing of this one.
+        // A retransmission from the first recovery says nothing about the second.
         next.came((129, 149), 120_000, true);
         assert_eq!(next.repaired, None);
         for clock in 156..200 {
@@ -136,8 +142,9 @@ mod tests {
             }
             next.came(clocks, end, false);
         }
-        // It may have begun with the first that may have ended the one before, or with the last. What echoes the tick of the
-        // first may have been sent after it.
+        // The second recovery began with the first or with the last ACK that may have ended the first
+        // recovery. Data that echoes the first ACK's timestamp may have been sent after the second recovery
+        // began.
         assert!(!next.may_end(200, 188_999, 199_000) && next.may_end(200, 189_000, 199_000));
         assert!(next.after(200, 195_999, 199_000, true).is_some_and(|same| same.over.is_some()));
         assert!(next.after(200, 196_000, 199_000, false).is_none());

@@ -1,23 +1,23 @@
-//! How late overtaken packets come, as a flow has seen it. Gaps wait a little longer than that, as in RACK (RFC
-//! 8985 section 6.2).
+//! Measures how late reordered segments of a flow arrive. Gaps wait a little longer than that, as in RACK
+//! (RFC 8985 section 6.2).
 
 use super::stream::Patience;
 use crate::Time;
 
-/// Successive holes that no late data fills, after which earlier observations are forgotten.
+/// After this many holes without a reordered segment between them, the flow forgets earlier observations.
 const HOLES: u32 = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Reordering {
-    /// The longest time until a gap was filled, and the most segments that came meanwhile.
+    /// The longest time until a gap was filled, and the most segments that arrived meanwhile.
     late: Time,
     distance: u64,
     holes: u32,
 }
 
 impl Reordering {
-    /// A gap was filled: how long after it opened, and how many segments came meanwhile. If later than `most`,
-    /// it was a retransmission.
+    /// A gap was filled `late` after it opened, and `distance` segments arrived meanwhile. If `late` exceeds
+    /// `most`, the segment was retransmitted and does not count.
     pub fn filled(&mut self, late: Time, distance: u64, most: Time) {
         if late <= most {
             self.late = self.late.max(late);
@@ -34,7 +34,7 @@ impl Reordering {
         }
     }
 
-    /// How long gaps wait on this path; at least as long as `set` says.
+    /// How long gaps wait on this path. Neither limit is less than in `set`.
     pub fn patience(&self, set: Patience) -> Patience {
         let time = (self.late * 5 / 4).min(set.most).max(set.time);
         let seen = u32::try_from(self.distance).unwrap_or(u32::MAX).saturating_add(1);

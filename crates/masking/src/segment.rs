@@ -1,7 +1,7 @@
 //! Reads IP packets with a TCP segment in them, or superpackets of many segments (TSO).
 //!
-//! Every length is checked before it is used. Fragments are dropped: a TCP socket with path MTU discovery makes
-//! none.
+//! Every length is checked before it is used. Fragments are dropped: a TCP socket with path MTU discovery
+//! makes none.
 
 use std::ops::Range;
 

@@ -1,12 +1,15 @@
-//! Sequence numbers wrap at 32 bits on the wire (RFC 9293 section 3.4). Inside they are 64-bit stream offsets.
+//! Converts between sequence numbers and stream offsets. Sequence numbers wrap at 32 bits on the wire (RFC
+//! 9293 section 3.4). This crate uses 64-bit stream offsets.
 
-/// Whether `a` comes before `b` modulo 2^32; for timestamps too (RFC 7323 section 5.2).
+/// Whether `a` is before `b` modulo 2^32. It compares sequence numbers, and timestamps (RFC 7323 section
+/// 5.2).
 pub(super) fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// The stream offset of `sequence` that is nearest to the offset `near`; `base` is the number of offset 0. A
-/// negative result lies before the stream.
+/// The stream offset of `sequence` that is nearest to the offset `near`. `base` is the sequence number of
+/// offset
+/// 0. A negative result lies before the stream.
 pub(super) fn offset(sequence: u32, base: u32, near: u64) -> i64 {
     let distance = sequence.wrapping_sub(base).wrapping_sub(near as u32) as i32;
     near as i64 + i64::from(distance)

@@ -1,93 +1,101 @@
-//! TCP timestamps (RFC 7323): our clock, the peer's, what to echo, and which segments are too old.
+//! TCP timestamps (RFC 7323): our clock, the peer's clock, which timestamp to echo (TSecr), and which
+//! segments are too old.
 //!
-//! The echo determines what the sender concludes about its own retransmissions. Normally it is the timestamp of
-//! the earliest segment that is not yet acknowledged (RFC 7323 section 4.3). Only segments that came count, so
-//! after a masked hole it is that of the segment which showed the hole.
+//! The echo determines what the sender concludes about its own retransmissions. Normally the receiver echoes
+//! the TSval of the earliest segment that it has not acknowledged yet (RFC 7323 section 4.3). Only segments
+//! that arrived count. So after a masked hole, the receiver echoes the TSval of the segment that opened the
+//! gap.
 //!
-//! An ACK that may end a sender's recovery echoes a timestamp from before the first retransmission
-//! ([`Recovery`]). A sender that sees its retransmission acknowledged with an older echo takes it for needless,
-//! and undoes the reduction of its window (Eifel, RFC 3522 and RFC 4015). Linux compares with the first
-//! retransmission of those that may still be in flight (`tcp_packet_delayed`, `retrans_stamp`), whether that
-//! one came or not.
+//! An ACK that may end a sender's recovery echoes a TSval from before the first retransmission
+//! ([`Recovery`]). The sender then concludes that the retransmission was unnecessary, and undoes the
+//! reduction of its window (Eifel, RFC 3522 and RFC 4015). Linux compares the echo with the time of its first
+//! retransmission that may still be in flight (`tcp_packet_delayed`, `retrans_stamp`), whether that one
+//! arrived or not.
 //!
-//! The sender retransmits after it hears from us. So all data that echoes an earlier clock of ours was sent
-//! before that. Of the timestamps of that data, the receiver echoes the newest but one, if it is near, since
-//! the sender has really used it. An older one would do harm: if an ACK reports nothing new, the sender takes
-//! the time since the echo for a round trip (RFC 7323 section 4.1), and its next timeout is longer. While one
-//! recovery follows another without a pause, a newer echo undoes nothing.
+//! The sender retransmits only after our report of the loss has reached it. So all data that echoes an
+//! earlier clock of ours was sent before the retransmissions. Of the TSvals of that data, the receiver echoes
+//! the second newest if it is within `NEAR` ticks of the newest, since the sender has really used it. An
+//! older echo would do harm. If an ACK reports nothing new, the sender takes the time since the echo for an
+//! RTT (RFC 7323 section 4.1), and its next timeout is longer. A newer echo would undo nothing while one
+//! recovery follows another without a pause.
 //!
-//! A silence may have been a retransmission timeout. The echo is then one tick less than the timestamp that
-//! ended the silence. After a longer silence the timer may have run out twice, and the first retransmission may
-//! be lost too. The echo is then the last tick before that first one.
+//! Data that ends a silence may be a retransmission after a retransmission timeout (RTO). The receiver then
+//! echoes one tick less than its TSval. After a longer silence the timer may have expired twice, and the
+//! first retransmission may be lost too. The receiver then echoes the last tick before that first one.
 
 use super::recovery::Recovery;
 use super::sequence::before;
 use crate::Time;
 
-/// A segment may echo a timestamp this much older than the newest seen, in ticks. Older echoes count as forged.
+/// An echo may be this many ticks older than the newest echo that has come back. Older ones count as forged.
 const SLACK: u32 = 10_000;
-/// After 24 idle days, the last timestamp says nothing (RFC 7323 section 5.5).
+/// After 24 idle days the peer's clock may have wrapped, so the last timestamp says nothing (RFC 7323 section
+/// 5.5).
 const OUTDATED: Time = Time::from_secs(24 * 24 * 3600);
-/// How long a peer's clock is watched before its unit is known.
+/// How long the receiver watches a peer's clock before it estimates the clock's unit.
 const WATCHED: Time = Time::from_millis(100);
 /// The shortest retransmission timeout in seconds (Linux).
 const SHORTEST: f64 = 0.2;
 /// Two timestamps are near if they differ by at most this many ticks.
 const NEAR: u32 = 16;
-/// Clock units of peers, in ticks a second.
+/// Clock units that peers use, in ticks a second.
 const UNITS: [f64; 6] = [1e2, 250.0, 1e3, 1e4, 1e5, 1e6];
 
 /// The timestamps of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Stamps {
-    /// Random offset of our clock, so that connections cannot be related to each other (RFC 7323 section 5.4).
+    /// Random offset of our clock, so that connections cannot be related to each other (RFC 7323 section
+    /// 5.4).
     shift: u32,
-    /// The timestamp to echo (TS.Recent).
+    /// The timestamp to echo (TS.Recent), and when it was set.
     pub recent: u32,
     recent_at: Time,
-    /// The newest timestamp that has come: the sender's clock.
+    /// The newest timestamp that has arrived: the sender's clock.
     pub newest: u32,
-    /// The newest but one.
+    /// The second newest.
     second: u32,
     repair: Option<Repair>,
-    /// At the last ACK: our clock, the acknowledged offset, and `repair` then.
+    /// At the last ACK that was sent during a recovery: our clock, the acknowledged offset, and `repair`.
     before: Option<(u32, u64, Repair)>,
-    /// The newest of our timestamps that came back.
+    /// The newest of our timestamps that the peer has echoed.
     echoed: u32,
+    /// The peer's first timestamp, and when it arrived.
     first: (u32, Time),
+    /// Unit of the peer's clock in ticks a second, once it is known.
     unit: Option<f64>,
-    /// Whether data has come since the last ACK was sent.
+    /// Whether data has arrived since the last ACK was sent.
     pub unsent: bool,
 }
 
-/// What the ACK says that carries an echo.
+/// What an ACK reports, by which the receiver chooses its echo.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Said {
-    /// One past the last byte acknowledged, and one past the highest byte that has come.
+    /// One past the last byte acknowledged, and one past the highest byte that has arrived.
     pub acknowledged: u64,
     pub highest: u64,
-    /// A hole is held.
+    /// Whether a hole is held.
     pub holding: bool,
-    /// Whether the sender has more to send. If not, the age in milliseconds beyond which an echo is too old.
+    /// Whether the sender seems to have more data to send.
     pub goes_on: bool,
+    /// If the sender has none: the age in milliseconds beyond which an echo is too old.
     pub oldest: u32,
 }
 
-/// Recovery of the sender: holes are held, or were until recently.
+/// The sender may be in recovery: holes are held, or were until recently.
 #[derive(Debug, Clone, Copy)]
 struct Repair {
-    /// Our clock when the sender was told, or when the previous echo became too old.
+    /// Our clock when we reported the loss to the sender, or when the previous echo became too old.
     since: u32,
-    /// The newest two timestamps from before the sender was told.
+    /// The newest two timestamps of data that was sent before that report reached the sender.
     newest: u32,
     second: u32,
-    /// A retransmission has come: later data was sent after that.
+    /// Whether a retransmission has arrived. Data that arrives later then no longer changes the echo.
     begun: bool,
     recovery: Recovery,
 }
 
 impl Repair {
-    /// A timestamp before anything that was sent after `newest`.
+    /// The timestamp to echo. It is older than `newest`, and so than every retransmission.
     fn echo(&self) -> u32 {
         let near = self.newest.wrapping_sub(self.second) <= NEAR && self.newest != self.second;
         if near {
@@ -115,24 +123,25 @@ impl Stamps {
         }
     }
 
-    /// Our clock: milliseconds.
+    /// Our clock in milliseconds, with its random offset (TSval).
     pub fn value(&self, now: Time) -> u32 {
         clock(now, self.shift)
     }
 
-    /// Whether a segment with this timestamp is from an earlier time (PAWS, RFC 7323 section 5.3). `floor`:
-    /// data for a hole may be as old as the hole.
+    /// Whether a segment with this timestamp is too old (PAWS, RFC 7323 section 5.3). `floor`: the oldest
+    /// timestamp that data for a hole can have, if the segment fills one.
     pub fn is_old(&self, now: Time, value: u32, floor: Option<u32>) -> bool {
         let least = floor.filter(|&floor| before(floor, self.recent)).unwrap_or(self.recent);
         before(value, least) && now.saturating_sub(self.recent_at) < OUTDATED
     }
 
-    /// Whether a segment echoes a recent timestamp of ours, which nobody off the path can know.
+    /// Whether a segment echoes a recent timestamp of ours. An attacker off the path cannot know one.
     pub fn is_ours(&self, now: Time, echo: u32) -> bool {
         !before(self.value(now), echo) && !before(echo, self.echoed.wrapping_sub(SLACK))
     }
 
-    /// Data has come. `stays`: it is not the first unacknowledged data, so do not echo it.
+    /// Data has arrived while no hole is held. `stays`: it is not the first unacknowledged data, so do not
+    /// echo its timestamp.
     pub fn came(&mut self, now: Time, value: u32, stays: bool) {
         self.repair = None;
         self.see(value);
@@ -142,9 +151,9 @@ impl Stamps {
         self.unsent = true;
     }
 
-    /// Data has come after a silence, so it may be a retransmission after a timeout; after a `long` silence,
-    /// possibly the second. The echo must be older than the first, which was sent at least [`SHORTEST`] after
-    /// the data before.
+    /// Data has arrived after a silence, so it may be an RTO retransmission. After a `long` silence, it may
+    /// be the second one. The echo must be older than the first one, which the sender sent at least
+    /// [`SHORTEST`] after the data before the silence.
     pub fn woke(&mut self, now: Time, value: u32, long: bool) {
         let ticks = self.unit.map(|unit| (unit * SHORTEST) as u32).filter(|_| long);
         let first = ticks.map(|ticks| self.newest.wrapping_add(ticks)).filter(|&first| before(first, value));
@@ -153,9 +162,9 @@ impl Stamps {
         self.see(value);
     }
 
-    /// The sender is about to hear of a hole. `acknowledged` and `highest`: offsets at that time. A hole that
-    /// was lost where a recovery ended begins the next one without a pause, so keep the earlier echo: only that
-    /// one undoes both.
+    /// The receiver is about to report a hole to the sender. `acknowledged` and `highest`: offsets at that
+    /// time. If the last recovery ended just now and at the same offset, the next one begins without a pause.
+    /// Then keep the earlier echo, since only that one undoes both reductions.
     pub fn hold(&mut self, now: Time, acknowledged: u64, highest: u64, rtt: Time) {
         let (since, newest, second) = (self.value(now), self.newest, self.second);
         let recovery = Recovery::new(since, acknowledged, highest);
@@ -174,7 +183,7 @@ impl Stamps {
         let next = repair.recovery.after(clock, said.acknowledged, said.highest, said.holding);
         self.repair = next.map(|recovery| Repair { recovery, ..repair });
         self.before = Some((clock, said.acknowledged, repair));
-        // The older the echo, the longer the retransmission timer, which may have to run out.
+        // An old echo makes the sender's RTO longer. A sender without new data may depend on that timer.
         let aged = !said.goes_on && clock.wrapping_sub(repair.since) > said.oldest;
         if ends && !aged {
             self.recent
@@ -188,8 +197,9 @@ impl Stamps {
         self.repair.is_some()
     }
 
-    /// Data up to `end` has come while holes are held. `echo`: the timestamp that it echoes; `fills`: it is a
-    /// retransmission; `oldest`: greatest age of an echo, in milliseconds of our clock.
+    /// Data up to `end` has arrived while the sender may be in recovery. `value` and `echo`: its TSval and
+    /// TSecr.
+    /// `fills`: it is a retransmission. `oldest`: greatest age of an echo, in milliseconds of our clock.
     pub fn held(&mut self, now: Time, (value, echo): (u32, u32), end: u64, fills: bool, oldest: u32) {
         self.see(value);
         self.unsent = true;
@@ -202,7 +212,7 @@ impl Stamps {
         }
         repair.begun |= fills;
         repair.recovery.came((value, echo), end, fills);
-        // May go back by one tick: a retransmission may have the same timestamp.
+        // The echo may go back by one tick, since a retransmission may have the same timestamp as older data.
         (self.recent, self.recent_at) = (repair.echo(), now);
     }
 
@@ -219,7 +229,7 @@ impl Stamps {
         }
     }
 
-    /// A round trip, from the timestamp that a segment echoes.
+    /// An RTT sample, from the timestamp that a segment echoes. `None` if the echo is not ours.
     pub fn round_trip(&mut self, now: Time, echo: u32) -> Option<Time> {
         if !self.is_ours(now, echo) {
             return None;
@@ -230,8 +240,8 @@ impl Stamps {
         Some(Time::from_millis(u64::from(self.value(now).wrapping_sub(echo))))
     }
 
-    /// One-way delay in seconds, from an arbitrary base: our clock less the peer's, once the unit of its clock
-    /// is known.
+    /// One-way delay in seconds, relative to that of the peer's first segment. `None` until the unit of the
+    /// peer's clock is known.
     pub fn one_way(&mut self, now: Time, value: u32) -> Option<f64> {
         let (first, at) = self.first;
         let ticks = f64::from(value.wrapping_sub(first) as i32);
@@ -243,8 +253,8 @@ impl Stamps {
     }
 }
 
-/// The unit of a peer's clock that made `ticks` ticks in this time, in ticks a second. `None` if it cannot be
-/// told.
+/// The unit of a peer's clock that made `ticks` ticks in the time `took`, in ticks a second. `None` if that
+/// does not show the unit.
 pub fn clock_unit(ticks: f64, took: Time) -> Option<f64> {
     if took < WATCHED || ticks <= 0.0 {
         return None;
@@ -278,7 +288,7 @@ mod tests {
         assert_eq!(stamps.recent, 140);
     }
 
-    /// The sender's clock is at 1000 where ours is at 0; 40 ms for a round trip.
+    /// The sender's clock shows 1000 when ours shows 0. A round trip takes 40 ms.
     #[test]
     fn the_echo_while_holes_are_held_is_from_before_the_first_repair() {
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
@@ -286,13 +296,13 @@ mod tests {
         stamps.came(110 * MS, 1090, false);
         let mut end = 5000;
         stamps.hold(110 * MS, 0, end, 40 * MS);
-        // Sent before the sender has heard, and after.
+        // Sent before our report reached the sender, and after.
         for (at, value, echo) in [(111, 1091, 71), (140, 1120, 100), (149, 1129, 109), (151, 1131, 111)] {
             end += 1000;
             stamps.held(at * MS, (value, echo), end, false, 600);
         }
         assert_eq!(stamps.recent, 1120, "sent, and before the last that was sent unknowing");
-        // The first repair is lost; what comes is later, and so is everything else.
+        // The first retransmission is lost. Later ones and new data arrive, which change nothing.
         stamps.held(230 * MS, (1210, 190), 4000, true, 600);
         stamps.held(231 * MS, (1211, 211), 10_000, false, 600);
         assert_eq!(stamps.recent, 1120);
@@ -303,7 +313,7 @@ mod tests {
             goes_on: true,
             oldest: 200,
         };
-        // Up to 8000 was sent before the sender heard.
+        // Data up to 8000 was sent before our report reached the sender.
         assert_eq!(stamps.echoed(232 * MS, said(7999, true)), 1211, "of a part");
         assert_eq!(stamps.echoed(232 * MS, said(8000, true)), 1120, "it may be all");
         assert!(stamps.repairing());

@@ -1,11 +1,14 @@
 //! The incoming stream: which bytes have come, and the state of each gap between them.
 //!
-//! A gap opens when a segment comes before those in front of it. It *waits*, without a word to the sender, as
-//! long as reordering may explain it. After that it is a hole, and the policy decides. A *masked* hole is
-//! acknowledged, reported to the application, and remembered so that late data can still fill it. A *held* hole
-//! stops the acknowledgement in front of it, and selective acknowledgements show it (RFC 2018), so that the
-//! sender retransmits it. Gaps in critical ranges are held at once. The stream is *visible* up to the first
-//! waiting gap: acknowledgements describe that part only, and masked holes in it count as received.
+//! A gap opens when a segment arrives and bytes in front of it are missing. The gap *waits* as long as
+//! reordering may explain it. Meanwhile the receiver does not tell the sender. After that the gap is a hole,
+//! and the policy decides what happens. The receiver acknowledges a *masked* hole, reports it to the
+//! application, and remembers it so that late data can still fill it. The cumulative ACK stops in front of a
+//! *held* hole, and SACK blocks show it (RFC 2018), so that the sender retransmits it. Gaps in critical
+//! ranges are held at once.
+//!
+//! The stream is *visible* up to the first waiting gap. ACKs describe that part only, and masked holes in it
+//! count as received.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,14 +19,14 @@ use super::reordering::Reordering;
 use super::sequence::before;
 use crate::Time;
 
-/// A range below the highest byte seen that has neither come nor been masked.
+/// A range below the highest byte seen that has neither arrived nor been masked.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
     range: Range,
-    /// When it opened, or was last filled in part.
+    /// When the gap opened, or when its reordering timer last restarted.
     since: Time,
-    /// Number of segments that had come by then. All segments of the superpacket that opened the gap count as
-    /// one: if one has overtaken the missing ones, all have.
+    /// Number of segments that had arrived by then. All segments of the superpacket that opened the gap count
+    /// as one: if one of them has overtaken the missing ones, all have.
     seen: u64,
     clocks: Clocks,
     held: bool,
@@ -31,23 +34,24 @@ struct Gap {
     counted: bool,
 }
 
-/// A masked hole that late data may still fill. If that data is not wanted any more, it still shows how late it
-/// is.
+/// A masked hole that late data may still fill. Even if the application no longer wants that data, its
+/// arrival still shows how late reordered segments come.
 #[derive(Debug, Clone, Copy)]
 struct Mask {
     end: u64,
-    /// As in the gap that became this hole.
+    /// These three are copied from the gap that became this hole.
     clocks: Clocks,
     since: Time,
     seen: u64,
 }
 
-/// The sender's timestamps; 0 without timestamps.
+/// The sender's timestamps (TSval) around a gap; 0 if the flow has no timestamps.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clocks {
-    /// The newest before the segment that opened the gap. Older data cannot fill the gap.
+    /// The newest timestamp before the segment that opened the gap. Data with an older one cannot fill the
+    /// gap.
     pub before: u32,
-    /// That of the segment. Newer data that fills the gap was retransmitted.
+    /// The timestamp of the segment that opened the gap. Data with a newer one was retransmitted.
     pub now: u32,
 }
 
@@ -55,17 +59,19 @@ pub(super) struct Clocks {
 #[derive(Debug, Clone, Copy)]
 struct Filling {
     now: Time,
-    /// Segments that had come by then.
+    /// Number of segments that had arrived before this one.
     before: u64,
+    /// Its timestamp (TSval), or 0.
     clock: u32,
-    /// It fills a held hole.
+    /// Whether it fills a held hole.
     repairs: bool,
 }
 
-/// How long a gap waits before it is a hole.
+/// How long a gap waits before it is a hole: until one of the two limits is reached.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
     pub time: Time,
+    /// Number of segments that arrive after the gap; `None` for no such limit.
     pub packets: Option<u32>,
     /// The longest wait on a path that reorders.
     pub most: Time,
@@ -74,26 +80,26 @@ pub(super) struct Patience {
 /// Result of an arrived segment.
 #[derive(Debug, Default)]
 pub(super) struct Arrival {
-    /// Bytes that had not come before, and whether they fill a masked hole.
+    /// Ranges that had not arrived before. The flag says whether the range fills a masked hole.
     pub pieces: Vec<(Range, bool)>,
-    /// Whether it opened a gap or filled some of one.
+    /// Whether the segment opened a gap or filled part of one.
     pub moved_gaps: bool,
-    /// The first of its ranges that had come before.
+    /// The first range of the segment that had already arrived.
     pub duplicate: Option<Range>,
 }
 
 /// Result of [`Stream::resolve`].
 #[derive(Debug, Default)]
 pub(super) struct Resolved {
-    /// Newly masked holes, to be reported.
+    /// Newly masked holes. The caller reports them to the application.
     pub holes: Vec<Range>,
     /// Whether new holes are held.
     pub held: bool,
-    /// Set if too much is lost.
+    /// The budget that was exceeded, if any. The caller ends the flow.
     pub refused: Option<Excess>,
 }
 
-/// The segment was dropped, because it would have opened too many gaps.
+/// The stream dropped the segment, because it would have opened too many gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooManyGaps;
 
@@ -102,22 +108,22 @@ pub(super) struct Stream {
     highest: u64,
     gaps: VecDeque<Gap>,
     most_gaps: usize,
-    /// By first offset.
+    /// Masked holes that are remembered, by their first offset.
     masks: BTreeMap<u64, Mask>,
     most_masks: usize,
     reordering: Reordering,
-    /// Data that fills a gap later than this was retransmitted.
+    /// The longest delay that counts as reordering. Data that fills a gap later was retransmitted.
     latest: Time,
-    /// Late data before this offset is not wanted any more. It only shows how late it is.
+    /// The application wants no late data before this offset. Such data only updates the reordering estimate.
     forgotten: u64,
     segments: u64,
     pub fin: Option<u64>,
     pub policy: Policy,
-    /// Bytes that have come, each counted once.
+    /// Bytes that have arrived, each counted once.
     pub delivered: u64,
-    /// Bytes that are masked and have not come.
+    /// Masked bytes that have not arrived.
     pub missing: u64,
-    /// Bytes of held holes that came by retransmission.
+    /// Bytes of held holes that have arrived.
     pub repaired: u64,
     /// Late bytes that filled masked holes.
     pub late: u64,
@@ -146,7 +152,7 @@ impl Stream {
         }
     }
 
-    /// One past the highest byte that has come.
+    /// One past the highest byte that has arrived.
     pub fn highest(&self) -> u64 {
         self.highest
     }
@@ -166,12 +172,12 @@ impl Stream {
         self.gaps.iter().any(|gap| gap.held)
     }
 
-    /// Whether the FIN has come, and everything before it has come or is masked.
+    /// Whether the FIN has arrived, and every byte before it has arrived or is masked.
     pub fn is_complete(&self) -> bool {
         self.fin.is_some_and(|end| self.acknowledged() >= end)
     }
 
-    /// The oldest timestamp that data for the gap or masked hole at `range` can have.
+    /// The oldest timestamp (TSval) that data for the gap or masked hole at `range` can have.
     pub fn floor(&self, range: Range) -> Option<u32> {
         let gap = self.gaps.iter().find(|gap| !gap.range.intersect(range).is_empty());
         self.masks_in(range).next().map(|(_, mask)| mask.clocks.before).or(gap.map(|gap| gap.clocks.before))
@@ -185,7 +191,7 @@ impl Stream {
             .filter(move |(hole, _)| !hole.intersect(range).is_empty())
     }
 
-    /// Takes the bytes of a packet, which was `segments` segments on the network.
+    /// Processes the bytes of a packet, which was `segments` segments on the network.
     pub fn arrive(
         &mut self,
         now: Time,
@@ -234,7 +240,8 @@ impl Stream {
         Ok(arrival)
     }
 
-    /// Whether `range` splits a gap in two. The first retransmission of a hole never does.
+    /// Whether `range` splits a gap in two. A sender retransmits a hole from its first byte, and that does
+    /// not.
     fn splits(&self, range: Range) -> bool {
         let first = self.gaps.partition_point(|gap| gap.range.end <= range.start);
         let inside = |gap: &Gap| gap.range.start < range.start && range.end < gap.range.end;
@@ -255,17 +262,17 @@ impl Stream {
         (start < old.end).then(|| Range::new(start, old.end))
     }
 
-    /// Appends a gap; its critical parts are held at once. Splitting may exceed the bound on gaps, by the
-    /// number of ranges that the caller set.
+    /// Appends a gap, split into critical and other parts. The critical parts are held at once. The split may
+    /// exceed the bound on gaps, by at most the number of ranges that the application set.
     fn sort(&mut self, gap: Gap) {
         for (range, critical) in self.policy.pieces(gap.range) {
             self.gaps.push_back(Gap { range, held: critical, ..gap });
         }
     }
 
-    /// Fills gaps with `old`. If part of a gap arrives, the reordering timer restarts for the rest: what
-    /// precedes the part has only now been overtaken, and what follows it may still be on its way. Returns
-    /// whether overtaken data came for the first time (reordering, not retransmission).
+    /// Fills gaps with `old`. If part of a gap arrives, the reordering timer restarts for the rest. Bytes in
+    /// front of the part have only now been overtaken, and bytes behind it may still be in flight. Returns
+    /// whether reordered data arrived, which was sent only once.
     fn fill_gaps(&mut self, seen: Filling, old: Range, arrival: &mut Arrival) -> bool {
         let mut first = false;
         let mut at = self.gaps.partition_point(|gap| gap.range.end <= old.start);
@@ -297,7 +304,8 @@ impl Stream {
         first
     }
 
-    /// Restarts the timers of gaps behind `offset`: older data is still coming.
+    /// Restarts the reordering timers of the waiting gaps behind `offset`, since reordered data still
+    /// arrives.
     fn wait_behind(&mut self, offset: u64, now: Time) {
         let behind = self.gaps.partition_point(|gap| gap.range.start < offset);
         for gap in self.gaps.range_mut(behind..).filter(|gap| !gap.held) {
@@ -305,8 +313,8 @@ impl Stream {
         }
     }
 
-    /// Records how late a segment came for a gap, unless it was retransmitted. Returns whether it was
-    /// reordering.
+    /// Returns whether a segment that fills a gap was reordered, and not retransmitted. If it was reordered,
+    /// records how late it arrived.
     fn overtaken(&mut self, seen: Filling, since: Time, count: u64, clocks: Clocks) -> bool {
         let first = if seen.clock == 0 { !seen.repairs } else { !before(clocks.now, seen.clock) };
         if first {
@@ -347,7 +355,7 @@ impl Stream {
         first
     }
 
-    /// The application could still use late bytes.
+    /// The application could still use these late bytes, so budgets stop counting them.
     pub fn filled(&mut self, part: Range) {
         self.policy.filled(part);
     }
@@ -405,8 +413,8 @@ impl Stream {
         self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + patience.time).min()
     }
 
-    /// Changes what may be lost, and judges open gaps again. Held gaps up to `told` stay held, since the sender
-    /// has been told of them and is retransmitting them.
+    /// Changes what may be lost, and judges open gaps again. Held gaps before `told` stay held: SACK blocks
+    /// have shown them to the sender, which is retransmitting them.
     pub fn change(&mut self, told: u64, change: impl FnOnce(&mut Policy)) {
         change(&mut self.policy);
         for gap in std::mem::take(&mut self.gaps) {
@@ -424,7 +432,8 @@ impl Stream {
         self.policy.forget(self.forgotten);
     }
 
-    /// Forgets masks for which late data is neither wanted nor expected.
+    /// Forgets the first masked holes, if the application does not want their data and reordering can no
+    /// longer deliver it.
     fn drop_masks(&mut self, now: Time) {
         while let Some(first) = self.masks.first_entry() {
             let mask = first.get();
@@ -435,7 +444,7 @@ impl Stream {
         }
     }
 
-    /// SACK blocks: what has come beyond the acknowledgement, up to the visible end, ascending (RFC 2018).
+    /// SACK blocks (RFC 2018), ascending: what has arrived between the cumulative ACK and the visible end.
     pub fn blocks(&self) -> Vec<Range> {
         let visible = self.visible();
         let held: Vec<Range> =
@@ -444,7 +453,7 @@ impl Stream {
         held.iter().zip(ends).map(|(gap, end)| Range::new(gap.end, end)).filter(|r| !r.is_empty()).collect()
     }
 
-    /// Number of gaps and masks in memory.
+    /// Number of open gaps, and of masked holes that are remembered.
     pub fn tables(&self) -> (usize, usize) {
         (self.gaps.len(), self.masks.len())
     }

@@ -1,8 +1,9 @@
-//! How fast streams are sealed and opened on one core: `cargo run --release -p thalweg-seal --example throughput`, with
+//! How fast streams are sealed and opened on one core: `cargo run --release -p thalweg-seal --example
+//! throughput`, with
 //! `-- --json` a line of JSON for each cell.
 //!
-//! Of each cell the fastest of several passes over 16 MiB, in GB/s of plaintext. Passes are short, so that one of them
-//! is undisturbed.
+//! Of each cell the fastest of several passes over 16 MiB, in GB/s of plaintext. Passes are short, so that
+//! one of them is undisturbed.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Instant;

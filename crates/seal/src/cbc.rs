@@ -1,7 +1,8 @@
-//! AES-256 in CBC mode, chained within a record only, as UniFL has it (section 3.3). Nothing is authenticated.
+//! AES-256 in CBC mode, chained within a record only, as UniFL has it (section 3.3). Nothing is
+//! authenticated.
 //!
-//! The vector of 16 bytes before a record must be unpredictable: it is the record's nonce, encrypted (NIST SP 800-38A,
-//! appendix C).
+//! The vector of 16 bytes before a record must be unpredictable: it is the record's nonce, encrypted (NIST SP
+//! 800-38A, appendix C).
 
 use aes::cipher::block_padding::Pkcs7;
 use aes::cipher::{BlockCipherEncrypt, BlockModeDecrypt, BlockModeEncrypt, InnerIvInit, KeyInit};
@@ -45,7 +46,8 @@ impl Key {
     }
 }
 
-/// Bytes of a sealed record: the vector, and the plaintext padded to the next whole block, or by one (PKCS#7).
+/// Bytes of a sealed record: the vector, and the plaintext padded to the next whole block, or by one
+/// (PKCS#7).
 pub(crate) const fn sealed(plain: u64) -> u64 {
     let block = BLOCK as u64;
     block + (plain / block + 1) * block

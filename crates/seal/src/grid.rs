@@ -1,5 +1,5 @@
-//! Where the records of a stream are. All of them have the same length but for the last, so that a byte's offset tells
-//! its record, whatever has been lost before it.
+//! Where the records of a stream are. All of them have the same length but for the last, so that a byte's
+//! offset tells its record, whatever has been lost before it.
 
 use thalweg_wire::{Range, Ranges};
 

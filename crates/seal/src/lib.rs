@@ -176,7 +176,8 @@ impl Sealer {
         (number < 1 << 63).then_some(number).ok_or(Refused::Exhausted)
     }
 
-    /// Encrypts `record` in place, under a number of [`Sealer::number`]'s. Returns what authenticates it and `header`.
+    /// Encrypts `record` in place, under a number of [`Sealer::number`]'s. Returns what authenticates it and
+    /// `header`.
     ///
     /// # Errors
     /// [`Refused::Exhausted`] for a record longer than the cipher takes (64 GiB).

@@ -1,8 +1,8 @@
 //! Streams of records that are addressed by their offset.
 //!
-//! Record `i` of a stream holds bytes `i * R` to `(i + 1) * R` of the plaintext, and lies at `i * S` of what is sent,
-//! where `S` is the length of a sealed record ([`Grid`]). So a receiver that knows which bytes are missing loses the
-//! records that a hole touches, and no others.
+//! Record `i` of a stream holds bytes `i * R` to `(i + 1) * R` of the plaintext, and lies at `i * S` of what
+//! is sent, where `S` is the length of a sealed record ([`Grid`]). So a receiver that knows which bytes are
+//! missing loses the records that a hole touches, and no others.
 //!
 //! - **Nonce**: 4 bytes of the record's index and 8 of the stream's number, both big-endian (RFC 5116 section 3.2). None
 //!   is sent. [`StreamSealer`] gives each stream a number of its own; the peer has to be told it.
@@ -11,8 +11,8 @@
 //! - **Keys** follow by HKDF-SHA-256 from a secret that both ends share and from a label; after [`STREAMS`] streams the
 //!   next one follows.
 //!
-//! [`Suite::AesCbc`] is for comparison: it authenticates nothing, and whoever can change a record can choose what bits
-//! of its plaintext to turn over.
+//! [`Suite::AesCbc`] is for comparison: it authenticates nothing, and whoever can change a record can choose
+//! what bits of its plaintext to turn over.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,8 @@ use thalweg_wire::Ranges;
 
 use crate::{cbc, Cipher, Grid, Refused, Replay, TAG_BYTES};
 
-/// Streams under one key: of 4 MiB each they are 2^34 blocks, far from where AES-GCM's secrecy wears out (2^-61 by
-/// the bound of RFC 9001 appendix B.1.1).
+/// Streams under one key: of 4 MiB each they are 2^34 blocks, far from where AES-GCM's secrecy wears out
+/// (2^-61 by the bound of RFC 9001 appendix B.1.1).
 pub const STREAMS: u64 = 1 << 16;
 
 /// How the records of a stream are sealed.
@@ -35,7 +35,8 @@ pub const STREAMS: u64 = 1 << 16;
 pub enum Suite {
     /// Encrypted and authenticated.
     Aead(Cipher),
-    /// AES-256-CBC, chained within a record, with a vector of 16 bytes in each (UniFL, section 3.3). **Unauthenticated**.
+    /// AES-256-CBC, chained within a record, with a vector of 16 bytes in each (UniFL, section 3.3).
+    /// **Unauthenticated**.
     AesCbc,
 }
 
@@ -153,8 +154,9 @@ impl Streams {
         StreamOpener(Mutex::new((Keys::new(self, label), Replay::default())))
     }
 
-    /// The one stream of a label, for an update that is sent once: its number is 0, and nobody has to be told. The
-    /// label must say all that tells it from others, as round and sender: sealing other bytes under it gives both away.
+    /// The one stream of a label, for an update that is sent once: its number is 0, and nobody has to be
+    /// told. The label must say all that tells it from others, as round and sender: sealing other bytes under
+    /// it gives both away.
     ///
     /// # Errors
     /// [`Refused::Length`] for a record size that is none.
@@ -259,8 +261,8 @@ impl StreamOpener {
     /// The stream that was sealed with `number`.
     ///
     /// # Errors
-    /// Why it is not to be opened: [`Refused::Replayed`], [`Refused::Old`], [`Refused::Forged`] for a number that is
-    /// too far ahead, [`Refused::Length`] for a record size that is none.
+    /// Why it is not to be opened: [`Refused::Replayed`], [`Refused::Old`], [`Refused::Forged`] for a number
+    /// that is too far ahead, [`Refused::Length`] for a record size that is none.
     pub fn stream(&self, number: u64, context: &Context, record: u32) -> Result<Stream, Refused> {
         let (keys, replay) = &mut *self.lock();
         replay.check(number)?;
@@ -271,8 +273,8 @@ impl StreamOpener {
         keys.stream(number, context, record)
     }
 
-    /// A record of the stream proved authentic: no other stream with this number is opened. Never say so of an
-    /// unauthenticated one, whose number anybody may have made up.
+    /// A record of the stream proved authentic: no other stream with this number is opened. Never say so of
+    /// an unauthenticated one, whose number anybody may have made up.
     ///
     /// # Errors
     /// [`Refused::Replayed`] or [`Refused::Old`] if another was faster.
@@ -297,7 +299,8 @@ pub struct Stream {
 pub struct Opened {
     /// The plaintext of records that a hole touches.
     pub missing: Ranges,
-    /// The plaintext of records that came whole and were refused: damaged, of another stream, or at another place.
+    /// The plaintext of records that came whole and were refused: damaged, of another stream, or at another
+    /// place.
     pub refused: Ranges,
 }
 
@@ -326,8 +329,8 @@ impl Stream {
         nonce
     }
 
-    /// What hides a checksum of the plaintext, by exclusive or, from who has not the key: part of a tag under a nonce that
-    /// no record has. Nothing for a cipher without tags.
+    /// What hides a checksum of the plaintext, by exclusive or, from who has not the key: part of a tag under
+    /// a nonce that no record has. Nothing for a cipher without tags.
     ///
     /// # Errors
     /// [`Refused::Length`] for a stream whose records leave no nonce.
@@ -371,9 +374,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Opens a stream that came but for the bytes `missing`, and for what lies behind its end. Each record that came
-    /// whole and is authentic is decrypted in place and put where it belongs in `plain`; nothing else of that is
-    /// touched. What is left in `sealed` means nothing.
+    /// Opens a stream that came but for the bytes `missing`, and for what lies behind its end. Each record
+    /// that came whole and is authentic is decrypted in place and put where it belongs in `plain`; nothing
+    /// else of that is touched. What is left in `sealed` means nothing.
     ///
     /// # Errors
     /// [`Refused::Length`] if `plain` is not as long as the stream.

@@ -45,8 +45,8 @@ fn hole(start: u64, bytes: u64) -> Ranges {
     [Range::new(start, start + bytes)].into_iter().collect()
 }
 
-/// A cipher chained through the whole stream, as a connection's is, from an initial vector on. Its reader gets bytes one
-/// after the other: where some were lost before is nothing that a stream tells.
+/// A cipher chained through the whole stream, as a connection's is, from an initial vector on. Its reader
+/// gets bytes one after the other: where some were lost before is nothing that a stream tells.
 fn chained(plain: &[u8], lost: Range) -> Vec<u8> {
     let (key, vector) = ([9; 32], [8; 16]);
     let mut blocks: Vec<Block<aes::Aes256>> =
@@ -65,8 +65,8 @@ fn intact(plain: &[u8], opened: &[u8]) -> u64 {
     plain.chunks_exact(16).zip(opened.chunks_exact(16)).filter(|(a, b)| a == b).count() as u64 * 16
 }
 
-/// Figure 5: three packets decrypt, the fourth is lost, and none of those behind it. Ours loses the records that the
-/// packet carried.
+/// Figure 5: three packets decrypt, the fourth is lost, and none of those behind it. Ours loses the records
+/// that the packet carried.
 #[test]
 fn figure_5_a_chained_cipher_dies_at_the_first_hole() {
     let plain = pattern(SEGMENT * 20 / 16 * 16);
@@ -88,8 +88,8 @@ fn figure_5_a_chained_cipher_dies_at_the_first_hole() {
     }
 }
 
-/// What the paper does not say: a reader that is told where the hole is, and that it has whole blocks, goes on after one
-/// block more. A chain through the stream dies of what it does not know.
+/// What the paper does not say: a reader that is told where the hole is, and that it has whole blocks, goes
+/// on after one block more. A chain through the stream dies of what it does not know.
 #[test]
 fn a_chained_cipher_that_knows_the_hole_would_go_on() {
     let plain = pattern(16 * 400);
@@ -100,7 +100,8 @@ fn a_chained_cipher_that_knows_the_hole_would_go_on() {
     assert_eq!(came[16 * 51..], plain[16 * 141..]);
 }
 
-/// Figure 6: agreeing on a new chain takes a round trip, and what is under way meanwhile is lost too. With a window of
+/// Figure 6: agreeing on a new chain takes a round trip, and what is under way meanwhile is lost too. With a
+/// window of
 /// `window` packets each hole costs its packet and the window behind it; ours costs the packet's records.
 #[test]
 fn figure_6_new_keys_cost_a_window_and_records_do_not() {
@@ -131,8 +132,8 @@ fn figure_6_new_keys_cost_a_window_and_records_do_not() {
     }
 }
 
-/// One segment somewhere touches as many records as the arithmetic of `record_cost` says: (segment + record) bytes on
-/// average over all places.
+/// One segment somewhere touches as many records as the arithmetic of `record_cost` says: (segment + record)
+/// bytes on average over all places.
 #[test]
 fn a_segment_costs_itself_and_a_record_on_average() {
     let (record, stride) = (1000_u64, 1016_u64);
@@ -235,7 +236,8 @@ fn lengths_that_do_not_fit_are_an_error() {
     assert_eq!(stream.open(&mut [], &Ranges::new(), &mut [0; 101]), Err(Refused::Length));
 }
 
-/// Why `aes-cbc` is for comparison only: who turns a bit of the vector over turns that bit of the plaintext over.
+/// Why `aes-cbc` is for comparison only: who turns a bit of the vector over turns that bit of the plaintext
+/// over.
 #[test]
 fn cbc_lets_anybody_choose_bits() {
     let (plain, stream) = (pattern(1000), stream(Suite::AesCbc, &context(1000), 500));
@@ -257,7 +259,8 @@ fn names_are_those_of_plans() {
 }
 
 proptest! {
-    /// Against the plainest model: which record each byte of the plaintext is in, and whether a byte of that is missing.
+    /// Against the plainest model: which record each byte of the plaintext is in, and whether a byte of that
+    /// is missing.
     #[test]
     fn what_comes_is_what_was_sent_and_the_rest_is_named(
         total in 0..3000_u64,
@@ -326,7 +329,8 @@ proptest! {
     }
 }
 
-/// A checksum beside the records says nothing of the plaintext to who has not the key, nor what other streams' say.
+/// A checksum beside the records says nothing of the plaintext to who has not the key, nor what other
+/// streams' say.
 #[test]
 fn a_pad_is_of_one_stream() {
     for suite in AEAD {

@@ -58,7 +58,8 @@ pub struct Belief {
     pub lost: u64,
     /// The share of loss that is made up for.
     pub path_loss: f64,
-    /// A packet is lost if one this many numbers later has come, or if this time has passed and a later one has come.
+    /// A packet is lost if one this many numbers later has come, or if this time has passed and a later one
+    /// has come.
     pub reordering_packets: u64,
     /// The time threshold of loss.
     pub reordering_time: Time,
@@ -67,8 +68,8 @@ pub struct Belief {
 }
 
 impl Belief {
-    /// A JSON object in one line, without its end: times in seconds, rates in bytes a second. `at`: time since the link was
-    /// made.
+    /// A JSON object in one line, without its end: times in seconds, rates in bytes a second. `at`: time
+    /// since the link was made.
     #[must_use]
     pub fn json(&self, at: Time) -> String {
         let mut out = format!("{{\"at\":{:.6},\"phase\":\"{}\"", at.as_secs_f64(), self.phase);

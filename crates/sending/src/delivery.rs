@@ -100,7 +100,8 @@ mod tests {
         }
         let first = delivery.measure(Some(10 * MS)).unwrap();
         assert!((first.rate - 10_000.0 / 0.05).abs() < 1.0, "{first:?}");
-        // The next flight is sent over 9 ms and acknowledged at once. The interval is 9 ms, which is too short.
+        // The next flight is sent over 9 ms and acknowledged at once. The interval is 9 ms, which is too
+        // short.
         let sent: Vec<_> = (0..10).map(|n| ((50 + n) * MS, delivery.sent((50 + n) * MS, false))).collect();
         for &(at, stamp) in &sent {
             delivery.arrived(61 * MS, 1_000, at, stamp);

@@ -1,7 +1,7 @@
 //! When and how much a sender sends, if it retransmits but does not slow down for loss. Without IO or clock.
 //!
-//! [`ltp`] has both ends of the transport `ltp`. `thalweg-masking` uses the same parts for its data to the client, and the
-//! transport `udp` for its window.
+//! [`ltp`] has both ends of the transport `ltp`. `thalweg-masking` uses the same parts for its data to the
+//! client, and the transport `udp` for its window.
 //!
 //! ```text
 //! pace      when the next packet leaves            a token bucket

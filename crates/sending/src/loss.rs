@@ -8,16 +8,16 @@ const FIRST_TRIP: Time = Time::from_millis(100);
 const GRANULARITY: Time = Time::from_millis(1);
 /// The longest delay of an acknowledgement by a busy receiver.
 const ACK_DELAY: Time = Time::from_millis(20);
-/// A packet is lost if one this many numbers later has come (kPacketThreshold). The limit rises on a path that
-/// reorders.
+/// A packet is lost if one this many numbers later has come (kPacketThreshold). The limit rises on a path
+/// that reorders.
 const PACKETS: u64 = 3;
 const MOST_PACKETS: u64 = 1024;
 /// A packet is lost if a later one has come and this many eighths of an RTT have passed (kTimeThreshold). The
 /// limit rises on a path that reorders.
 const EIGHTHS: u32 = 9;
 const MOST_EIGHTHS: u32 = 16;
-/// The delay of a packet that was thought lost is kept so many times its RTT at most, and fades by one in so many
-/// RTT samples.
+/// The delay of a packet that was thought lost is kept so many times its RTT at most, and fades by one in so
+/// many RTT samples.
 const MOST_LATE: u32 = 4;
 const FADES: u32 = 256;
 /// Unanswered probes are sent more and more rarely, but at least this often.
@@ -110,8 +110,8 @@ impl Trips {
         self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
     }
 
-    /// A packet that counted as lost has arrived, `trip` after it was sent. The time threshold is no shorter from now
-    /// on: it follows the reordering that is seen, as in RACK (RFC 8985, section 6.2, step 4).
+    /// A packet that counted as lost has arrived, `trip` after it was sent. The time threshold is no shorter
+    /// from now on: it follows the reordering that is seen, as in RACK (RFC 8985, section 6.2, step 4).
     pub fn late(&mut self, trip: Time) {
         self.late = self.late.max(trip + trip / 8);
     }

@@ -22,36 +22,41 @@ const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
 /// If a probe raised the rate by this factor, the next one follows at once. It makes up for a start-up that
 /// noise has ended too early.
 const WORTH: f64 = 1.15;
-/// How long the minimum RTT is valid, and how long a new one is looked for (RTpropFilterLen, ProbeRTTDuration).
+/// How long the minimum RTT is valid, and how long a new one is looked for (RTpropFilterLen,
+/// ProbeRTTDuration).
 const BASE_LASTS: Time = Time::from_secs(10);
 const LOOKING: Time = Time::from_millis(200);
 /// The path is full if the rate does not rise by a quarter in this many rounds (BBRCheckFullPipe).
 const FULL_ROUNDS: u8 = 3;
 /// Acknowledgements in a row that must show a queue, or none (RFC 9406, N_RTT_SAMPLE).
 const QUEUED: u8 = 8;
-/// The window of a [fast start](Rate::starting_fast) is at least so many times what a round trip has carried. Eight senders
-/// that begin at once behind a queue of a quarter BDP send 1.35 packets for each that arrives; with a factor of 2 it is 2.23.
+/// The window of a [fast start](Rate::starting_fast) is at least so many times what a round trip has carried.
+/// Eight senders that begin at once behind a queue of a quarter BDP send 1.35 packets for each that arrives;
+/// with a factor of 2 it is 2.23.
 const GROWTH: f64 = 1.75;
 /// Rounds for which a queue must last: late acknowledgements of a busy host look like a queue (RFC 9406,
 /// CSS_ROUNDS).
 const CHECKED: u64 = 2;
-/// Rounds in a row with an RTT of more than twice the minimum and [`QUEUE`] that are no accident of scheduling: the path
-/// has become slower.
+/// Rounds in a row with an RTT of more than twice the minimum and [`QUEUE`] that are no accident of
+/// scheduling: the path has become slower.
 const SLOW: u8 = 3;
 /// Packets that may always be in flight (BBRMinPipeCwnd).
 const FLOOR: u64 = 4;
-/// While no queue builds up, the sender adds the recent loss rate to its rate, up to this share unless
-/// [told otherwise](Rate::making_up). Otherwise it would slow down by the loss. It is also the most that a sender can
-/// lose because of it, in queues too short to be seen.
+/// While no queue builds up, the sender adds the recent loss rate to its rate, up to this share unless [told
+/// otherwise](Rate::making_up). Otherwise it would slow down by the loss. It is also the most that a sender
+/// can lose because of it, in queues too short to be seen.
 const MADE_UP: f64 = 0.1;
-/// Where more than half is lost, a sender that was told such a share makes up for at least this much: else a path that loses
-/// 70 % would make the window shrink for ever, since it is at most 1.3 times what a round trip delivered.
+/// Where more than half is lost, a sender that was told such a share makes up for at least this much: else a
+/// path that loses 70 % would make the window shrink for ever, since it is at most 1.3 times what a round
+/// trip delivered.
 const HALF: f64 = 0.5;
 const MOST_MADE_UP: f64 = 0.62;
-/// Of a greater path loss nothing is made up for in the second and third phase of each cycle. Who makes up for so much is
-/// faster than the path in every phase of it, and could take what it loses by that for the path's loss.
+/// Of a greater path loss nothing is made up for in the second and third phase of each cycle. Who makes up
+/// for so much is faster than the path in every phase of it, and could take what it loses by that for the
+/// path's loss.
 const DOUBTED: f64 = 0.4;
-/// Start-up ends, on a path whose jitter hides a queue, when a round without growth lost so much more than the path does.
+/// Start-up ends, on a path whose jitter hides a queue, when a round without growth lost so much more than
+/// the path does.
 const OVERFLOW: f64 = 0.05;
 /// Start-up begins again if the path loses so much more than when it ended.
 const WORSE: f64 = 0.3;
@@ -61,8 +66,9 @@ const SIGNS: u8 = 8;
 const TRIPS: usize = 7;
 /// Packets of a sample of the loss rate, at least.
 const SAMPLED: f64 = 16.0;
-/// RTTs that vary by no more than this from one sample to the next are a busy host's. What goes beyond is the path's
-/// jitter, of which the window allows for four times, as a retransmission timeout does (RFC 6298, section 2).
+/// RTTs that vary by no more than this from one sample to the next are a busy host's. What goes beyond is the
+/// path's jitter, of which the window allows for four times, as a retransmission timeout does (RFC 6298,
+/// section 2).
 const UNSTEADY: Time = Time::from_millis(8);
 const JITTERS: u32 = 4;
 /// Gain of the smoothed jitter (RFC 3550, section 6.4.1).
@@ -89,8 +95,8 @@ pub struct Heard {
     pub now: Time,
     /// Newly acknowledged bytes.
     pub bytes: u64,
-    /// What is known about loss since the last acknowledgement: bytes that came, and bytes that were lost. Packets that were
-    /// rebuilt from others say nothing about loss.
+    /// What is known about loss since the last acknowledgement: bytes that came, and bytes that were lost.
+    /// Packets that were rebuilt from others say nothing about loss.
     pub fates: (u64, u64),
     /// Bytes delivered in all.
     pub delivered: u64,
@@ -118,18 +124,18 @@ pub struct Rate {
     rates: VecDeque<(u64, f64)>,
     base: Option<Time>,
     base_at: Time,
-    /// How often packets have overtaken others, up to [`SIGNS`]: then single RTT samples may be too short. The last
-    /// [`TRIPS`] samples.
+    /// How often packets have overtaken others, up to [`SIGNS`]: then single RTT samples may be too short.
+    /// The last [`TRIPS`] samples.
     overtaken: u8,
     late_trips: VecDeque<Time>,
-    /// The last two RTT samples, by how much they go up and down on average, and the maximum of that since `base` was
-    /// found.
+    /// The last two RTT samples, by how much they go up and down on average, and the maximum of that since
+    /// `base` was found.
     turns: Option<[Time; 2]>,
     shakes: Time,
     jitter: Time,
     smooth: Time,
-    /// Start-up: the most bytes that a round trip has carried, whether jitter was known when it last looked for a queue, the
-    /// reference rate, and rounds in which the rate has not risen.
+    /// Start-up: the most bytes that a round trip has carried, whether jitter was known when it last looked
+    /// for a queue, the reference rate, and rounds in which the rate has not risen.
     carried: u64,
     jittery: bool,
     reached: f64,
@@ -142,7 +148,8 @@ pub struct Rate {
     slow: u8,
     /// Bytes delivered and lost in this round, and the smoothed loss rate.
     counted: (u64, u64),
-    /// The same in the rounds of a sample, the loss rate of late samples, each of a round or more, and the least of them.
+    /// The same in the rounds of a sample, the loss rate of late samples, each of a round or more, and the
+    /// least of them.
     sampled: (u64, u64),
     losses: VecDeque<f64>,
     /// A queue was seen in this sample.
@@ -198,8 +205,8 @@ impl Rate {
         }
     }
 
-    /// Makes up for loss up to this share, but only for what is [the path's](Self::path_loss): what the sender loses by its
-    /// own rate is not to be made up for.
+    /// Makes up for loss up to this share, but only for what is [the path's](Self::path_loss): what the
+    /// sender loses by its own rate is not to be made up for.
     #[must_use]
     pub fn making_up(self, most: f64) -> Self {
         Self { most_made_up: Some(most), ..self }
@@ -211,8 +218,8 @@ impl Rate {
         Self { growth: GROWTH, ..self }
     }
 
-    /// RTT samples may vary by so much without jitter of the path. For senders that take few samples, between which a queue
-    /// changes much.
+    /// RTT samples may vary by so much without jitter of the path. For senders that take few samples, between
+    /// which a queue changes much.
     #[must_use]
     pub fn unsteady(self, unsteady: Time) -> Self {
         Self { unsteady, ..self }
@@ -234,7 +241,8 @@ impl Rate {
         self.window
     }
 
-    /// Bytes that may be in flight with those that the path will lose: until that is known, they are in flight too.
+    /// Bytes that may be in flight with those that the path will lose: until that is known, they are in
+    /// flight too.
     pub fn flight(&self) -> u64 {
         (self.window as f64 / (1.0 - self.made_up())) as u64
     }
@@ -330,7 +338,8 @@ impl Rate {
         JITTERS * self.jitter.saturating_sub(self.unsteady)
     }
 
-    /// Follows the jitter: how far RTT samples go up and down again. A queue goes up for many samples, and down for many.
+    /// Follows the jitter: how far RTT samples go up and down again. A queue goes up for many samples, and
+    /// down for many.
     fn see_jitter(&mut self, trip: Option<Time>) {
         let Some(trip) = trip else { return };
         self.smooth = if self.smooth.is_zero() { trip } else { self.smooth - self.smooth / 8 + trip / 8 };
@@ -385,9 +394,9 @@ impl Rate {
         self.resize(heard.bytes);
     }
 
-    /// Takes a sample of the loss rate. What all samples of one cycle show is the path's: in some of them the sender was
-    /// slower than the path, so slowing down does not lessen it. While a queue is seen, nothing is known: it may be
-    /// others who fill it.
+    /// Takes a sample of the loss rate. What all samples of one cycle show is the path's: in some of them the
+    /// sender was slower than the path, so slowing down does not lessen it. While a queue is seen, nothing is
+    /// known: it may be others who fill it.
     fn see_loss(&mut self) {
         let (came, lost) = std::mem::take(&mut self.counted);
         self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
@@ -413,7 +422,8 @@ impl Rate {
         self.known_loss = known;
         let makes_up = self.most_made_up.is_some();
         if makes_up && self.path_loss > known + WORSE && matches!(self.mode, Mode::Cruising(..)) {
-            // While that loss was not known, the rate fell. A cycle raises it by a quarter: that takes too long.
+            // While that loss was not known, the rate fell. A cycle raises it by a quarter: that takes too
+            // long.
             self.known_loss = self.path_loss;
             (self.mode, self.plateau) = (Mode::Starting, 0);
             (self.reached, self.carried) = (0.0, 0);
@@ -448,8 +458,8 @@ impl Rate {
         false
     }
 
-    /// On a path that reorders, the median of the last samples: a packet that overtakes others, or its acknowledgement, is
-    /// no measure of the path.
+    /// On a path that reorders, the median of the last samples: a packet that overtakes others, or its
+    /// acknowledgement, is no measure of the path.
     fn usual(&mut self, trip: Time) -> Time {
         if self.late_trips.len() == TRIPS {
             self.late_trips.pop_front();
@@ -463,8 +473,8 @@ impl Rate {
         trips.get(trips.len() / 2).copied().unwrap_or(trip)
     }
 
-    /// A packet or an acknowledgement has overtaken others. The minimum RTT may be that of another one that did, so it is
-    /// looked for anew, the first few times.
+    /// A packet or an acknowledgement has overtaken others. The minimum RTT may be that of another one that
+    /// did, so it is looked for anew, the first few times.
     pub fn overtaken(&mut self) {
         if self.overtaken < SIGNS {
             self.overtaken += 1;
@@ -483,8 +493,9 @@ impl Rate {
         self.crowded |= self.queued >= QUEUED;
     }
 
-    /// What a round trip carries. Of a flight that took long to send, the delivery rate says less than the path carries: by
-    /// that alone the window would grow by half in a round trip. What waited in a queue does not count.
+    /// What a round trip carries. Of a flight that took long to send, the delivery rate says less than the
+    /// path carries: by that alone the window would grow by half in a round trip. What waited in a queue does
+    /// not count.
     fn see_carried(&mut self, heard: &Heard) {
         let (Some(trip), Some(base), Some(measured)) = (heard.trip, self.base, heard.measured) else {
             return;
@@ -494,8 +505,8 @@ impl Rate {
         self.carried = self.carried.max(((heard.delivered - measured.before) as f64 * share) as u64);
     }
 
-    /// A path that has become slower than the rates that are still valid: the queue they fill makes rounds so long that
-    /// [`ROUNDS`] of them would take seconds. Forgets all rates but that of the last round.
+    /// A path that has become slower than the rates that are still valid: the queue they fill makes rounds so
+    /// long that [`ROUNDS`] of them would take seconds. Forgets all rates but that of the last round.
     fn see_slow_path(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         self.slow = if trip > 2 * (base + QUEUE) + self.held_up() { self.slow.saturating_add(1) } else { 0 };
@@ -735,7 +746,8 @@ mod tests {
         assert_eq!((rate.path_loss(), rate.flight()), (0.0, rate.window()));
     }
 
-    /// A path that loses 70 % in front of a queue too short to be seen, and then nothing but what the queue cannot hold.
+    /// A path that loses 70 % in front of a queue too short to be seen, and then nothing but what the queue
+    /// cannot hold.
     #[test]
     fn what_a_sender_loses_by_making_up_for_loss_is_no_loss_of_the_path() {
         let mut rate = cruising().making_up(0.4);

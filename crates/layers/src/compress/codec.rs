@@ -1,7 +1,7 @@
 //! Blocks of float32 values in fewer bits.
 //!
-//! An update is cut at multiples of [`BLOCK`] bytes, wherever its chunks begin. What a chunk has of a block is a piece. It
-//! is written as
+//! An update is cut at multiples of [`BLOCK`] bytes, wherever its chunks begin. What a chunk has of a block
+//! is a piece. It is written as
 //!
 //! | head | behind it |
 //! |---|---|
@@ -11,8 +11,9 @@
 //! | 3 | exponent `e` (i8), values / 2^e as int8 |
 //!
 //! `e` is the least with which the largest value fits. As a power of two it changes no digit. So values that were rounded
-//! once stay as they are, however later chunks cut them: [`Format::round`] gives what every receiver gets, but of a block
-//! with values that are not finite or from 2^126 on, of which a receiver may get others rounded.
+//! once stay as they are, however later chunks cut them: [`Format::round`] gives what every receiver gets,
+//! but of a block with values that are not finite or from 2^126 on, of which a receiver may get others
+//! rounded.
 
 use serde::{Deserialize, Serialize};
 use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
@@ -127,8 +128,8 @@ pub(super) fn pieces(chunk: Range) -> impl Iterator<Item = Range> {
     })
 }
 
-/// How many bytes a chunk's payload holds, and what its checksum is said to be; `None` if its pieces are not those of so
-/// many bytes at `offset`.
+/// How many bytes a chunk's payload holds, and what its checksum is said to be; `None` if its pieces are not
+/// those of so many bytes at `offset`.
 pub(super) fn holds(offset: u64, payload: &[u8]) -> Option<(u32, u32)> {
     let (length, rest) = payload.split_first_chunk()?;
     let (sum, mut rest) = rest.split_first_chunk()?;

@@ -4,9 +4,9 @@ use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
 
 use super::codec::{decode, holds, pieces, Format, PREFACE};
 
-/// The bytes behind the first eight, which are an offset, are a chunk's payload or none: one that is has a bounded length,
-/// and is read to its end. Then they are an update: what was rounded once is not changed again, and a chunk of it says how
-/// long it is.
+/// The bytes behind the first eight, which are an offset, are a chunk's payload or none: one that is has a
+/// bounded length, and is read to its end. Then they are an update: what was rounded once is not changed
+/// again, and a chunk of it says how long it is.
 ///
 /// # Panics
 /// If not.

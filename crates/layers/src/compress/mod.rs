@@ -1,9 +1,10 @@
 //! Updates in fewer bytes: float32 values travel as float16 or int8, and come out as float32.
 //!
-//! A chunk keeps its job, round, sender, layout and offset. Its payload is the length of what it holds and a checksum (u32,
-//! little-endian), and pieces as [`codec`] has them. The checksum is the CRC-32C of the pieces, and differs from it if
-//! what was compressed had another one than its sender knew. Each chunk is read by itself, so that one that is lost spoils no
-//! other. A chunk whose values cannot be made smaller is sent as several where it would be too long for the transport.
+//! A chunk keeps its job, round, sender, layout and offset. Its payload is the length of what it holds and a
+//! checksum (u32, little-endian), and pieces as [`codec`] has them. The checksum is the CRC-32C of the
+//! pieces, and differs from it if what was compressed had another one than its sender knew. Each chunk is
+//! read by itself, so that one that is lost spoils no other. A chunk whose values cannot be made smaller is
+//! sent as several where it would be too long for the transport.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,8 +140,8 @@ impl Batch {
         self.bytes.extend_from_slice(&[0; PREFACE]);
     }
 
-    /// Ends the chunk that began at `start` of the bytes and holds `held` bytes of the update, whose checksum was wrong
-    /// by `wrong`.
+    /// Ends the chunk that began at `start` of the bytes and holds `held` bytes of the update, whose checksum
+    /// was wrong by `wrong`.
     fn end(&mut self, start: usize, held: u64, wrong: u32) {
         let sum = checksum(&self.bytes[start + PREFACE..]) ^ wrong;
         let preface = [(held as u32).to_le_bytes(), sum.to_le_bytes()].concat();

@@ -44,8 +44,8 @@ impl Opening<'_> {
         fits.then_some(Preface { chunk, number, sum, grid })
     }
 
-    /// Opens the records that came whole into the chunk's place, and says so to the sink. What came before, or too late,
-    /// is dropped.
+    /// Opens the records that came whole into the chunk's place, and says so to the sink. What came before,
+    /// or too late, is dropped.
     fn open(&self, preface: &Preface, records: &mut [u8], holes: &Ranges) {
         let Preface { chunk, number, grid, .. } = preface;
         let Some((_, opener)) = &self.link.ends else { return };
@@ -60,8 +60,8 @@ impl Opening<'_> {
             self.link.copied.fetch_add(grid.total() - lost.bytes(), Ordering::Relaxed);
             let (authentic, whole) = (self.link.layer.cipher.is_authenticated(), holes.is_empty());
             let proved = lost.is_empty() || lost.bytes() < grid.total();
-            // Of a chunk that came whole all records must be as they were sent; of one with holes one says that it is
-            // genuine, and if none came nobody says that it is not.
+            // Of a chunk that came whole all records must be as they were sent; of one with holes one says
+            // that it is genuine, and if none came nobody says that it is not.
             let forged =
                 if whole { !lost.is_empty() } else { !authentic || !(proved || opened.refused.is_empty()) };
             if forged {
@@ -75,7 +75,8 @@ impl Opening<'_> {
         self.hand_on(chunk, target, opened);
     }
 
-    /// Gives the sink a chunk with what of it could not be opened and the plaintext's checksum, or says why it is refused.
+    /// Gives the sink a chunk with what of it could not be opened and the plaintext's checksum, or says why
+    /// it is refused.
     fn hand_on(&self, chunk: &ChunkHeader, target: Target, opened: Result<(Ranges, u32), Refused>) {
         let outcome = match opened {
             Ok((lost, _)) if !lost.is_empty() => {
@@ -135,8 +136,8 @@ fn behind_preface(holes: &Ranges) -> Ranges {
 }
 
 impl Sink for Opening<'_> {
-    /// A buffer of its own for all that comes. The sink is asked for a place when the records are there: it would not
-    /// fit the sealed ones.
+    /// A buffer of its own for all that comes. The sink is asked for a place when the records are there: it
+    /// would not fit the sealed ones.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         self.sink.begun(chunk);
         // Padding hides how much of the last block is plaintext.

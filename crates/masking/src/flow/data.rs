@@ -25,9 +25,11 @@ impl Flow {
         if (length == 0 && !fin) || matches!(self.state, State::SynReceived | State::Closed) {
             return;
         }
-        // A keep-alive may carry one byte that means nothing, in front of what is expected (RFC 9293 section 3.8.4).
+        // A keep-alive may carry one byte that means nothing, in front of what is expected (RFC 9293 section
+        // 3.8.4).
         let keep_alive = length <= 1 && !fin && start + 1 == self.acks.sent as i64;
-        // A FIN from before the stream is no end at offset 0. And after its last event, a flow reports nothing.
+        // A FIN from before the stream is no end at offset 0. And after its last event, a flow reports
+        // nothing.
         if keep_alive || start + length < 0 || self.ended {
             self.acks.now = true;
             return;
@@ -90,9 +92,9 @@ impl Flow {
         let repairs = self.stream.repaired > repaired;
         if late.is_some() || arrival.duplicate.is_some() {
             self.acks.now = true;
-            // What was masked was acknowledged, so to the sender this is a duplicate (RFC 2883). Do not report
-            // duplicates that came with a retransmission: the sender would wait longer before its next one (RFC
-            // 8985 section 6.2).
+            // What was masked was acknowledged, so to the sender this is a duplicate (RFC 2883). Do not
+            // report duplicates that came with a retransmission: the sender would wait longer before its next
+            // one (RFC 8985 section 6.2).
             self.acks.duplicate = arrival.duplicate.or(late).filter(|_| !repairs);
         }
         if held && arrival.moved_gaps && cx.config.undo.duplicates {
@@ -151,8 +153,8 @@ impl Flow {
     }
 
     /// Whether a segment comes so late that it may be a tail loss probe: it is sent two round trips or more
-    /// after the last segment (RFC 8985 section 7.2). New data after a pause of the application looks the same.
-    /// Reporting that as a duplicate does no harm, since the sender has sent it once only.
+    /// after the last segment (RFC 8985 section 7.2). New data after a pause of the application looks the
+    /// same. Reporting that as a duplicate does no harm, since the sender has sent it once only.
     fn may_be_probe(&self, cx: &Context<'_>, range: Range) -> bool {
         let patience = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
         cx.config.undo.probes && range.len() <= u64::from(self.segment) && self.silence(cx.now) >= patience
@@ -214,8 +216,8 @@ impl Flow {
         self.settle(cx);
     }
 
-    /// Gives the rate controller a sample. A segment that `leaps` beyond a gap may have overtaken others, so it
-    /// shows too short a path.
+    /// Gives the rate controller a sample. A segment that `leaps` beyond a gap may have overtaken others, so
+    /// it shows too short a path.
     fn sample(&mut self, now: Time, segment: &Segment, leaps: bool) {
         let (mut rtt, mut one_way) = (None, None);
         if leaps {

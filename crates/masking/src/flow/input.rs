@@ -1,5 +1,5 @@
-//! Processes an incoming segment: RFC 9293 section 3.10.7.4 in its order, RFC 5961 against forged segments, RFC
-//! 7323 against old ones.
+//! Processes an incoming segment: RFC 9293 section 3.10.7.4 in its order, RFC 5961 against forged segments,
+//! RFC 7323 against old ones.
 
 use thalweg_wire::Range;
 
@@ -149,8 +149,8 @@ impl Flow {
         true
     }
 
-    /// The SACK blocks of the peer for bytes that we sent. Blocks before the acknowledgement (D-SACK) are left
-    /// out.
+    /// The SACK blocks of the peer for bytes that we sent. Blocks before the acknowledgement (D-SACK) are
+    /// left out.
     fn kept_blocks(&self, segment: &Segment) -> Vec<Range> {
         let base = self.iss.wrapping_add(1);
         let place = |sequence: u32| u64::try_from(offset(sequence, base, self.out.una())).ok();

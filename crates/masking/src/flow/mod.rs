@@ -27,7 +27,8 @@ const SYN_TIMEOUT: Time = Time::from_secs(1);
 /// The largest value of the 16-bit window field.
 const UNSCALED: u64 = 65_535;
 /// Segments that the window opens by, after a silence, while it is frozen. Their acknowledgements show the
-/// sender which of its retransmissions are lost (RFC 8985 section 6.2). Otherwise it would wait for its timer.
+/// sender which of its retransmissions are lost (RFC 8985 section 6.2). Otherwise it would wait for its
+/// timer.
 const TRICKLE: u64 = 2;
 
 /// The states of RFC 9293 section 3.3.2 that a listener reaches.

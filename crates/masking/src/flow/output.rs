@@ -1,11 +1,11 @@
 //! What a flow sends: the SYN-ACK, data to the client, and acknowledgements.
 //!
 //! The right edge of the window never moves left (RFC 9293 section 3.8.6). To reduce the window, the receiver
-//! leaves the edge where it is. The edge moves by at least one segment (section 3.8.6.2.2). The scaled field is
-//! rounded up, and the rounding counts as advertised, so the field is never 0 by rounding (RFC 7323 section
-//! 2.4). So each acknowledgement of a closing window may move the edge by less than one unit, as in Linux.
-//! While a hole is held, the edge still follows the highest byte that has come; otherwise the sender would stop
-//! for a round trip.
+//! leaves the edge where it is. The edge moves by at least one segment (section 3.8.6.2.2). The scaled field
+//! is rounded up, and the rounding counts as advertised, so the field is never 0 by rounding (RFC 7323
+//! section 2.4). So each acknowledgement of a closing window may move the edge by less than one unit, as in
+//! Linux. While a hole is held, the edge still follows the highest byte that has come; otherwise the sender
+//! would stop for a round trip.
 
 use thalweg_wire::Range;
 
@@ -25,9 +25,9 @@ const TRAIN: Time = Time::from_millis(2);
 const PAUSE: Time = Time::from_millis(3);
 /// The longest delay of the last segment's ACK. Linux's shortest timeout is one round trip longer.
 const DELAYED: Time = Time::from_millis(200);
-/// The oldest echo (or four round trips, if that is longer) for a sender that may depend on its retransmission
-/// timer: an older one makes that timer too long. If the timer has run out since, the echo may be older by that
-/// silence.
+/// The oldest echo (or four round trips, if that is longer) for a sender that may depend on its
+/// retransmission timer: an older one makes that timer too long. If the timer has run out since, the echo may
+/// be older by that silence.
 const AGED: Time = Time::from_millis(200);
 /// Payload of a superpacket: the 16-bit IP length less the longest headers.
 const SUPERPACKET: usize = 65_535 - 120;
@@ -84,8 +84,8 @@ impl Flow {
         }
     }
 
-    /// Writes the SYN-ACK with the options that both sides agree on. Its window is unscaled and small (RFC 7323
-    /// section 2.2).
+    /// Writes the SYN-ACK with the options that both sides agree on. Its window is unscaled and small (RFC
+    /// 7323 section 2.2).
     fn answer(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> Option<Offload> {
         if !std::mem::take(&mut self.syn_due) {
             return None;
@@ -285,8 +285,8 @@ impl Flow {
     ///
     /// A sender that learns of new holes before it has filled the old ones never leaves recovery, and its
     /// window grows only outside of recovery (Linux, `tcp_cong_avoid`). So the receiver lets it repair each
-    /// flight completely; the next flight is twice as large. This ends when the flight fills the path one and a
-    /// half times. Then the window that is left after a reduction still fills the path once.
+    /// flight completely; the next flight is twice as large. This ends when the flight fills the path one and
+    /// a half times. Then the window that is left after a reduction still fills the path once.
     pub(super) fn freezes_window(&self) -> bool {
         self.repairs_all()
             && self.stream.holding()
@@ -298,10 +298,10 @@ impl Flow {
     /// of it, and reports something new.
     ///
     /// In recovery, a sender sends as much as was delivered and nothing for what was lost, so its flight
-    /// shrinks with each loss. Each ACK that advances, reports something and shows no new loss allows one more
-    /// packet (RFC 6937, PRR-SSRB). Newly reported segments also give the sender an RTT sample; without one, it
-    /// takes the age of the echo. Bytes that were reported are never acknowledged in parts: the sender would
-    /// think that the receiver had dropped them (Linux, `tcp_check_sack_reneging`), and wait.
+    /// shrinks with each loss. Each ACK that advances, reports something and shows no new loss allows one
+    /// more packet (RFC 6937, PRR-SSRB). Newly reported segments also give the sender an RTT sample; without
+    /// one, it takes the age of the echo. Bytes that were reported are never acknowledged in parts: the
+    /// sender would think that the receiver had dropped them (Linux, `tcp_check_sack_reneging`), and wait.
     pub(super) fn start_ack_division(&mut self, now: Time, repaired: Range) {
         let soon = self.rtt.unwrap_or_default() / WHOLE;
         let comes = self.stream.holding() && now.saturating_sub(self.last_new) < soon;
@@ -353,7 +353,8 @@ impl Flow {
     }
 }
 
-/// Cuts `blocks` so that they report at most `most` bytes beyond `reported`. Returns whether anything was cut.
+/// Cuts `blocks` so that they report at most `most` bytes beyond `reported`. Returns whether anything was
+/// cut.
 fn clip(blocks: &mut Vec<Range>, reported: u64, mut most: u64) -> bool {
     for (index, block) in blocks.iter_mut().enumerate() {
         let new = block.end.saturating_sub(block.start.max(reported));

@@ -1,8 +1,8 @@
 //! Which bytes to the client are in flight, acknowledged, or lost.
 //!
-//! Each transmission has a number. A segment is lost if a later transmission has arrived, and enough others or
-//! enough time lie between them (RACK, RFC 8985, in the form of RFC 9002 section 6.1). So a lost retransmission
-//! is detected as well.
+//! Each transmission has a number. A segment is lost if a later transmission has arrived, and enough others
+//! or enough time lie between them (RACK, RFC 8985, in the form of RFC 9002 section 6.1). So a lost
+//! retransmission is detected as well.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -293,8 +293,8 @@ impl Flight {
         self.lose(0);
     }
 
-    /// Marks everything in flight as lost. If nothing is missing in front of selectively acknowledged data, the
-    /// receiver may have dropped that data (RFC 2018 section 8); returns whether that is so.
+    /// Marks everything in flight as lost. If nothing is missing in front of selectively acknowledged data,
+    /// the receiver may have dropped that data (RFC 2018 section 8); returns whether that is so.
     pub fn lose_all(&mut self) -> bool {
         (0..self.sent.len()).for_each(|index| self.lose(index));
         self.sent.front().is_some_and(|first| first.state == State::Kept)

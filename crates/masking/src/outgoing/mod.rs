@@ -1,9 +1,9 @@
 //! Data to the client: ordinary reliable TCP, for the model and for control messages.
 //!
-//! Losses are detected by selective acknowledgements (RFC 2018) and send times (RACK, RFC 8985), else by three
-//! duplicate ACKs (RFC 5681, RFC 6582). There are the retransmission timeout of RFC 6298 and the persist timer
-//! of RFC 9293 section 3.8.6.1. The congestion window follows what is delivered, as in `ltp`, so a lossy path
-//! does not slow the model down. Messages are small or many, so there is no Nagle algorithm.
+//! Losses are detected by selective acknowledgements (RFC 2018) and send times (RACK, RFC 8985), else by
+//! three duplicate ACKs (RFC 5681, RFC 6582). There are the retransmission timeout of RFC 6298 and the
+//! persist timer of RFC 9293 section 3.8.6.1. The congestion window follows what is delivered, as in `ltp`,
+//! so a lossy path does not slow the model down. Messages are small or many, so there is no Nagle algorithm.
 
 mod flight;
 #[cfg(test)]
@@ -231,8 +231,8 @@ impl Outgoing {
         timeout.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
-    /// What to send now: a segment, or as many consecutive segments as fit into `most` bytes, all but the last
-    /// of full length.
+    /// What to send now: a segment, or as many consecutive segments as fit into `most` bytes, all but the
+    /// last of full length.
     pub fn poll(&mut self, now: Time, most: usize) -> Option<Piece> {
         let mut piece = self.choose(now)?;
         while self.goes_on(piece, most) {
@@ -335,8 +335,8 @@ impl Outgoing {
         (&first[cut(start)..cut(end)], &second[rest(start)..rest(end)])
     }
 
-    /// Sets the timers, also for a closed window. The retransmission timeout is for the first segment (RFC 6298
-    /// section 5), the probe for the last (RFC 8985 section 7.2).
+    /// Sets the timers, also for a closed window. The retransmission timeout is for the first segment (RFC
+    /// 6298 section 5), the probe for the last (RFC 8985 section 7.2).
     pub fn arm(&mut self, now: Time) {
         self.probe_at = None;
         if self.una >= self.end() {

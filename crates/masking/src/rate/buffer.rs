@@ -1,9 +1,9 @@
-//! Estimates the depth of the bottleneck buffer: how long its queue is when it overflows. A path loses packets
-//! anyway, so a single loss says nothing. Overflow shows by far more losses than there are while the queue is
-//! short.
+//! Estimates the depth of the bottleneck buffer: how long its queue is when it overflows. A path loses
+//! packets anyway, so a single loss says nothing. Overflow shows by far more losses than there are while the
+//! queue is short.
 
-/// Losses of a round trip count as overflow if they exceed the usual number by this many segments and standard
-/// deviations.
+/// Losses of a round trip count as overflow if they exceed the usual number by this many segments and
+/// standard deviations.
 const MORE: f64 = 6.0;
 /// Prior: segments delivered and lost before any were seen (1 % loss).
 const BEFORE: (f64, f64) = (990.0, 10.0);

@@ -1,18 +1,18 @@
 //! The default controller: enough in flight to fill the path, and a short queue.
 //!
-//! Every quarter of a round trip (a tick) it takes three values: the delivery rate (the maximum of the last two
-//! round trips, as in BBR's bandwidth filter), the minimum RTT, and the queuing delay (the least one-way delay
-//! in the tick, less the base delay).
+//! Every quarter of a round trip (a tick) it takes three values: the delivery rate (the maximum of the last
+//! two round trips, as in BBR's bandwidth filter), the minimum RTT, and the queuing delay (the least one-way
+//! delay in the tick, less the base delay).
 //!
-//! The window begins with 64 segments. Until a queue shows, it is twice what the last round trip carried. From
-//! then on it steers the queuing delay towards a target of about 8 ms. It steers by the predicted delay, since
-//! the effect of a change shows one round trip later. Both bases are forgotten after 30 to 60 s, since clocks
-//! and routes drift. To measure them again, the queue is drained every ten seconds (as in BBR's ProbeRTT). If
-//! the delay shows nothing, heavy loss or ECN marks (RFC 3168) limit the window.
+//! The window begins with 64 segments. Until a queue shows, it is twice what the last round trip carried.
+//! From then on it steers the queuing delay towards a target of about 8 ms. It steers by the predicted delay,
+//! since the effect of a change shows one round trip later. Both bases are forgotten after 30 to 60 s, since
+//! clocks and routes drift. To measure them again, the queue is drained every ten seconds (as in BBR's
+//! ProbeRTT). If the delay shows nothing, heavy loss or ECN marks (RFC 3168) limit the window.
 //!
-//! A sender in slow start sends bursts, with pauses between them; many are shorter than a tick. So what a round
-//! trip carried is updated at each arrival, and not as a sum of ticks. Behind a queue, the window is less than
-//! twice that; otherwise the last burst would fill a queue as long as the path.
+//! A sender in slow start sends bursts, with pauses between them; many are shorter than a tick. So what a
+//! round trip carried is updated at each arrival, and not as a sum of ticks. Behind a queue, the window is
+//! less than twice that; otherwise the last burst would fill a queue as long as the path.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -43,8 +43,9 @@ const MARKED: f64 = 0.05;
 /// How strongly a rate above or below the group's mean changes the target, and the bounds of that factor.
 const LEAN: f64 = 2.0;
 const LEANS: RangeInclusive<f64> = 0.5..=2.0;
-/// Rate in bytes a second from which the target is as set, and the exponent by which it rises for slower flows.
-/// Of flows that do not know each other, the slower one gets more (as in Swift, SIGCOMM 2020, section 3.1).
+/// Rate in bytes a second from which the target is as set, and the exponent by which it rises for slower
+/// flows. Of flows that do not know each other, the slower one gets more (as in Swift, SIGCOMM 2020, section
+/// 3.1).
 const FAIR: f64 = 12.5e6;
 const FAIRNESS: f64 = 0.25;
 /// Share of a round trip by which the window may grow while no queue shows.
@@ -130,8 +131,8 @@ pub struct Delay {
     burst: Burst,
 }
 
-/// Segments in a round trip from which a burst can be told from pacing, and how much faster than the mean rate
-/// a burst is. BBR paces its start at 2.89 times what came.
+/// Segments in a round trip from which a burst can be told from pacing, and how much faster than the mean
+/// rate a burst is. BBR paces its start at 2.89 times what came.
 const MANY: f64 = 64.0;
 const FASTER: f64 = 6.0;
 
@@ -374,9 +375,9 @@ impl Delay {
         }
     }
 
-    /// The predicted queuing delay when the sender has reacted to the current window. What arrives now was sent
-    /// by the window of one round trip ago. Control by the measured delay alone reacts too long, and oscillates
-    /// between an empty queue and twice the target.
+    /// The predicted queuing delay when the sender has reacted to the current window. What arrives now was
+    /// sent by the window of one round trip ago. Control by the measured delay alone reacts too long, and
+    /// oscillates between an empty queue and twice the target.
     fn foreseen(&self, queue: f64, rate: f64) -> f64 {
         let then = self.windows.front().map_or(self.window, |&(_, window)| window as f64);
         queue + (self.window - then) / rate.max(1.0)

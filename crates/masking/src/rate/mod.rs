@@ -1,5 +1,5 @@
-//! Rate controllers: how much a sender may have in flight. Once losses are masked, the advertised window is the
-//! only brake.
+//! Rate controllers: how much a sender may have in flight. Once losses are masked, the advertised window is
+//! the only brake.
 //!
 //! Without a brake, masking destroys what it carries: a Cubic sender lost 89 % of its bytes on a path of 100
 //! Mbit/s. A window only limits a sender; it cannot make it send more than its congestion window allows
@@ -22,8 +22,8 @@ use crate::Time;
 pub struct Sample {
     /// Current time.
     pub now: Time,
-    /// Bytes that have come, each counted once. Masked bytes do not count: the rate of acknowledged bytes would
-    /// be 1350 Mbit/s on a path of 100.
+    /// Bytes that have come, each counted once. Masked bytes do not count: the rate of acknowledged bytes
+    /// would be 1350 Mbit/s on a path of 100.
     pub delivered: u64,
     /// Bytes that are masked and have not come.
     pub lost: u64,
@@ -49,7 +49,8 @@ pub trait Control: std::fmt::Debug + Send {
     fn ramping(&self) -> bool {
         false
     }
-    /// Bytes that fill the path at the rate of the fastest burst. 0 if that is unknown, or if the sender paces.
+    /// Bytes that fill the path at the rate of the fastest burst. 0 if that is unknown, or if the sender
+    /// paces.
     fn carries(&self) -> u64 {
         0
     }

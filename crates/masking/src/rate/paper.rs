@@ -2,15 +2,16 @@
 //! U-Q5.
 //!
 //! There is no limit until the first loss, and none at it. The loss rate is measured in loss sampling windows
-//! (LSW). Three equal rates in a row are the equilibrium. Then the window becomes what arrives in a round trip,
-//! and adjustment windows (ARW) begin. The first has 1.25 times the window, and is kept if the loss rate has
-//! not risen. If it has risen, a second has 0.75 times the window, and is kept if the loss rate has fallen.
-//! Four windows of rest follow.
+//! (LSW). Three equal rates in a row are the equilibrium. Then the window becomes what arrives in a round
+//! trip, and adjustment windows (ARW) begin. The first has 1.25 times the window, and is kept if the loss
+//! rate has not risen. If it has risen, a second has 0.75 times the window, and is kept if the loss rate has
+//! fallen. Four windows of rest follow.
 //!
-//! The paper gives neither the length of LSW and ARW, nor a tolerance for "equal", nor a smallest window. Read
-//! literally (one round trip, no tolerance beyond noise) it loses 54 to 89 % with real kernels: the effect of a
-//! change shows a round trip later, noise raises the window step by step, and each window is compared with the
-//! last accepted one, so the loss creeps up. It is here for comparison; every number is a setting.
+//! The paper gives neither the length of LSW and ARW, nor a tolerance for "equal", nor a smallest window.
+//! Read literally (one round trip, no tolerance beyond noise) it loses 54 to 89 % with real kernels: the
+//! effect of a change shows a round trip later, noise raises the window step by step, and each window is
+//! compared with the last accepted one, so the loss creeps up. It is here for comparison; every number is a
+//! setting.
 
 use super::{Control, GroupRate, Least, Sample};
 use crate::Time;

@@ -2,11 +2,11 @@
 //! beside them. So if the queue stays long although this flow gives way, it competes as they do (Copa, NSDI
 //! 2018, section 2.2, has the same two modes).
 //!
-//! In this mode the window grows by Cubic's curve (RFC 9438), from one congestion event to the next. Loss alone
-//! is no such event, since paths lose packets anyway. An event is a fall of the queue, because another flow has
-//! given way, or more loss than the path usually has. After each event the flow gives way for two round trips,
-//! with less than the path carries. If the queue drains, the others are gone or were flows like this one, and
-//! the flow keeps the queue short again.
+//! In this mode the window grows by Cubic's curve (RFC 9438), from one congestion event to the next. Loss
+//! alone is no such event, since paths lose packets anyway. An event is a fall of the queue, because another
+//! flow has given way, or more loss than the path usually has. After each event the flow gives way for two
+//! round trips, with less than the path carries. If the queue drains, the others are gone or were flows like
+//! this one, and the flow keeps the queue short again.
 
 use super::Sample;
 use crate::Time;

@@ -1,8 +1,10 @@
-//! RTT estimation and retransmission timeout as in Linux (`tcp_rtt_estimator`, `tcp_set_rto`, after RFC 6298).
+//! RTT estimation and retransmission timeout as in Linux (`tcp_rtt_estimator`, `tcp_set_rto`, after RFC
+//! 6298).
 
 use thalweg_masking::Time;
 
-/// The least distance of a timeout from the smoothed RTT (`TCP_RTO_MIN`), and the longest timeout, in seconds.
+/// The least distance of a timeout from the smoothed RTT (`TCP_RTO_MIN`), and the longest timeout, in
+/// seconds.
 const LEAST: f64 = 0.2;
 const MOST: f64 = 120.0;
 /// The timeout before anything is measured.

@@ -1,5 +1,5 @@
-//! The masking TCP endpoint: against a scripted client (`client`), against honest senders over lossy links (`world`),
-//! against anything (`fuzz`).
+//! The masking TCP endpoint: against a scripted client (`client`), against honest senders over lossy links
+//! (`world`), against anything (`fuzz`).
 
 #[path = "../../../wire/tests/fuzz/allocator.rs"]
 mod allocator;

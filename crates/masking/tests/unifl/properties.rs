@@ -1,6 +1,6 @@
-//! Invariants under any input: bytes and holes make up the stream exactly, and no byte is wrong or comes twice
-//! (checked by `App`); the right edge never moves left, and nothing unseen is acknowledged (checked by `Client`
-//! and `World`).
+//! Invariants under any input: bytes and holes make up the stream exactly, and no byte is wrong or comes
+//! twice (checked by `App`); the right edge never moves left, and nothing unseen is acknowledged (checked by
+//! `Client` and `World`).
 
 use thalweg_dice::Dice;
 use thalweg_linkmodel::{Burst, Shape};

@@ -25,8 +25,8 @@ fn jain(rates: &[f64]) -> f64 {
     sum * sum / (rates.len() as f64 * rates.iter().map(|r| r * r).sum::<f64>())
 }
 
-/// Eight senders with 50 Mbit/s each, 40 ms, over one link of 60 Mbit/s. Slowest against ideal, Jain's index of what has
-/// come when the first is done, and what queues dropped.
+/// Eight senders with 50 Mbit/s each, 40 ms, over one link of 60 Mbit/s. Slowest against ideal, Jain's index
+/// of what has come when the first is done, and what queues dropped.
 fn round(mixed: bool, group: bool, loss: f64, seed: u64) -> (f64, f64, u64, f64) {
     let kind = |i: u16| if mixed && i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
     let senders = (0..8).map(|i| Sender::new(FIRST + i, kind(i), EACH)).collect();
@@ -88,8 +88,8 @@ fn held(world: &World) -> (usize, usize, usize, u64) {
 }
 
 /// A thousand senders of 50 Mbit/s each and 40 ms begin within 200 ms, over one link of 1 Gbit/s with a queue
-/// of 60 ms. Segments are small, so that each flow has many. Returns the world, when each sender began, and the
-/// most that the endpoint held.
+/// of 60 ms. Segments are small, so that each flow has many. Returns the world, when each sender began, and
+/// the most that the endpoint held.
 fn thousand(each: u64) -> (World, Vec<f64>, (usize, usize, usize, u64)) {
     let mut dice = Dice::new(&[FLOWS.into(), 1]);
     let starts: Vec<f64> = (0..FLOWS).map(|_| 0.2 * dice.unit()).collect();
@@ -128,7 +128,8 @@ fn a_thousand_flows_finish_in_bounds_and_share_fairly() {
     let missing: u64 = world.apps.iter().map(|app| app.missing()).sum();
     let missing = missing as f64 / (u64::from(FLOWS) * EACH) as f64;
     println!("{most:?}, {peak} bytes, jain {jain:.4}, missing {missing:.4}, full {}", world.full);
-    // Measured: 85 gaps, 6330 masks and 46.7 MB of window at most, 23.6 MB with all packets under way and all senders.
+    // Measured: 85 gaps, 6330 masks and 46.7 MB of window at most, 23.6 MB with all packets under way and all
+    // senders.
     let (flows, gaps, masks, promised) = most;
     assert!(flows == FLOWS.into() && gaps < 500 && masks < 12_000 && promised < 50 << 20, "{most:?}");
     assert!(peak < 40 << 20, "{peak} bytes");
@@ -176,8 +177,8 @@ fn incast(seed: u64) -> Incast {
     }
 }
 
-/// A round at full size takes 4.7 s, of which a lost tail is a small part. Of these rounds it is a fifth, so it
-/// is counted separately.
+/// A round at full size takes 4.7 s, of which a lost tail is a small part. Of these rounds it is a fifth, so
+/// it is counted separately.
 #[test]
 fn no_incast_round_is_far_from_the_median() {
     let rounds: Vec<Incast> = (0..200).map(incast).collect();

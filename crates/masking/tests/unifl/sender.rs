@@ -1,10 +1,11 @@
-//! A model of an unmodified TCP sender, as in Linux 6.18: window scale, timestamps, SACK with the loss rule of
-//! RFC 6675, recovery, timeouts, and undoing both by Eifel (`tcp_packet_delayed`) and by reported duplicates.
+//! A model of an unmodified TCP sender, as in Linux 6.18: window scale, timestamps, SACK with the loss rule
+//! of RFC 6675, recovery, timeouts, and undoing both by Eifel (`tcp_packet_delayed`) and by reported
+//! duplicates.
 //!
 //! An RTT sample is that of the oldest newly acknowledged segment. If one of these was retransmitted, it is
-//! that of newly reported SACK segments; and only without these, it comes from the echo (`tcp_ack_update_rtt`).
-//! So echoes matter just where a retransmission is acknowledged. Not modelled: RACK (a lost retransmission is
-//! left to the timer), tail loss probes, F-RTO, and gradual reduction.
+//! that of newly reported SACK segments; and only without these, it comes from the echo
+//! (`tcp_ack_update_rtt`). So echoes matter just where a retransmission is acknowledged. Not modelled: RACK
+//! (a lost retransmission is left to the timer), tail loss probes, F-RTO, and gradual reduction.
 
 mod recovery;
 

@@ -1,5 +1,5 @@
-//! Every state of RFC 9293 against SYN, FIN and RST, in order and out of order, and RFC 5961's rules for forged
-//! ones.
+//! Every state of RFC 9293 against SYN, FIN and RST, in order and out of order, and RFC 5961's rules for
+//! forged ones.
 
 use thalweg_masking::{Config, Ended};
 

@@ -1,5 +1,5 @@
-//! Goodput and holes of unmodified senders under loss, as a table under version control, and invariants of each
-//! run.
+//! Goodput and holes of unmodified senders under loss, as a table under version control, and invariants of
+//! each run.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-masking --test unifl table` writes the table anew.
 
@@ -110,8 +110,8 @@ fn packets_that_are_overtaken_are_not_lost() {
         let (missing, took) = missing_after(&shape);
         // Until the receiver has seen how late packets come, some count as lost.
         assert!((missing - loss).abs() < 0.02, "{name}: {missing} missing");
-        // A packet that overtakes at the head of a burst is in order. That it makes the path look shorter must
-        // not matter.
+        // A packet that overtakes at the head of a burst is in order. That it makes the path look shorter
+        // must not matter.
         assert!(took < calm * 2, "{name}: {took:?} instead of {calm:?}");
     }
 }

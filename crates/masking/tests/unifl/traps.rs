@@ -163,9 +163,9 @@ fn trap_4_of_several_holes_at_the_end_none_is_undone() {
     assert!(echo(&c) < before, "the last of them");
 }
 
-/// A retransmission that is lost with nothing behind it is repeated after a timeout, within the same recovery.
-/// With an echo limited to 200 ms, Linux kept the reduction of the whole recovery and began its next update in
-/// slow start.
+/// A retransmission that is lost with nothing behind it is repeated after a timeout, within the same
+/// recovery. With an echo limited to 200 ms, Linux kept the reduction of the whole recovery and began its
+/// next update in slow start.
 #[test]
 fn trap_4_a_repair_that_is_lost_at_the_end_too() {
     let after = |silence: Time| {
@@ -268,8 +268,8 @@ fn started(config: Config, in_ms: u32) -> Client {
     c
 }
 
-/// A sender that learns of new holes before it has filled the old ones does not leave recovery, and its window
-/// does not grow.
+/// A sender that learns of new holes before it has filled the old ones does not leave recovery, and its
+/// window does not grow.
 #[test]
 fn trap_4_the_window_is_frozen_while_a_start_has_holes() {
     let right_edge = |c: &Client| c.stats().right_edge;
@@ -549,8 +549,8 @@ fn trap_8_a_start_in_bursts_is_not_held_back() {
 
 #[test]
 fn trap_8_and_9_the_window_is_the_only_brake_and_is_never_far_above_what_the_path_carries() {
-    // A path of 1448 bytes a millisecond and 40 ms, whose queue grows beyond 58 kB in flight: the window stops
-    // a sender that would stay in slow start.
+    // A path of 1448 bytes a millisecond and 40 ms, whose queue grows beyond 58 kB in flight: the window
+    // stops a sender that would stay in slow start.
     let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
     let (mut free, mut offset) = (c.now, 0);
     let mut widest = 0;
@@ -594,7 +594,8 @@ fn trap_10_old_timestamps_and_missing_ones() {
 
 #[test]
 fn trap_11_window_fields() {
-    // Unscaled in the SYN-ACK, rounded up later, never 0 by rounding. The test's client checks the right edge.
+    // Unscaled in the SYN-ACK, rounded up later, never 0 by rounding. The test's client checks the right
+    // edge.
     for (fixed, scaled) in [(100, 1), (1024, 1), (1025, 2), (5000, 5)] {
         let mut c = Client::connected(Config { rate: Rate::Fixed(fixed), ..config() });
         assert_eq!(c.endpoint.flows(), 1);

@@ -21,8 +21,8 @@ struct Came {
     told_in: u64,
 }
 
-/// The newest packet numbers that have come, as ranges, descending. Older ones are forgotten (RFC 9000, section
-/// 13.2.3).
+/// The newest packet numbers that have come, as ranges, descending. Older ones are forgotten (RFC 9000,
+/// section 13.2.3).
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     ranges: VecDeque<Came>,

@@ -1,5 +1,5 @@
-//! Repair packets (FEC), the receiver's side: which symbols are kept, and when missing packets can be rebuilt.
-//! The code itself belongs to the transport; here a symbol is a byte string.
+//! Repair packets (FEC), the receiver's side: which symbols are kept, and when missing packets can be
+//! rebuilt. The code itself belongs to the transport; here a symbol is a byte string.
 
 use std::collections::VecDeque;
 

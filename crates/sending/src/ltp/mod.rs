@@ -1,15 +1,16 @@
 //! A transport that tolerates loss, with both ends ours: LTP, with which UniFL compares itself, as UniFL
 //! describes it (section 2.2).
 //!
-//! Each chunk of a [transfer](Part) is sent once; lost chunks are retransmitted while time permits. Each packet
-//! has its own number and is acknowledged by it, in any order. Critical chunks are retransmitted until they
-//! arrive. The receiver closes a transfer early, by fraction or deadline ([`Rule`]); what is missing then stays
-//! missing. Loss does not slow a sender down: its rate follows the delivery rate and the minimum RTT.
+//! Each chunk of a [transfer](Part) is sent once; lost chunks are retransmitted while time permits. Each
+//! packet has its own number and is acknowledged by it, in any order. Critical chunks are retransmitted until
+//! they arrive. The receiver closes a transfer early, by fraction or deadline ([`Rule`]); what is missing
+//! then stays missing. Loss does not slow a sender down: its rate follows the delivery rate and the minimum
+//! RTT.
 //!
 //! With forward error correction, a sender adds repair packets to [blocks](Block) of packets whose loss it
-//! would learn of only after it has nothing else to send. A receiver that has as many symbols of a block as the
-//! block has packets rebuilds the missing packets, with the code of the transport, and acknowledges them. That
-//! saves the round trips of retransmissions.
+//! would learn of only after it has nothing else to send. A receiver that has as many symbols of a block as
+//! the block has packets rebuilds the missing packets, with the code of the transport, and acknowledges them.
+//! That saves the round trips of retransmissions.
 //!
 //! [`Sender`] and [`Receiver`] have no IO and no clock. `handle_*` takes what happened, `poll_*` returns what
 //! to do.

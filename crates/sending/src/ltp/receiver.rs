@@ -73,8 +73,8 @@ impl Receiver {
         Self { rule, arrivals, incoming: None, closed: None, owes: false, mender }
     }
 
-    /// A packet has come; `part` is its chunk, if it carries one. Returns whether the chunk is new, and of the
-    /// current transfer.
+    /// A packet has come; `part` is its chunk, if it carries one. Returns whether the chunk is new, and of
+    /// the current transfer.
     pub fn handle_packet(&mut self, now: Time, number: u64, part: Option<Part>) -> bool {
         self.arrivals.insert(number);
         self.owes = true;

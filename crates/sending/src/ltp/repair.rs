@@ -16,7 +16,8 @@ pub const MAX_BLOCK: u32 = 64;
 const MOST_REPAIR: f64 = 255.0;
 /// Below this loss rate of the path the share alone says how many repair packets there are.
 const LOSSY: f64 = 0.08;
-/// A block gets as many repair packets as rebuild it in spite of so many standard deviations more loss than expected.
+/// A block gets as many repair packets as rebuild it in spite of so many standard deviations more loss than
+/// expected.
 const DEVIATIONS: f64 = 2.0;
 
 /// `count` consecutive packets, from number `first` on, that are protected together.
@@ -79,13 +80,14 @@ impl Blocks {
         Self { share: share.clamp(0.0, 1.0), ..Self::default() }
     }
 
-    /// Takes the loss rate of the path. If it is high, a block has repair packets for it, whatever the share is: they are
-    /// sent while nothing else is, and a retransmission would probably be lost again.
+    /// Takes the loss rate of the path. If it is high, a block has repair packets for it, whatever the share
+    /// is: they are sent while nothing else is, and a retransmission would probably be lost again.
     pub(super) fn expect(&mut self, loss: f64) {
         self.loss = if loss < LOSSY { 0.0 } else { loss };
     }
 
-    /// The repair packets of a block of `count`. Of `count` packets and their repair packets, each lost with probability
+    /// The repair packets of a block of `count`. Of `count` packets and their repair packets, each lost with
+    /// probability
     /// `p`, so many arrive on average if there are `count * p / (1 - p)` repair packets.
     fn repair_of(&self, count: u32) -> u32 {
         let (count, p) = (f64::from(count), self.loss);

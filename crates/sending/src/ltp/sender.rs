@@ -14,9 +14,10 @@ use crate::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Trips, Waits};
 const PROBE_BYTES: u32 = 64;
 /// Initial window in packets. TCP begins with 10 (RFC 6928) and retransmits whatever that loses.
 const INITIAL: u64 = 32;
-/// The greatest share of what is sent that makes up for the path's loss. A sender that finds a short queue full of
-/// others' packets cannot tell their loss from the path's: so it sends at most 2.6 times what arrives. With less, a path
-/// that loses 70 % would make the window shrink for ever: the window is at most 1.3 times what a round trip delivered.
+/// The greatest share of what is sent that makes up for the path's loss. A sender that finds a short queue
+/// full of others' packets cannot tell their loss from the path's: so it sends at most 2.6 times what
+/// arrives. With less, a path that loses 70 % would make the window shrink for ever: the window is at most
+/// 1.3 times what a round trip delivered.
 const MADE_UP: f64 = 0.62;
 
 /// A packet to send.
@@ -376,8 +377,9 @@ impl Sender {
         self.forget(now);
     }
 
-    /// Processes the ranges. Returns the RTT of the newest packet, if it is newly acknowledged. It gives no sample while
-    /// the packet before it may still arrive: then it may have overtaken that one, and its RTT is not the path's.
+    /// Processes the ranges. Returns the RTT of the newest packet, if it is newly acknowledged. It gives no
+    /// sample while the packet before it may still arrive: then it may have overtaken that one, and its RTT
+    /// is not the path's.
     fn acknowledge(&mut self, now: Time, ack: &Ack) -> Option<Time> {
         let (mut trip, largest) = (None, ack.ranges.first()?.end - 1);
         if self.largest.is_some_and(|newer| newer > largest) {
@@ -450,8 +452,8 @@ impl Sender {
         }
     }
 
-    /// The fate of a packet, now that `largest` has arrived. A packet that may still be rebuilt is judged like
-    /// the last repair packet of its block.
+    /// The fate of a packet, now that `largest` has arrived. A packet that may still be rebuilt is judged
+    /// like the last repair packet of its block.
     fn fate(&self, now: Time, largest: u64, number: u64) -> Fate {
         let packet = self.sent.get((number - self.base) as usize).filter(|p| p.state == State::UnderWay);
         let Some(packet) = packet else { return Fate::Decided };

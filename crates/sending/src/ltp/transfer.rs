@@ -60,8 +60,8 @@ impl Transfer {
         Self { id, pieces, fresh: 0, lost, missing, critical, waiting, closed, again: 0 }
     }
 
-    /// The chunk to send now: lost critical chunks first, then new ones, then the other lost ones. It counts as
-    /// in flight.
+    /// The chunk to send now: lost critical chunks first, then new ones, then the other lost ones. It counts
+    /// as in flight.
     pub(super) fn next(&mut self) -> Option<(Part, Piece)> {
         let index = self.next_lost(true).or_else(|| self.next_fresh()).or_else(|| self.next_lost(false))?;
         let of = self.pieces.len() as u32;

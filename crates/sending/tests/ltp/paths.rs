@@ -19,8 +19,8 @@ const LIMIT: Time = Time::from_secs(60);
 /// When the loss of some paths begins.
 const LATER: Time = Time::from_secs(2);
 
-/// A path: what it is called, its way there until [`LATER`] and from then on, its way back, and the chunks that are sent over
-/// it.
+/// A path: what it is called, its way there until [`LATER`] and from then on, its way back, and the chunks
+/// that are sent over it.
 struct Path {
     name: &'static str,
     first: Shape,

@@ -25,8 +25,9 @@ fn eight_senders_end_at_nearly_the_same_time() {
     }
 }
 
-/// Where a tenth is lost whatever the senders do, nobody is left behind. Where the queue holds a quarter of the path, those
-/// that begin last find it full: they take the others' loss for the path's, but within bounds.
+/// Where a tenth is lost whatever the senders do, nobody is left behind. Where the queue holds a quarter of
+/// the path, those that begin last find it full: they take the others' loss for the path's, but within
+/// bounds.
 #[test]
 fn the_slowest_of_eight_is_near_the_mean() {
     let short = Shape { queue_bytes: Some(125_000), ..link(40.0, 0.0) };

@@ -1,4 +1,5 @@
-//! Senders and receivers over emulated links on a virtual clock. Several senders share the link that carries packets.
+//! Senders and receivers over emulated links on a virtual clock. Several senders share the link that carries
+//! packets.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -15,7 +16,8 @@ pub const PAYLOAD: u32 = 1344;
 const OVERHEAD: u64 = 1024;
 const BUFFER: u64 = 16 << 20;
 const ACK_BYTES: usize = 200;
-/// The greatest share of blocks that cannot be rebuilt from as many symbols as packets (RFC 6330, section 5.8).
+/// The greatest share of blocks that cannot be rebuilt from as many symbols as packets (RFC 6330, section
+/// 5.8).
 const FAILS: f64 = 0.01;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

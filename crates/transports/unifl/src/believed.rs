@@ -1,10 +1,12 @@
-//! What a masking receiver believes about a connection, for a trace. Senders of `udp` and `ltp` write more, by the same names.
+//! What a masking receiver believes about a connection, for a trace. Senders of `udp` and `ltp` write more,
+//! by the same names.
 
 use std::fmt::Write;
 
 use thalweg_masking::{Stats, Time};
 
-/// A JSON object in one line: times in seconds, rates in bytes a second. `at`: time since the connection was made.
+/// A JSON object in one line: times in seconds, rates in bytes a second. `at`: time since the connection was
+/// made.
 pub(crate) fn json(at: Time, stats: &Stats) -> String {
     let phase = if stats.ramping { "starting" } else { "cruising" };
     let mut out = format!("{{\"at\":{:.6},\"phase\":\"{phase}\"", at.as_secs_f64());

@@ -1,5 +1,5 @@
-//! Which bytes of a connection's stream may be lost. Of a tcp link: the payloads of chunks, except for critical
-//! tensors; under TLS nothing. Of an unknown protocol: everything but the beginning.
+//! Which bytes of a connection's stream may be lost. Of a tcp link: the payloads of chunks, except for
+//! critical tensors; under TLS nothing. Of an unknown protocol: everything but the beginning.
 
 use std::sync::Arc;
 
@@ -171,8 +171,8 @@ fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
 /// The budget of a tensor, before any of its bytes is known.
 ///
 /// All bytes of a sealed record with any byte of the tensor count. So the tensor tolerates two records more,
-/// because bytes of other tensors in its first and last record must not end the link. The session knows what is
-/// missing, and refuses by that.
+/// because bytes of other tensors in its first and last record must not end the link. The session knows what
+/// is missing, and refuses by that.
 fn of_tensor(limit: &Limit, sealed: Option<Sealed>) -> Budget {
     let whole = limit.range.len().max(1);
     let share = |bytes: u64| bytes as f64 / whole as f64;
@@ -315,7 +315,8 @@ mod tests {
         assert_eq!(first(1_000_000, (0.02, 0.01), 1), 10_000);
     }
 
-    /// A tensor of 160 bytes from 128 on in one sealed chunk of 320, in records of 20: six have none of it before.
+    /// A tensor of 160 bytes from 128 on in one sealed chunk of 320, in records of 20: six have none of it
+    /// before.
     #[test]
     fn of_sealed_chunks_whole_records_are_critical_or_of_a_budget() {
         let layout = layout(&[10, 20]);
@@ -345,9 +346,9 @@ mod tests {
     }
 
     proptest! {
-        /// However an update is cut into chunks and in whatever steps it comes: no byte of a critical tensor may be lost,
-        /// nor so few of the bytes behind it that whoever drops the rest of a value would take some; all others may; and
-        /// each byte of a tensor with a budget belongs to it.
+        /// However an update is cut into chunks and in whatever steps it comes: no byte of a critical tensor
+        /// may be lost, nor so few of the bytes behind it that whoever drops the rest of a value would take
+        /// some; all others may; and each byte of a tensor with a budget belongs to it.
         #[test]
         fn critical_bytes_are_never_permitted(
             sizes in prop::collection::vec(1..100_u64, 1..8),

@@ -180,8 +180,8 @@ impl DriverState {
         core.endpoint.flows() == 0 || since.get_or_insert_with(Instant::now).elapsed() >= LINGER
     }
 
-    /// Reads packets, runs timers, writes packets. Returns how long the thread may wait, or `None` if there is
-    /// more to read.
+    /// Reads packets, runs timers, writes packets. Returns how long the thread may wait, or `None` if there
+    /// is more to read.
     fn turn(self: &Arc<Self>, buffer: &mut [u8]) -> io::Result<Option<Duration>> {
         let mut core = self.core();
         let mut more = true;
@@ -206,8 +206,8 @@ impl DriverState {
             return Ok(None);
         }
         let idle = core.endpoint.poll_timeout().map_or(IDLE, |at| at.saturating_sub(now).min(IDLE));
-        // Set it while the lock is held: whoever sets an earlier timer after us then sees until when the thread
-        // sleeps.
+        // Set it while the lock is held: whoever sets an earlier timer after us then sees until when the
+        // thread sleeps.
         self.sleeps_until.store((now + idle).as_micros() as u64, Ordering::Release);
         Ok(Some(idle))
     }

@@ -1,9 +1,9 @@
 //! The transport unifl: a server that masks loss for unmodified `tcp` clients (UniFL, section 3).
 //!
-//! A listener has a kernel listener at its port. In front of that is an [`endpoint`](thalweg_masking) behind a
-//! TUN device, to which the packets of the port are [routed](route). The endpoint hands out connections of the
-//! tcp transport, with [holes](thalweg_tcp::line) in the payloads of chunks. A [`scout`] tells the endpoint
-//! where payloads are.
+//! A listener has a kernel listener at its port. In front of that is an [`endpoint`](thalweg_masking) behind
+//! a TUN device, to which the packets of the port are [routed](route). The endpoint hands out connections of
+//! the tcp transport, with [holes](thalweg_tcp::line) in the payloads of chunks. A [`scout`] tells the
+//! endpoint where payloads are.
 //!
 //! ```text
 //! TUN -> driver -> masking's Endpoint -> pipe: buffer -> tcp's link -> the session's sink
@@ -13,8 +13,8 @@
 //!
 //! If this is not possible, the listener is plain tcp and says so.
 //!
-//! The [`proxy`] puts the same endpoint in front of any TCP server. The server gets zeros for lost bytes, and a
-//! map of these holes.
+//! The [`proxy`] puts the same endpoint in front of any TCP server. The server gets zeros for lost bytes, and
+//! a map of these holes.
 #![forbid(unsafe_code)]
 
 #[cfg(target_os = "linux")]

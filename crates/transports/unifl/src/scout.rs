@@ -41,8 +41,8 @@ pub(crate) struct Scout {
 }
 
 impl Scout {
-    /// A scout for a stream whose frames begin at `start`, and of which the first `head` bytes of each payload
-    /// must come.
+    /// A scout for a stream whose frames begin at `start`, and of which the first `head` bytes of each
+    /// payload must come.
     pub(crate) fn new(start: u64, head: u32) -> Self {
         Self { next: start, head: head.into(), last: None, step: 0, ahead: 0, known: 0, lost: false }
     }
@@ -252,8 +252,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is missing, in whatever order it comes: no byte of a header or of a control message may be lost,
-        /// and in the end all payloads may.
+        /// Whatever is missing, in whatever order it comes: no byte of a header or of a control message may
+        /// be lost, and in the end all payloads may.
         #[test]
         fn only_payloads_are_ever_permitted(
             kinds in prop::collection::vec((any::<bool>(), 0..3_u32), 1..20),

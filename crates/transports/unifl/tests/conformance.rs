@@ -1,5 +1,5 @@
-//! The transport contract: with the endpoint in front, each test on a host of its own, and as plain tcp where the system
-//! does not let it be.
+//! The transport contract: with the endpoint in front, each test on a host of its own, and as plain tcp where
+//! the system does not let it be.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 #![cfg(target_os = "linux")]
 

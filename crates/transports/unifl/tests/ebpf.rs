@@ -68,7 +68,8 @@ fn critical_tensors_come_whole_while_others_lose() {
     sending::critical_tensors("ebpf");
 }
 
-/// Of 4 % that are lost each header's segment is repaired, and what is lost behind it until the next header has come.
+/// Of 4 % that are lost each header's segment is repaired, and what is lost behind it until the next header
+/// has come.
 #[test]
 fn a_lost_header_costs_little_more_than_its_own_segment() {
     let transfer = Transfer { loss: 0.04, ..Transfer::default() };

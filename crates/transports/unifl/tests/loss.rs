@@ -122,7 +122,8 @@ fn loss_is_masked_over_ipv6_too() {
     assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
 }
 
-/// A kernel's Cubic sender under TLS, with its updates sealed: what the path loses costs the records it touches.
+/// A kernel's Cubic sender under TLS, with its updates sealed: what the path loses costs the records it
+/// touches.
 #[test]
 fn sealed_updates_lose_the_records_that_holes_touch() {
     let layer = Seal { record: Some(1432), ..Seal::default() };

@@ -1,5 +1,5 @@
-//! Plain servers and clients of the kernel, with the proxy between them: on hosts of a lab over a link that loses packets,
-//! and on the loopback, where it is an ordinary proxy.
+//! Plain servers and clients of the kernel, with the proxy between them: on hosts of a lab over a link that
+//! loses packets, and on the loopback, where it is an ordinary proxy.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 #![cfg(target_os = "linux")]
 
@@ -60,8 +60,8 @@ fn enter(lab: Option<&Lab>, host: &str) {
     }
 }
 
-/// Has a client and a server talk through a proxy, which is stopped after the first event `last`. `None` where there is no
-/// such network.
+/// Has a client and a server talk through a proxy, which is stopped after the first event `last`. `None`
+/// where there is no such network.
 fn talk<S: Send + 'static, C: Send + 'static>(
     (network, last): (Network, &'static str),
     settings: Value,

@@ -50,7 +50,8 @@ struct Inside {
 }
 
 impl Flow {
-    /// Adds a connection whose preamble has not been answered yet: until then, nothing comes that may be lost.
+    /// Adds a connection whose preamble has not been answered yet: until then, nothing comes that may be
+    /// lost.
     /// `None` if the programs did not see it begin, or have no room for it.
     pub(super) fn open(
         programs: &Arc<Programs>,

@@ -22,8 +22,8 @@ pub(crate) trait Caller: HoledStream {
     /// Waits until the connection breaks and returns why. For times when nothing is read.
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<io::Error>;
 
-    /// Waits until the first byte, the first hole or the end can be taken, and takes nothing. For times when nothing is
-    /// read.
+    /// Waits until the first byte, the first hole or the end can be taken, and takes nothing. For times when
+    /// nothing is read.
     fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Bytes that were lost and retransmitted, if known.

@@ -175,9 +175,9 @@ mod tests {
     }
 
     proptest! {
-        /// All of the stream goes on, in its length; outside of the map it is what was sent, and every lost byte is in
-        /// the map, whose holes are of whole units and rise. Without pauses, and with units of one byte, what is in the
-        /// map is zero.
+        /// All of the stream goes on, in its length; outside of the map it is what was sent, and every lost
+        /// byte is in the map, whose holes are of whole units and rise. Without pauses, and with units of one
+        /// byte, what is in the map is zero.
         #[test]
         fn what_is_not_in_the_map_is_what_was_sent(
             unit in prop::sample::select(vec![1_u64, 2, 4, 8, 12, 4096]),

@@ -1,8 +1,8 @@
 //! The writer of the hole map: to standard output, to a file, or to everybody who connects to a Unix socket.
 //!
-//! One writer has all lines, so each is whole. The bytes of a hole go to the server after its line is written.
-//! So a slow writer holds them up, and a failed one ends the connection: a server never has a hole that nobody
-//! was told of.
+//! One writer has all lines, so each is whole. The bytes of a hole go to the server after its line is
+//! written. So a slow writer holds them up, and a failed one ends the connection: a server never has a hole
+//! that nobody was told of.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
-//! A proxy that masks loss for any TCP server. Each connection to the proxy becomes a kernel connection to the
-//! server. The server gets the client's bytes in their full length, with zeros for lost bytes; a map lists
-//! these holes. Answers go back reliably.
+//! A proxy that masks loss for any TCP server. Each connection to the proxy becomes a kernel connection to
+//! the server. The server gets the client's bytes in their full length, with zeros for lost bytes; a map
+//! lists these holes. Answers go back reliably.
 //!
 //! ```text
 //! client -> endpoint -> pipe: buffer -> cut: zeros, whole units -> kernel connection -> server
@@ -72,8 +72,8 @@ struct ProxyState {
 }
 
 impl Proxy {
-    /// Listens, in a process that may have so many descriptors. `events` gets a line of JSON for each connection that
-    /// begins or ends, and a last one.
+    /// Listens, in a process that may have so many descriptors. `events` gets a line of JSON for each
+    /// connection that begins or ends, and a last one.
     ///
     /// # Errors
     /// [`ErrorKind::Address`], [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`] if loss cannot be masked and

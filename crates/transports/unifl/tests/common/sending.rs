@@ -85,8 +85,8 @@ impl Default for Transfer {
     }
 }
 
-/// A client on one host sends an update and a message to a server on the other, over a link that loses `loss` of the
-/// packets to the server. `None` where there are no such networks.
+/// A client on one host sends an update and a message to a server on the other, over a link that loses `loss`
+/// of the packets to the server. `None` where there are no such networks.
 pub fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
     Transfer { loss, own: own.into(), streams, ..Transfer::default() }.run()
 }
