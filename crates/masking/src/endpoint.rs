@@ -1,10 +1,10 @@
-//! An endpoint: many flows on one thread. It finds the flow of a packet, calls flows whose timers are due,
-//! and asks flows for packets to send.
+//! An endpoint holds many flows and runs on one thread. It finds the flow of a packet, calls flows whose
+//! timers are due, and asks flows for packets to send.
 //!
-//! It finds flows by the addresses and ports of both ends, in a tree: a hash table would need a secret
-//! against chosen collisions, and is no faster for a few thousand flows. All tables are bounded. A connection
-//! beyond the bound gets no answer. A new handshake beyond the bound replaces a random unfinished one, so a
-//! SYN flood evicts itself.
+//! It finds flows in a tree, by the addresses and ports of both ends. A hash table would need a secret
+//! against chosen collisions, and is no faster for a few thousand flows. All tables are bounded. If all flows
+//! are in use, the endpoint does not answer a new connection. If too many handshakes are unfinished, a new
+//! one replaces a random one of them, so a SYN flood evicts itself.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,7 +24,7 @@ use super::{Address, Peer, Tuple};
 use crate::Time;
 use thalweg_dice::Dice;
 
-/// Microseconds in which the initial sequence number rises by one (RFC 6528 section 3).
+/// Microseconds after which the initial sequence number rises by one (RFC 6528 section 3).
 const SEQUENCE_STEP: u128 = 4;
 
 /// The receiving side of any number of connections.
@@ -53,7 +53,7 @@ struct Slot {
     ready: bool,
 }
 
-/// The events of the packet that was just handed in. They may borrow from it.
+/// The events of the packet that the caller has just handed in. They may borrow from that packet.
 #[must_use = "bytes are acknowledged: who does not take them has lost them"]
 #[derive(Debug)]
 pub struct Turn<'e, 'p> {
@@ -77,14 +77,14 @@ impl<'p> Turn<'_, 'p> {
 
 impl Drop for Turn<'_, '_> {
     fn drop(&mut self) {
-        // Events that borrow from the packet end with it. Other events stay in the queue.
+        // Drop the events that borrow from the packet. Other events stay in the queue.
         self.endpoint.events.retain(|(_, happening)| matches!(happening, Happening::Other(_)));
     }
 }
 
 impl Endpoint {
-    /// An endpoint without flows. `secret` determines the initial sequence numbers: it must be unpredictable
-    /// to others, and different each time.
+    /// Creates an endpoint without flows. `secret` determines the initial sequence numbers: others must be
+    /// unable to predict it, and each endpoint needs another one.
     pub fn new(config: Config, secret: [u64; 2]) -> Self {
         Self {
             config,
@@ -103,7 +103,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes an IP packet. Take its events before handing in the next one.
+    /// Processes an IP packet. Poll its events before you hand in the next packet.
     pub fn handle_packet<'e, 'p>(
         &'e mut self,
         now: Time,
@@ -129,7 +129,7 @@ impl Endpoint {
         self.share(now, place);
     }
 
-    /// Whether a SYN may replace a connection in TIME-WAIT: its sequence number must lie beyond those of the
+    /// Whether a SYN may replace a connection in TIME-WAIT. Its sequence number must be beyond those of the
     /// old connection (RFC 6191, RFC 9293 section 3.10.7.4).
     fn may_replace(&self, place: u32, segment: &Segment) -> bool {
         let flow = self.flows.get(place as usize).and_then(|slot| slot.flow.as_ref());
@@ -137,7 +137,8 @@ impl Endpoint {
         waiting.is_some_and(|flow| before(flow.next_sequence(), segment.sequence))
     }
 
-    /// Handles a segment that belongs to no connection: a SYN begins one, others are refused.
+    /// Handles a segment that belongs to no connection. A SYN to one of our ports begins a connection; the
+    /// endpoint refuses all other segments.
     fn stranger(&mut self, now: Time, segment: &Segment) {
         let plain = segment.has(SYN) && segment.flags & (ACK | RST | FIN) == 0;
         if !plain || !self.config.ports.contains(&segment.tuple.local.port) {
@@ -171,7 +172,8 @@ impl Endpoint {
         self.work(now, place, |_, _| ());
     }
 
-    /// Initial sequence number and clock offset of a connection (RFC 6528 section 3, RFC 7323 section 5.4).
+    /// Initial sequence number and timestamp offset of a connection (RFC 6528 section 3, RFC 7323 section
+    /// 5.4).
     fn secret(&self, now: Time, tuple: &Tuple) -> (u32, u32) {
         let mut bytes = Vec::with_capacity(36);
         for Peer { address, port } in [tuple.remote, tuple.local] {
@@ -186,7 +188,8 @@ impl Endpoint {
         ((hash as u32).wrapping_add(clock), (hash >> 32) as u32)
     }
 
-    /// Lets a flow act, and then updates its place in the tables.
+    /// Lets a flow act. Afterwards updates the tables: timers, unfinished handshakes, and flows that may have
+    /// a packet to send. Removes the flow if it is over.
     fn work<T>(
         &mut self,
         now: Time,
@@ -249,7 +252,8 @@ impl Endpoint {
                 slot.deadline = None;
             }
             self.work(now, place, |flow, cx| flow.timeout(cx));
-            // Whatever is still due goes on after the others, and never in a circle.
+            // If a timer of this flow is still due, run it a millisecond later. Otherwise this loop might
+            // never end.
             let again =
                 self.flows.get_mut(place as usize).filter(|slot| slot.deadline.is_some_and(|d| d <= now));
             if let Some(slot) = again {
@@ -262,19 +266,20 @@ impl Endpoint {
         }
     }
 
-    /// The earliest timer: call `handle_timeout` then.
+    /// The time of the earliest timer. Call [`Self::handle_timeout`] then.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.deadlines.first().map(|&(at, _)| at)
     }
 
-    /// The next event that does not borrow from a packet: from timers, or from calls of the application.
+    /// The next event that does not borrow from a packet. Timers and calls of the application cause such
+    /// events.
     pub fn poll_event(&mut self) -> Option<Event<'static>> {
         Turn { endpoint: self, packet: &[] }.poll_event()
     }
 
-    /// Writes the next IP packet into `packet` and returns what the device has to do with it (nothing unless
-    /// `Config::offload` is set), or `None` if there is no packet. Call it after a batch of packets: then one
-    /// acknowledgement covers the batch.
+    /// Writes the next IP packet into `packet`. Returns what the device has to do with it, which is nothing
+    /// unless `Config::offload` is set. Returns `None` if there is no packet. Call it after a batch of
+    /// packets, so that one ACK covers the batch.
     pub fn poll_packet(&mut self, now: Time, packet: &mut Vec<u8>) -> Option<Offload> {
         if let Some(reset) = self.resets.pop_front() {
             return Some(write_reset(&reset, packet));
@@ -312,7 +317,7 @@ impl Endpoint {
         self.with(now, flow, |flow, _| flow.send(bytes))
     }
 
-    /// Closes our side. What was sent before still arrives.
+    /// Closes our side. The peer still receives what was sent before.
     pub fn close(&mut self, now: Time, flow: FlowId) {
         self.with(now, flow, |flow, _| flow.close());
     }
@@ -322,7 +327,7 @@ impl Endpoint {
         self.with(now, flow, |flow, cx| flow.abort(cx, Ended::Aborted));
     }
 
-    /// Changes what a flow may lose. Open gaps are judged again.
+    /// Changes what a flow may lose, and judges its open gaps again.
     pub fn change(&mut self, now: Time, flow: FlowId, change: impl FnOnce(&mut Policy)) {
         self.with(now, flow, |flow, cx| flow.change(cx, change));
     }
@@ -337,42 +342,43 @@ impl Endpoint {
         self.change(now, flow, |policy| policy.permit(range));
     }
 
-    /// Adds a budget.
+    /// Adds a budget to what the flow may lose.
     pub fn limit(&mut self, now: Time, flow: FlowId, budget: Budget) {
         self.change(now, flow, |policy| policy.limit(budget));
     }
 
-    /// The application could still use late bytes that filled a hole. Budgets no longer count them.
+    /// The application could still use late bytes that filled a masked hole. Budgets stop counting them.
     pub fn filled(&mut self, now: Time, flow: FlowId, part: Range) {
         self.with(now, flow, |flow, _| flow.filled(part));
     }
 
-    /// The application needs no late data before `offset`, and will change no ranges before it.
+    /// The application needs no late data before `offset`, and will not change the policy for bytes before
+    /// it.
     pub fn forget(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.forget(offset));
     }
 
-    /// The application has room for the stream up to `offset`; without a call, for all of it. A smaller
-    /// offset does not take back what was advertised before, and each acknowledgement may add less than one
-    /// unit of the scaled window.
+    /// The application has room for the stream up to `offset`. Until the first call, it has room for all of
+    /// the stream. A smaller offset does not take back a window that was advertised before. Each ACK may
+    /// still move the right edge by less than one unit of the scaled window.
     pub fn admit(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.admit(offset));
     }
 
-    /// Whether the application expects more data at once. While it does, the last segment is acknowledged
-    /// late, so that the sender retransmits a segment that was lost behind it after two round trips (RFC 8985
-    /// section 7.2).
+    /// Whether the application expects more data soon. While it does, the receiver delays the ACK of the last
+    /// segment. The sender then has more than one segment in flight, so it sends a tail loss probe after two
+    /// round trips (RFC 8985 section 7.2).
     pub fn expect(&mut self, now: Time, flow: FlowId, more: bool) {
         self.with(now, flow, |flow, _| flow.expect(more));
     }
 
-    /// Puts the flow into a group of flows that share their path fairly.
+    /// Puts the flow into a group. The flows of a group share their path fairly.
     pub fn join(&mut self, now: Time, flow: FlowId, group: u32) {
         self.with(now, flow, |flow, _| flow.group = Some(group));
         self.share(now, flow.place);
     }
 
-    /// Listens on these ports only. Existing flows go on.
+    /// Listens on these ports only. Existing flows continue.
     pub fn listen(&mut self, ports: Vec<u16>) {
         self.config.ports = ports;
     }

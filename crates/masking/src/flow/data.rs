@@ -1,4 +1,4 @@
-//! Takes the bytes of a segment: into the stream, to the application, to the rate controller.
+//! Processes the bytes of a segment: passes them to the stream, the application and the rate controller.
 
 use thalweg_wire::Range;
 
@@ -11,25 +11,25 @@ use crate::stamps::Stamps;
 use crate::stream::Clocks;
 use crate::Time;
 
-/// A silence shorter than this cannot be a retransmission timeout: Linux's minimum.
+/// A silence shorter than this cannot be a retransmission timeout, since this is Linux's minimum RTO.
 const TIMEOUT: Time = Time::from_millis(200);
-/// A silence shorter than this plus a round trip cannot be two timeouts: the second is twice as long as the
-/// first.
+/// A silence shorter than this plus a round trip cannot be two retransmission timeouts. The second one is
+/// twice as long as the first.
 const TWICE: Time = Time::from_millis(500);
 
 impl Flow {
-    /// Takes the payload and the FIN of a segment whose first byte is at `start`.
+    /// Processes the payload and the FIN of a segment whose first byte is at `start`.
     pub(super) fn data(&mut self, cx: &mut Context<'_>, segment: &Segment, start: i64) {
         let length = segment.payload.len() as i64;
         let fin = segment.has(FIN);
         if (length == 0 && !fin) || matches!(self.state, State::SynReceived | State::Closed) {
             return;
         }
-        // A keep-alive may carry one byte that means nothing, in front of what is expected (RFC 9293 section
+        // A keep-alive may carry one meaningless byte in front of the next expected one (RFC 9293 section
         // 3.8.4).
         let keep_alive = length <= 1 && !fin && start + 1 == self.acks.sent as i64;
-        // A FIN from before the stream is no end at offset 0. And after its last event, a flow reports
-        // nothing.
+        // A FIN that lies before the stream does not end the stream at offset 0. After its last event, a flow
+        // reports nothing more.
         if keep_alive || start + length < 0 || self.ended {
             self.acks.now = true;
             return;
@@ -59,7 +59,8 @@ impl Flow {
         }
     }
 
-    /// Whether the segment echoes a timestamp of ours that only somebody on the path can know.
+    /// Whether the segment echoes a timestamp of ours that only a host on the path can know. True without
+    /// timestamps.
     fn is_ours(&self, now: Time, segment: &Segment) -> bool {
         match (&self.stamps, segment.options.stamps) {
             (Some(stamps), Some((_, echo))) => stamps.is_ours(now, echo),
@@ -92,9 +93,9 @@ impl Flow {
         let repairs = self.stream.repaired > repaired;
         if late.is_some() || arrival.duplicate.is_some() {
             self.acks.now = true;
-            // What was masked was acknowledged, so to the sender this is a duplicate (RFC 2883). Do not
-            // report duplicates that came with a retransmission: the sender would wait longer before its next
-            // one (RFC 8985 section 6.2).
+            // We have acknowledged masked bytes, so to the sender this data is a duplicate (RFC 2883). Do not
+            // report a duplicate that arrived with a retransmission: the sender would then wait longer before
+            // its next retransmission (RFC 8985 section 6.2).
             self.acks.duplicate = arrival.duplicate.or(late).filter(|_| !repairs);
         }
         if held && arrival.moved_gaps && cx.config.undo.duplicates {
@@ -139,7 +140,7 @@ impl Flow {
         }
     }
 
-    /// Handles explicit congestion notification (RFC 3168 section 6.1.3).
+    /// Handles ECN (RFC 3168 section 6.1.3).
     fn mark(&mut self, cx: &Context<'_>, segment: &Segment) {
         if self.ecn && cx.config.ecn == Ecn::Echo {
             if segment.has(CWR) {
@@ -152,20 +153,20 @@ impl Flow {
         }
     }
 
-    /// Whether a segment comes so late that it may be a tail loss probe: it is sent two round trips or more
-    /// after the last segment (RFC 8985 section 7.2). New data after a pause of the application looks the
-    /// same. Reporting that as a duplicate does no harm, since the sender has sent it once only.
+    /// Whether a segment arrives so late that it may be a tail loss probe. The sender sends one two round
+    /// trips or more after the last segment (RFC 8985 section 7.2). New data after a pause of the application
+    /// looks the same. Reporting that as a duplicate does no harm, since the sender has sent it only once.
     fn may_be_probe(&self, cx: &Context<'_>, range: Range) -> bool {
         let patience = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
         cx.config.undo.probes && range.len() <= u64::from(self.segment) && self.silence(cx.now) >= patience
     }
 
-    /// How long no data has come.
+    /// For how long no data has arrived.
     fn silence(&self, now: Time) -> Time {
         self.last_data.map_or(Time::ZERO, |last| now.saturating_sub(last))
     }
 
-    /// Records a silence during recovery that a timeout of the sender may explain.
+    /// Records a silence during recovery that may be a retransmission timeout of the sender.
     fn note_silence(&mut self, now: Time) {
         let silence = self.silence(now);
         if !self.stamps.as_ref().is_some_and(Stamps::repairing) {
@@ -175,7 +176,7 @@ impl Flow {
         }
     }
 
-    /// Chooses the timestamp that the next ACK echoes.
+    /// Passes the segment's timestamp on, so that the next ACK can echo it.
     fn stamp(&mut self, cx: &Context<'_>, segment: &Segment) {
         let silence = self.silence(cx.now);
         let (Some(stamps), Some((value, _))) = (&mut self.stamps, segment.options.stamps) else { return };
@@ -186,7 +187,8 @@ impl Flow {
         }
     }
 
-    /// The same while a hole is held, or was until this segment. `fills`: it is a retransmission.
+    /// The same while a hole is held, or was held until this segment arrived. `fills`: it is a
+    /// retransmission.
     fn stamp_held(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, fills: bool) {
         let (Some(stamps), Some(both)) = (&mut self.stamps, segment.options.stamps) else { return };
         let undo = &cx.config.undo;
@@ -198,7 +200,8 @@ impl Flow {
         stamps.held(cx.now, both, range.end, fills, oldest.as_millis() as u32);
     }
 
-    /// Masks or holds the gaps that have waited long enough, and reports it.
+    /// Masks or holds the gaps that have waited long enough. Reports masked holes to the application, and
+    /// held ones to the sender.
     pub(super) fn resolve(&mut self, cx: &mut Context<'_>) {
         let progress = self.stream.acknowledged();
         let resolved = self.stream.resolve(cx.now, self.patience(cx.config));
@@ -217,7 +220,7 @@ impl Flow {
     }
 
     /// Gives the rate controller a sample. A segment that `leaps` beyond a gap may have overtaken others, so
-    /// it shows too short a path.
+    /// its delays are too short.
     fn sample(&mut self, now: Time, segment: &Segment, leaps: bool) {
         let (mut rtt, mut one_way) = (None, None);
         if leaps {
@@ -226,7 +229,7 @@ impl Flow {
             rtt = stamps.round_trip(now, echo);
             one_way = stamps.one_way(now, value);
         } else if let Some((mark, since)) = self.round {
-            // A window of data takes at least one round trip.
+            // Without timestamps: a full window of data takes at least one round trip.
             rtt = (self.stream.highest() >= mark).then(|| now.saturating_sub(since));
         }
         if self.stamps.is_none() && (rtt.is_some() || self.round.is_none()) {

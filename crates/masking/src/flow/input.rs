@@ -1,5 +1,5 @@
-//! Processes an incoming segment: RFC 9293 section 3.10.7.4 in its order, RFC 5961 against forged segments,
-//! RFC 7323 against old ones.
+//! Processes an incoming segment in the order of RFC 9293 section 3.10.7.4. Defends against forged segments
+//! (RFC 5961) and old ones (RFC 7323).
 
 use thalweg_wire::Range;
 
@@ -31,7 +31,7 @@ impl Flow {
         }
         let length = i64::from(segment.span());
         let (low, high) = (self.expected() as i64, self.right_edge as i64);
-        // An empty segment may follow the last byte of the window.
+        // An empty segment may lie at the right edge of the window.
         let inside = start <= high && start >= low && (length == 0 || start < high);
         let reaches_in = length > 0 && start < low && start + length > low;
         if inside || reaches_in {
@@ -50,13 +50,14 @@ impl Flow {
         offset(segment.sequence, self.irs.wrapping_add(1), self.stream.highest())
     }
 
-    /// The next offset that the sender has been told to send.
+    /// The next offset that we expect (RCV.NXT). A FIN that has arrived counts as one byte.
     fn expected(&self) -> u64 {
         self.stream.acknowledged() + u64::from(self.stream.is_complete())
     }
 
-    /// Handles a segment outside of the window: a duplicate, a keep-alive, a probe of a closed window, or
-    /// nonsense. All get an answer. Bytes of a masked hole are still taken.
+    /// Handles a segment outside the window: a duplicate, a keep-alive, a probe of a closed window, or
+    /// nonsense. The answer is an ACK; ACKs to empty or implausible segments are rate-limited. Bytes for a
+    /// masked hole are still used.
     fn outside(&mut self, cx: &mut Context<'_>, segment: &Segment, start: i64) {
         if self.state == State::TimeWait {
             self.life = Some(cx.now + cx.config.time_wait);
@@ -75,19 +76,20 @@ impl Flow {
 
     fn is_outdated(&self, now: Time, segment: &Segment, start: i64) -> bool {
         let Some(stamps) = &self.stamps else { return false };
-        // Once agreed to, timestamps are in every segment (RFC 7323 section 3.2).
+        // Once both sides have agreed to timestamps, every segment has one (RFC 7323 section 3.2).
         let Some((value, _)) = segment.options.stamps else { return true };
         let from = start.max(0) as u64;
         let range = Range::new(from, from + segment.payload.len() as u64);
         stamps.is_old(now, value, self.stream.floor(range))
     }
 
-    /// Handles a reset (RFC 5961 section 3.2). A sender that does not know what we have masked or not yet
-    /// acknowledged may reset at one of two other places. Elsewhere the answer is a challenge ACK.
+    /// Handles a reset (RFC 5961 section 3.2). The sender does not know what we have masked, or what we have
+    /// received but not acknowledged. So a reset is also valid at the offset of our last ACK, and one past
+    /// the highest byte. Elsewhere in the window the answer is a challenge ACK.
     fn reset(&mut self, cx: &mut Context<'_>, start: i64) {
         let exact = start == self.expected() as i64 || start == self.acks.sent as i64;
         if exact || (start == self.stream.highest() as i64 && !self.stream.is_complete()) {
-            // In TIME-WAIT ignore resets: they would remove what protects the next connection (RFC 1337).
+            // Ignore resets in TIME-WAIT. They would end the protection of the next connection (RFC 1337).
             if self.state != State::TimeWait {
                 self.close_now(cx, Ended::Reset);
             }
@@ -96,7 +98,7 @@ impl Flow {
         }
     }
 
-    /// Handles a SYN (RFC 5961 section 4.2). The first SYN again means that our answer was lost.
+    /// Handles a SYN (RFC 5961 section 4.2). If the first SYN arrives again, our SYN-ACK was lost.
     fn stray_syn(&mut self, cx: &mut Context<'_>, segment: &Segment) {
         let again = segment.sequence == self.irs && !segment.has(ACK);
         if self.state == State::SynReceived && again {
@@ -149,8 +151,8 @@ impl Flow {
         true
     }
 
-    /// The SACK blocks of the peer for bytes that we sent. Blocks before the acknowledgement (D-SACK) are
-    /// left out.
+    /// The peer's SACK blocks for bytes that we have sent. Blocks before the cumulative ACK (D-SACK) are left
+    /// out.
     fn kept_blocks(&self, segment: &Segment) -> Vec<Range> {
         let base = self.iss.wrapping_add(1);
         let place = |sequence: u32| u64::try_from(offset(sequence, base, self.out.una())).ok();
@@ -159,7 +161,7 @@ impl Flow {
         blocks.filter(|block| !block.is_empty() && block.end <= self.out.sent()).collect()
     }
 
-    /// RFC 9293 section 3.10.7.4, "the send window should be updated".
+    /// Updates the send window, if the segment is newer than the last update (RFC 9293 section 3.10.7.4).
     fn update_window(&mut self, now: Time, segment: &Segment, window: u64) {
         let (sequence, acknowledgement) = self.updated;
         let later = |a: u32, b: u32| a.wrapping_sub(b) as i32;
@@ -186,7 +188,7 @@ impl Flow {
         let window = u64::from(segment.window) << self.scales.map_or(0, |(_, theirs)| theirs);
         self.out.opened(cx.now, window);
         self.updated = (segment.sequence, segment.acknowledgement);
-        // Karn's rule: no round trip from a SYN-ACK that was sent twice.
+        // Karn's algorithm: a SYN-ACK that was sent twice gives no RTT sample.
         if let (Some(sent), 0) = (self.syn_sent, self.syn_tries) {
             let rtt = cx.now.saturating_sub(sent);
             self.rtt = Some(rtt);
@@ -222,7 +224,7 @@ impl Flow {
         self.end(cx, Ended::Closed);
     }
 
-    /// Processes the peer's FIN as soon as the stream before it is complete, not earlier.
+    /// Processes the peer's FIN as soon as every byte before it has arrived or is masked.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         let Some(length) = self.stream.fin.filter(|_| self.stream.is_complete()) else { return };
         let before = self.state;

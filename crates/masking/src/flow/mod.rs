@@ -1,4 +1,5 @@
-//! A flow: one TCP connection, the passive side of RFC 9293, with masking.
+//! A flow: one TCP connection with masking. It is the passive side of RFC 9293. Submodules process incoming
+//! segments (`input`), their bytes (`data`), and what the flow sends (`output`).
 
 mod data;
 mod input;
@@ -19,15 +20,15 @@ use super::stream::{Patience, Stream};
 use super::Tuple;
 use crate::Time;
 
-/// Segment size in bytes if the peer does not say one (RFC 9293 section 3.7.1).
+/// Maximum segment size in bytes if the peer announces none (RFC 9293 section 3.7.1).
 const SEGMENT_V4: u16 = 536;
 const SEGMENT_V6: u16 = 1220;
-/// First retransmission timeout of our SYN-ACK.
+/// The first retransmission timeout of our SYN-ACK. It doubles with each retransmission.
 const SYN_TIMEOUT: Time = Time::from_secs(1);
 /// The largest value of the 16-bit window field.
 const UNSCALED: u64 = 65_535;
-/// Segments that the window opens by, after a silence, while it is frozen. Their acknowledgements show the
-/// sender which of its retransmissions are lost (RFC 8985 section 6.2). Otherwise it would wait for its
+/// A frozen window opens by this many segments after a silence. Their ACKs show the sender which of its
+/// retransmissions are lost (RFC 8985 section 6.2). Otherwise the sender would wait for its retransmission
 /// timer.
 const TRICKLE: u64 = 2;
 
@@ -50,7 +51,7 @@ pub(super) enum State {
     Closed,
 }
 
-/// What a flow may use of its endpoint.
+/// The parts of its endpoint that a flow may use.
 pub(super) struct Context<'a> {
     pub now: Time,
     pub config: &'a Config,
@@ -64,12 +65,12 @@ pub(super) struct Context<'a> {
 pub(super) struct Reset {
     pub tuple: Tuple,
     pub sequence: u32,
-    /// If present, the reset acknowledges this number (RFC 9293 section 3.10.7.1).
+    /// The number that the reset acknowledges, if any (RFC 9293 section 3.10.7.1).
     pub acknowledgement: Option<u32>,
 }
 
 impl Context<'_> {
-    /// Queues a reset. The queue is short; resets beyond it are not sent.
+    /// Queues a reset. The queue is bounded; a reset that does not fit is never sent.
     pub fn reset(&mut self, reset: Reset) {
         if self.resets.len() < self.config.resets {
             self.resets.push_back(reset);
@@ -77,50 +78,54 @@ impl Context<'_> {
     }
 }
 
-/// State of our acknowledgements: what was sent, and what is due.
+/// State of our ACKs: what they have reported, and what is due.
 #[derive(Debug, Default)]
 struct Acks {
+    /// Whether to send an ACK at the next poll.
     now: bool,
-    /// Duplicate ACKs still to send: a sender without SACK counts them.
+    /// Duplicate ACKs still to send, since a sender without SACK counts them.
     owed: u32,
+    /// When a delayed ACK is due.
     deadline: Option<Time>,
     division: Option<AckDivision>,
-    /// The offset that the last ACK acknowledged.
+    /// The offset that the last ACK acknowledged; the FIN counts as one byte.
     sent: u64,
-    /// Bytes that have come in order since then.
+    /// Bytes that have become acknowledgeable since then.
     bytes: u64,
-    /// When the last ACK was sent, and when the current train of ACKs began.
+    /// When the last ACK was sent, and when the current train of ACKs began (HyStart).
     at: Time,
     train: Time,
-    /// Offset up to which SACK blocks have been reported at least once.
+    /// SACK blocks have reported everything before this offset at least once.
     reported: u64,
-    /// Offset of the latest segment.
+    /// Offset of the segment that arrived last.
     latest: u64,
+    /// The range that the next ACK reports as a duplicate (D-SACK, RFC 2883).
     duplicate: Option<Range>,
-    /// The application expects more data at once.
+    /// Whether the application expects more data soon.
     expecting: bool,
-    /// If present, bytes from this offset on have come but are not acknowledged yet.
+    /// If present: bytes from this offset on have arrived, but their ACK is delayed on purpose.
     kept: Option<u64>,
-    /// ECN marks are echoed until the sender says that it has slowed down.
+    /// Whether to echo ECN marks. Set by a mark; cleared when the sender says that it has reduced its window
+    /// (CWR).
     ece: bool,
-    /// Number of challenge ACKs in the current second, and when it began.
+    /// Number of challenge ACKs in the current second, and when that second began.
     challenges: (u32, Time),
 }
 
-/// ACK division (Savage et al. 1999): several acknowledgements for the bytes of one segment.
+/// ACK division (Savage et al. 1999): several ACKs for the bytes of one segment.
 #[derive(Debug, Clone, Copy)]
 struct AckDivision {
-    /// The offset acknowledged so far; the step of each acknowledgement; how many are left.
+    /// The offset acknowledged so far, the step of each ACK, and how many ACKs are left.
     end: u64,
     step: u64,
     left: u64,
-    /// When the rest is acknowledged at the latest.
+    /// When the receiver acknowledges the rest at the latest.
     ends: Time,
 }
 
 impl AckDivision {
-    /// The state after another acknowledgement, which reports something new if `news`. `None` if it was the
-    /// last.
+    /// The state after another ACK. The ACK advances only if `news`: it has something new to report. `None`
+    /// if the division has ended.
     fn next(mut self, now: Time, news: bool) -> Option<Self> {
         if news {
             self.end += self.step;
@@ -144,7 +149,7 @@ pub(super) struct Flow {
     syn_at: Option<Time>,
     stamps: Option<Stamps>,
     sack: bool,
-    /// The echoed timestamp can undo reductions of the sender.
+    /// Whether the timestamps that we echo can make the sender undo its reductions.
     undoes: bool,
     /// Our window shift and the peer's, if both agreed.
     scales: Option<(u8, u8)>,
@@ -157,32 +162,34 @@ pub(super) struct Flow {
     admitted: u64,
     segment: u32,
     control: Box<dyn Control>,
-    /// What the flows of its group have in common.
+    /// The rate and target of its group.
     pub share: Option<GroupRate>,
     pub group: Option<u32>,
     rtt: Option<Time>,
-    /// When data last came, or the handshake ended.
+    /// Minimum RTT so far.
     last_data: Option<Time>,
-    /// While the window is frozen: when it opens by a little, and the right edge then.
+    /// While the window is frozen: when it opens by [`TRICKLE`] segments. `trickled` is the right edge after
+    /// that.
     trickle: Option<Time>,
     trickled: u64,
-    /// The longest silence in the current recovery that a retransmission timeout may explain.
+    /// The longest silence in the current recovery that may be a retransmission timeout of the sender.
     waited: Time,
-    /// When the highest byte last rose.
+    /// When the highest byte that has arrived last rose.
     last_new: Time,
-    /// Without timestamps: the offset whose arrival ends a round trip, and when that trip began.
+    /// Without timestamps: a round trip ends when this offset arrives; and when the round trip began.
     round: Option<(u64, Time)>,
     last_heard: Time,
     out: Outgoing,
-    /// Sequence and acknowledgement of the last window update (RFC 9293 section 3.10.7.4).
+    /// Sequence and acknowledgement number of the last window update (RFC 9293 section 3.10.7.4: SND.WL1,
+    /// SND.WL2).
     updated: (u32, u32),
-    /// When the current state times out.
+    /// When the current state (TIME-WAIT, FIN-WAIT-2) times out.
     life: Option<Time>,
     ended: bool,
 }
 
 impl Flow {
-    /// Answers a SYN. `secret`: initial sequence number and clock offset.
+    /// Creates the flow for a SYN. `secret`: initial sequence number and timestamp offset.
     pub fn accept(id: FlowId, syn: &Segment, secret: (u32, u32), now: Time, config: &Config) -> Self {
         let (headers, unsaid) = match syn.tuple.local.address {
             super::Address::V4(_) => (40, SEGMENT_V4),
@@ -242,13 +249,13 @@ impl Flow {
         self.state == State::Closed
     }
 
-    /// What the flow tells its group.
+    /// The rate and target that the flow publishes to its group.
     pub fn own_share(&self) -> GroupRate {
         self.control.share()
     }
 
-    /// One past the sequence numbers that the peer may have used. A SYN beyond it belongs to another
-    /// connection.
+    /// One past the sequence numbers that the peer has used, as far as we acknowledge them. A SYN beyond it
+    /// belongs to another connection.
     pub fn next_sequence(&self) -> u32 {
         self.acknowledgement()
     }
@@ -270,7 +277,7 @@ impl Flow {
     }
 
     fn close_now(&mut self, cx: &mut Context<'_>, ended: Ended) {
-        // The application never heard of an unfinished handshake.
+        // The application does not know of a connection whose handshake is unfinished.
         if self.state != State::SynReceived {
             self.end(cx, ended);
         }
@@ -336,7 +343,7 @@ impl Flow {
         }
     }
 
-    /// The application could still use late bytes.
+    /// The application could still use these late bytes.
     pub fn filled(&mut self, part: Range) {
         self.stream.filled(part);
     }
@@ -386,7 +393,7 @@ impl Flow {
         }
     }
 
-    /// The earliest timer: call `timeout` then.
+    /// The time of the earliest timer. Call [`Self::timeout`] then.
     pub fn deadline(&self, config: &Config) -> Option<Time> {
         let idle = config.idle.map(|idle| self.last_heard + idle);
         let stream = self.stream.deadline(self.patience(config));
@@ -414,7 +421,8 @@ impl Flow {
     }
 }
 
-/// The reset that answers a segment of no connection (RFC 9293 section 3.10.7.1). Nothing answers a reset.
+/// The reset that answers a segment of no connection (RFC 9293 section 3.10.7.1). `None` for a reset, which
+/// gets no answer.
 pub(super) fn refusal(segment: &Segment) -> Option<Reset> {
     let (tuple, sequence) = (segment.tuple, segment.acknowledgement);
     match (segment.has(RST), segment.has(ACK)) {

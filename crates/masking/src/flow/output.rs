@@ -1,11 +1,13 @@
-//! What a flow sends: the SYN-ACK, data to the client, and acknowledgements.
+//! Builds the packets that a flow sends: the SYN-ACK, data to the client, and ACKs.
 //!
 //! The right edge of the window never moves left (RFC 9293 section 3.8.6). To reduce the window, the receiver
-//! leaves the edge where it is. The edge moves by at least one segment (section 3.8.6.2.2). The scaled field
-//! is rounded up, and the rounding counts as advertised, so the field is never 0 by rounding (RFC 7323
-//! section 2.4). So each acknowledgement of a closing window may move the edge by less than one unit, as in
-//! Linux. While a hole is held, the edge still follows the highest byte that has come; otherwise the sender
-//! would stop for a round trip.
+//! leaves the edge where it is. Otherwise it moves the edge by at least one segment (section 3.8.6.2.2). The
+//! scaled window field is rounded up, so rounding never makes it 0 (RFC 7323 section 2.4). The rounding
+//! counts as advertised. So each ACK of a closing window may move the edge by less than one unit, as in
+//! Linux.
+//!
+//! While a hole is held, the edge still follows the highest byte that has arrived, unless the window is
+//! frozen. Otherwise the sender would stop for a round trip.
 
 use thalweg_wire::Range;
 
@@ -18,44 +20,46 @@ use crate::segment::{Offload, ACK, ECE, FIN, PSH, SYN};
 use crate::stamps::Said;
 use crate::Time;
 
-/// ACKs that are closer together than this form a train to the sender's HyStart (Ha and Rhee 2011; Linux: 2
-/// ms).
+/// To the sender's HyStart, ACKs at most this far apart form a train (Ha and Rhee 2011; Linux: 2 ms).
 const TRAIN: Time = Time::from_millis(2);
-/// A pause that ends a train, even if the path to the sender shortens it.
+/// A pause between ACKs that ends a train, even if the path to the sender shortens the pause.
 const PAUSE: Time = Time::from_millis(3);
-/// The longest delay of the last segment's ACK. Linux's shortest timeout is one round trip longer.
+/// The longest delay of the last segment's ACK. Linux's shortest RTO is one round trip longer.
 const DELAYED: Time = Time::from_millis(200);
-/// The oldest echo (or four round trips, if that is longer) for a sender that may depend on its
-/// retransmission timer: an older one makes that timer too long. If the timer has run out since, the echo may
+/// For a sender that may depend on its retransmission timer: the oldest echo, or four round trips if that is
+/// longer. An older echo would make that timer too long. After a silence that may be a timeout, the echo may
 /// be older by that silence.
 const AGED: Time = Time::from_millis(200);
-/// Payload of a superpacket: the 16-bit IP length less the longest headers.
+/// Payload of a superpacket: the largest 16-bit IP length, less the longest headers.
 const SUPERPACKET: usize = 65_535 - 120;
-/// ACK division: acknowledgements for one retransmitted segment at most, and newly reported segments in each.
+/// ACK division: at most this many ACKs for one retransmitted segment, and newly reported segments in each
+/// ACK.
 const PARTS: u64 = 32;
 const EACH: u64 = 2;
-/// ACK division ends within this part of a round trip. After a quarter, the sender would take the segment for
-/// lost (RFC 8985).
+/// ACK division ends within this fraction (1/16) of a round trip. After a quarter of a round trip, the sender
+/// would take the segment for lost (RFC 8985).
 const WHOLE: u32 = 16;
-/// Shortest round trip for pauses between ACKs. On shorter paths a pause would cost throughput.
+/// Minimum RTT for pauses between ACKs. On shorter paths a pause would cost throughput.
 const LONG: Time = Time::from_millis(10);
 
 impl Flow {
-    /// The acknowledgement number, after what has come or is masked.
+    /// The acknowledgement number: one past what has arrived or is masked, less what ACK delay or ACK
+    /// division holds back.
     pub(super) fn acknowledgement(&self) -> u32 {
         let end = u64::from(self.stream.is_complete());
         number(self.irs.wrapping_add(1), self.acknowledged() + end)
     }
 
-    /// The acknowledgement as a stream offset.
+    /// The same as a stream offset, without the FIN.
     pub(super) fn acknowledged(&self) -> u64 {
         let limits = [self.acks.kept, self.acks.division.map(|division| division.end)];
         limits.into_iter().flatten().fold(self.stream.acknowledged(), u64::min)
     }
 
-    /// Whether to delay the ACK of the last segment, as any receiver may do. If a sender has only one segment
-    /// in flight, it takes the loss of that segment for a delayed ACK, and sends its probe 200 ms later (RFC
-    /// 8985 section 7.2). While the sender ramps up, it needs every ACK.
+    /// Whether to delay the ACK of the last segment, as any receiver may do. A sender with only one segment
+    /// in flight must allow for a delayed ACK, so it sends its tail loss probe 200 ms later (RFC 8985 section
+    /// 7.2). The delay keeps a second segment in flight. While the sender is in slow start, it needs every
+    /// ACK.
     pub(super) fn keeps(&self) -> bool {
         self.acks.expecting
             && self.sack
@@ -67,7 +71,7 @@ impl Flow {
             && self.acks.duplicate.is_none()
     }
 
-    /// Stops delaying: acknowledges all that has come.
+    /// Ends the delay: the next ACK acknowledges all that has arrived.
     pub(super) fn release(&mut self) {
         if self.acks.kept.take().is_some() {
             self.acks.now = true;
@@ -84,14 +88,14 @@ impl Flow {
         }
     }
 
-    /// Writes the SYN-ACK with the options that both sides agree on. Its window is unscaled and small (RFC
-    /// 7323 section 2.2).
+    /// Writes the SYN-ACK, with the options that both sides agree on. Its window is unscaled, and so at most
+    /// 64 KiB (RFC 7323 section 2.2).
     fn answer(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> Option<Offload> {
         if !std::mem::take(&mut self.syn_due) {
             return None;
         }
         if self.syn_sent.is_some() {
-            // Sent twice: its acknowledgement gives no round trip.
+            // Two SYN-ACKs were sent, so their acknowledgement gives no RTT sample.
             self.syn_tries = self.syn_tries.max(1);
         }
         self.syn_sent = Some(now);
@@ -121,7 +125,7 @@ impl Flow {
         Some(segment.write(out, None))
     }
 
-    /// Writes data to the client: several segments at once, if the device cuts them.
+    /// Writes data to the client. If the device does segmentation, one packet holds several segments.
     fn piece(&mut self, now: Time, out: &mut Vec<u8>, offload: Option<u16>) -> Option<Offload> {
         let most = if offload.is_some() { SUPERPACKET } else { 0 };
         let Some(piece) = self.out.poll(now, most) else {
@@ -144,16 +148,17 @@ impl Flow {
             ect: false,
         };
         let offload = segment.write(out, offload);
-        // SACK blocks do not fit beside data. They follow in an ACK of their own.
+        // SACK blocks do not fit beside data, so an ACK of its own follows with them.
         if !self.stream.holding() && self.acks.duplicate.is_none() {
             self.said(now);
         }
         Some(offload)
     }
 
-    /// Whether the next ACK waits for a short pause. Cubic leaves slow start when ACKs have come as one train
-    /// for half a round trip (HyStart), and then takes seconds to fill the path. Here the advertised window
-    /// keeps the queue short. So while a sender ramps up, a short pause breaks each train early.
+    /// Whether the next ACK waits for a short pause. Cubic leaves slow start when ACKs have come in one train
+    /// for half a round trip (HyStart), and then takes seconds to fill the path. Here HyStart is not needed,
+    /// since the advertised window keeps the queue short. So while a sender is in slow start, a short pause
+    /// ends each train early.
     fn pauses(&self, now: Time) -> bool {
         let Some(rtt) = self.rtt.filter(|&rtt| rtt >= LONG) else { return false };
         let urgent = (self.stream.holding() && !self.repairs_all())
@@ -213,7 +218,7 @@ impl Flow {
             acknowledged: self.acknowledged(),
             highest: self.stream.highest(),
             holding: self.stream.holding(),
-            // A sender that waits for the frozen window has more data.
+            // A sender that waits for a frozen window to open has more data.
             goes_on: now.saturating_sub(self.last_new) < if self.freezes_window() { rtt * 4 } else { rtt },
             oldest: (AGED.max(rtt * 4) + self.waited).as_millis() as u32,
         };
@@ -223,6 +228,7 @@ impl Flow {
         }
     }
 
+    /// Records that an ACK was sent, and what it has reported.
     fn said(&mut self, now: Time) {
         if now.saturating_sub(self.acks.at) > TRAIN {
             self.acks.train = now;
@@ -244,8 +250,8 @@ impl Flow {
         }
     }
 
-    /// The SACK blocks to report, a duplicate first (RFC 2883), and whether there are more that were never
-    /// reported.
+    /// The SACK blocks to report, a duplicate first (RFC 2883). The flag says whether an ACK must follow for
+    /// blocks that were never reported.
     fn blocks(&mut self, room: usize) -> (Vec<Range>, bool) {
         let mut chosen: Vec<Range> = self.acks.duplicate.take().into_iter().collect();
         let mut all = self.stream.blocks();
@@ -275,18 +281,19 @@ impl Flow {
         (chosen, clipped)
     }
 
-    /// Whether nothing of this flow has been masked, and its sender hears of every hole and undoes its
-    /// reductions.
+    /// Whether this flow retransmits every hole. That is so if no masked byte is missing, the sender learns
+    /// of holes by SACK, and it undoes its reductions.
     pub(super) fn repairs_all(&self) -> bool {
         self.sack && self.undoes && self.stream.missing == 0
     }
 
     /// Whether the window is frozen: its right edge stays until all holes are filled.
     ///
-    /// A sender that learns of new holes before it has filled the old ones never leaves recovery, and its
-    /// window grows only outside of recovery (Linux, `tcp_cong_avoid`). So the receiver lets it repair each
-    /// flight completely; the next flight is twice as large. This ends when the flight fills the path one and
-    /// a half times. Then the window that is left after a reduction still fills the path once.
+    /// A sender that learns of new holes before it has filled the old ones never leaves recovery. Its window
+    /// grows only outside recovery (Linux, `tcp_cong_avoid`). So the receiver lets the sender fill all holes
+    /// of a flight first; the next flight is twice as large. The receiver stops freezing when a flight fills
+    /// the path one and a half times. Then the window that is left after a reduction still fills the path
+    /// once.
     pub(super) fn freezes_window(&self) -> bool {
         self.repairs_all()
             && self.stream.holding()
@@ -294,19 +301,20 @@ impl Flow {
             && self.right_edge.saturating_sub(self.acknowledged()) < 3 * self.control.carries()
     }
 
-    /// Begins ACK division for a retransmitted segment, if other holes are left: each ACK acknowledges a part
-    /// of it, and reports something new.
+    /// Begins ACK division for a retransmitted segment, if other holes are left. Each ACK acknowledges a part
+    /// of the segment, and reports something new.
     ///
-    /// In recovery, a sender sends as much as was delivered and nothing for what was lost, so its flight
-    /// shrinks with each loss. Each ACK that advances, reports something and shows no new loss allows one
+    /// In recovery, a sender sends as much as was delivered and nothing for what was lost. So its flight
+    /// shrinks with each loss. An ACK that advances, reports something new and shows no new loss allows one
     /// more packet (RFC 6937, PRR-SSRB). Newly reported segments also give the sender an RTT sample; without
-    /// one, it takes the age of the echo. Bytes that were reported are never acknowledged in parts: the
-    /// sender would think that the receiver had dropped them (Linux, `tcp_check_sack_reneging`), and wait.
+    /// one, the sender takes the age of the echo. The receiver never divides bytes that SACK blocks have
+    /// reported. The sender would think that the receiver had dropped them (Linux,
+    /// `tcp_check_sack_reneging`), and wait.
     pub(super) fn start_ack_division(&mut self, now: Time, repaired: Range) {
         let soon = self.rtt.unwrap_or_default() / WHOLE;
         let comes = self.stream.holding() && now.saturating_sub(self.last_new) < soon;
-        // A paced sender, such as BBR, needs no help. Until a burst has shown that the sender does not pace,
-        // assume that it does.
+        // A paced sender, such as BBR, needs no help. Assume that a sender is paced until a burst has shown
+        // that it is not.
         let bursts = self.control.carries() > 0;
         if self.acks.division.is_some() || !comes || !bursts || !self.repairs_all() {
             return;
@@ -318,14 +326,14 @@ impl Flow {
         self.acks.division = Some(AckDivision { end, step, left, ends: now + soon });
     }
 
-    /// Moves on to the next ACK of a division, if there is something new to report.
+    /// Advances ACK division to its next ACK, if there is something new to report.
     fn advance_ack_division(&mut self, now: Time) {
         let news = self.stream.visible() > self.acks.reported;
         let division = self.acks.division.filter(|_| self.stream.holding());
         self.acks.division = division.and_then(|division| division.next(now, news));
     }
 
-    /// The right edge that the rate controller and the application allow, within what the window field can
+    /// The right edge that the rate controller and the application allow, and that the window field can
     /// express.
     pub(super) fn next_right_edge(&self) -> u64 {
         let scale = self.scales.map_or(0, |(ours, _)| ours);

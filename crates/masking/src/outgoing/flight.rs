@@ -1,8 +1,8 @@
-//! Which bytes to the client are in flight, acknowledged, or lost.
+//! Records which bytes to the client are in flight, acknowledged, or lost.
 //!
-//! Each transmission has a number. A segment is lost if a later transmission has arrived, and enough others
-//! or enough time lie between them (RACK, RFC 8985, in the form of RFC 9002 section 6.1). So a lost
-//! retransmission is detected as well.
+//! Each transmission has a number. A segment is lost if a later transmission has arrived, and enough other
+//! transmissions or enough time lie between the two (RACK, RFC 8985, in the form of RFC 9002 section 6.1). So
+//! a lost retransmission is detected as well.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -21,18 +21,19 @@ pub(super) struct SentRange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     UnderWay,
-    /// Selectively acknowledged.
+    /// Acknowledged by SACK.
     Kept,
     Lost,
 }
 
+/// A segment that was sent and that no cumulative ACK covers yet.
 #[derive(Debug)]
 struct Sent {
     part: SentRange,
     /// Time and number of the latest transmission.
     at: Time,
     number: u64,
-    /// Sent more than once, so it gives no RTT sample (Karn and Partridge 1987).
+    /// Sent more than once, so its ACK gives no RTT sample (Karn and Partridge 1987).
     again: bool,
     state: State,
     stamp: Stamp,
@@ -40,14 +41,15 @@ struct Sent {
 
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// Unacknowledged segments, by offset.
+    /// Segments that no cumulative ACK covers, by offset.
     sent: VecDeque<Sent>,
-    /// Transmissions whose fate is open, by number, with an offset in their segment.
+    /// Number of each transmission that is neither acknowledged nor lost yet, and an offset in its segment.
+    /// Outdated entries are removed when they reach the front.
     open: VecDeque<(u64, u64)>,
     transmissions: u64,
-    /// The latest transmission that has arrived.
+    /// The newest transmission that has been acknowledged.
     newest: Option<u64>,
-    /// Selectively acknowledged ranges.
+    /// Ranges acknowledged by SACK.
     kept: Ranges,
     /// First offsets of lost segments.
     lost: BTreeSet<u64>,
@@ -57,7 +59,7 @@ pub(super) struct Flight {
     lost_bytes: u64,
     pub trips: Trips,
     pub delivery: Delivery,
-    /// When the next segment counts as lost, unless it is acknowledged before.
+    /// When the next segment counts as lost, unless an ACK arrives before.
     pub loss_at: Option<Time>,
 }
 
@@ -89,7 +91,7 @@ impl Flight {
         self.segments
     }
 
-    /// Number of separate ranges acknowledged beyond a hole.
+    /// Number of separate ranges that SACK blocks have acknowledged.
     #[cfg(test)]
     pub fn ranges(&self) -> usize {
         self.kept.count()
@@ -114,8 +116,8 @@ impl Flight {
         self.send_again(now, self.index(start))
     }
 
-    /// Retransmits the last segment in flight: its ACK describes those before it (tail loss probe, RFC 8985
-    /// section 7).
+    /// Retransmits the last segment in flight. Its ACK shows which segments before it are lost (tail loss
+    /// probe, RFC 8985 section 7).
     pub fn probe(&mut self, now: Time) -> Option<SentRange> {
         let index = self.sent.iter().rposition(|sent| sent.state == State::UnderWay)?;
         let part = self.sent[index].part;
@@ -140,18 +142,19 @@ impl Flight {
         self.transmissions
     }
 
+    /// Adds a segment to what is in flight (`by` is 1), or subtracts it (-1).
     fn count(&mut self, part: SentRange, by: i64) {
         self.under_way = self.under_way.saturating_add_signed(by * part.range.len() as i64);
         self.segments = self.segments.saturating_add_signed(by);
     }
 
-    /// Index of the first segment that ends behind `place`.
+    /// Index of the first segment that ends after `place`.
     fn index(&self, place: u64) -> usize {
         self.sent.partition_point(|sent| sent.part.range.end <= place)
     }
 
-    /// Processes an ACK of all before `una`, with SACK `blocks`. Returns what it means for the rate, if
-    /// anything is new. `least` is the minimum RTT.
+    /// Processes a cumulative ACK of `una` with SACK `blocks`. Returns a sample for the rate controller if
+    /// the ACK acknowledges new data. `least` is the minimum RTT.
     pub fn acknowledged(
         &mut self,
         now: Time,
@@ -181,8 +184,8 @@ impl Flight {
         Some(Heard { now, bytes, fates, delivered, under_way, trip, measured })
     }
 
-    /// Processes a SACK block. An honest receiver reports no more ranges than there are segments; more are
-    /// ignored.
+    /// Processes a SACK block. An honest receiver reports no more ranges than there are segments, so ignore
+    /// the block if there are more.
     fn keep(&mut self, now: Time, block: Range, trip: &mut Option<(u64, Time)>) {
         if self.kept.count() > self.sent.len() {
             return;
@@ -214,7 +217,7 @@ impl Flight {
         }
     }
 
-    /// Part of a segment is acknowledged, which ordinary receivers never do.
+    /// Handles a cumulative ACK inside a segment. Ordinary receivers never send one.
     fn cut(&mut self, una: u64) {
         let Some(first) = self.sent.front_mut() else { return };
         let gone = una - first.part.range.start;
@@ -229,7 +232,8 @@ impl Flight {
         first.part.range.start = una;
     }
 
-    /// A segment is acknowledged. `trip` becomes its RTT, if it is the latest that can be known.
+    /// A segment was acknowledged. If it was sent only once and is the newest such one, `trip` becomes its
+    /// number and RTT.
     fn came(&mut self, now: Time, index: usize, trip: &mut Option<(u64, Time)>) {
         let Some(sent) = self.sent.get(index) else { return };
         let (part, at, number, stamp) = (sent.part, sent.at, sent.number, sent.stamp);
@@ -244,7 +248,7 @@ impl Flight {
             State::Kept => return,
         }
         self.delivery.arrived(now, part.range.len(), at, stamp);
-        // An ACK that comes too soon after a retransmission is for the first transmission.
+        // An ACK that arrives too soon after a retransmission is for the first transmission.
         let believed = known || self.trips.smooth().is_some_and(|smooth| took >= smooth / 2);
         if believed {
             self.newest = self.newest.max(Some(number));
@@ -254,7 +258,7 @@ impl Flight {
         }
     }
 
-    /// Marks segments as lost, now that later ones have arrived.
+    /// Marks segments as lost after later ones were acknowledged, or after their time has passed.
     pub fn detect(&mut self, now: Time) {
         self.loss_at = None;
         let Some(newest) = self.newest else { return };
@@ -293,8 +297,8 @@ impl Flight {
         self.lose(0);
     }
 
-    /// Marks everything in flight as lost. If nothing is missing in front of selectively acknowledged data,
-    /// the receiver may have dropped that data (RFC 2018 section 8); returns whether that is so.
+    /// Marks everything in flight as lost. Returns true if the first segment was already acknowledged by
+    /// SACK: then the receiver may have dropped that data (RFC 2018 section 8).
     pub fn lose_all(&mut self) -> bool {
         (0..self.sent.len()).for_each(|index| self.lose(index));
         self.sent.front().is_some_and(|first| first.state == State::Kept)

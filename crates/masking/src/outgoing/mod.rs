@@ -1,9 +1,10 @@
-//! Data to the client: ordinary reliable TCP, for the model and for control messages.
+//! Sends data to the client by ordinary reliable TCP: the model, and control messages.
 //!
-//! Losses are detected by selective acknowledgements (RFC 2018) and send times (RACK, RFC 8985), else by
-//! three duplicate ACKs (RFC 5681, RFC 6582). There are the retransmission timeout of RFC 6298 and the
-//! persist timer of RFC 9293 section 3.8.6.1. The congestion window follows what is delivered, as in `ltp`,
-//! so a lossy path does not slow the model down. Messages are small or many, so there is no Nagle algorithm.
+//! It detects losses by SACK (RFC 2018) and send times (RACK, RFC 8985), else by three duplicate ACKs (RFC
+//! 5681, RFC 6582). It has the retransmission timeout of RFC 6298, the tail loss probe of RFC 8985, and the
+//! persist timer of RFC 9293 section 3.8.6.1. The cwnd follows the delivery rate, as in `ltp`, so losses of
+//! the path do not slow the model down. There is no Nagle algorithm, since the application writes small
+//! single messages or large amounts.
 
 mod flight;
 #[cfg(test)]
@@ -19,13 +20,13 @@ use thalweg_sending::{Pacer, Rate};
 
 const FIRST_TIMEOUT: Time = Time::from_secs(1);
 const LONGEST_TIMEOUT: Time = Time::from_secs(60);
-/// As in Linux; RFC 6298 has one second.
+/// As in Linux; RFC 6298 says one second.
 const SHORTEST_TIMEOUT: Time = Time::from_millis(200);
-/// Additional delay of the ACK of a single segment (RFC 8985 section 7.2).
+/// Allowance for a delayed ACK, if one segment is in flight (RFC 8985 section 7.2).
 const DELAYED: Time = Time::from_millis(200);
-/// Initial window in segments (RFC 6928).
+/// Initial cwnd in segments (RFC 6928).
 const INITIAL: u64 = 10;
-/// Duplicate ACKs that mean a loss (RFC 5681 section 3.2).
+/// Number of duplicate ACKs that mean a loss (RFC 5681 section 3.2).
 const DUPLICATES: u32 = 3;
 
 /// A piece of the stream to send now.
@@ -36,24 +37,25 @@ pub(super) struct Piece {
     pub fin: bool,
 }
 
-/// An acknowledgement.
+/// An ACK from the client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ack<'a> {
-    /// Everything before this offset has come.
+    /// The client has received everything before this offset.
     pub offset: u64,
     /// SACK blocks.
     pub blocks: &'a [Range],
-    /// Its segment has nothing else, and changes no window.
+    /// Whether the segment has no data and no SACK blocks, and does not change the window.
     pub plain: bool,
 }
 
+/// The sending side of a flow.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// Unacknowledged bytes, from `una` on.
+    /// Bytes from `una` on: sent and unacknowledged ones, then unsent ones.
     buffer: VecDeque<u8>,
     most: usize,
     una: u64,
-    /// One past what counts as sent.
+    /// One past the last byte that counts as sent.
     next: u64,
     /// One past the highest offset ever sent.
     sent: u64,
@@ -61,6 +63,7 @@ pub(super) struct Outgoing {
     written: u64,
     closing: bool,
     pub segment: u64,
+    /// The peer's window, and the largest that it has advertised.
     window: u64,
     widest: u64,
     flight: Flight,
@@ -68,24 +71,26 @@ pub(super) struct Outgoing {
     pacer: Pacer,
     pace_at: Option<Time>,
     duplicates: u32,
-    /// Recovery without SACK (RFC 6582): up to this offset, each partial ACK shows another loss.
+    /// Recovery without SACK (RFC 6582): until this offset is acknowledged, each partial ACK shows another
+    /// loss.
     recover: Option<u64>,
-    /// After a timeout: send one segment at a time until something comes.
+    /// After a timeout: send one segment at a time until the cumulative ACK advances.
     collapsed: bool,
-    /// Send one byte beyond a closed window (persist), or the last segment again (tail loss probe).
+    /// Whether to send one byte beyond a closed window (persist), or the last segment again (tail loss
+    /// probe).
     persist: bool,
     probe: bool,
     timeout: Time,
-    /// Retransmission timer: then everything in flight counts as lost.
+    /// Retransmission timer. When it expires, everything in flight counts as lost.
     timeout_at: Option<Time>,
-    /// Probe timer (tail loss probe); once until something comes.
+    /// Timer of the tail loss probe. `probed`: one has been sent since the cumulative ACK last advanced.
     probe_at: Option<Time>,
     probed: bool,
     tries: u32,
 }
 
 impl Outgoing {
-    /// A stream in segments of `segment` bytes, with at most `most` unacknowledged bytes.
+    /// Creates a stream that sends segments of `segment` bytes and buffers at most `most` bytes.
     pub fn new(now: Time, most: usize, segment: u64) -> Self {
         Self {
             buffer: VecDeque::new(),
@@ -115,7 +120,7 @@ impl Outgoing {
         }
     }
 
-    /// Takes as many bytes as fit.
+    /// Buffers as many bytes as fit. Returns how many.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let room = if self.closing { 0 } else { self.most.saturating_sub(self.buffer.len()) };
         let taken = bytes.len().min(room);
@@ -124,7 +129,7 @@ impl Outgoing {
         taken
     }
 
-    /// No more will be written.
+    /// The application will write no more. A FIN follows the last byte.
     pub fn close(&mut self) {
         self.closing = true;
     }
@@ -139,7 +144,7 @@ impl Outgoing {
         self.sent
     }
 
-    /// Bytes written and not acknowledged.
+    /// Bytes that the application has written and the client has not acknowledged.
     pub fn unacknowledged(&self) -> u64 {
         self.buffer.len() as u64
     }
@@ -176,13 +181,14 @@ impl Outgoing {
         self.widest = self.widest.max(window);
     }
 
-    /// Unacknowledged bytes count as never sent.
+    /// Treats all unacknowledged bytes as never sent.
     fn rewind(&mut self) {
         self.flight.clear();
         self.next = self.una;
     }
 
-    /// Processes an ACK of something that was sent, not older than the last ACK.
+    /// Processes an ACK. The caller has checked that it acknowledges nothing unsent, and is not older than
+    /// the last one.
     pub fn acknowledged(&mut self, now: Time, heard: Ack<'_>) {
         let advanced = heard.offset > self.una;
         let news = self.flight.acknowledged(now, heard.offset, heard.blocks, self.rate.base());
@@ -225,14 +231,14 @@ impl Outgoing {
         self.timeout = self.base_timeout();
     }
 
-    /// RFC 6298 section 2, with bounds.
+    /// The retransmission timeout (RFC 6298 section 2), within bounds.
     fn base_timeout(&self) -> Time {
         let timeout = self.flight.trips.timeout().unwrap_or(FIRST_TIMEOUT);
         timeout.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
-    /// What to send now: a segment, or as many consecutive segments as fit into `most` bytes, all but the
-    /// last of full length.
+    /// The data to send now: one segment, or as many consecutive segments as fit into `most` bytes. All but
+    /// the last one are full.
     pub fn poll(&mut self, now: Time, most: usize) -> Option<Piece> {
         let mut piece = self.choose(now)?;
         while self.goes_on(piece, most) {
@@ -243,7 +249,7 @@ impl Outgoing {
         Some(piece)
     }
 
-    /// Whether the next segment follows this piece.
+    /// Whether the next segment may extend this piece.
     fn goes_on(&self, piece: Piece, most: usize) -> bool {
         let segment = self.segment as usize;
         piece.length > 0
@@ -281,7 +287,7 @@ impl Outgoing {
         Some(self.paced(part))
     }
 
-    /// A byte beyond a closed window. It does not count as sent.
+    /// One byte beyond a closed window, or the FIN. It does not count as sent.
     fn beyond(&mut self) -> Piece {
         let length = self.written.saturating_sub(self.una).min(1);
         self.sent = self.sent.max(self.una + 1);
@@ -302,8 +308,8 @@ impl Outgoing {
             self.flight.delivery.idle(self.flight.under_way());
             return None;
         }
-        // Avoid the silly window syndrome: wait for room for a whole segment while others are in flight (RFC
-        // 9293 section 3.8.6.2.1).
+        // Avoid the silly window syndrome: while data is in flight, wait until the window has room for a
+        // whole segment (RFC 9293 section 3.8.6.2.1).
         if (left > 0 && allowed == 0) || (allowed < left.min(self.segment) && flight > 0) {
             return None;
         }
@@ -335,8 +341,8 @@ impl Outgoing {
         (&first[cut(start)..cut(end)], &second[rest(start)..rest(end)])
     }
 
-    /// Sets the timers, also for a closed window. The retransmission timeout is for the first segment (RFC
-    /// 6298 section 5), the probe for the last (RFC 8985 section 7.2).
+    /// Sets the timers, also if the window is closed. The retransmission timer is for the first segment (RFC
+    /// 6298 section 5), the probe timer for the last one (RFC 8985 section 7.2).
     pub fn arm(&mut self, now: Time) {
         self.probe_at = None;
         if self.una >= self.end() {
@@ -353,12 +359,13 @@ impl Outgoing {
         self.probe_at = smooth.map(|smooth| now + 2 * smooth + delayed).filter(|&at| at < timeout);
     }
 
-    /// The earliest timer of [`Self::handle_timeout`] or [`Self::poll`].
+    /// The time of the earliest timer. Call [`Self::handle_timeout`] and [`Self::poll`] then.
     pub fn poll_timeout(&self) -> Option<Time> {
         [self.timeout_at, self.probe_at, self.flight.loss_at, self.pace_at].into_iter().flatten().min()
     }
 
-    /// Runs the timers that are due. Returns whether the peer counts as gone, after `most` tries.
+    /// Runs the timers that are due. Returns true if the peer counts as lost: more than `most` timeouts have
+    /// expired in a row.
     pub fn handle_timeout(&mut self, now: Time, most: u32) -> bool {
         if self.flight.loss_at.is_some_and(|at| at <= now) {
             self.flight.detect(now);
