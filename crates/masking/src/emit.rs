@@ -1,6 +1,6 @@
 //! Writes TCP segments into IP packets. If the device does segmentation, one superpacket holds several.
 //!
-//! A TUN device ignores `DATA_VALID` on packets written to it: a packet needs a valid checksum, or
+//! A TUN device ignores `DATA_VALID` on packets that we write to it. So a packet needs a valid checksum, or
 //! `NEEDS_CSUM`.
 
 use super::checksum::{fold, pseudo, sum};
@@ -16,15 +16,16 @@ pub(super) struct Outbound<'a> {
     pub flags: u8,
     pub window: u16,
     pub options: Written,
-    /// The payload in two pieces, as a ring buffer has them.
+    /// The payload in two slices, as a ring buffer has it.
     pub payload: (&'a [u8], &'a [u8]),
-    /// ECN-capable transport (RFC 3168 section 6.1.2): only on new data.
+    /// Whether to mark the packet as ECN-capable transport (RFC 3168 section 6.1.2). Only new data may have
+    /// the mark.
     pub ect: bool,
 }
 
 impl Outbound<'_> {
-    /// Writes the packet into `out`, replacing its content. With `offload`, the device cuts it into segments
-    /// of at most that payload and completes their checksums.
+    /// Writes the packet into `out`, and replaces what was there. With `offload`, the device cuts it into
+    /// segments of at most that payload, and completes their checksums.
     pub fn write(&self, out: &mut Vec<u8>, offload: Option<u16>) -> Offload {
         out.clear();
         let options = self.options.bytes();
@@ -43,14 +44,14 @@ impl Outbound<'_> {
             (Address::V4(from), Address::V4(to)) => {
                 out.extend([0x45, ect]);
                 out.extend((20 + tcp_bytes as u16).to_be_bytes());
-                // Never fragmented, so the identification may be 0 (RFC 6864 section 4.1).
+                // Don't Fragment is set, so the identification may be 0 (RFC 6864 section 4.1).
                 out.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
                 out.extend(from);
                 out.extend(to);
                 let checksum = !fold(sum(out));
                 out[10..12].copy_from_slice(&checksum.to_be_bytes());
             }
-            // Unreachable: a tuple comes from one packet, whose addresses are of one family.
+            // Unreachable, since both addresses of a tuple are of the same family.
             _ => return Offload::default(),
         }
         let start = out.len();

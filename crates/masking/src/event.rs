@@ -4,7 +4,7 @@ use thalweg_wire::Range;
 
 use super::{Excess, Tuple};
 
-/// Names a flow of an endpoint. An id is never used again.
+/// Identifies a flow of an endpoint. An endpoint never uses an id again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId {
     pub(super) place: u32,
@@ -25,37 +25,38 @@ pub struct Event<'p> {
 pub enum What<'p> {
     /// The handshake is finished.
     Connected(Agreed),
-    /// Bytes of the stream have come for the first time, in any order.
+    /// Bytes of the stream have arrived for the first time, in any order.
     Bytes {
         /// Stream offset of the first byte.
         offset: u64,
-        /// The bytes, in the packet just handed in. Copy them to their place.
+        /// The bytes. They borrow from the packet that was just handed in, so copy them.
         bytes: &'p [u8],
-        /// Whether they fill a hole that was reported before. If the application can still use them, call
+        /// Whether they fill a hole that was reported before. If the application can still use them, it calls
         /// [`super::Endpoint::filled`].
         late: bool,
     },
-    /// These bytes are masked. The sender will hardly send them again.
+    /// The receiver has masked these bytes. The sender will hardly send them again.
     Hole(Range),
-    /// The sender has closed its side; the stream has this length. All of it has come or is a hole.
+    /// The sender has closed its side, and this is the length of the stream. Each byte has arrived or is a
+    /// hole.
     Finished(u64),
-    /// The flow is over; the last event of each flow.
+    /// The flow is over. This is its last event.
     Ended(Ended),
 }
 
-/// What a handshake agreed on.
+/// What the handshake agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
     /// Both ends.
     pub tuple: Tuple,
-    /// Payload bytes of the largest segment to the peer.
+    /// Most payload bytes in a segment to the peer.
     pub segment: u16,
-    /// Timestamps (RFC 7323). Without them a sender cannot undo a reduction, and forged segments cannot be
-    /// recognised.
+    /// Timestamps (RFC 7323). Without them the sender cannot undo a reduction, and the receiver cannot
+    /// recognise forged segments.
     pub timestamps: bool,
     /// Selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// Window scale (RFC 7323); without it a window is at most 64 KiB.
+    /// Window scale (RFC 7323). Without it the window is at most 64 KiB.
     pub scale: bool,
     /// Explicit congestion notification (RFC 3168).
     pub ecn: bool,
@@ -66,17 +67,17 @@ pub struct Agreed {
 pub enum Ended {
     /// Both sides have closed it.
     Closed,
-    /// The peer reset it.
+    /// The peer has reset it.
     Reset,
-    /// The application reset it.
+    /// The application has reset it.
     Aborted,
-    /// The peer was silent for too long.
+    /// The peer sent nothing for too long, or did not acknowledge.
     Silent,
-    /// More was lost than the flow may lose.
+    /// More was lost than a budget of the flow allows.
     Lossy(Excess),
 }
 
-/// An event as it is queued: byte positions in the packet instead of the bytes.
+/// An event in the queue. It has byte positions in the packet instead of the bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Happening {
     Bytes { offset: u64, start: usize, end: usize, late: bool },
@@ -86,37 +87,37 @@ pub(super) enum Happening {
 /// Statistics of a flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stats {
-    /// Bytes that have come, each counted once.
+    /// Bytes that have arrived, each counted once.
     pub delivered: u64,
-    /// Bytes that are masked and have not come.
+    /// Masked bytes that have not arrived.
     pub missing: u64,
-    /// Bytes of held holes that came by retransmission.
+    /// Bytes of held holes that have arrived.
     pub repaired: u64,
-    /// Bytes that came late and filled masked holes.
+    /// Bytes that arrived late and filled masked holes.
     pub late: u64,
-    /// Bytes that came more than once.
+    /// Bytes that arrived more than once.
     pub duplicate: u64,
-    /// One past the highest byte that has come.
+    /// One past the highest byte that has arrived.
     pub highest: u64,
-    /// One past the last byte acknowledged.
+    /// One past the last byte that may be acknowledged.
     pub acknowledged: u64,
-    /// Bytes that the rate controller allows in flight.
+    /// Bytes beyond the highest one that the rate controller allows.
     pub window: u64,
-    /// Delivery rate in bytes a second, as the rate controller knows it; 0 if it does not.
+    /// Delivery rate in bytes a second; 0 if the rate controller does not know it.
     pub rate: f64,
     /// Whether the sender seems to be in slow start.
     pub ramping: bool,
     /// Right edge of the window, as advertised.
     pub right_edge: u64,
-    /// Bytes to the client that are not acknowledged.
+    /// Bytes that the application has sent and the client has not acknowledged.
     pub unacknowledged: u64,
-    /// The shortest round trip.
+    /// Minimum RTT.
     pub rtt: Option<crate::Time>,
-    /// Open gaps, and masked holes that are remembered.
+    /// Number of open gaps, and of masked holes that are remembered.
     pub tables: (usize, usize),
 }
 
-/// Packets without effect, by reason, and table bounds that were reached.
+/// Counts of packets that were dropped, by reason, and of table bounds that were reached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets handed in.
@@ -125,15 +126,15 @@ pub struct Counters {
     pub senseless: u64,
     /// Wrong checksum.
     pub checksum: u64,
-    /// Segments beyond a gap that echo a timestamp which we never sent.
+    /// Segments beyond a gap that do not echo a recent timestamp of ours.
     pub forged: u64,
     /// Segments from an earlier time (PAWS, RFC 7323 section 5).
     pub outdated: u64,
-    /// Segments of no connection that are no SYN to a port that we listen on.
+    /// Segments of no connection, except a SYN to a port that we listen on.
     pub stray: u64,
-    /// Unfinished handshakes that were evicted.
+    /// Unfinished handshakes that a new one replaced.
     pub evicted: u64,
-    /// SYNs without an answer because all flows were in use.
+    /// SYNs that got no answer because all flows were in use.
     pub crowded: u64,
     /// Segments dropped because they would have opened too many gaps.
     pub gaps: u64,

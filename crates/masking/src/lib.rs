@@ -1,17 +1,17 @@
 //! A TCP receiver that masks loss, for unmodified senders (UniFL, section 3).
 //!
-//! The receiver acknowledges a hole in the stream as if its bytes had come, and reports it to the
-//! application. So the sender's congestion control, whichever it is, sees no loss and keeps its rate. Bytes
-//! that must not be missing are retransmitted as in any TCP; the echo of an old timestamp then makes the
-//! sender undo the reduction of its window (Eifel, RFC 3522). The receiver decides how much is in flight, by
-//! the window that it advertises.
+//! The receiver acknowledges a hole in the stream as if its bytes had arrived, and reports the hole to the
+//! application. So the sender's congestion control, whichever it is, sees no loss and keeps its rate. The
+//! sender retransmits bytes that must not be missing, as in any TCP. The receiver then echoes an old
+//! timestamp, so that the sender undoes the reduction of its window (Eifel, RFC 3522). The receiver decides
+//! how much is in flight, by the window that it advertises.
 //!
-//! `docs/explanation/masking.md` explains all of it: the states of a flow, each constant, the words. The code
-//! is frozen: bugs are fixed, but no heuristics are added.
+//! `docs/explanation/masking.md` explains the states of a flow, each constant, and the words. The code is
+//! frozen: bugs are fixed, but no heuristics are added.
 //!
-//! An [`Endpoint`] has no IO and no clock. IP packets go in through [`Endpoint::handle_packet`] and come out
-//! of [`Endpoint::poll_packet`]. Time passes in [`Endpoint::handle_timeout`], which is due at
-//! [`Endpoint::poll_timeout`].
+//! An [`Endpoint`] has no IO and no clock. The caller passes IP packets to [`Endpoint::handle_packet`] and
+//! gets those to send from [`Endpoint::poll_packet`]. The caller runs timers by [`Endpoint::handle_timeout`],
+//! when [`Endpoint::poll_timeout`] says so.
 //!
 //! ```text
 //! packet -> segment -> flow/input   does it belong here, and is it recent?      RFC 9293, 5961, 7323
@@ -22,9 +22,10 @@
 //!           packet  <- flow/output  acknowledgements, window; data to the client  `outgoing`: RFC 2018, 6298, 8985
 //! ```
 //!
-//! The receiver never acknowledges bytes beyond the highest one that it has seen. That would be an optimistic
-//! acknowledgement (Savage et al. 1999), which firewalls drop and senders defend against. One forged segment
-//! masks at most [`Policy::largest`] bytes. With timestamps it masks nothing unless it echoes our clock.
+//! The receiver never acknowledges bytes beyond the highest one that has arrived. That would be an optimistic
+//! ACK (Savage et al. 1999), which firewalls drop and senders defend against. One forged segment masks at
+//! most [`Policy::largest`] bytes. If the flow has timestamps, a forged segment masks nothing unless it
+//! echoes our clock.
 
 #![forbid(unsafe_code)]
 
@@ -58,5 +59,5 @@ pub use rate::{Control, Delay, DelaySettings, Group, GroupRate, Paper, PaperSett
 pub use segment::{Checksum, Offload};
 pub use stamps::clock_unit;
 
-/// Time since some fixed moment, on a monotonic clock. The caller says what time it is.
+/// Time since some fixed moment, on a monotonic clock. The caller passes the current time.
 pub type Time = std::time::Duration;

@@ -1,7 +1,7 @@
 //! Reads IP packets with a TCP segment in them, or superpackets of many segments (TSO).
 //!
-//! Every length is checked before it is used. Fragments are dropped: a TCP socket with path MTU discovery
-//! makes none.
+//! The code checks every length before it uses it. It drops fragments: a TCP socket with path MTU discovery
+//! sends none.
 
 use std::ops::Range;
 
@@ -19,10 +19,10 @@ pub(super) const CWR: u8 = 0x80;
 const TCP: u8 = 6;
 /// Offset of the checksum in the TCP header.
 pub(super) const CHECKSUM: u16 = 16;
-/// IPv6 extension headers to skip; a packet with more is dropped.
+/// Most IPv6 extension headers that are skipped. A packet with more is dropped.
 const EXTENSIONS: usize = 4;
 
-/// What the device says about a packet (virtio 1.2 section 5.1.6, `virtio_net_hdr`).
+/// What the device and we tell each other about a packet (virtio 1.2 section 5.1.6, `virtio_net_hdr`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Offload {
     /// State of the TCP checksum.
@@ -34,17 +34,19 @@ pub struct Offload {
 /// The state of a packet's TCP checksum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// Complete; to be verified.
+    /// Complete, and still to be verified.
     #[default]
     Complete,
     /// Complete, and the device has verified it (`DATA_VALID`).
     Verified,
-    /// Only the pseudo-header's sum is in its place (`NEEDS_CSUM`): the packet never left this machine.
+    /// The checksum field holds only the sum of the pseudo-header (`NEEDS_CSUM`). The packet never left this
+    /// machine.
     Partial,
 }
 
 impl Offload {
-    /// Reads the ten bytes before a packet of a TUN device with `IFF_VNET_HDR`, in native byte order.
+    /// Reads the ten bytes that a TUN device with `IFF_VNET_HDR` puts in front of a packet, in native byte
+    /// order.
     pub fn read(vnet: &[u8; 10]) -> Self {
         let checksum = match vnet[0] & 3 {
             0 => Checksum::Complete,
@@ -55,8 +57,8 @@ impl Offload {
         Self { checksum, segment }
     }
 
-    /// Writes these ten bytes for `packet`: a TCP segment or superpacket without IP extension headers, to be
-    /// given to the device.
+    /// Writes these ten bytes for a packet to the device: a TCP segment or superpacket without IP extension
+    /// headers.
     pub fn write(self, packet: &[u8]) -> [u8; 10] {
         let mut vnet = [0; 10];
         if self.checksum != Checksum::Partial {
@@ -72,14 +74,14 @@ impl Offload {
         }
         put(6, ip);
         put(8, CHECKSUM);
-        // NEEDS_CSUM; GSO_TCPV4 or GSO_TCPV6.
+        // `NEEDS_CSUM`; `GSO_TCPV4` or `GSO_TCPV6`.
         vnet[0] = 1;
         vnet[1] = u8::from(self.segment > 0) * if old { 1 } else { 4 };
         vnet
     }
 }
 
-/// Why a packet was dropped unread.
+/// Why a packet was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Senseless {
     /// Not TCP over IP, or cut short.
@@ -103,7 +105,7 @@ pub(super) struct Segment {
     pub payload: Range<usize>,
     /// Number of segments on the network; more than one for a superpacket.
     pub segments: u32,
-    /// Congestion experienced (RFC 3168).
+    /// Whether the packet has a congestion mark (CE, RFC 3168).
     pub ce: bool,
 }
 
@@ -150,7 +152,7 @@ impl Segment {
         self.flags & flags == flags
     }
 
-    /// Bytes of sequence space (RFC 9293 section 3.4).
+    /// Number of bytes in sequence space: payload, SYN and FIN (RFC 9293 section 3.4).
     pub fn span(&self) -> u32 {
         let flags = u32::from(self.has(SYN)) + u32::from(self.has(FIN));
         self.payload.len() as u32 + flags
@@ -186,7 +188,8 @@ impl Ip {
         if u16::from_be_bytes([fixed[6], fixed[7]]) & 0x3fff != 0 {
             return Err(Senseless::Fragment);
         }
-        // The local kernel may leave out the IP checksum only if it leaves the TCP checksum to us as well.
+        // Verify the IP checksum. A packet of the local kernel may lack it, but only if its TCP checksum is
+        // missing too.
         if offload.checksum == Checksum::Complete && fold(sum(header)) != 0xffff {
             return Err(Senseless::Checksum);
         }
@@ -201,7 +204,7 @@ impl Ip {
         let payload = usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
         let end = if payload == 0 { length(0, packet.len(), offload) } else { 40 + payload };
         let (mut next, mut tcp) = (fixed[6], 40);
-        // Hop-by-hop, routing and destination options (RFC 8200 section 4).
+        // Skip hop-by-hop, routing and destination options (RFC 8200 section 4).
         for _ in 0..EXTENSIONS {
             match next {
                 0 | 43 | 60 => {
@@ -221,7 +224,8 @@ impl Ip {
     }
 }
 
-/// The payload length. The header of a superpacket over 64 KiB says 0.
+/// The length of an IPv4 packet, or of an IPv6 packet whose length field is 0. That field is 0 in a
+/// superpacket over 64 KiB; then the length is that of what was read.
 fn length(said: usize, there: usize, offload: Offload) -> usize {
     if said == 0 && offload.segment > 0 {
         there

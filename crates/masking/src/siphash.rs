@@ -1,8 +1,7 @@
-//! SipHash-2-4 (Aumasson and Bernstein 2012): a keyed hash that nobody can predict without the key.
-//!
-//! Used for initial sequence numbers (RFC 6528) and timestamp offsets (RFC 7323 section 5.4).
+//! SipHash-2-4 (Aumasson and Bernstein 2012): a keyed hash. Nobody can predict its value without the key. The
+//! endpoint uses it for initial sequence numbers (RFC 6528) and timestamp offsets (RFC 7323 section 5.4).
 
-/// The hash of `bytes` under a key of two words.
+/// The hash of `bytes` under a 128-bit key.
 pub(super) fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
     let mut v = [
         key[0] ^ 0x736f_6d65_7073_6575,

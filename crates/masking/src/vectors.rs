@@ -1,5 +1,5 @@
-//! Runs the test vectors that both back ends of masking have to pass (tests/vectors). The eBPF programs'
-//! tests are in the crate ebpf; the vectors of frames are run by the crate unifl, which follows them.
+//! Runs the test vectors that both back ends of masking must pass (tests/vectors). The crate ebpf tests the
+//! eBPF programs with them. The crate unifl, which follows frames, runs the vectors of frames.
 
 use serde_json::Value;
 

@@ -165,8 +165,9 @@ pub(super) struct Flow {
     /// The rate and target of its group.
     pub share: Option<GroupRate>,
     pub group: Option<u32>,
-    rtt: Option<Time>,
     /// Minimum RTT so far.
+    rtt: Option<Time>,
+    /// When data last arrived, or when the handshake ended.
     last_data: Option<Time>,
     /// While the window is frozen: when it opens by [`TRICKLE`] segments. `trickled` is the right edge after
     /// that.

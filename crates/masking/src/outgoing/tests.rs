@@ -1,4 +1,4 @@
-//! A stream over an emulated path, to a receiver that acknowledges as hosts do.
+//! Tests of the sending side: a stream over an emulated path, to a receiver that acknowledges as hosts do.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ const BUFFER: usize = 4 << 20;
 const RATE: u64 = 100_000_000;
 const MIB: u64 = 1 << 20;
 
-/// 100 Mbit/s and 40 ms round trip, with a queue of one bandwidth-delay product.
+/// A path of 100 Mbit/s with an RTT of 40 ms. Its queue holds one bandwidth-delay product.
 fn link() -> Shape {
     Shape { rate: Some(RATE), delay: 0.02, queue_bytes: Some(500_000), ..Shape::default() }
 }
@@ -32,15 +32,15 @@ const DELAY: Time = Time::from_millis(5);
 enum Event {
     Data(Range),
     Ack(u64, Vec<Range>),
-    /// The delayed ACK is due, if nothing else has come since.
+    /// A delayed ACK is due, unless another segment has arrived since.
     Waited(usize),
 }
 
-/// Result of a stream.
+/// What sending a stream took.
 #[derive(Debug, PartialEq, Eq)]
 struct Sent {
     took: Time,
-    /// Bytes sent in all, including retransmissions.
+    /// Bytes sent, including retransmissions.
     bytes: u64,
     pieces: usize,
 }
@@ -58,7 +58,7 @@ struct World {
     waiting: usize,
     heard: usize,
     sack: bool,
-    /// Bytes that may be polled in one piece. Its segments travel one by one.
+    /// Most bytes in one polled piece. The segments of a piece cross the path one by one.
     most: usize,
     pieces: usize,
     bytes: u64,
@@ -122,7 +122,7 @@ impl World {
         let fresh = !self.came.insert(range).is_empty();
         let whole = self.came.count() == 1 && self.came.covers(Range::new(0, 1));
         (self.waiting, self.heard) = (self.waiting + 1, self.heard + 1);
-        // Out of order, and at a repeat, at once (RFC 5681 section 4.2).
+        // The receiver acknowledges an out-of-order segment or a duplicate at once (RFC 5681 section 4.2).
         if self.waiting < self.together && fresh && whole {
             self.count += 1;
             self.events.insert((self.now + DELAY, self.count), Event::Waited(self.heard));
@@ -140,7 +140,7 @@ impl World {
         self.over(|world| &mut world.up, HEADERS, Event::Ack(una, blocks));
     }
 
-    /// Runs until `total` bytes and the FIN are acknowledged, or for a minute.
+    /// Runs until `total` bytes and the FIN are acknowledged. `None` if that takes more than a minute.
     fn run(mut self, total: u64) -> Option<Sent> {
         let mut written = 0;
         while !self.out.is_done() {
@@ -175,7 +175,8 @@ impl World {
     }
 }
 
-/// Transmission time of so many bytes on the link, headers included.
+/// Transmission time of `bytes` on the link in seconds, with headers and with retransmissions of lost
+/// packets.
 fn ideal(bytes: u64, loss: f64) -> f64 {
     bytes as f64 * 8.0 / RATE as f64 * (1.0 + HEADERS as f64 / SEGMENT as f64) / (1.0 - loss)
 }
@@ -254,7 +255,7 @@ fn a_lost_tail_is_sent_again_before_the_timeout() {
     assert_eq!(out.poll_timeout(), Some(200 * MS));
     assert!(!out.handle_timeout(200 * MS, 15));
     assert_eq!(offsets(&mut out, 200 * MS), [2 * SEGMENT]);
-    // It is acknowledged, and so the first two are lost, by time.
+    // The probe is acknowledged by SACK, so RACK takes the first two segments for lost by their age.
     let last = [Range::new(2 * SEGMENT, 3 * SEGMENT)];
     out.acknowledged(300 * MS, Ack { offset: 0, blocks: &last, plain: false });
     assert_eq!(offsets(&mut out, 300 * MS), [0, SEGMENT]);
@@ -276,10 +277,10 @@ fn after_a_timeout_one_segment_finds_out_whether_the_path_is_back() {
         }
         tries += 1;
     }
-    // All once, the last as a probe, and the first at each timeout.
+    // Each segment is sent once, the last one again as a probe, and the first one at each timeout.
     assert_eq!(offsets, [0, 1, 2, 3, 4, 5, 6, 7, 7, 0, 0, 0]);
     assert_eq!(tries, 4);
-    // 20 ms, then timeouts of 200, 400, 800 and 1,600 ms.
+    // The probe waits 20 ms. The timeouts that follow take 200, 400, 800 and 1,600 ms.
     assert_eq!(now, 3020 * MS);
     out.acknowledged(now, Ack { offset: SEGMENT, blocks: &[], plain: true });
     assert!(out.poll(now, 0).is_some_and(|piece| piece.offset == SEGMENT));
@@ -296,7 +297,8 @@ fn what_was_kept_may_be_dropped_again() {
     let kept = [Range::new(SEGMENT, 4 * SEGMENT)];
     out.acknowledged(10 * MS, Ack { offset: 0, blocks: &kept, plain: false });
     assert_eq!(out.poll(10 * MS, 0).unwrap().offset, 0);
-    // The first arrives, but its receiver says no more of what it kept.
+    // The first segment arrives. But the receiver no longer reports what it had kept, so it may have dropped
+    // that.
     out.acknowledged(20 * MS, Ack { offset: SEGMENT, blocks: &[], plain: true });
     let mut offsets = Vec::new();
     while out.una() < 4 * SEGMENT {
@@ -322,7 +324,7 @@ fn what_a_hostile_receiver_claims_is_bounded() {
         out.acknowledged(n as u32 * MS / 100, Ack { offset: 0, blocks: &blocks, plain: false });
     }
     assert!(out.flight.ranges() <= INITIAL as usize + 1, "{}", out.flight.ranges());
-    // In the middle of a segment.
+    // A cumulative ACK in the middle of a segment.
     out.acknowledged(200 * MS, Ack { offset: 3 * SEGMENT - 7, blocks: &[], plain: true });
     let now = 200 * MS;
     assert!(std::iter::from_fn(|| out.poll(now, 0)).all(|piece| piece.offset + 7 >= 3 * SEGMENT));

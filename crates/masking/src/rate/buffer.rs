@@ -1,20 +1,20 @@
-//! Estimates the depth of the bottleneck buffer: how long its queue is when it overflows. A path loses
-//! packets anyway, so a single loss says nothing. Overflow shows by far more losses than there are while the
-//! queue is short.
+//! Estimates the depth of the bottleneck buffer: how long its queue is when it overflows. Paths lose packets
+//! anyway, so a single loss says nothing. A round trip shows overflow if it has far more losses than round
+//! trips with a short queue have.
 
-/// Losses of a round trip count as overflow if they exceed the usual number by this many segments and
-/// standard deviations.
+/// Losses of a round trip count as overflow if they exceed the usual number by this many times one segment
+/// plus the standard deviation.
 const MORE: f64 = 6.0;
-/// Prior: segments delivered and lost before any were seen (1 % loss).
+/// Prior of the usual loss rate: segments delivered and lost (1 % loss).
 const BEFORE: (f64, f64) = (990.0, 10.0);
-/// Share of an overflowing queue that a flow uses at most.
+/// Fraction of the buffer depth that a flow uses at most.
 const KEPT: f64 = 0.5;
-/// Decay of the recent maximum, per decision. The losses of a round trip are known only when it has passed.
+/// Decay of the recent maximum, per decision. The controller learns the losses of a round trip only after it.
 const FADES: f64 = 0.85;
-/// Factor by which the estimate grows at each drain, since buffers change.
+/// Factor by which the estimate grows at each drain, since the buffer may have become deeper.
 const FORGETS: f64 = 1.25;
 
-/// The estimated buffer depth: the shortest queue, in seconds, that has overflowed.
+/// The estimated buffer depth in seconds: the shortest queue that has overflowed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BufferDepth {
     length: f64,
@@ -32,7 +32,7 @@ impl Default for BufferDepth {
 }
 
 impl BufferDepth {
-    /// Takes the segments of the last round trip. `short`: the queue is nearly empty.
+    /// Takes the segments of the last round trip, delivered and lost. `short`: the queue is nearly empty.
     pub fn see(&mut self, queue: f64, short: bool, came: f64, gone: f64) {
         self.longest = queue.max(FADES * self.longest);
         if short {
@@ -51,12 +51,12 @@ impl BufferDepth {
         self.gone / (self.came + self.gone)
     }
 
-    /// The longest queue to use: well below the buffer depth.
+    /// The longest queue to use, in seconds: well below the buffer depth.
     pub fn bound(&self) -> f64 {
         KEPT * self.length
     }
 
-    /// Raises the estimate a little: buffers change.
+    /// Raises the estimate a little, since the buffer may have become deeper.
     pub fn forget(&mut self) {
         self.length *= FORGETS;
     }

@@ -1,18 +1,20 @@
-//! The default controller: enough in flight to fill the path, and a short queue.
+//! The default rate controller. It keeps enough bytes in flight to fill the path, and the queue short.
 //!
-//! Every quarter of a round trip (a tick) it takes three values: the delivery rate (the maximum of the last
-//! two round trips, as in BBR's bandwidth filter), the minimum RTT, and the queuing delay (the least one-way
-//! delay in the tick, less the base delay).
+//! Every quarter of a round trip (a tick) the controller takes three values. The delivery rate is the maximum
+//! of the last two round trips, as in BBR's bandwidth filter. The second is the minimum RTT. The queuing
+//! delay is the least one-way delay in the tick, less the base delay.
 //!
-//! The window begins with 64 segments. Until a queue shows, it is twice what the last round trip carried.
-//! From then on it steers the queuing delay towards a target of about 8 ms. It steers by the predicted delay,
-//! since the effect of a change shows one round trip later. Both bases are forgotten after 30 to 60 s, since
-//! clocks and routes drift. To measure them again, the queue is drained every ten seconds (as in BBR's
-//! ProbeRTT). If the delay shows nothing, heavy loss or ECN marks (RFC 3168) limit the window.
+//! The window starts at 64 segments. Until a queue shows, it is twice the bytes that arrived in the last
+//! round trip. After that the controller steers the queuing delay towards a target of about 8 ms. It steers
+//! by the predicted delay, since a change takes effect one round trip later. The base delay and the minimum
+//! RTT expire after 30 to 60 s, since clocks and routes drift. Every ten seconds the controller drains the
+//! queue to measure both again, as in BBR's ProbeRTT. If the delay shows nothing, heavy loss or ECN marks
+//! (RFC 3168) limit the window.
 //!
-//! A sender in slow start sends bursts, with pauses between them; many are shorter than a tick. So what a
-//! round trip carried is updated at each arrival, and not as a sum of ticks. Behind a queue, the window is
-//! less than twice that; otherwise the last burst would fill a queue as long as the path.
+//! A sender in slow start sends bursts with pauses between them. Many bursts are shorter than a tick. So the
+//! controller updates the bytes of the last round trip at each arrival, and does not add up ticks. Behind a
+//! queue, the window is less than twice those bytes. Otherwise the last burst would fill a queue as long as
+//! the path.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -22,39 +24,40 @@ use super::rival::{Observation, Rival};
 use super::{Control, GroupRate, Least, Sample};
 use crate::Time;
 
-/// Ticks for which rates are remembered: two round trips.
+/// Ticks for which delivery rates are remembered: two round trips.
 const TICKS: usize = 8;
 /// Ticks in a round trip.
 const QUARTERS: usize = 4;
-/// Segments in a round trip below which a loss rate means nothing.
+/// Fewest segments in a round trip from which a loss rate is computed.
 const ENOUGH: f64 = 64.0;
-/// Points in a round trip at which arrivals are remembered.
+/// The controller remembers arrivals at this many points of a round trip.
 const MARKS: f64 = 32.0;
-/// Silence in seconds, beyond a round trip, after which a sender is in slow start again: Linux's shortest
-/// timeout.
+/// After a silence of this many seconds plus a round trip, a sender is in slow start again. It is Linux's
+/// shortest RTO.
 const SILENCE: f64 = 0.2;
-/// A queue below this share of the target counts as empty.
+/// A queue below this fraction of the target counts as empty.
 const SHORT: f64 = 0.25;
 /// Proportional gain per tick, and the largest change of the window in a tick.
 const GAIN: f64 = 0.4;
 const STEP: f64 = 0.08;
-/// Share of the window that an ECN mark takes.
+/// Fraction by which an ECN mark reduces the window.
 const MARKED: f64 = 0.05;
-/// How strongly a rate above or below the group's mean changes the target, and the bounds of that factor.
+/// How strongly the target rises if the flow is slower than its group's mean, or falls if it is faster; and
+/// the bounds of that factor.
 const LEAN: f64 = 2.0;
 const LEANS: RangeInclusive<f64> = 0.5..=2.0;
-/// Rate in bytes a second from which the target is as set, and the exponent by which it rises for slower
-/// flows. Of flows that do not know each other, the slower one gets more (as in Swift, SIGCOMM 2020, section
-/// 3.1).
+/// At this rate in bytes a second and above, the target is as set. For slower flows it rises by this power,
+/// up to twice. So of flows that are in no common group, the slower one gets more (as in Swift, SIGCOMM 2020,
+/// section 3.1).
 const FAIR: f64 = 12.5e6;
 const FAIRNESS: f64 = 0.25;
-/// Share of a round trip by which the window may grow while no queue shows.
+/// While no queue shows, the window may grow by this fraction of a round trip.
 const ROOM: f64 = 0.25;
-/// How often the queue is drained, for how many ticks, and with which share of what a round trip carries.
+/// How often the queue is drained, for how many ticks, and with which fraction of what a round trip carries.
 const DRY: Time = Time::from_secs(10);
 const DRY_TICKS: u32 = 3;
 const DRIED: f64 = 0.75;
-/// A flow uses its window if at least this share of it is in flight.
+/// A flow uses its window if at least this fraction of it is in flight.
 const IN_USE: f64 = 0.5;
 
 /// Settings of the delay controller.
@@ -66,15 +69,15 @@ pub struct DelaySettings {
     pub initial: u32,
     /// Smallest window in segments.
     pub least: u32,
-    /// Window while starting, as a multiple of what a round trip carries.
+    /// Window during the start, as a multiple of the bytes that the last round trip delivered.
     pub gain: f64,
-    /// The same behind a queue: bursts build short queues before the path is full.
+    /// The same while a queue shows. It is less, since bursts build short queues before the path is full.
     pub crowded: f64,
-    /// Shortest tick.
+    /// Shortest time between two decisions.
     pub tick: Time,
-    /// How long base delay and minimum RTT are valid.
+    /// The base delay and the minimum RTT expire after one to two times this.
     pub base: Time,
-    /// Loss rate of a round trip at which the window shrinks to what the path carries.
+    /// Above this loss rate in a round trip, the window shrinks to three quarters of what the path carries.
     pub loss: f64,
 }
 
@@ -101,28 +104,29 @@ pub struct Delay {
     least: f64,
     most: f64,
     starting: bool,
-    /// The sender is in slow start: as a new one, or after a silence.
+    /// Whether the sender is in slow start: it is new, or sends again after a silence.
     ramping: bool,
     rtt: Least,
     base: Least,
-    /// The least one-way delay and the shortest RTT since the last tick, and in the tick before it.
+    /// The least one-way delay and the least RTT, in seconds: since the last tick, and in the tick before.
     way: f64,
     trip: f64,
     before: (f64, f64),
     marked: bool,
     last: Option<Time>,
     heard: Option<Time>,
-    /// Time, bytes delivered, bytes lost; newest last. The first entry is one round trip old, or older.
+    /// Time, bytes delivered and bytes lost at past arrivals; newest last. The first entry is at least one
+    /// round trip old, once there is one.
     past: VecDeque<(Time, u64, u64)>,
     rates: [f64; TICKS],
     turn: usize,
     /// Target queuing delay in seconds.
     aimed: f64,
-    /// Successive ticks with a delay above the target.
+    /// Number of successive ticks with a delay above the target.
     over: u32,
-    /// Windows advertised since one round trip ago, newest last. Arrivals answer to the first.
+    /// Advertised windows, newest last. The data that arrives now was sent by the first of them.
     windows: VecDeque<(Time, u64)>,
-    /// Draining: number of the current period, by the clock; ticks left; the window meanwhile.
+    /// Draining: index of the current ten-second period, ticks left to drain, and the window meanwhile.
     dried: Option<u128>,
     dry: u32,
     low: f64,
@@ -131,25 +135,28 @@ pub struct Delay {
     burst: Burst,
 }
 
-/// Segments in a round trip from which a burst can be told from pacing, and how much faster than the mean
-/// rate a burst is. BBR paces its start at 2.89 times what came.
+/// With this many segments in a round trip, a burst can be told from pacing. It is a burst if it is this many
+/// times faster than the mean rate. BBR paces its start at 2.89 times the delivery rate.
 const MANY: f64 = 64.0;
 const FASTER: f64 = 6.0;
 
-/// The fastest burst. A sender in slow start shows early what the path carries, though it fills it late.
+/// The fastest burst so far. A sender in slow start fills the path late, but its bursts show the path's rate
+/// early.
 #[derive(Debug, Clone, Default)]
 struct Burst {
-    /// Start of the current part, and bytes delivered by then.
+    /// When the current part began, and bytes delivered by then.
     since: Time,
     from: u64,
     /// Bytes a second.
     rate: f64,
-    /// A burst was much faster than the mean rate of its round trip: the sender does not pace, as BBR does.
+    /// Whether a burst was much faster than the mean rate of its round trip. Then the sender does not pace,
+    /// as BBR would.
     alone: bool,
 }
 
 impl Burst {
-    /// Measures parts of an eighth of a round trip; a part counts as at least half as long.
+    /// Measures the rate over parts of an eighth of a round trip. A part counts as at least a sixteenth long,
+    /// so that two packets close together are no burst.
     fn arrived(&mut self, sample: &Sample, rtt: f64, carried: f64) {
         let took = sample.now.saturating_sub(self.since).as_secs_f64();
         let rate = sample.delivered.saturating_sub(self.from) as f64 / took.max(rtt / 16.0);
@@ -163,11 +170,11 @@ impl Burst {
 }
 
 impl Delay {
-    /// For a flow whose handshake took `rtt`.
+    /// Creates the controller for a flow whose handshake took `rtt`.
     pub fn new(settings: DelaySettings, most: u64, segment: u32, rtt: Option<Time>) -> Self {
         let segments = |count: u32| f64::from(count) * f64::from(segment);
         let mut least = Least::new(settings.base);
-        // One-way delays are relative to that of the SYN.
+        // One-way delays are relative to that of the SYN, so 0 is the first value.
         let mut base = Least::new(settings.base);
         base.add(Time::ZERO, 0.0);
         if let Some(rtt) = rtt {
@@ -203,11 +210,11 @@ impl Delay {
         }
     }
 
-    /// Updates both bases by the greater of two successive ticks. A packet that overtook a burst shows too
-    /// short a path, once.
+    /// Updates the base delay and the minimum RTT. Of two successive ticks, the greater value counts. A
+    /// packet that overtook a burst shows too short a delay, but only in one tick.
     fn learn(&mut self, now: Time) {
         if self.rival.is_there() {
-            // Other flows keep the queue filled, so keep the bases.
+            // Other flows keep the queue filled, so no new minimum can be measured. Keep the old ones.
             self.base.hold(now);
             self.rtt.hold(now);
         }
@@ -220,13 +227,13 @@ impl Delay {
         }
     }
 
-    /// Queuing delay since the last tick in seconds: from one-way delays, else from RTTs.
+    /// Queuing delay in seconds since the last tick, from one-way delays or else from RTTs.
     fn queue(&self, rtt: f64) -> Option<f64> {
         let way = self.base.get().filter(|_| self.way.is_finite()).map(|base| self.way - base);
         way.or(self.trip.is_finite().then_some(self.trip - rtt))
     }
 
-    /// The multiple of what a round trip carries that may be in flight while starting.
+    /// The window during the start, as a multiple of the bytes that the last round trip delivered.
     fn gain(&self, sample: &Sample, rtt: f64) -> f64 {
         let way = sample.one_way.zip(self.base.get()).map(|(way, base)| way - base);
         let queue = way.or(sample.rtt.map(|trip| trip.as_secs_f64() - rtt));
@@ -238,7 +245,7 @@ impl Delay {
         }
     }
 
-    /// Remembers arrivals for a round trip.
+    /// Remembers arrivals of the last round trip.
     fn remember(&mut self, sample: &Sample, rtt: f64) {
         let step = rtt / MARKS;
         let ago = |at: Time| sample.now.saturating_sub(at).as_secs_f64();
@@ -250,7 +257,7 @@ impl Delay {
         }
     }
 
-    /// Since about one round trip ago: seconds, bytes that came, bytes lost.
+    /// What happened since about one round trip ago: seconds, bytes delivered, bytes lost.
     fn carried(&self, sample: &Sample) -> (f64, f64, f64) {
         let (at, delivered, lost) =
             self.past.front().copied().unwrap_or((sample.now, sample.delivered, sample.lost));
@@ -258,7 +265,8 @@ impl Delay {
         (took, sample.delivered.saturating_sub(delivered) as f64, sample.lost.saturating_sub(lost) as f64)
     }
 
-    /// Detects a restart after a silence: earlier arrivals do not show the current rate.
+    /// Detects that the sender sends again after a silence. Earlier arrivals then say nothing about the
+    /// current rate.
     fn rested(&mut self, sample: &Sample, rtt: f64) {
         let silent = self
             .heard
@@ -271,7 +279,7 @@ impl Delay {
         }
     }
 
-    /// Delivery rate in bytes a second.
+    /// Delivery rate in bytes a second: the maximum of the last two round trips.
     fn rate(&self) -> f64 {
         self.rates.iter().copied().fold(0.0, f64::max)
     }
@@ -288,7 +296,7 @@ impl Delay {
         let aim = self.aim(rate, sample.share);
         self.aimed = aim;
         let full = rate * (rtt + aim);
-        // A flow that uses little of its window has not made the queue.
+        // A flow that uses little of its window has not caused the queue.
         let limit = if self.starting { self.window / self.settings.gain } else { self.window.min(full) };
         let uses = came >= IN_USE * limit;
         self.over = if uses && (queue.is_some_and(|q| q > aim) || self.marked) { self.over + 1 } else { 0 };
@@ -340,9 +348,9 @@ impl Delay {
         self.note_window(sample.now, rtt + queue.unwrap_or(0.0).max(0.0));
     }
 
-    /// Drains the queue now and then, so that the bases can be measured again: a standing queue becomes the
-    /// base delay. All flows of an endpoint drain at the same time; otherwise the queue of the others would
-    /// stay.
+    /// Drains the queue every [`DRY`], so that the base delay and the minimum RTT can be measured again.
+    /// Otherwise a standing queue would become part of the base delay. All flows of an endpoint drain at the
+    /// same time. Otherwise the other flows would keep the queue filled.
     fn let_dry(&mut self, now: Time, carried: f64) {
         let turn = now.as_micros() / DRY.as_micros();
         self.dry = self.dry.saturating_sub(1);
@@ -353,7 +361,7 @@ impl Delay {
         }
     }
 
-    /// The target queuing delay of a flow of this rate.
+    /// The target queuing delay in seconds, for a flow that delivers `rate` bytes a second.
     fn aim(&self, rate: f64, share: Option<GroupRate>) -> f64 {
         let aim = self.settings.queue.as_secs_f64();
         if self.starting {
@@ -366,7 +374,8 @@ impl Delay {
         (aim * alone.clamp(1.0, 2.0)).min(buffer) * lean.clamp(*LEANS.start(), *LEANS.end())
     }
 
-    /// Remembers the advertised window for as long as arrivals may answer to it: a round trip and the queue.
+    /// Remembers the advertised window as long as data may arrive that was sent by it: a round trip and the
+    /// queue.
     fn note_window(&mut self, now: Time, answer: f64) {
         self.windows.push_back((now, self.window()));
         let ago = |at: Time| now.saturating_sub(at).as_secs_f64();
@@ -375,17 +384,17 @@ impl Delay {
         }
     }
 
-    /// The predicted queuing delay when the sender has reacted to the current window. What arrives now was
-    /// sent by the window of one round trip ago. Control by the measured delay alone reacts too long, and
-    /// oscillates between an empty queue and twice the target.
+    /// Predicts the queuing delay after the sender has reacted to the current window. The data that arrives
+    /// now was sent by the window of one round trip ago. Control by the measured delay alone would correct
+    /// for too long, and would oscillate between an empty queue and twice the target.
     fn foreseen(&self, queue: f64, rate: f64) -> f64 {
         let then = self.windows.front().map_or(self.window, |&(_, window)| window as f64);
         queue + (self.window - then) / rate.max(1.0)
     }
 
-    /// Changes the window a little, so that the delay approaches the target.
+    /// Changes the window by at most [`STEP`], so that the predicted delay approaches the target.
     fn steer(&mut self, queue: f64, rtt: f64, full: f64, rate: f64, aim: f64) {
-        // If the path is not full, the window may grow by more than the target queue.
+        // If the path is not full, the window may grow by more than the queue of the target.
         let room = if queue < SHORT * aim { aim.max(rtt * ROOM) } else { aim };
         let step = GAIN * (room - self.foreseen(queue, rate)) / (rtt + aim);
         let step = if self.marked { step.min(-MARKED) } else { step };
@@ -401,7 +410,7 @@ impl Delay {
 impl Control for Delay {
     fn arrived(&mut self, sample: &Sample) {
         if let Some(rtt) = sample.rtt {
-            // A millisecond clock shows 0 on a short path.
+            // On a short path, a millisecond clock shows an RTT of 0.
             self.trip = self.trip.min(rtt.as_secs_f64().max(0.0005));
         }
         if let Some(way) = sample.one_way {

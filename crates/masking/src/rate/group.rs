@@ -1,24 +1,25 @@
-//! The flows of one round, which share a path.
+//! A group: the flows of one round, which share a path. It computes their mean rate, so that they can share
+//! fairly.
 
 use std::collections::BTreeMap;
 
 use crate::Time;
 
-/// A flow that was silent for this long does not count.
+/// A flow that has not published for this long does not count.
 const SILENT: Time = Time::from_secs(1);
-/// How long a computed share is reused.
+/// How long a computed result is reused.
 const FRESH: Time = Time::from_millis(5);
 
 /// Rate and target of a flow, or of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupRate {
-    /// Bytes a second. Of a group: the mean of the flows that send.
+    /// Delivery rate in bytes a second. Of a group: the mean of the flows that send.
     pub rate: f64,
     /// Target queuing delay in seconds. Of a group: the longest of the flows that send.
     pub aim: f64,
 }
 
-/// Computes what the sending flows have in common.
+/// Computes the mean rate and the longest target of the flows that send.
 #[derive(Debug, Clone, Default)]
 pub struct Group {
     members: BTreeMap<u32, (GroupRate, Time)>,
@@ -27,7 +28,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Takes the values of a member and returns those of the group; `None` if it is the only one that sends.
+    /// Takes the values of a member, and returns those of the group. `None` if no other member sends.
     pub fn publish(&mut self, now: Time, member: u32, own: GroupRate) -> Option<GroupRate> {
         let known = self.members.insert(member, (own, now)).is_some();
         if !known || now.saturating_sub(self.made) >= FRESH {
@@ -48,7 +49,7 @@ impl Group {
         self.members.remove(&member);
     }
 
-    /// Members that have published and not ended.
+    /// Number of members that have published recently and not ended.
     pub fn members(&self) -> usize {
         self.members.len()
     }
@@ -69,7 +70,7 @@ mod tests {
         assert_eq!(publish(1, 2, 100.0, 0.03), Some((200.0, 0.03)));
         assert_eq!(publish(2, 3, 0.0, 0.05), Some((200.0, 0.03)));
         assert_eq!(publish(500, 2, 200.0, 0.02), Some((250.0, 0.02)));
-        // The first has not been heard of for a second.
+        // The first member has not published for a second.
         assert_eq!(publish(1000, 2, 200.0, 0.02), None);
         group.leave(2);
         assert_eq!(group.members(), 1);

@@ -1,9 +1,8 @@
-//! Rate controllers: how much a sender may have in flight. Once losses are masked, the advertised window is
-//! the only brake.
+//! Rate controllers decide how many bytes a sender may have in flight. Once losses are masked, the advertised
+//! window is the only brake.
 //!
-//! Without a brake, masking destroys what it carries: a Cubic sender lost 89 % of its bytes on a path of 100
-//! Mbit/s. A window only limits a sender; it cannot make it send more than its congestion window allows
-//! (requirement U-Q5).
+//! Without a brake, masking destroys the transfer: a Cubic sender lost 89 % of its bytes on a path of 100
+//! Mbit/s. The window can only limit a sender. It cannot make the sender exceed its cwnd (requirement U-Q5).
 
 mod buffer;
 mod delay;
@@ -22,54 +21,54 @@ use crate::Time;
 pub struct Sample {
     /// Current time.
     pub now: Time,
-    /// Bytes that have come, each counted once. Masked bytes do not count: the rate of acknowledged bytes
-    /// would be 1350 Mbit/s on a path of 100.
+    /// Bytes that have arrived, each counted once. Masked bytes do not count. With them, the rate on a path
+    /// of 100 Mbit/s would seem to be 1350 Mbit/s.
     pub delivered: u64,
-    /// Bytes that are masked and have not come.
+    /// Masked bytes that have not arrived.
     pub lost: u64,
     /// Payload of a full segment.
     pub segment: u32,
     /// An RTT sample, including queues.
     pub rtt: Option<Time>,
-    /// Arrival time less send time in seconds, by two clocks with an arbitrary offset.
+    /// Arrival time minus send time in seconds. The two clocks have an arbitrary offset.
     pub one_way: Option<f64>,
     /// Whether the packet carries a congestion mark (CE, RFC 3168).
     pub ce: bool,
-    /// What the flows of its group have in common.
+    /// The rate and target of the flow's group, if it is in one.
     pub share: Option<GroupRate>,
 }
 
 /// Decides how many bytes a flow may have in flight.
 pub trait Control: std::fmt::Debug + Send {
-    /// Data has come.
+    /// Processes a sample, when data has arrived.
     fn arrived(&mut self, sample: &Sample);
-    /// Bytes that the sender may send beyond the highest one that has come.
+    /// Bytes that the sender may send beyond the highest one that has arrived.
     fn window(&self) -> u64;
     /// Whether the sender seems to be in slow start.
     fn ramping(&self) -> bool {
         false
     }
-    /// Bytes that fill the path at the rate of the fastest burst. 0 if that is unknown, or if the sender
-    /// paces.
+    /// Bytes that fill the path (rate times minimum RTT), by the rate of the fastest burst. 0 if that is
+    /// unknown, or if the sender paces.
     fn carries(&self) -> u64 {
         0
     }
-    /// What the flow tells its group. A rate of 0 means unknown.
+    /// The rate and target that the flow publishes to its group. A rate of 0 means unknown.
     fn share(&self) -> GroupRate {
         GroupRate { rate: 0.0, aim: 0.0 }
     }
 }
 
-/// The controller of new flows.
+/// Which rate controller new flows get.
 #[derive(Debug, Clone)]
 pub enum Rate {
-    /// No limit but the largest window. It reproduces figure 4 of the paper.
+    /// No limit but the largest window. This reproduces figure 4 of the paper.
     None,
     /// A constant number of bytes.
     Fixed(u64),
-    /// The paper's controller, as we read it.
+    /// The paper's controller, as we read the paper.
     Paper(PaperSettings),
-    /// By delivery rate, minimum RTT and queuing delay.
+    /// Controls by delivery rate, minimum RTT and queuing delay.
     Delay(DelaySettings),
 }
 
@@ -103,7 +102,8 @@ impl Control for Fixed {
     }
 }
 
-/// A windowed minimum over the last one to two spans. It follows slow changes of clocks and routes.
+/// The minimum over the last one to two spans. Old values expire, so it follows slow changes of clocks and
+/// routes.
 #[derive(Debug, Clone, Copy)]
 struct Least {
     span: Time,

@@ -1,17 +1,17 @@
-//! The paper's controller (section 3.2.2 and figure 8), as we read it: requirements U-M5 to U-M8 and U-Q1 to
-//! U-Q5.
+//! The paper's rate controller (section 3.2.2 and figure 8), as we read it: requirements U-M5 to U-M8 and
+//! U-Q1 to U-Q5.
 //!
-//! There is no limit until the first loss, and none at it. The loss rate is measured in loss sampling windows
-//! (LSW). Three equal rates in a row are the equilibrium. Then the window becomes what arrives in a round
-//! trip, and adjustment windows (ARW) begin. The first has 1.25 times the window, and is kept if the loss
-//! rate has not risen. If it has risen, a second has 0.75 times the window, and is kept if the loss rate has
-//! fallen. Four windows of rest follow.
+//! The sender has no limit until the equilibrium. From the first loss on, the controller measures the loss
+//! rate in loss sampling windows (LSW). Three equal rates in a row are the equilibrium. The window then
+//! becomes the bytes that arrive in a round trip, and adjustment windows (ARW) begin. The first ARW uses 1.25
+//! times that window. The controller keeps it if the loss rate has not risen. If it has risen, a second ARW
+//! uses 0.75 times the window, which is kept if the loss rate has fallen. Four ARWs of rest follow.
 //!
-//! The paper gives neither the length of LSW and ARW, nor a tolerance for "equal", nor a smallest window.
-//! Read literally (one round trip, no tolerance beyond noise) it loses 54 to 89 % with real kernels: the
-//! effect of a change shows a round trip later, noise raises the window step by step, and each window is
-//! compared with the last accepted one, so the loss creeps up. It is here for comparison; every number is a
-//! setting.
+//! The paper gives no length of LSW and ARW, no tolerance for "equal", and no smallest window. Read literally
+//! (one round trip, no tolerance beyond noise), the controller loses 54 to 89 % with real kernels. There are
+//! three reasons. A change takes effect one round trip later. Noise raises the window step by step. Each
+//! window is compared with the last accepted one, so the loss rate creeps up. The controller is here for
+//! comparison, and each number is a setting.
 
 use super::{Control, GroupRate, Least, Sample};
 use crate::Time;
@@ -19,23 +19,23 @@ use crate::Time;
 /// The parameters of the paper, and those that it leaves open.
 #[derive(Debug, Clone)]
 pub struct PaperSettings {
-    /// Length of both kinds of windows in round trips. Left open; 1 is the literal reading.
+    /// Length of LSW and ARW in round trips. The paper leaves it open; 1 is the literal reading.
     pub round_trips: f64,
-    /// Fewest segments in a window, so that a loss rate can be seen. Left open.
+    /// Fewest segments in an LSW or ARW, so that it can show a loss rate. The paper leaves it open.
     pub segments: u64,
-    /// Equal loss rates in a row that make the equilibrium (3).
+    /// Number of equal loss rates in a row that make the equilibrium (3).
     pub equal: u32,
-    /// Standard errors within which loss rates are equal. Left open.
+    /// Loss rates are equal if they differ by at most this many standard errors. The paper leaves it open.
     pub tolerance: f64,
-    /// Factor of the first adjustment (1.25).
+    /// Factor of the first ARW (1.25).
     pub up: f64,
-    /// Factor of the second adjustment (0.75).
+    /// Factor of the second ARW (0.75).
     pub down: f64,
-    /// Adjustment windows of rest (4).
+    /// Number of ARWs of rest (4).
     pub rest: u32,
-    /// Smallest window in bytes. Left open.
+    /// Smallest window in bytes. The paper leaves it open.
     pub least: u64,
-    /// Window before the first loss. The paper has no limit there.
+    /// Window in bytes before the equilibrium. The paper has no limit there.
     pub initial: u64,
 }
 
@@ -63,7 +63,7 @@ enum Phase {
     Sampling(u32),
     /// The first ARW, and the window before it.
     Up(f64),
-    /// The second ARW, and the window before both.
+    /// The second ARW, and the window before the first.
     Down(f64),
     /// This many ARWs of rest to go.
     Rest(u32),
@@ -76,7 +76,7 @@ pub struct Paper {
     phase: Phase,
     window: f64,
     most: u64,
-    /// Loss rate of the last sampling window, or of the last accepted window.
+    /// Loss rate of the last LSW, or of the last accepted ARW.
     loss: f64,
     rtt: Least,
     since: Option<(Time, u64, u64)>,
@@ -84,7 +84,7 @@ pub struct Paper {
 }
 
 impl Paper {
-    /// For a flow whose handshake took `rtt`.
+    /// Creates the controller for a flow whose handshake took `rtt`.
     pub fn new(settings: PaperSettings, most: u64, rtt: Option<Time>) -> Self {
         let window = settings.initial.min(most) as f64;
         let mut least = Least::new(Time::from_secs(30));
@@ -94,7 +94,7 @@ impl Paper {
         Self { settings, phase: Phase::Free, window, most, loss: 0.0, rtt: least, since: None, rate: 0.0 }
     }
 
-    /// Ends a window of either kind: `loss` of its `segments` were lost, and `bytes` came in a round trip.
+    /// Ends an LSW or ARW. `loss`: loss rate of its `segments`. `bytes`: what arrives in a round trip.
     pub fn step(&mut self, loss: f64, segments: f64, bytes: f64) {
         let settings = &self.settings;
         let spread = |p: f64| settings.tolerance * (p * (1.0 - p) / segments.max(1.0)).max(0.0).sqrt();
@@ -154,7 +154,7 @@ impl Control for Paper {
         let rtt = self.rtt.get().unwrap_or(0.1).max(0.001);
         let took = sample.now.saturating_sub(start).as_secs_f64();
         let came = sample.delivered.saturating_sub(delivered) as f64;
-        // Late data reduces the loss again.
+        // Late data reduces the number of lost bytes.
         let gone = sample.lost.saturating_sub(lost) as f64;
         let segments = (came + gone) / f64::from(sample.segment.max(1));
         if took < rtt * self.settings.round_trips || segments < self.settings.segments as f64 {

@@ -1,42 +1,42 @@
-//! The mode beside other flows that fill the queue. A flow that keeps the queue short gets next to nothing
-//! beside them. So if the queue stays long although this flow gives way, it competes as they do (Copa, NSDI
-//! 2018, section 2.2, has the same two modes).
+//! How a flow competes with other flows that fill the queue. A flow that keeps the queue short would get next
+//! to nothing beside them. So if the queue stays long although this flow reduces its window, the flow
+//! competes as they do. Copa has the same two modes (NSDI 2018, section 2.2).
 //!
-//! In this mode the window grows by Cubic's curve (RFC 9438), from one congestion event to the next. Loss
-//! alone is no such event, since paths lose packets anyway. An event is a fall of the queue, because another
-//! flow has given way, or more loss than the path usually has. After each event the flow gives way for two
-//! round trips, with less than the path carries. If the queue drains, the others are gone or were flows like
-//! this one, and the flow keeps the queue short again.
+//! In this mode the window grows by Cubic's curve (RFC 9438) from one congestion event to the next. Loss
+//! alone is no such event, since paths lose packets anyway. The queue becoming shorter is one, since another
+//! flow has then reduced its window. So is more loss than the path usually has. After each event the flow
+//! yields for two round trips: its window is less than the path carries. If the queue then drains, the other
+//! flows have ended or were flows like this one. The flow then keeps the queue short again.
 
 use super::Sample;
 use crate::Time;
 
-/// A queue this many targets long shows another flow, once it has stayed for this many round trips.
+/// A queue this many targets long shows another flow, if it stays for this many round trips.
 const CROWDED: f64 = 1.5;
 const IN_VAIN: f64 = 6.0;
-/// Multiplicative decrease after an event, and the growth constant (beta and C of RFC 9438).
+/// Multiplicative decrease after an event, and growth constant (beta_cubic and C of RFC 9438, section 4.1).
 const LEFT: f64 = 0.7;
 const GROWTH: f64 = 0.4;
-/// Growth per round trip until the first event, as a share of the window.
+/// Growth per round trip until the first event, as a fraction of the window.
 const FIRST: f64 = 1.0 / 16.0;
-/// The queue has fallen if it is below this share of its maximum.
+/// The queue has fallen if it is below this fraction of its maximum.
 const FALLEN: f64 = 0.85;
-/// The queue is full if the loss rate of a round trip exceeds the usual rate by this.
+/// A loss rate this far above the path's usual one shows that the queue is full.
 const LOST: f64 = 0.01;
-/// Smoothing of the queue, per decision.
+/// Smoothing factor of the queue, per decision.
 const SMOOTH: f64 = 0.25;
-/// A queue below this many targets is drained.
+/// A queue below this many targets counts as drained.
 const DRY: f64 = 0.25;
-/// Window while giving way, as a share of what a round trip carries without its queue.
+/// Window while yielding, as a fraction of what a round trip without queue carries.
 const YIELDS: f64 = 0.9;
-/// Round trips until competition shows in the queue.
+/// After an event or after yielding, no event counts for this many round trips.
 const SETTLES: f64 = 2.0;
-/// Round trips after which the flow checks anyway whether others are left.
+/// After this many round trips without an event, the flow yields anyway, to see whether other flows are left.
 const LONGEST: f64 = 50.0;
 /// Least growth in segments per round trip.
 const FRIENDLY: f64 = 1.0;
 
-/// Input of a decision, beside the sample. Times are in seconds.
+/// Input of a decision, besides the sample. Times are in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Observation {
     pub queue: f64,
@@ -59,17 +59,17 @@ pub(super) struct Observation {
     pub usual: f64,
 }
 
-/// What is known of other flows in the queue.
+/// What this flow knows of other flows in the queue.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rival {
-    /// Since when this flow gives way without effect, and its window then.
+    /// Since when the queue has been long although this flow reduces its window; and its window then.
     crowded: Option<(Time, f64)>,
     contest: Option<Contest>,
     /// The window at the last event.
     most: Option<f64>,
 }
 
-/// State since the last event.
+/// State since the last congestion event.
 #[derive(Debug, Clone, Copy)]
 struct Contest {
     since: Time,
@@ -77,17 +77,17 @@ struct Contest {
     /// The smoothed queue, and its maximum.
     queue: f64,
     longest: f64,
-    /// Until when the flow gives way, to see whether the queue drains.
+    /// Until when the flow yields, to see whether the queue drains.
     yields: Option<Time>,
 }
 
 impl Rival {
-    /// Whether other flows fill the queue.
+    /// Whether other flows fill the queue, so that this flow competes.
     pub fn is_there(&self) -> bool {
         self.contest.is_some()
     }
 
-    /// The window in this mode; `None` if the queue can be kept short.
+    /// The window while this flow competes; `None` if it can keep the queue short.
     pub fn window(&mut self, sample: &Sample, seen: &Observation) -> Option<f64> {
         let now = sample.now;
         let trip = seen.trip;
@@ -123,7 +123,7 @@ impl Rival {
         Some(self.grown(&contest, took, trip, f64::from(sample.segment.max(1))))
     }
 
-    /// Enters the mode if the queue has stayed long although this flow gave way.
+    /// Starts to compete if the queue has stayed long although this flow reduced its window.
     fn begins(&mut self, now: Time, trip: f64, seen: &Observation) -> Option<Contest> {
         if !seen.uses || seen.queue < CROWDED * seen.longest {
             self.crowded = None;
