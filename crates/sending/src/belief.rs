@@ -1,4 +1,4 @@
-//! What a sender believes about its path, for a trace.
+//! What a sender estimates about its path at one moment, as a line of a trace.
 
 use std::fmt::Write;
 
@@ -10,11 +10,11 @@ pub enum Waits {
     /// It has nothing to send.
     #[default]
     Idle,
-    /// Until the pacing rate allows the next packet.
+    /// It waits until the pacing rate allows the next packet.
     Pace,
-    /// Until an acknowledgement makes room in the congestion window.
+    /// It waits until an ACK makes room in the cwnd.
     Window,
-    /// Until the peer's receive buffer has room.
+    /// It waits until the peer's receive buffer has room.
     Buffer,
 }
 
@@ -29,52 +29,52 @@ impl Waits {
     }
 }
 
-/// What a sender believes at one moment.
+/// A sender's estimates at one moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Belief {
     /// Phase of the congestion control: `starting`, `checking`, `draining`, `cruising` or `looking`.
     pub phase: &'static str,
-    /// Smoothed RTT, its variation, and the last sample (RFC 9002, section 5.3).
+    /// Smoothed RTT (RFC 9002, section 5.3); `None` before the first sample.
     pub smooth: Option<Time>,
-    /// The variation of the RTT.
+    /// Variation of the RTT.
     pub variation: Time,
     /// The last RTT sample.
     pub latest: Time,
-    /// Minimum RTT, and what an RTT may have beyond it because of the path's jitter.
+    /// Minimum RTT.
     pub base: Option<Time>,
-    /// What jitter may add to the minimum RTT before that counts as a queue.
+    /// Jitter allowance: how much longer than the minimum an RTT may be before that counts as a queue.
     pub held_up: Time,
     /// Delivery rate in bytes a second.
     pub rate: Option<f64>,
-    /// Pacing rate in bytes a second; `None` if only the window limits.
+    /// Pacing rate in bytes a second; `None` if only the cwnd limits.
     pub pace: Option<f64>,
-    /// Most bytes in flight.
+    /// Congestion window in bytes.
     pub window: u64,
     /// Bytes in flight.
     pub in_flight: u64,
-    /// Bytes acknowledged in all.
+    /// Bytes acknowledged so far.
     pub delivered: u64,
-    /// Bytes that count as lost, in all.
+    /// Bytes that have counted as lost so far.
     pub lost: u64,
-    /// The share of loss that is made up for.
+    /// Path loss: the fraction of packets that the path loses however fast they are sent.
     pub path_loss: f64,
-    /// A packet is lost if one this many numbers later has come, or if this time has passed and a later one
-    /// has come.
+    /// Packet threshold of loss: a packet is lost if one at least this many numbers later was acknowledged.
     pub reordering_packets: u64,
-    /// The time threshold of loss.
+    /// Time threshold of loss: a packet is lost if a later one was acknowledged and this time has passed
+    /// since it was sent.
     pub reordering_time: Time,
     /// Why it does not send.
     pub waits: Waits,
 }
 
 impl Belief {
-    /// A JSON object in one line, without its end: times in seconds, rates in bytes a second. `at`: time
-    /// since the link was made.
+    /// A JSON object in one line. Times are in seconds, rates in bytes a second. `at`: time since the link
+    /// was made.
     #[must_use]
     pub fn json(&self, at: Time) -> String {
         let mut out = format!("{{\"at\":{:.6},\"phase\":\"{}\"", at.as_secs_f64(), self.phase);
         let mut number = |name: &str, value: Option<f64>| {
-            // A string grows.
+            // Writing to a string cannot fail.
             let _ = match value.filter(|value| value.is_finite()) {
                 Some(value) => write!(out, ",\"{name}\":{}", (value * 1e6).round() / 1e6),
                 None => write!(out, ",\"{name}\":null"),

@@ -1,16 +1,16 @@
-//! The delivery rate (Cheng et al., draft-cheng-iccrg-delivery-rate-estimation).
+//! Estimates the delivery rate (Cheng et al., draft-cheng-iccrg-delivery-rate-estimation).
 
 use crate::Time;
 
-/// State at the time when a packet was sent.
+/// State of the estimate at the time when a packet was sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
-    /// Bytes delivered by then, and when the last of them was acknowledged.
+    /// Bytes delivered by then, and when the last of them were acknowledged.
     pub delivered: u64,
     delivered_at: Time,
     /// When the first packet of this flight was sent.
     first: Time,
-    /// Whether the application limited the rate: less was sent than could have been.
+    /// Whether the application limited the rate: it had less to send than the window allowed.
     idle: bool,
 }
 
@@ -19,25 +19,25 @@ pub struct Stamp {
 pub struct Measured {
     /// Bytes a second.
     pub rate: f64,
-    /// Whether the application limited the rate. Then the sample is only a lower bound.
+    /// Whether the application limited the rate. If so, the path's rate may be higher.
     pub idle: bool,
     /// Bytes delivered when the newest acknowledged packet was sent.
     pub before: u64,
 }
 
-/// State of the estimate for a connection.
+/// State of the estimate of one connection.
 #[derive(Debug, Default)]
 pub struct Delivery {
     delivered: u64,
     delivered_at: Time,
     first: Time,
-    /// Until this many bytes are delivered, samples are limited by the application.
+    /// Samples are limited by the application until more than this many bytes are delivered.
     idle_until: u64,
     newest: Option<(Time, Stamp)>,
 }
 
 impl Delivery {
-    /// A packet is sent. `alone`: nothing else is in flight.
+    /// Records that a packet is sent. `alone`: nothing else is in flight.
     pub fn sent(&mut self, now: Time, alone: bool) -> Stamp {
         if alone {
             (self.first, self.delivered_at) = (now, now);
@@ -46,12 +46,13 @@ impl Delivery {
         Stamp { delivered, delivered_at, first, idle: self.idle_until > 0 }
     }
 
-    /// The application has less to send than the window allows; `under_way` bytes are in flight.
+    /// Records that the application has less to send than the window allows, while `under_way` bytes are in
+    /// flight.
     pub fn idle(&mut self, under_way: u64) {
         self.idle_until = (self.delivered + under_way).max(1);
     }
 
-    /// Counts a newly acknowledged packet, which was sent at `sent` with `stamp`.
+    /// Counts a newly acknowledged packet. It was sent at `sent`, and [`Self::sent`] returned `stamp`.
     pub fn arrived(&mut self, now: Time, bytes: u64, sent: Time, stamp: Stamp) {
         self.delivered += bytes;
         self.delivered_at = now;
@@ -60,14 +61,14 @@ impl Delivery {
         }
     }
 
-    /// Bytes that have been acknowledged in all.
+    /// Bytes that have been acknowledged so far.
     pub fn delivered(&self) -> u64 {
         self.delivered
     }
 
-    /// Call it after all packets of an acknowledgement. The interval is that of the acknowledgements, or of
-    /// sending if that was longer, since acknowledgements may come in a burst. `None` if the interval is less
-    /// than the minimum RTT.
+    /// Measures the rate. Call it after [`Self::arrived`] for all packets of an ACK. The interval is the time
+    /// between the ACKs, or the time of sending if that is longer, since ACKs may arrive in a burst. `None`
+    /// if the interval is shorter than the minimum RTT `least`.
     pub fn measure(&mut self, least: Option<Time>) -> Option<Measured> {
         let (sent, stamp) = self.newest.take()?;
         self.first = sent;
@@ -100,8 +101,8 @@ mod tests {
         }
         let first = delivery.measure(Some(10 * MS)).unwrap();
         assert!((first.rate - 10_000.0 / 0.05).abs() < 1.0, "{first:?}");
-        // The next flight is sent over 9 ms and acknowledged at once. The interval is 9 ms, which is too
-        // short.
+        // The next flight is sent over 9 ms and acknowledged at once. The interval is shorter than the
+        // minimum RTT.
         let sent: Vec<_> = (0..10).map(|n| ((50 + n) * MS, delivery.sent((50 + n) * MS, false))).collect();
         for &(at, stamp) in &sent {
             delivery.arrived(61 * MS, 1_000, at, stamp);

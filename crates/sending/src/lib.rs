@@ -1,7 +1,8 @@
-//! When and how much a sender sends, if it retransmits but does not slow down for loss. Without IO or clock.
+//! When and how much a sender sends, for senders that retransmit but do not slow down for loss. This crate
+//! has no IO and no clock.
 //!
 //! [`ltp`] has both ends of the transport `ltp`. `thalweg-masking` uses the same parts for its data to the
-//! client, and the transport `udp` for its window.
+//! client, and the transport `udp` uses them for its cwnd.
 //!
 //! ```text
 //! pace      when the next packet leaves            a token bucket
@@ -26,5 +27,5 @@ pub use loss::Trips;
 pub use pace::Pacer;
 pub use rate::{Heard, Rate};
 
-/// Time since some fixed moment, on a monotonic clock. The caller says what time it is.
+/// Time since some fixed moment, on a monotonic clock. The caller passes the current time.
 pub type Time = std::time::Duration;

@@ -1,26 +1,27 @@
-//! RTT estimation, and when a packet counts as lost (RFC 9002, sections 5 and 6).
+//! Estimates the RTT, and decides when a packet counts as lost (RFC 9002, sections 5 and 6).
 
 use crate::Time;
 
-/// RTT before anything was measured.
+/// The RTT before the first sample.
 const FIRST_TRIP: Time = Time::from_millis(100);
 /// Timer granularity (kGranularity).
 const GRANULARITY: Time = Time::from_millis(1);
-/// The longest delay of an acknowledgement by a busy receiver.
+/// Allowance for the time that a busy receiver takes to acknowledge.
 const ACK_DELAY: Time = Time::from_millis(20);
-/// A packet is lost if one this many numbers later has come (kPacketThreshold). The limit rises on a path
-/// that reorders.
+/// A packet is lost if one this many numbers later was acknowledged (kPacketThreshold). On a path that
+/// reorders, the threshold rises, up to the second value.
 const PACKETS: u64 = 3;
 const MOST_PACKETS: u64 = 1024;
-/// A packet is lost if a later one has come and this many eighths of an RTT have passed (kTimeThreshold). The
-/// limit rises on a path that reorders.
+/// A packet is lost if a later one was acknowledged and this many eighths of an RTT have passed
+/// (kTimeThreshold). On a path that reorders, the threshold rises, up to the second value.
 const EIGHTHS: u32 = 9;
 const MOST_EIGHTHS: u32 = 16;
-/// The delay of a packet that was thought lost is kept so many times its RTT at most, and fades by one in so
-/// many RTT samples.
+/// The delay of a packet that wrongly counted as lost raises the time threshold, to at most this many RTTs.
+/// With each RTT sample, that delay decays by this fraction of itself.
 const MOST_LATE: u32 = 4;
 const FADES: u32 = 256;
-/// Unanswered probes are sent more and more rarely, but at least this often.
+/// Unanswered probes become rarer and rarer. The pause between them is at most this, or one probe timeout if
+/// that is longer.
 const RAREST: Time = Time::from_secs(1);
 
 /// RTT and reordering of a path.
@@ -31,9 +32,9 @@ pub struct Trips {
     latest: Time,
     packets: u64,
     eighths: u32,
-    /// How long a packet took that had counted as lost.
+    /// How late packets arrive that had counted as lost, and an eighth more. It decays.
     late: Time,
-    /// Probes since the last acknowledgement.
+    /// Number of probes since the last ACK.
     unanswered: u32,
 }
 
@@ -44,7 +45,7 @@ impl Default for Trips {
 }
 
 impl Trips {
-    /// Nothing measured yet.
+    /// Creates the estimates, without any sample.
     pub fn new() -> Self {
         let (smooth, variation, latest) = (None, FIRST_TRIP / 2, FIRST_TRIP);
         Self {
@@ -78,7 +79,7 @@ impl Trips {
         self.smooth.map(|smooth| smooth + (4 * self.variation).max(GRANULARITY))
     }
 
-    /// Takes an RTT sample (RFC 9002, section 5.3).
+    /// Processes an RTT sample (RFC 9002, section 5.3).
     pub fn measured(&mut self, trip: Time) {
         self.latest = trip;
         self.late -= self.late / FADES;
@@ -91,27 +92,28 @@ impl Trips {
         }
     }
 
-    /// The packet threshold.
+    /// The packet threshold (RFC 9002, section 6.1.1).
     pub fn packets(&self) -> u64 {
         self.packets
     }
 
-    /// The time threshold: how long after it was sent a packet is lost, if a later one has come (RFC 9002,
-    /// section 6.1.2).
+    /// The time threshold: how long after it was sent a packet counts as lost, if a later one was
+    /// acknowledged (RFC 9002, section 6.1.2).
     pub fn patience(&self) -> Time {
         let trip = self.smooth.unwrap_or(FIRST_TRIP).max(self.latest);
         (trip * self.eighths / 8).max(self.late.min(MOST_LATE * trip)).max(GRANULARITY)
     }
 
-    /// A packet that counted as lost has arrived, when one `distance` numbers later had come. Raises both
-    /// thresholds (RFC 9002, section 6.1.1, allows it; RACK does it, RFC 8985, section 6.2).
+    /// A packet that had counted as lost was acknowledged after a packet `distance` numbers later. Raises
+    /// both thresholds. RFC 9002, section 6.1.1, allows that, and RACK does it (RFC 8985, section 6.2).
     pub fn reordered(&mut self, distance: u64) {
         self.packets = self.packets.max(distance + 1).min(MOST_PACKETS);
         self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
     }
 
-    /// A packet that counted as lost has arrived, `trip` after it was sent. The time threshold is no shorter
-    /// from now on: it follows the reordering that is seen, as in RACK (RFC 8985, section 6.2, step 4).
+    /// A packet that had counted as lost was acknowledged `trip` after it was sent. From now on the time
+    /// threshold is at least that, until it decays. So it follows the reordering of the path, as in RACK (RFC
+    /// 8985, section 6.2, step 4).
     pub fn late(&mut self, trip: Time) {
         self.late = self.late.max(trip + trip / 8);
     }
@@ -123,12 +125,12 @@ impl Trips {
         (first * (1 << self.unanswered.min(10))).min(RAREST.max(first))
     }
 
-    /// A probe was sent: the next one waits twice as long.
+    /// A probe was sent. The next one waits twice as long.
     pub fn probed(&mut self) {
         self.unanswered = self.unanswered.saturating_add(1);
     }
 
-    /// An acknowledgement came: probes are frequent again.
+    /// An ACK arrived. The next probe waits no longer than the first.
     pub fn answered(&mut self) {
         self.unanswered = 0;
     }

@@ -1,13 +1,13 @@
-//! Pacing by a token bucket. A sender that wakes up late catches up.
+//! Paces packets by a token bucket. A sender that wakes up late may catch up.
 
 use crate::Time;
 
-/// How late a sender may wake up and still catch up.
+/// The bucket holds the tokens of this time, so a sender that wakes up this late can still catch up.
 const LATE: Time = Time::from_millis(16);
-/// Packets that may always leave together: timers are not finer.
+/// This many packets may always leave together, since timers are not finer.
 const PACKETS: f64 = 4.0;
 
-/// Spaces the packets of one sender.
+/// Spaces out the packets of one sender.
 #[derive(Debug)]
 pub struct Pacer {
     tokens: f64,
@@ -15,7 +15,7 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// An empty bucket, filled from `now` on.
+    /// Creates an empty bucket, which fills from `now` on.
     pub fn new(now: Time) -> Self {
         Self { tokens: 0.0, filled: now }
     }
@@ -29,7 +29,7 @@ impl Pacer {
         if self.tokens >= full {
             return now;
         }
-        // Wait for a few packets, so that they can be sent in one call.
+        // Wait for the tokens of two packets, so that one call can send several.
         let enough = (2.0 * full - self.tokens) / rate;
         now + Time::from_secs_f64(enough).max(Time::from_micros(1))
     }
@@ -39,7 +39,7 @@ impl Pacer {
         self.tokens
     }
 
-    /// A packet of so many bytes was sent.
+    /// Takes the tokens of a packet of `bytes` bytes that was sent.
     pub fn sent(&mut self, bytes: u64) {
         self.tokens = (self.tokens - bytes as f64).max(0.0);
     }
@@ -49,7 +49,7 @@ impl Pacer {
 mod tests {
     use super::*;
 
-    /// Bytes that a sender sends in a second if it wakes up `late` after each deadline.
+    /// Number of bytes that a sender sends in a second if it wakes up `late` after each deadline.
     fn sent(rate: f64, late: Time) -> f64 {
         let (mut pacer, mut now, mut bytes) = (Pacer::new(Time::ZERO), Time::ZERO, 0);
         while now < Time::from_secs(1) {

@@ -1,108 +1,110 @@
-//! Congestion window and pacing rate: BBR (Cardwell et al., ACM Queue 14(5), 2016;
-//! draft-cardwell-iccrg-bbr-congestion-control-00). It follows the delivery rate and does not react to loss.
+//! Computes cwnd and pacing rate by BBR (Cardwell et al., ACM Queue 14(5), 2016;
+//! draft-cardwell-iccrg-bbr-congestion-control-00). BBR follows the delivery rate and does not react to loss.
 //!
-//! Two things differ. First, start-up ends at the first lasting queue, as in HyStart++ (RFC 9406), because
-//! overflow during start-up is never retransmitted. Second, the flight beyond the bandwidth-delay product is
-//! bounded in time ([`QUEUE`]), and not by a second BDP. So long paths do not fill queues, and short paths
-//! tolerate receivers that answer late.
+//! Two things differ from BBR. First, start-up ends at the first lasting queue, as in HyStart++ (RFC 9406),
+//! because overflow during start-up is never retransmitted. Second, the bytes in flight beyond the
+//! bandwidth-delay product (BDP) are bounded in time ([`QUEUE`]), and not by a second BDP. So senders on long
+//! paths do not fill queues, and senders on short paths tolerate receivers that acknowledge late.
 
 use std::collections::VecDeque;
 
 use super::delivery::Measured;
 use crate::{Belief, Time, Trips, Waits};
 
-/// Queue that is tolerated at the bottleneck, in time.
+/// The queue that a sender may keep at the bottleneck, in time.
 const QUEUE: Time = Time::from_millis(20);
-/// Rounds for which a delivery rate is valid (BBRBtlBwFilterLen).
+/// Number of rounds for which a delivery rate is valid (BBRBtlBwFilterLen).
 const ROUNDS: u64 = 10;
-/// 4 ln 2: doubles the rate each round trip (BBRStartupPacingGain).
+/// Pacing gain of start-up, 4 ln 2. It doubles the rate each round trip (BBRStartupPacingGain).
 const STARTING: f64 = 2.77;
-/// Pacing gains of one cycle, a round trip each (ProbeBW).
+/// Pacing gains of the phases of one cycle. Each phase lasts a round trip (ProbeBW).
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
-/// If a probe raised the rate by this factor, the next one follows at once. It makes up for a start-up that
-/// noise has ended too early.
+/// If the probing phase raised the rate by this factor, the next probe follows at once. This corrects a
+/// start-up that noise has ended too early.
 const WORTH: f64 = 1.15;
-/// How long the minimum RTT is valid, and how long a new one is looked for (RTpropFilterLen,
+/// How long a minimum RTT is valid, and how long the sender then measures a new one (RTpropFilterLen,
 /// ProbeRTTDuration).
 const BASE_LASTS: Time = Time::from_secs(10);
 const LOOKING: Time = Time::from_millis(200);
-/// The path is full if the rate does not rise by a quarter in this many rounds (BBRCheckFullPipe).
+/// The path is full if the rate has not risen by a quarter in this many rounds (BBRCheckFullPipe).
 const FULL_ROUNDS: u8 = 3;
-/// Acknowledgements in a row that must show a queue, or none (RFC 9406, N_RTT_SAMPLE).
+/// Number of ACKs in a row that must show a queue, or show none (RFC 9406, N_RTT_SAMPLE).
 const QUEUED: u8 = 8;
-/// The window of a [fast start](Rate::starting_fast) is at least so many times what a round trip has carried.
-/// Eight senders that begin at once behind a queue of a quarter BDP send 1.35 packets for each that arrives;
-/// with a factor of 2 it is 2.23.
+/// The cwnd of a [fast start](Rate::starting_fast) is at least this many times what a round trip has carried.
+/// Suppose that eight senders begin at once behind a queue of a quarter BDP. They then send 1.35 packets for
+/// each that arrives; with a factor of 2 they would send 2.23.
 const GROWTH: f64 = 1.75;
-/// Rounds for which a queue must last: late acknowledgements of a busy host look like a queue (RFC 9406,
+/// Number of rounds for which a queue must last, since late ACKs of a busy host look like a queue (RFC 9406,
 /// CSS_ROUNDS).
 const CHECKED: u64 = 2;
-/// Rounds in a row with an RTT of more than twice the minimum and [`QUEUE`] that are no accident of
-/// scheduling: the path has become slower.
+/// If the RTT is long in this many rounds in a row, scheduling is not the cause: the path has become slower.
+/// Long means more than twice the sum of the minimum RTT and [`QUEUE`].
 const SLOW: u8 = 3;
-/// Packets that may always be in flight (BBRMinPipeCwnd).
+/// This many packets may always be in flight (BBRMinPipeCwnd).
 const FLOOR: u64 = 4;
-/// While no queue builds up, the sender adds the recent loss rate to its rate, up to this share unless [told
-/// otherwise](Rate::making_up). Otherwise it would slow down by the loss. It is also the most that a sender
-/// can lose because of it, in queues too short to be seen.
+/// To make up for loss, the sender raises its rate by the recent loss rate while no queue builds up.
+/// Otherwise the loss would slow it down. This is the greatest such loss rate, unless the caller [sets
+/// another](Rate::making_up). It is also the most that a sender can lose because of it, in queues too short
+/// to be seen.
 const MADE_UP: f64 = 0.1;
-/// Where more than half is lost, a sender that was told such a share makes up for at least this much: else a
-/// path that loses 70 % would make the window shrink for ever, since it is at most 1.3 times what a round
-/// trip delivered.
+/// If the path loses more than the first value, a sender with a limit of its own makes up for up to the
+/// second value at least. Otherwise, on a path that loses 70 %, the cwnd would shrink for ever, since it is
+/// at most 1.3 times what a round trip delivered.
 const HALF: f64 = 0.5;
 const MOST_MADE_UP: f64 = 0.62;
-/// Of a greater path loss nothing is made up for in the second and third phase of each cycle. Who makes up
-/// for so much is faster than the path in every phase of it, and could take what it loses by that for the
-/// path's loss.
+/// If the path loss is greater than this, the sender makes up for nothing in the second and third phase of
+/// each cycle. Otherwise it would be faster than the path in every phase, and could take the loss that it
+/// causes for the path's.
 const DOUBTED: f64 = 0.4;
-/// Start-up ends, on a path whose jitter hides a queue, when a round without growth lost so much more than
-/// the path does.
+/// On a path whose jitter hides a queue, one round without growth ends start-up if the last loss sample
+/// exceeds the path loss by this.
 const OVERFLOW: f64 = 0.05;
-/// Start-up begins again if the path loses so much more than when it ended.
+/// Start-up begins again if the path loss exceeds the least known path loss by this.
 const WORSE: f64 = 0.3;
-/// Signs of reordering after each of which the minimum RTT is looked for anew.
+/// After each of the first so many signs of reordering, the sender measures the minimum RTT anew.
 const SIGNS: u8 = 8;
-/// RTT samples whose median counts on a path that reorders.
+/// On a path that reorders, the median of this many RTT samples counts.
 const TRIPS: usize = 7;
-/// Packets of a sample of the loss rate, at least.
+/// Fewest packets in a sample of the loss rate.
 const SAMPLED: f64 = 16.0;
-/// RTTs that vary by no more than this from one sample to the next are a busy host's. What goes beyond is the
-/// path's jitter, of which the window allows for four times, as a retransmission timeout does (RFC 6298,
+/// A busy host makes RTT samples vary by this much from one to the next. What goes beyond is the path's
+/// jitter. The jitter allowance is the second value times that, as in a retransmission timeout (RFC 6298,
 /// section 2).
 const UNSTEADY: Time = Time::from_millis(8);
 const JITTERS: u32 = 4;
 /// Gain of the smoothed jitter (RFC 3550, section 6.4.1).
 const JITTER_GAIN: u32 = 16;
-/// On a path with a shorter RTT there is no pacing: no timer is fine enough.
+/// On a path with a shorter minimum RTT the sender does not pace, since no timer is fine enough.
 const PACED: Time = Time::from_millis(1);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     Starting,
-    /// A queue was seen. Until that round, at a constant rate, it shows whether the queue lasts.
+    /// A queue was seen. The sender keeps its rate until this round, to see whether the queue lasts.
     Checking(u64),
     Draining,
-    /// Phase of [`CYCLE`], and since when.
+    /// Index of the phase in [`CYCLE`], and when it began.
     Cruising(usize, Time),
-    /// ProbeRTT: send little until then, so that our own queue does not count as distance.
+    /// ProbeRTT: the sender keeps little in flight until this time, so that its own queue does not count as
+    /// RTT.
     Looking(Time),
 }
 
-/// An acknowledgement, as far as the rate is concerned.
+/// What an ACK tells the rate controller.
 #[derive(Debug, Clone, Copy)]
 pub struct Heard {
-    /// When the acknowledgement came.
+    /// When the ACK arrived.
     pub now: Time,
     /// Newly acknowledged bytes.
     pub bytes: u64,
-    /// What is known about loss since the last acknowledgement: bytes that came, and bytes that were lost.
-    /// Packets that were rebuilt from others say nothing about loss.
+    /// Bytes that arrived and bytes that were lost, as found out since the last ACK. Packets that may have
+    /// been rebuilt from others do not count, since their ACKs say nothing about loss.
     pub fates: (u64, u64),
-    /// Bytes delivered in all.
+    /// Bytes delivered so far.
     pub delivered: u64,
     /// Bytes still in flight.
     pub under_way: u64,
-    /// RTT sample of the newest acknowledged packet, if it gives one.
+    /// RTT sample of the newest acknowledged packet, if there is one.
     pub trip: Option<Time>,
     /// The delivery rate, if one could be measured.
     pub measured: Option<Measured>,
@@ -118,55 +120,58 @@ pub struct Rate {
     initial: u64,
     window: u64,
     round: u64,
-    /// The round ends with a packet that was sent after this many bytes had been delivered.
+    /// The round ends with the ACK of a packet that was sent after this many bytes had been delivered.
     round_ends: u64,
-    /// Delivery rates by round, descending: the first is the maximum.
+    /// Delivery rates with their rounds, by descending rate. The first is the maximum.
     rates: VecDeque<(u64, f64)>,
+    /// Minimum RTT, and when it was measured.
     base: Option<Time>,
     base_at: Time,
-    /// How often packets have overtaken others, up to [`SIGNS`]: then single RTT samples may be too short.
-    /// The last [`TRIPS`] samples.
+    /// Number of times that packets have overtaken others, up to [`SIGNS`]. After the first, a single RTT
+    /// sample may be too short, so the median of the last [`TRIPS`] samples counts.
     overtaken: u8,
     late_trips: VecDeque<Time>,
-    /// The last two RTT samples, by how much they go up and down on average, and the maximum of that since
-    /// `base` was found.
+    /// The last two RTT samples; by how much RTT samples go up and down, smoothed; and the maximum of that
+    /// since the minimum RTT was measured.
     turns: Option<[Time; 2]>,
     shakes: Time,
     jitter: Time,
+    /// Smoothed RTT.
     smooth: Time,
-    /// Start-up: the most bytes that a round trip has carried, whether jitter was known when it last looked
-    /// for a queue, the reference rate, and rounds in which the rate has not risen.
+    /// State of start-up: the most bytes that a round trip has carried; whether jitter was known when
+    /// start-up last looked for a queue; the rate from which growth counts; and rounds without growth.
     carried: u64,
     jittery: bool,
     reached: f64,
     plateau: u8,
+    /// Number of ACKs in a row that show a queue, and that show none.
     queued: u8,
     calm: u8,
     /// The rate before the last bandwidth probe.
     probed: f64,
-    /// Rounds with a long RTT, one after the other.
+    /// Number of rounds in a row with a long RTT (see [`SLOW`]).
     slow: u8,
-    /// Bytes delivered and lost in this round, and the smoothed loss rate.
+    /// Bytes delivered and lost in this round.
     counted: (u64, u64),
-    /// The same in the rounds of a sample, the loss rate of late samples, each of a round or more, and the
-    /// least of them.
+    /// Bytes delivered and lost in the current loss sample; and the loss rates of the last samples, one cycle
+    /// of them. A sample takes a round or more.
     sampled: (u64, u64),
     losses: VecDeque<f64>,
-    /// A queue was seen in this sample.
+    /// Whether a queue was seen during this sample.
     crowded: bool,
     path_loss: f64,
-    /// The least path loss since start-up began again.
+    /// The least path loss since start-up last began.
     known_loss: f64,
-    /// The smoothed loss rate.
+    /// The smoothed loss rate of rounds.
     lossy: f64,
     most_made_up: Option<f64>,
-    /// How many times what a round trip has carried the window of start-up is, at least.
+    /// In start-up, the cwnd is at least this many times what a round trip has carried.
     growth: f64,
     unsteady: Time,
 }
 
 impl Rate {
-    /// Starts with `initial` packets of `full` bytes.
+    /// Creates the controller. The first cwnd is `initial` packets of `full` bytes.
     pub fn new(full: u64, initial: u64) -> Self {
         Self {
             mode: Mode::Starting,
@@ -205,33 +210,34 @@ impl Rate {
         }
     }
 
-    /// Makes up for loss up to this share, but only for what is [the path's](Self::path_loss): what the
-    /// sender loses by its own rate is not to be made up for.
+    /// Makes up for loss of up to this fraction, but only for [the path's](Self::path_loss). The sender must
+    /// not make up for loss that its own rate causes.
     #[must_use]
     pub fn making_up(self, most: f64) -> Self {
         Self { most_made_up: Some(most), ..self }
     }
 
-    /// Starts faster, and overflows short queues by more: for senders that retransmit what is lost there.
+    /// Starts faster, and overflows short queues by more. It is for senders that retransmit what is lost
+    /// there.
     #[must_use]
     pub fn starting_fast(self) -> Self {
         Self { growth: GROWTH, ..self }
     }
 
-    /// RTT samples may vary by so much without jitter of the path. For senders that take few samples, between
-    /// which a queue changes much.
+    /// Sets by how much RTT samples may vary without jitter of the path. It is for senders with few RTT
+    /// samples, between which a queue changes much.
     #[must_use]
     pub fn unsteady(self, unsteady: Time) -> Self {
         Self { unsteady, ..self }
     }
 
-    /// Packets may have up to `longest` bytes from now on.
+    /// From now on, packets may have up to `longest` bytes.
     pub fn carry(&mut self, longest: u64) {
         self.full = self.full.max(longest);
         self.window = self.window.max(FLOOR * self.full);
     }
 
-    /// The longest packet.
+    /// Bytes of the longest packet.
     pub fn full(&self) -> u64 {
         self.full
     }
@@ -241,8 +247,8 @@ impl Rate {
         self.window
     }
 
-    /// Bytes that may be in flight with those that the path will lose: until that is known, they are in
-    /// flight too.
+    /// Most bytes in flight: the cwnd, and those bytes that the path will lose. Lost bytes count as in flight
+    /// until their loss is detected.
     pub fn flight(&self) -> u64 {
         (self.window as f64 / (1.0 - self.made_up())) as u64
     }
@@ -252,12 +258,12 @@ impl Rate {
         self.base
     }
 
-    /// Pacing rate in bytes a second; `None` if only the window limits.
+    /// Pacing rate in bytes a second; `None` if only the cwnd limits.
     pub fn pace(&self) -> Option<f64> {
         let base = self.base.filter(|&base| base >= PACED)?;
         let mut rate = self.rates.front()?.1;
         if matches!(self.mode, Mode::Starting | Mode::Checking(_)) {
-            // A few small messages do not show what the path carries, and must not slow down what follows.
+            // A few small messages do not show the path's rate, and must not slow down what follows.
             let carried = if self.growth > 0.0 { self.carried } else { 0 };
             rate = rate.max((self.initial * self.full).max(carried) as f64 / base.as_secs_f64());
         }
@@ -270,7 +276,7 @@ impl Rate {
         Some((gain * rate / (1.0 - self.made_up())).max(self.full as f64))
     }
 
-    /// The share of what is sent that makes up for loss.
+    /// The fraction of the sent bytes that makes up for loss.
     pub fn made_up(&self) -> f64 {
         if matches!(self.mode, Mode::Cruising(1..=2, _)) && self.path_loss > DOUBTED {
             return 0.0;
@@ -285,7 +291,7 @@ impl Rate {
         }
     }
 
-    /// What it believes, beside what [`Trips`] and the sender do.
+    /// What this controller and `trips` estimate. The sender fills in the rest.
     pub fn believes(&self, trips: &Trips) -> Belief {
         Belief {
             phase: match self.mode {
@@ -313,12 +319,12 @@ impl Rate {
         }
     }
 
-    /// The share of packets that the path loses, however fast they are sent.
+    /// Path loss: the fraction of packets that the path loses however fast they are sent.
     pub fn path_loss(&self) -> f64 {
         self.path_loss
     }
 
-    /// Bandwidth-delay product in bytes, with what jitter holds up.
+    /// The BDP in bytes, by an RTT that includes jitter.
     fn holds(&self) -> Option<u64> {
         let base = self.base?;
         let jitter = self.held_up();
@@ -326,20 +332,20 @@ impl Rate {
         Some((self.rates.front()?.1 * trip.as_secs_f64()) as u64)
     }
 
-    /// `gain` times the bandwidth-delay product, a queue, and what jitter holds up, in bytes.
+    /// `gain` times the BDP, and what arrives during [`QUEUE`] and the jitter allowance, in bytes.
     fn target(&self, gain: f64) -> Option<u64> {
         let (rate, base) = (self.rates.front()?.1, self.base?);
         let more = QUEUE + self.held_up();
         Some((rate * (gain * base.as_secs_f64() + more.as_secs_f64())) as u64)
     }
 
-    /// How much longer than the minimum an RTT may be because of the path's jitter.
+    /// Jitter allowance: how much longer than the minimum an RTT may be because of the path's jitter.
     fn held_up(&self) -> Time {
         JITTERS * self.jitter.saturating_sub(self.unsteady)
     }
 
-    /// Follows the jitter: how far RTT samples go up and down again. A queue goes up for many samples, and
-    /// down for many.
+    /// Measures jitter: how far RTT samples go up and down again from one to the next. A queue instead grows
+    /// over many samples, and shrinks over many.
     fn see_jitter(&mut self, trip: Option<Time>) {
         let Some(trip) = trip else { return };
         self.smooth = if self.smooth.is_zero() { trip } else { self.smooth - self.smooth / 8 + trip / 8 };
@@ -351,7 +357,7 @@ impl Rate {
         self.jitter = self.jitter.max(self.shakes);
     }
 
-    /// Processes an acknowledgement.
+    /// Processes an ACK.
     pub fn heard(&mut self, heard: &Heard) {
         let new_round = heard.measured.is_some_and(|measured| measured.before >= self.round_ends);
         if new_round {
@@ -371,7 +377,7 @@ impl Rate {
         let aged = heard.trip.is_some_and(|trip| self.tripped(heard.now, trip));
         match self.mode {
             Mode::Starting => self.starting(heard, new_round),
-            // What looked like a queue was jitter, if that is seen only now.
+            // If the path's jitter shows only now, what looked like a queue was jitter.
             Mode::Checking(_) if self.calm >= QUEUED || self.found_jitter() => self.mode = Mode::Starting,
             Mode::Checking(until) if self.round >= until => self.mode = Mode::Draining,
             Mode::Checking(_) => {}
@@ -394,9 +400,9 @@ impl Rate {
         self.resize(heard.bytes);
     }
 
-    /// Takes a sample of the loss rate. What all samples of one cycle show is the path's: in some of them the
-    /// sender was slower than the path, so slowing down does not lessen it. While a queue is seen, nothing is
-    /// known: it may be others who fill it.
+    /// Takes a sample of the loss rate. The least sample of one cycle is the path's loss. The sender was
+    /// slower than the path in some of these samples, so slowing down does not lessen that loss. A sample
+    /// during which a queue was seen does not count, since the queue may have overflowed.
     fn see_loss(&mut self) {
         let (came, lost) = std::mem::take(&mut self.counted);
         self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
@@ -408,10 +414,10 @@ impl Rate {
         }
         self.sampled = (0, 0);
         if std::mem::take(&mut self.crowded) {
-            return; // the queue may have overflowed, whoever fills it
+            return; // the queue may have overflowed, whoever filled it
         }
         let share = lost as f64 / (came + lost) as f64;
-        // The least of several samples is below the mean by about their deviation.
+        // The least of several samples is below the mean by about their standard deviation, so add that.
         let error = (share * (1.0 - share) / packets).sqrt();
         if self.losses.len() == CYCLE.len() {
             self.losses.pop_front();
@@ -422,8 +428,8 @@ impl Rate {
         self.known_loss = known;
         let makes_up = self.most_made_up.is_some();
         if makes_up && self.path_loss > known + WORSE && matches!(self.mode, Mode::Cruising(..)) {
-            // While that loss was not known, the rate fell. A cycle raises it by a quarter: that takes too
-            // long.
+            // The path loss has risen, and the rate fell until that was known. The next cycles would raise it
+            // only by a quarter each, which takes too long.
             self.known_loss = self.path_loss;
             (self.mode, self.plateau) = (Mode::Starting, 0);
             (self.reached, self.carried) = (0.0, 0);
@@ -440,7 +446,7 @@ impl Rate {
         self.rates.push_back((self.round, measured.rate));
     }
 
-    /// Takes an RTT sample. Returns whether the minimum RTT is too old and has to be measured again.
+    /// Processes an RTT sample. Returns whether the minimum RTT has expired and must be measured again.
     fn tripped(&mut self, now: Time, trip: Time) -> bool {
         let trip = trip.max(Time::from_micros(10));
         let aged = now.saturating_sub(self.base_at) > BASE_LASTS;
@@ -458,8 +464,8 @@ impl Rate {
         false
     }
 
-    /// On a path that reorders, the median of the last samples: a packet that overtakes others, or its
-    /// acknowledgement, is no measure of the path.
+    /// The RTT that counts. On a path that reorders it is the median of the last samples, since the RTT of a
+    /// packet or ACK that overtakes others is too short.
     fn usual(&mut self, trip: Time) -> Time {
         if self.late_trips.len() == TRIPS {
             self.late_trips.pop_front();
@@ -473,8 +479,8 @@ impl Rate {
         trips.get(trips.len() / 2).copied().unwrap_or(trip)
     }
 
-    /// A packet or an acknowledgement has overtaken others. The minimum RTT may be that of another one that
-    /// did, so it is looked for anew, the first few times.
+    /// A packet or an ACK has overtaken others. The current minimum RTT may come from one that did so too. So
+    /// the first few times, raise it to the smoothed RTT and measure it anew.
     pub fn overtaken(&mut self) {
         if self.overtaken < SIGNS {
             self.overtaken += 1;
@@ -482,7 +488,7 @@ impl Rate {
         }
     }
 
-    /// Counts successive acknowledgements behind a queue (RFC 9406, section 4.2).
+    /// Counts successive ACKs that show a queue, or none (RFC 9406, section 4.2).
     fn see_queue(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         let more = (base / 8).clamp(Time::from_millis(4), Time::from_millis(16));
@@ -493,9 +499,9 @@ impl Rate {
         self.crowded |= self.queued >= QUEUED;
     }
 
-    /// What a round trip carries. Of a flight that took long to send, the delivery rate says less than the
-    /// path carries: by that alone the window would grow by half in a round trip. What waited in a queue does
-    /// not count.
+    /// Measures how many bytes a round trip carries. If a flight took long to send, its delivery rate is less
+    /// than the path's. By the delivery rate alone, the cwnd would then grow only by half in a round trip.
+    /// Bytes that waited in a queue do not count.
     fn see_carried(&mut self, heard: &Heard) {
         let (Some(trip), Some(base), Some(measured)) = (heard.trip, self.base, heard.measured) else {
             return;
@@ -505,8 +511,9 @@ impl Rate {
         self.carried = self.carried.max(((heard.delivered - measured.before) as f64 * share) as u64);
     }
 
-    /// A path that has become slower than the rates that are still valid: the queue they fill makes rounds so
-    /// long that [`ROUNDS`] of them would take seconds. Forgets all rates but that of the last round.
+    /// Detects that the path has become slower than the rates that are still valid. Those rates fill a queue,
+    /// and so make rounds longer; [`ROUNDS`] of them would take seconds. So forgets all rates but those of
+    /// the last round.
     fn see_slow_path(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         self.slow = if trip > 2 * (base + QUEUE) + self.held_up() { self.slow.saturating_add(1) } else { 0 };
@@ -536,7 +543,7 @@ impl Rate {
         }
     }
 
-    /// Whether the path has jitter that was not known before start-up saw a queue.
+    /// Whether jitter of the path shows that was not known when start-up saw a queue.
     fn found_jitter(&self) -> bool {
         !self.jittery && !self.held_up().is_zero()
     }
@@ -562,14 +569,14 @@ impl Rate {
         let floor = FLOOR * self.full;
         let follows = match self.mode {
             Mode::Starting => {
-                // Twice the BDP doubles the rate, and overshoots by a queue of one round trip at most.
+                // Twice the BDP doubles the rate each round trip. It overshoots by a queue of at most one round trip.
                 let most = self.target(1.0).zip(self.holds()).map(|(target, holds)| target.max(2 * holds));
                 let follows =
                     (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(self.initial * self.full));
                 follows.max((self.growth * self.carried as f64) as u64)
             }
             Mode::Draining | Mode::Cruising(..) => {
-                // Falls to the target at once; rises by what is delivered.
+                // The cwnd falls to the target at once. It rises by the bytes that are delivered.
                 self.target(1.25).unwrap_or(self.window).min(self.window + acknowledged)
             }
             Mode::Checking(_) => self.window,
@@ -584,7 +591,7 @@ mod tests {
     use super::*;
 
     const MS: Time = Time::from_millis(1);
-    /// So many bytes that the error of a loss rate is small.
+    /// So many bytes that the sampling error of a loss rate is small.
     const MANY: f64 = 1e9;
 
     fn heard(now: Time, rate: f64, trip: Time, round: u64) -> Heard {
@@ -665,7 +672,7 @@ mod tests {
         assert_eq!(rate.mode, Mode::Starting);
     }
 
-    /// A flight that took a round trip to send: its delivery rate is half of what the path carried.
+    /// The flight took a round trip to send, so its delivery rate is half of what the path carries.
     #[test]
     fn a_flight_that_took_long_to_send_does_not_slow_down_the_start() {
         let mut rate = Rate::new(1_400, 32).starting_fast();
@@ -673,7 +680,7 @@ mod tests {
         let long = Heard { delivered: 100_000, ..heard(120 * MS, 1.25e6, 40 * MS, 0) };
         rate.heard(&long);
         assert_eq!(rate.window(), (GROWTH * 100_000.0) as u64);
-        // What a queue held does not count.
+        // Bytes that waited in a queue do not count.
         let mut rate = Rate::new(1_400, 32).starting_fast();
         rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
         rate.heard(&Heard { delivered: 100_000, trip: Some(400 * MS), ..long });
@@ -734,7 +741,8 @@ mod tests {
         assert!((rate.made_up() - 1.0 / 3.0).abs() < 0.001, "{}", rate.made_up());
     }
 
-    /// Every eighth round is slower, and loses nothing: what the others lose is our own doing.
+    /// Every eighth round is slower and loses nothing. So the sender causes the losses of the other rounds
+    /// itself.
     #[test]
     fn loss_that_slowing_down_lessens_is_not_made_up_for() {
         let mut rate = cruising().making_up(0.8);
@@ -746,8 +754,8 @@ mod tests {
         assert_eq!((rate.path_loss(), rate.flight()), (0.0, rate.window()));
     }
 
-    /// A path that loses 70 % in front of a queue too short to be seen, and then nothing but what the queue
-    /// cannot hold.
+    /// At first the path loses 70 % in front of a queue too short to be seen. Later it loses only what the
+    /// queue cannot hold.
     #[test]
     fn what_a_sender_loses_by_making_up_for_loss_is_no_loss_of_the_path() {
         let mut rate = cruising().making_up(0.4);
@@ -789,7 +797,7 @@ mod tests {
         assert_eq!(rate.mode, Mode::Starting);
         assert!(rate.held_up() > 100 * MS, "{:?}", rate.held_up());
         assert!(rate.window() > 300_000, "{}", rate.window());
-        // A queue that grows and shrinks again is no jitter.
+        // A queue that grows and then shrinks is no jitter.
         let mut rate = cruising();
         for n in 0..100_u32 {
             let trip = 40 * MS + 4 * MS * if n < 50 { n } else { 100 - n };
@@ -812,7 +820,8 @@ mod tests {
         assert!(rate.base() > Some(25 * MS), "{:?}", rate.base());
     }
 
-    /// A tenth of the rate, behind the queue that the others have left: three such rounds are enough.
+    /// The path has a tenth of the rate, behind the queue that earlier packets have left. Three such rounds
+    /// are enough.
     #[test]
     fn a_path_that_has_become_slower_is_believed_after_three_rounds() {
         let mut rate = cruising();

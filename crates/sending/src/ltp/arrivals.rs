@@ -1,4 +1,4 @@
-//! Which packet numbers have come.
+//! Records which packet numbers have arrived, and chooses those that an ACK reports.
 
 use std::collections::VecDeque;
 
@@ -6,36 +6,37 @@ use thalweg_wire::Range;
 
 use super::MAX_RANGES;
 
-/// Ranges that are remembered. A path that reorders leaves gaps far behind the newest number.
+/// Most ranges that are remembered. On a path that reorders, gaps stay open far behind the newest number.
 const KEPT: usize = 1024;
-/// The newest ranges are in each acknowledgement, whether they are news or not.
+/// Each ACK reports this many of the newest ranges, whether they have changed or not.
 const NEWEST: usize = 16;
-/// What is news is in so many acknowledgements, since some get lost.
+/// This many ACKs report a range after it has changed, since ACKs can be lost.
 const REPEATED: u64 = 3;
 
-/// Packet numbers that have come.
+/// A range of packet numbers that have arrived.
 #[derive(Debug, Clone, Copy)]
 struct Came {
     range: Range,
-    /// The acknowledgement that says so first.
+    /// Number of the first ACK that reports this range.
     told_in: u64,
 }
 
-/// The newest packet numbers that have come, as ranges, descending. Older ones are forgotten (RFC 9000,
-/// section 13.2.3).
+/// The newest packet numbers that have arrived, as descending ranges. The oldest ranges are forgotten (RFC
+/// 9000, section 13.2.3).
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     ranges: VecDeque<Came>,
-    /// Acknowledgements so far.
+    /// Number of ACKs so far.
     told: u64,
 }
 
 impl Arrivals {
-    /// Adds a packet number. No sender uses the last number, since no range could end behind it.
+    /// Adds a packet number. Ignores the largest number, which no sender uses, since no range could end after
+    /// it.
     pub(super) fn insert(&mut self, number: u64) {
         let Some(end) = number.checked_add(1) else { return };
         let ranges = &mut self.ranges;
-        // Almost always it is in the newest range, or in the one behind a new gap.
+        // Almost always the number belongs to the newest range, or begins a new range after a gap.
         let at = ranges.iter().position(|came| came.range.start <= number).unwrap_or(ranges.len());
         if ranges.get(at).is_some_and(|came| number < came.range.end) {
             return;
@@ -58,8 +59,8 @@ impl Arrivals {
         ranges.truncate(KEPT);
     }
 
-    /// The ranges of the next acknowledgement, descending: the newest, and those that are news (RFC 2018,
-    /// section 4, has a receiver report what came last in the same way).
+    /// The ranges that the next ACK reports, descending: the newest ones, and those that have changed
+    /// recently. (A receiver reports recent arrivals in the same way in RFC 2018, section 4.)
     pub(super) fn tell(&mut self) -> Vec<Range> {
         let told = self.told;
         self.told += 1;
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(arrivals.tell(), [Range::new(u64::MAX - 1, u64::MAX)]);
     }
 
-    /// 300 gaps, of which one closes far behind the newest number.
+    /// There are 300 gaps. One of them closes far behind the newest number.
     #[test]
     fn what_comes_late_is_told_a_few_times() {
         let mut arrivals = Arrivals::default();

@@ -1,27 +1,27 @@
-//! Repair packets (FEC), the receiver's side: which symbols are kept, and when missing packets can be
-//! rebuilt. The code itself belongs to the transport; here a symbol is a byte string.
+//! The receiver's side of repair packets (FEC). It keeps symbols, and finds blocks whose missing packets can
+//! be rebuilt. The transport does the coding itself; here a symbol is a byte string.
 
 use std::collections::VecDeque;
 
 use super::repair::{Block, MAX_BLOCK};
 
-/// Packets that are kept in case others of their block are lost.
+/// Most packets that are kept in case others of their block are lost.
 const KEPT: usize = 4 * MAX_BLOCK as usize;
-/// Blocks of which repair packets are kept.
+/// Most blocks of which repair packets are kept.
 const BLOCKS: usize = 4;
 
-/// Repair packets of a block that have come.
+/// The repair packets of a block that have arrived.
 #[derive(Debug)]
 struct Coming {
     block: Block,
-    /// Indices and symbols.
+    /// Index and symbol of each repair packet.
     repair: Vec<(u32, Vec<u8>)>,
-    /// Number of symbols at the last attempt to rebuild.
+    /// Number of symbols at the last attempt to rebuild the block.
     tried: usize,
     done: bool,
 }
 
-/// A block that can be rebuilt: it has as many symbols as packets.
+/// A block that can perhaps be rebuilt: as many symbols have arrived as it has packets.
 #[derive(Debug)]
 pub struct Rebuild<'a> {
     /// The block.
@@ -33,7 +33,7 @@ pub struct Rebuild<'a> {
     pub repair: Vec<(u32, &'a [u8])>,
 }
 
-/// Symbols that may be needed: the newest that arrived.
+/// The newest symbols that have arrived. They may be needed to rebuild other packets.
 #[derive(Debug, Default)]
 pub(super) struct Mender {
     kept: VecDeque<(u64, Vec<u8>)>,
@@ -43,7 +43,7 @@ pub(super) struct Mender {
 }
 
 impl Mender {
-    /// A packet of a block has arrived; `write` appends its symbol.
+    /// A packet that may belong to a block has arrived. `write` appends its symbol.
     pub(super) fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
         self.fresh |= self.blocks.iter().any(|one| !one.done && one.block.position(number).is_some());
         let oldest = if self.kept.len() < KEPT { None } else { self.kept.pop_front() };
@@ -74,7 +74,8 @@ impl Mender {
         }
     }
 
-    /// The next block that can be rebuilt with what arrived since it was last returned.
+    /// The next block that can be rebuilt. A block is returned again only after another of its symbols has
+    /// arrived.
     pub(super) fn poll(&mut self) -> Option<Rebuild<'_>> {
         let Self { kept, blocks, fresh } = self;
         if !*fresh {
@@ -96,14 +97,14 @@ impl Mender {
         None
     }
 
-    /// The block was rebuilt.
+    /// The block was rebuilt, so its repair packets are dropped.
     pub(super) fn done(&mut self, block: Block) {
         if let Some(coming) = self.blocks.iter_mut().find(|coming| coming.block == block) {
             (coming.done, coming.repair) = (true, Vec::new());
         }
     }
 
-    /// Drops everything that is kept.
+    /// Drops all symbols.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -1,19 +1,19 @@
-//! A transport that tolerates loss, with both ends ours: LTP, with which UniFL compares itself, as UniFL
-//! describes it (section 2.2).
+//! LTP, a loss-tolerant transport with which UniFL compares itself. Both ends are ours. It follows the
+//! description in the UniFL paper (section 2.2).
 //!
-//! Each chunk of a [transfer](Part) is sent once; lost chunks are retransmitted while time permits. Each
-//! packet has its own number and is acknowledged by it, in any order. Critical chunks are retransmitted until
-//! they arrive. The receiver closes a transfer early, by fraction or deadline ([`Rule`]); what is missing
-//! then stays missing. Loss does not slow a sender down: its rate follows the delivery rate and the minimum
-//! RTT.
+//! The sender sends each chunk of a [transfer](Part) once, and retransmits lost chunks while time permits.
+//! Each packet has its own number, and the receiver acknowledges packets by number, in any order. The sender
+//! retransmits critical chunks until they arrive. The receiver closes a transfer early, by fraction or
+//! deadline ([`Rule`]). What is missing then stays missing. Loss does not slow a sender down: its rate
+//! follows the delivery rate and the minimum RTT.
 //!
-//! With forward error correction, a sender adds repair packets to [blocks](Block) of packets whose loss it
-//! would learn of only after it has nothing else to send. A receiver that has as many symbols of a block as
-//! the block has packets rebuilds the missing packets, with the code of the transport, and acknowledges them.
-//! That saves the round trips of retransmissions.
+//! With forward error correction (FEC), the sender adds repair packets to some [blocks](Block) of packets.
+//! These are blocks whose losses it would detect only after it has nothing else to send. If a receiver has as
+//! many symbols of a block as the block has packets, it rebuilds the missing packets. The transport does the
+//! coding. The receiver acknowledges rebuilt packets. That saves the round trips of retransmissions.
 //!
-//! [`Sender`] and [`Receiver`] have no IO and no clock. `handle_*` takes what happened, `poll_*` returns what
-//! to do.
+//! [`Sender`] and [`Receiver`] have no IO and no clock. `handle_*` methods take what happened, and `poll_*`
+//! methods return what to do.
 //!
 //! ```text
 //! chunks -> transfer  which is next: critical, new, lost          UniFL, section 2.2
@@ -37,5 +37,5 @@ pub use repair::{Block, MAX_BLOCK};
 pub use sender::{Ended, Packet, Sender, What};
 pub use transfer::{Part, Piece, MAX_PIECES};
 
-/// Most ranges of packet numbers in an acknowledgement.
+/// Most ranges of packet numbers in an ACK.
 pub const MAX_RANGES: usize = 128;

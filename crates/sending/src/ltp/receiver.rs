@@ -1,4 +1,4 @@
-//! The receiver: which packets have come, and when a transfer is closed.
+//! The receiver of LTP. It records which packets have arrived, acknowledges them, and closes transfers.
 
 use thalweg_wire::Range;
 
@@ -8,12 +8,13 @@ use super::repair::Block;
 use super::transfer::{Part, MAX_PIECES};
 use crate::Time;
 
-/// When a transfer is closed before all of it has come.
+/// When the receiver closes a transfer before all chunks have arrived.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rule {
-    /// Share of the chunks, 0 to 1, after which nothing is retransmitted. 1 waits for all.
+    /// Fraction of the chunks, 0 to 1. When it has arrived, the sender retransmits only critical chunks. 1
+    /// waits for all chunks.
     pub fraction: f64,
-    /// Time after the first packet from which only critical chunks are sent.
+    /// This long after the first packet, the sender stops sending chunks that are not critical.
     pub deadline: Option<Time>,
 }
 
@@ -23,39 +24,39 @@ impl Default for Rule {
     }
 }
 
-/// Why a transfer was closed. Critical chunks are retransmitted in any case until they arrive.
+/// Why the receiver closed a transfer. The sender retransmits critical chunks in any case, until they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
-    /// All of it came.
+    /// All chunks have arrived.
     Whole,
-    /// Enough of it came. New chunks are still sent once.
+    /// Enough chunks have arrived. The sender still sends each new chunk once.
     Fraction,
-    /// The deadline passed.
+    /// The deadline has passed. The sender sends only critical chunks.
     Deadline,
 }
 
-/// An acknowledgement.
+/// An ACK.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ack {
-    /// The newest packet numbers that have come, descending, at most [`super::MAX_RANGES`] ranges.
+    /// The newest packet numbers that have arrived, as descending ranges; at most [`super::MAX_RANGES`].
     pub ranges: Vec<Range>,
-    /// The transfer that was closed last.
+    /// The transfer that was closed last, and why.
     pub closed: Option<(u16, Closed)>,
 }
 
-/// The current transfer.
+/// The transfer that is being received.
 #[derive(Debug)]
 struct Incoming {
     id: u16,
     of: u32,
     came: u32,
-    /// One bit for each chunk.
+    /// One bit for each chunk that has arrived.
     bits: Vec<u64>,
     began: Time,
     closed: bool,
 }
 
-/// The receiver of one direction.
+/// The receiver of packets in one direction.
 #[derive(Debug)]
 pub struct Receiver {
     rule: Rule,
@@ -67,39 +68,39 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver that closes transfers by `rule`.
+    /// Creates a receiver that closes transfers by `rule`.
     pub fn new(rule: Rule) -> Self {
         let (arrivals, mender) = (Arrivals::default(), Mender::default());
         Self { rule, arrivals, incoming: None, closed: None, owes: false, mender }
     }
 
-    /// A packet has come; `part` is its chunk, if it carries one. Returns whether the chunk is new, and of
-    /// the current transfer.
+    /// Processes a packet. `part` identifies its chunk, if it carries one. Returns whether the chunk is new
+    /// and belongs to the current transfer.
     pub fn handle_packet(&mut self, now: Time, number: u64, part: Option<Part>) -> bool {
         self.arrivals.insert(number);
         self.owes = true;
         part.is_some_and(|part| self.handle_part(now, part))
     }
 
-    /// A packet has come that may be part of a block; `write` appends its symbol, which is kept for a while.
+    /// Keeps the symbol of a packet for a while, if the packet may be in a block. `write` appends the symbol.
     pub fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
         self.mender.keep(number, write);
     }
 
-    /// A repair packet has come: its block, index and symbol. Impossible ones are ignored.
+    /// Processes a repair packet: its block, index and symbol. Ignores blocks of an impossible size.
     pub fn handle_repair(&mut self, number: u64, block: Block, which: u32, symbol: &[u8]) {
         self.arrivals.insert(number);
         self.owes = true;
         self.mender.repair(block, which, symbol);
     }
 
-    /// The next block that can be rebuilt. Hand each rebuilt packet to [`Self::handle_packet`], as if it had
-    /// come.
+    /// The next block that can be rebuilt. Pass each rebuilt packet to [`Self::handle_packet`], as if it had
+    /// arrived.
     pub fn poll_rebuild(&mut self) -> Option<Rebuild<'_>> {
         self.mender.poll()
     }
 
-    /// The block was rebuilt. Its symbols are dropped.
+    /// The block was rebuilt, so its symbols are no longer needed.
     pub fn rebuilt(&mut self, block: Block) {
         self.mender.done(block);
     }
@@ -116,7 +117,7 @@ impl Receiver {
         }
         let Some(incoming) = self.incoming.as_mut().filter(|i| i.id == part.transfer && i.of == part.of)
         else {
-            return false; // of a transfer that was given up, or it lies
+            return false; // an earlier transfer, which the sender gave up, or a wrong chunk count
         };
         let (word, bit) = (part.index as usize / 64, 1_u64 << (part.index % 64));
         let Some(word) = incoming.bits.get_mut(word) else { return false };
@@ -149,7 +150,7 @@ impl Receiver {
         self.closed = Some((incoming.id, closed));
     }
 
-    /// The earliest timer of [`Self::handle_timeout`].
+    /// The time of the earliest timer. Call [`Self::handle_timeout`] then.
     pub fn poll_timeout(&self) -> Option<Time> {
         let open = |i: &&Incoming| i.came < i.of && self.closed != Some((i.id, Closed::Deadline));
         self.incoming.as_ref().filter(open).and_then(|i| Some(i.began + self.rule.deadline?))
@@ -162,7 +163,7 @@ impl Receiver {
         }
     }
 
-    /// The acknowledgement to send, if anything is new. If it gets lost, the next one says the same.
+    /// The ACK to send, if there is anything new. If it is lost, the next one reports the same.
     pub fn poll_ack(&mut self) -> Option<Ack> {
         let owes = std::mem::take(&mut self.owes);
         owes.then(|| Ack { ranges: self.arrivals.tell(), closed: self.closed })

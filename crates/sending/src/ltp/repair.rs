@@ -1,26 +1,26 @@
-//! Repair packets (FEC), the sender's side: which packets they protect, how many there are, and how long a
-//! packet that may be rebuilt does not count as lost.
+//! The sender's side of repair packets (FEC). It decides which packets they protect, and how many there are.
+//! It also says how long a lost packet may still be rebuilt, and so does not count as lost.
 //!
-//! A block is a run of packets by number. So retransmitted chunks are in blocks like new ones, and a rebuilt
-//! packet is acknowledged like one that arrived.
+//! A block is a run of consecutive packet numbers. So blocks protect retransmitted chunks like new ones, and
+//! the receiver acknowledges a rebuilt packet like one that arrived.
 
 use std::collections::VecDeque;
 
 use crate::Time;
 
-/// Most packets of a block. In larger blocks, repair packets would protect more packets, but come later and
-/// cost the receiver more memory.
+/// Most packets in a block. In a larger block, repair packets would protect more packets. But they would come
+/// later and cost the receiver more memory.
 pub const MAX_BLOCK: u32 = 64;
 
-/// Most repair packets of a block: its packets number them with a byte.
+/// Most repair packets of a block, since a byte in the packet has their index.
 const MOST_REPAIR: f64 = 255.0;
-/// Below this loss rate of the path the share alone says how many repair packets there are.
+/// Below this path loss, only the configured share determines the number of repair packets.
 const LOSSY: f64 = 0.08;
-/// A block gets as many repair packets as rebuild it in spite of so many standard deviations more loss than
-/// expected.
+/// A block gets enough repair packets to be rebuilt even if this many standard deviations more packets are
+/// lost than expected.
 const DEVIATIONS: f64 = 2.0;
 
-/// `count` consecutive packets, from number `first` on, that are protected together.
+/// `count` consecutive packets, from number `first` on. The same repair packets protect them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// Number of the first packet.
@@ -30,7 +30,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// One past the last number, saturating.
+    /// One past the last packet number, saturating.
     pub fn end(self) -> u64 {
         self.first.saturating_add(self.count.into())
     }
@@ -42,7 +42,7 @@ impl Block {
     }
 }
 
-/// Until when a packet of a block may still be rebuilt.
+/// Until when the receiver may still rebuild a packet of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hope {
     /// Not all repair packets of the block have been sent.
@@ -51,11 +51,11 @@ pub(super) enum Hope {
     Until(u64, Time),
 }
 
-/// A complete block, and how many of its repair packets have been sent.
+/// A complete block whose repair packets are being sent.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     block: Block,
-    /// Bytes of the longest packet of the block.
+    /// Bytes of the longest packet of the block; then repair packets sent, and to be sent.
     longest: u32,
     sent: u32,
     of: u32,
@@ -64,14 +64,15 @@ struct Due {
 /// The blocks of a sender.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// Repair packets per packet of a block; 0 for none.
+    /// Number of repair packets for each packet of a block; 0 for none.
     share: f64,
-    /// The loss rate of the path, 0 unless it is high.
+    /// The path loss, or 0 if it is below [`LOSSY`].
     loss: f64,
     /// The current block, and the bytes of its longest packet.
     open: Option<(Block, u32)>,
     due: Option<Due>,
-    /// Blocks whose repair packets have all been sent, in order.
+    /// Blocks whose repair packets have all been sent, in order; with the number and send time of the last
+    /// one.
     sent: VecDeque<(Block, u64, Time)>,
 }
 
@@ -80,23 +81,22 @@ impl Blocks {
         Self { share: share.clamp(0.0, 1.0), ..Self::default() }
     }
 
-    /// Takes the loss rate of the path. If it is high, a block has repair packets for it, whatever the share
-    /// is: they are sent while nothing else is, and a retransmission would probably be lost again.
+    /// Sets the path loss. If it is high, a block gets repair packets for it, whatever the share is. They are
+    /// sent when there is nothing else to send, and a retransmission would probably be lost again.
     pub(super) fn expect(&mut self, loss: f64) {
         self.loss = if loss < LOSSY { 0.0 } else { loss };
     }
 
-    /// The repair packets of a block of `count`. Of `count` packets and their repair packets, each lost with
-    /// probability
-    /// `p`, so many arrive on average if there are `count * p / (1 - p)` repair packets.
+    /// Number of repair packets of a block of `count` packets. Let each packet be lost with probability `p`.
+    /// With `count * p / (1 - p)` repair packets, `count` packets arrive on average.
     fn repair_of(&self, count: u32) -> u32 {
         let (count, p) = (f64::from(count), self.loss);
         let expected = (count * p + DEVIATIONS * (count * p).sqrt()) / (1.0 - p);
         (count * self.share).max(expected).ceil().min(MOST_REPAIR) as u32
     }
 
-    /// Adds a packet to the current block, or begins a block with it if `begins`. Returns the first number of
-    /// its block.
+    /// Adds a packet to the current block. If there is none and `begins` is set, the packet begins one.
+    /// Returns the first packet number of its block.
     pub(super) fn covers(&mut self, number: u64, bytes: u32, begins: bool) -> Option<u64> {
         if self.open.is_none() && begins && (self.share > 0.0 || self.loss > 0.0) {
             self.open = Some((Block { first: number, count: 0 }, 0));
@@ -111,7 +111,7 @@ impl Blocks {
         Some(first)
     }
 
-    /// Completes the current block: nothing is left to send.
+    /// Completes the current block, since nothing is left to send.
     pub(super) fn close(&mut self) {
         if let Some((block, longest)) = self.open.take() {
             let of = self.repair_of(block.count);
@@ -119,7 +119,7 @@ impl Blocks {
         }
     }
 
-    /// The next repair packet: its block, its index, and its bytes at most.
+    /// The next repair packet: its block, its index, and its greatest length in bytes.
     pub(super) fn next(&self) -> Option<(Block, u32, u32)> {
         self.due.map(|due| (due.block, due.sent, due.longest))
     }
@@ -134,12 +134,12 @@ impl Blocks {
         }
     }
 
-    /// Gives up the current blocks: nobody needs their repair packets.
+    /// Gives up the current blocks, since the receiver no longer needs their repair packets.
     pub(super) fn give_up(&mut self) {
         (self.open, self.due) = (None, None);
     }
 
-    /// Until when the packet may be rebuilt; `None` if it is in no block.
+    /// Until when the packet may be rebuilt. `None` if it is in no block.
     pub(super) fn hope(&self, number: u64) -> Option<Hope> {
         let at = self.sent.partition_point(|(block, ..)| block.end() <= number);
         if let Some((_, last, at)) = self.sent.get(at).filter(|(block, ..)| block.position(number).is_some())

@@ -1,4 +1,5 @@
-//! The sender.
+//! The sender of LTP. It numbers packets, detects their loss, and sends chunks, repair packets and probes at
+//! the rate of [`Rate`].
 
 use std::collections::VecDeque;
 
@@ -10,24 +11,25 @@ use super::transfer::{Part, Piece, Transfer};
 use crate::Time;
 use crate::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Trips, Waits};
 
-/// Bytes by which a packet without a chunk is counted.
+/// Bytes by which a probe counts as in flight.
 const PROBE_BYTES: u32 = 64;
-/// Initial window in packets. TCP begins with 10 (RFC 6928) and retransmits whatever that loses.
+/// Initial cwnd in packets. TCP starts with 10 (RFC 6928) and retransmits all that is lost.
 const INITIAL: u64 = 32;
-/// The greatest share of what is sent that makes up for the path's loss. A sender that finds a short queue
-/// full of others' packets cannot tell their loss from the path's: so it sends at most 2.6 times what
-/// arrives. With less, a path that loses 70 % would make the window shrink for ever: the window is at most
-/// 1.3 times what a round trip delivered.
+/// The greatest fraction of the sent bytes that makes up for path loss. If a short queue is full of other
+/// senders' packets, a sender cannot tell that loss from the path's. With this limit it sends at most 2.6
+/// times what arrives. With a lower one, the cwnd would shrink for ever on a path that loses 70 %, since it
+/// is at most 1.3 times what a round trip delivered.
 const MADE_UP: f64 = 0.62;
 
 /// A packet to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// Its number. Only an unanswered probe is sent again under the same number.
+    /// The packet number. Only an unanswered probe is sent again under its old number.
     pub number: u64,
     /// Its content.
     pub what: What,
-    /// First number of its block, if repair packets may follow. Keep the packet until then.
+    /// First packet number of its block, if repair packets may follow. Keep the packet until they have been
+    /// sent.
     pub block: Option<u64>,
 }
 
@@ -36,9 +38,9 @@ pub struct Packet {
 pub enum What {
     /// A chunk.
     Chunk(Part),
-    /// Nothing. It asks for an acknowledgement.
+    /// No data. It asks for an ACK.
     Probe,
-    /// A repair packet of a block, and its index, from 0.
+    /// A repair packet: its block, and its index from 0.
     Repair(Block, u32),
 }
 
@@ -51,18 +53,18 @@ pub struct Ended {
     pub why: Closed,
     /// Number of retransmissions.
     pub again: u64,
-    /// Repair packets sent.
+    /// Number of repair packets sent.
     pub repair: u64,
-    /// Chunks that are not acknowledged: an upper bound of what is missing.
+    /// Number of chunks that are not acknowledged. That is an upper bound of what is missing.
     pub missing: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     UnderWay,
-    /// It counts as lost, but may still arrive.
+    /// The packet counts as lost, but may still be acknowledged.
     Lost,
-    /// It was acknowledged, or is not needed any more.
+    /// The packet was acknowledged.
     Done,
 }
 
@@ -75,13 +77,14 @@ enum Load {
     Repair,
 }
 
-/// Fate of a packet.
+/// What is known about a packet in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It was acknowledged, or counts as lost already.
+    /// It was acknowledged, or already counts as lost.
     Decided,
-    /// It may still arrive. It counts as lost at this time, if that is known.
+    /// It may still arrive. If the time is known, it counts as lost then.
     Open(Option<Time>),
+    /// It is lost now.
     Lost,
 }
 
@@ -91,28 +94,28 @@ struct Sent {
     bytes: u32,
     state: State,
     load: Load,
-    /// It may be rebuilt from others, so its acknowledgement does not say that it came.
+    /// The packet may be rebuilt from others, so its ACK does not prove that it arrived.
     covered: bool,
-    /// Sent twice under the same number, so it gives no RTT sample (Karn and Partridge 1987).
+    /// It was sent twice under the same number, so it gives no RTT sample (Karn and Partridge 1987).
     twice: bool,
     stamp: Stamp,
 }
 
-/// The sender of one direction. It sends one transfer after the other.
+/// The sender of packets in one direction. It sends one transfer after the other.
 #[derive(Debug)]
 pub struct Sender {
-    /// Bytes of the peer's receive buffer, and what a packet costs there beside its bytes.
+    /// Bytes of the peer's receive buffer, and what a packet costs there besides its bytes.
     buffer: u64,
     overhead: u64,
-    /// The packets from number `base` on.
+    /// The packets from number `base` on that are remembered.
     sent: VecDeque<Sent>,
     base: u64,
-    /// Bytes in flight, and what they cost in the peer's buffer.
+    /// Bytes in flight, and what the packets in flight cost in the peer's buffer.
     under_way: u64,
     cost: u64,
     packets: u64,
     largest: Option<u64>,
-    /// Ranges of the last acknowledgement.
+    /// The ranges of the last ACK.
     known: Ranges,
     transfer: Option<Transfer>,
     transfers: u16,
@@ -121,30 +124,32 @@ pub struct Sender {
     rate: Rate,
     pacer: Pacer,
     delivery: Delivery,
-    /// Send a probe, whatever the window says; or send the last probe again, as it was not answered.
+    /// Whether to send a probe, whatever the cwnd allows; and whether to send the last probe again, since
+    /// nothing has answered it.
     probe: bool,
     again: bool,
-    /// The last chunk was sent. A probe follows it, so that its loss is detected.
+    /// Whether a chunk was sent and no probe after it. A probe follows the last chunk, so that the loss of
+    /// that chunk is detected.
     tail: bool,
     last_sent: Time,
     last_heard: Time,
     loss_at: Option<Time>,
-    /// Everything before this number was acknowledged or is lost.
+    /// Every packet before this number was acknowledged or counts as lost.
     decided: u64,
     pace_at: Option<Time>,
     waits: Waits,
     lost: u64,
     lost_bytes: u64,
-    /// What the last acknowledgements tell about loss: bytes that came, and bytes that were lost.
+    /// Bytes that arrived and bytes that were lost, as found out since the rate controller was last told.
     fates: (u64, u64),
     blocks: Blocks,
-    /// Repair packets of this transfer.
+    /// Number of repair packets of this transfer.
     repaired: u64,
 }
 
 impl Sender {
-    /// A sender whose peer has a receive buffer of `buffer` bytes, in which a packet costs `overhead` beside
-    /// its bytes. Packets have at most `full` bytes, as far as is known.
+    /// Creates a sender. Its peer has a receive buffer of `buffer` bytes, in which a packet costs `overhead`
+    /// besides its bytes. `full` is the longest packet that is known so far.
     pub fn new(now: Time, buffer: u64, overhead: u64, full: u32) -> Self {
         Self {
             buffer: buffer.max(u64::from(full) + overhead),
@@ -180,13 +185,13 @@ impl Sender {
         }
     }
 
-    /// Adds `share` (0 to 1) repair packets for each packet whose loss the sender would learn of too late.
+    /// Adds `share` (0 to 1) repair packets for each packet whose loss the sender would detect too late.
     #[must_use]
     pub fn with_repair(self, share: f64) -> Self {
         Self { blocks: Blocks::new(share), ..self }
     }
 
-    /// Begins a transfer, and gives up one that has not ended.
+    /// Begins a transfer. If another one has not ended, gives that one up.
     pub fn begin(&mut self, pieces: Vec<Piece>) -> u16 {
         self.transfers = self.transfers.wrapping_add(1);
         self.rate.carry(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).into());
@@ -197,14 +202,14 @@ impl Sender {
         self.transfers
     }
 
-    /// Gives up the transfer: its receiver does not want it any more.
+    /// Gives up the transfer, since its receiver no longer wants it.
     pub fn abandon(&mut self) {
         self.transfer = None;
         self.blocks.give_up();
     }
 
-    /// Sends a probe after everything else, with a number of its own: its acknowledgement says nothing about
-    /// other packets.
+    /// Sends a probe at the next poll, whatever the cwnd allows. It has a number of its own, so its ACK says
+    /// nothing about other packets.
     pub fn tell(&mut self) {
         self.probe = true;
     }
@@ -224,12 +229,12 @@ impl Sender {
         self.lost
     }
 
-    /// Congestion window, and bytes in flight.
+    /// Cwnd and bytes in flight.
     pub fn window(&self) -> (u64, u64) {
         (self.rate.window(), self.under_way)
     }
 
-    /// What it believes about the path.
+    /// What the sender estimates about its path.
     pub fn believes(&self) -> Belief {
         let (in_flight, delivered) = (self.under_way, self.delivery.delivered());
         let (lost, waits) = (self.lost_bytes, self.waits);
@@ -323,14 +328,15 @@ impl Sender {
         Packet { number, what, block }
     }
 
-    /// Whether all waiting data is sent before the loss of the current packet would be known. What is lost
-    /// earlier is retransmitted while there is other work, so repair packets would gain nothing.
+    /// Whether the sender will have sent all waiting chunks before it could detect the loss of the current
+    /// packet. Earlier losses are retransmitted while there are other chunks to send, so repair packets would
+    /// gain nothing.
     fn is_late(&self) -> bool {
         let waits = |transfer: &Transfer| transfer.waiting() as u64 * self.rate.full() <= self.rate.flight();
         self.transfer.as_ref().is_some_and(|transfer| transfer.closed.is_none() && waits(transfer))
     }
 
-    /// Sends an unanswered probe again under its number, so that no more probes have to be remembered.
+    /// Sends an unanswered probe again under its number, so that the sender need not remember more probes.
     fn send_again(&mut self, now: Time) -> Packet {
         let next = self.base + self.sent.len() as u64;
         let probe = |packet: &&mut Sent| packet.load == Load::Probe && packet.state == State::UnderWay;
@@ -341,6 +347,7 @@ impl Sender {
         self.send(now, PROBE_BYTES, What::Probe)
     }
 
+    /// Adds a packet to what is in flight (`by` is 1), or subtracts it (-1).
     fn count(&mut self, bytes: u32, by: i64) {
         let cost = u64::from(bytes) + self.overhead;
         self.under_way = self.under_way.saturating_add_signed(by * i64::from(bytes));
@@ -348,7 +355,7 @@ impl Sender {
         self.packets = self.packets.saturating_add_signed(by);
     }
 
-    /// Processes an acknowledgement. One that names packets which were never sent is ignored.
+    /// Processes an ACK. Ignores it if it names packets that were never sent.
     pub fn handle_ack(&mut self, now: Time, ack: &Ack) {
         let next = self.base + self.sent.len() as u64;
         let falling = ack.ranges.windows(2).all(|pair| pair[1].end < pair[0].start);
@@ -377,9 +384,9 @@ impl Sender {
         self.forget(now);
     }
 
-    /// Processes the ranges. Returns the RTT of the newest packet, if it is newly acknowledged. It gives no
-    /// sample while the packet before it may still arrive: then it may have overtaken that one, and its RTT
-    /// is not the path's.
+    /// Processes the ranges of an ACK. Returns the RTT of the newest packet, if that is newly acknowledged.
+    /// There is no sample while the packet before the newest may still arrive. The newest may then have
+    /// overtaken it, so its RTT would be too short.
     fn acknowledge(&mut self, now: Time, ack: &Ack) -> Option<Time> {
         let (mut trip, largest) = (None, ack.ranges.first()?.end - 1);
         if self.largest.is_some_and(|newer| newer > largest) {
@@ -403,7 +410,7 @@ impl Sender {
         trip
     }
 
-    /// A packet is acknowledged. Returns whether that is new and gives an RTT sample.
+    /// A packet is acknowledged. Returns whether that is new and may give an RTT sample.
     fn came(&mut self, now: Time, number: u64) -> bool {
         let Some(packet) = self.sent.get_mut((number - self.base) as usize) else { return false };
         let was = std::mem::replace(&mut packet.state, State::Done);
@@ -420,7 +427,8 @@ impl Sender {
             }
             State::UnderWay => self.count(bytes, -1),
         }
-        // Some of those that may be rebuilt were, and did not arrive.
+        // The receiver may have rebuilt a packet of a block that did not arrive. So only the fraction of its
+        // bytes counts that the path delivers on average.
         let came = if covered { 1.0 - self.rate.path_loss() } else { 1.0 };
         self.delivery.arrived(now, (f64::from(bytes) * came) as u64, at, stamp);
         self.fates.0 += u64::from(bytes) * u64::from(!covered);
@@ -432,7 +440,8 @@ impl Sender {
         was == State::UnderWay && !twice
     }
 
-    /// Marks packets as lost, now that later ones have arrived (RFC 9002, section 6.1).
+    /// Marks packets as lost after later ones were acknowledged, or after their time has passed (RFC 9002,
+    /// section 6.1).
     fn detect(&mut self, now: Time) {
         self.loss_at = None;
         let Some(largest) = self.largest else { return };
@@ -452,8 +461,8 @@ impl Sender {
         }
     }
 
-    /// The fate of a packet, now that `largest` has arrived. A packet that may still be rebuilt is judged
-    /// like the last repair packet of its block.
+    /// What is known about a packet, if `largest` is the largest number acknowledged. A packet that may still
+    /// be rebuilt counts as lost when the last repair packet of its block does.
     fn fate(&self, now: Time, largest: u64, number: u64) -> Fate {
         let packet = self.sent.get((number - self.base) as usize).filter(|p| p.state == State::UnderWay);
         let Some(packet) = packet else { return Fate::Decided };
@@ -488,7 +497,8 @@ impl Sender {
         }
     }
 
-    /// Forgets packets of which nothing more can be learnt; lost ones two round trips later.
+    /// Forgets the oldest packets that can tell nothing more. Lost ones are kept for three times the time
+    /// threshold after they were sent, since they may still be acknowledged.
     fn forget(&mut self, now: Time) {
         let late = 3 * self.trips.patience();
         let over = |packet: &Sent| match packet.state {
@@ -512,7 +522,7 @@ impl Sender {
         self.ended = Some(Ended { transfer: transfer.id, why, again, repair, missing });
     }
 
-    /// The earliest timer of [`Self::handle_timeout`] or [`Self::poll_packet`].
+    /// The time of the earliest timer. Call [`Self::handle_timeout`] and [`Self::poll_packet`] then.
     pub fn poll_timeout(&self) -> Option<Time> {
         let probe =
             (self.packets > 0).then(|| self.last_sent.max(self.last_heard) + self.trips.probe_after());
@@ -528,7 +538,7 @@ impl Sender {
         if self.packets > 0 && now >= probe {
             self.trips.probed();
             self.again = true;
-            // The flight seems lost. Waiting for repair packets would keep the window closed.
+            // All packets in flight seem to be lost. To wait for repair packets would keep the cwnd full.
             self.blocks.give_up();
         }
     }

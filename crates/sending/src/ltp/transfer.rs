@@ -1,10 +1,10 @@
-//! A transfer: the chunks of one update, and which is sent next.
+//! A transfer: the chunks of one update. It decides which chunk the sender sends next.
 
 use std::collections::VecDeque;
 
 use super::Closed;
 
-/// Most chunks of a transfer; a receiver keeps one bit for each.
+/// Most chunks of a transfer. A receiver keeps one bit for each.
 pub const MAX_PIECES: usize = 1 << 24;
 
 /// A chunk of a transfer, as its sender knows it.
@@ -12,14 +12,14 @@ pub const MAX_PIECES: usize = 1 << 24;
 pub struct Piece {
     /// Bytes of its packet.
     pub bytes: u32,
-    /// Whether it is retransmitted until it arrives, even after the transfer is closed.
+    /// Whether the sender retransmits it until it arrives, even after the transfer is closed.
     pub critical: bool,
 }
 
 /// Identifies the chunk in a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Number of the transfer, from 1; 0 follows 65535.
+    /// Number of the transfer. The first is 1, and 0 follows 65535.
     pub transfer: u16,
     /// Index of the chunk.
     pub index: u32,
@@ -35,14 +35,14 @@ enum State {
     Here,
 }
 
-/// An update that is being sent.
+/// An update that the sender is sending.
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub id: u16,
     pieces: Vec<(Piece, State)>,
     /// Index of the first chunk that may not have been sent yet.
     fresh: usize,
-    /// Lost chunks: ordinary and critical ones. Chunks that arrived after all are skipped.
+    /// Lost chunks: ordinary ones, then critical ones. Those that were acknowledged after all are skipped.
     lost: [VecDeque<u32>; 2],
     missing: usize,
     critical: usize,
@@ -60,7 +60,7 @@ impl Transfer {
         Self { id, pieces, fresh: 0, lost, missing, critical, waiting, closed, again: 0 }
     }
 
-    /// The chunk to send now: lost critical chunks first, then new ones, then the other lost ones. It counts
+    /// The chunk to send now: lost critical chunks first, then new ones, then other lost ones. It then counts
     /// as in flight.
     pub(super) fn next(&mut self) -> Option<(Part, Piece)> {
         let index = self.next_lost(true).or_else(|| self.next_fresh()).or_else(|| self.next_lost(false))?;
@@ -115,7 +115,7 @@ impl Transfer {
 
     /// How the transfer ended, if it did.
     pub(super) fn ended(&self) -> Option<Closed> {
-        // If the receiver says that all has come, single acknowledgements are not needed.
+        // If the receiver says that all chunks have arrived, ACKs of single packets are not needed.
         if self.missing == 0 || self.closed == Some(Closed::Whole) {
             return Some(Closed::Whole);
         }

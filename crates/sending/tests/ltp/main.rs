@@ -1,6 +1,6 @@
-//! The loss-tolerant transport over seeded links (`world`): what loss costs (`table`), closing early,
-//! reordering, peers that stop (`trouble`), links that are shared (`sharing`), repair packets (`repair`), bad
-//! paths (`paths`).
+//! Tests of LTP over seeded links (`world`): the cost of loss (`table`), early closing, reordering and peers
+//! that stop (`trouble`), links shared by senders (`sharing`), repair packets (`repair`), bad paths
+//! (`paths`).
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 mod paths;

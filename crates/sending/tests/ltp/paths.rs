@@ -1,4 +1,5 @@
-//! Paths with jitter, reordering, bursts or much loss: time and waste as a table under version control.
+//! Paths with jitter, reordering, bursts or much loss. A table under version control has the times and the
+//! waste.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-sending --test ltp paths` writes the table anew.
 
@@ -19,8 +20,8 @@ const LIMIT: Time = Time::from_secs(60);
 /// When the loss of some paths begins.
 const LATER: Time = Time::from_secs(2);
 
-/// A path: what it is called, its way there until [`LATER`] and from then on, its way back, and the chunks
-/// that are sent over it.
+/// A path: its name, the link to the receiver until [`LATER`] and after it, the link back, and the chunks
+/// that are sent.
 struct Path {
     name: &'static str,
     first: Shape,
@@ -29,7 +30,7 @@ struct Path {
     chunks: u32,
 }
 
-/// A path of so many Mbit/s. `change` makes both ways bad, `lossy` only the way there.
+/// A path of `rate` Mbit/s. `change` makes both directions bad, `lossy` only the one to the receiver.
 fn path(
     name: &'static str,
     [megabits, rtt_ms, mib]: [u32; 3],
@@ -48,7 +49,7 @@ fn paths() -> Vec<Path> {
     let loss = |loss: f64| move |shape: Shape| Shape { loss, ..shape };
     let jitter = |keep_order: bool| move |shape: Shape| Shape { jitter: 0.05, keep_order, ..shape };
     let overtaking = |shape: Shape| Shape { reorder: 0.01, ..shape };
-    // A quarter of 100 Mbit/s times 40 ms.
+    // A quarter of the BDP at 100 Mbit/s and 40 ms.
     let short = |shape: Shape| Shape { queue_bytes: Some(125_000), ..shape };
     let burst = Burst { enter: 0.001, leave: 0.1, loss_bad: 1.0, loss_good: 0.0 };
     let bursts = move |shape: Shape| Shape { burst: Some(burst), ..shape };

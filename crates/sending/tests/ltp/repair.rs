@@ -1,4 +1,5 @@
-//! Repair packets: cost and gain as a table under version control, and that they lose nothing.
+//! Repair packets: a table under version control has their cost and gain. Other tests check that they lose
+//! nothing.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-sending --test ltp repair` writes the table anew.
 
@@ -18,7 +19,7 @@ const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/ltp-re
 const MS: Time = Time::from_millis(1);
 const SEEDS: u64 = 10;
 
-/// Seconds to the end, retransmitted chunks, rebuilt chunks, and repair packets, of one transfer.
+/// Results of one transfer: seconds, retransmitted chunks, rebuilt chunks, and repair packets.
 fn run(chunks: u32, rtt: f64, loss: f64, share: f64, seed: u64) -> [f64; 4] {
     let mut world = World::new(&link(rtt, loss), &[Rule::default()], seed).with_repair(share);
     world.begin(0, chunks, |n| n == 0 || n + 1 == chunks);
@@ -94,12 +95,12 @@ fn whatever_is_lost_all_of_it_comes_once() {
 fn without_loss_nothing_is_sent_again_and_only_the_end_is_covered() {
     let [_, again, rebuilt, repair] = run(9_600, 40.0, 0.0, 0.1, 3);
     assert_eq!((again, rebuilt), (0.0, 0.0));
-    // At most the window: 1.25 round trips and 20 ms of the rate, 600 packets; and the block that was begun
+    // At most the cwnd: the rate times 1.25 round trips and 20 ms, 600 packets; and the block that began
     // before.
     assert!((10.0..=70.0).contains(&repair), "{repair}");
 }
 
-/// Sends everything there is, and returns it.
+/// Sends all packets that may leave now, and returns them.
 fn sent(sender: &mut Sender, now: Time) -> Vec<What> {
     std::iter::from_fn(|| sender.poll_packet(now)).map(|packet| packet.what).collect()
 }
@@ -120,17 +121,17 @@ fn what_may_be_rebuilt_is_not_sent_again_before_its_repair_packets_are_decided()
     let first = sent(&mut sender, Time::ZERO);
     let block = Block { first: 0, count: 10 };
     assert_eq!(first[10..], [What::Repair(block, 0), What::Repair(block, 1), What::Probe]);
-    // Packets 2 and 4 are lost; the rest of the block has come.
+    // Packets 2 and 4 are lost. The other packets of the block have arrived.
     sender.handle_ack(40 * MS, &ack(&[(5, 10), (3, 4), (0, 2)]));
     assert_eq!((sent(&mut sender, 40 * MS), sender.lost()), (vec![], 0));
-    // The repair packets are lost too; a probe behind them has come, and time passes.
+    // The repair packets are lost too. A probe after them has arrived, and time passes.
     sender.handle_ack(41 * MS, &ack(&[(12, 13), (5, 10), (3, 4), (0, 2)]));
     assert_eq!(indexes(&sent(&mut sender, 41 * MS)), []);
     sender.handle_timeout(60 * MS);
     let again = sent(&mut sender, 60 * MS);
     assert_eq!((indexes(&again), sender.lost()), (vec![2, 4], 4));
     assert!(again.contains(&What::Repair(Block { first: 13, count: 2 }, 0)), "{again:?}");
-    // They were rebuilt, which is acknowledged as if they had come.
+    // The receiver rebuilt the two packets, and acknowledges them as if they had arrived.
     sender.handle_ack(100 * MS, &ack(&[(12, 17), (0, 10)]));
     let ended = sender.poll_ended().unwrap();
     assert_eq!((ended.why, ended.again, ended.repair), (Closed::Whole, 2, 3));
@@ -143,7 +144,7 @@ fn a_block_whose_packets_are_all_lost_does_not_keep_the_window_shut() {
     let first = sent(&mut sender, Time::ZERO);
     assert_eq!(indexes(&first).len(), 32, "the window of the beginning");
     assert!(!first.iter().any(|what| matches!(what, What::Repair(..))), "the block is still open");
-    // Only the probe that follows is answered.
+    // The receiver acknowledges only the probe that follows.
     let mut now = sender.poll_timeout().unwrap();
     sender.handle_timeout(now);
     assert_eq!(sent(&mut sender, now), [What::Probe]);

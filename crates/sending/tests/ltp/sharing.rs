@@ -1,4 +1,4 @@
-//! Several senders on one link: the incast of a round.
+//! Several senders on one link, as in the incast of a round.
 
 use thalweg_linkmodel::Shape;
 use thalweg_sending::ltp::Rule;
@@ -25,9 +25,9 @@ fn eight_senders_end_at_nearly_the_same_time() {
     }
 }
 
-/// Where a tenth is lost whatever the senders do, nobody is left behind. Where the queue holds a quarter of
-/// the path, those that begin last find it full: they take the others' loss for the path's, but within
-/// bounds.
+/// If the path loses a tenth whatever the senders do, no sender is much slower than the others. If the queue
+/// holds a quarter of the BDP, senders that begin last find it full. They take the loss that the other
+/// senders cause for the path's, but within bounds.
 #[test]
 fn the_slowest_of_eight_is_near_the_mean() {
     let short = Shape { queue_bytes: Some(125_000), ..link(40.0, 0.0) };

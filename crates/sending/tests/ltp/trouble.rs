@@ -1,4 +1,4 @@
-//! Early closing, paths that reorder, duplicate or break, slow ends, and false acknowledgements.
+//! Early closing; paths that reorder, duplicate or break; slow ends; and false ACKs.
 
 use thalweg_linkmodel::Shape;
 use thalweg_sending::ltp::{Ack, Closed, Piece, Rule, Sender, What};
@@ -17,7 +17,7 @@ fn world(shape: &Shape, rule: Rule) -> World {
 
 #[test]
 fn a_deadline_ends_a_transfer_but_not_before_what_is_critical_has_come() {
-    // 4000 chunks take 470 ms; the last tenth of them is critical, and would not be sent by then.
+    // 4000 chunks take 470 ms. The last tenth of them is critical, and is not sent before the deadline.
     let critical = |n| n % 10 == 9;
     let mut world = world(&link(40.0, 0.05), Rule { fraction: 1.0, deadline: Some(200 * MS) });
     world.begin(0, CHUNKS, critical);
@@ -37,7 +37,7 @@ fn closed_by_fraction_every_chunk_was_sent_once() {
         let mut world = world(&link(40.0, loss), Rule { fraction: 0.8, deadline: None });
         world.begin(0, CHUNKS, |_| false);
         world.run(Time::from_secs(60));
-        // What is in flight at the end arrives and is taken.
+        // What is in flight at the end still arrives and is used.
         world.go_on(world.now + 100 * MS);
         let party = &world.parties[0];
         let (missing, expected) = (f64::from(CHUNKS) - party.came.len() as f64, f64::from(CHUNKS) * loss);
@@ -167,7 +167,7 @@ fn each_thing_told_has_a_probe_of_its_own() {
     assert_eq!(sender.poll_packet(at), Some(second), "the second has not been answered");
 }
 
-/// Whatever an acknowledgement says, nothing that was not sent counts as delivered, and nothing panics.
+/// Whatever an ACK says, nothing that was not sent counts as delivered, and nothing panics.
 #[test]
 fn acknowledgements_that_cannot_be_are_ignored() {
     let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400);

@@ -9,15 +9,15 @@ use thalweg_linkmodel::{Cause, Fate, Pipe, Shape};
 use thalweg_sending::ltp::{Ack, Ended, Packet, Part, Piece, Rebuild, Receiver, Rule, Sender, What};
 use thalweg_sending::Time;
 
-/// Bytes of a chunk's packet beside its payload, with UDP and IPv4 headers; and of its payload.
+/// Bytes of a chunk's packet besides its payload, with UDP and IPv4 headers; and of its payload.
 pub const AROUND: u32 = 92 + 28;
 pub const PAYLOAD: u32 = 1344;
-/// What the kernel charges for a packet beside its bytes, and the size of its buffer.
+/// What the kernel charges for a packet besides its bytes, and the size of its receive buffer.
 const OVERHEAD: u64 = 1024;
 const BUFFER: u64 = 16 << 20;
 const ACK_BYTES: usize = 200;
-/// The greatest share of blocks that cannot be rebuilt from as many symbols as packets (RFC 6330, section
-/// 5.8).
+/// The greatest fraction of blocks that cannot be rebuilt although as many symbols as packets have arrived
+/// (RFC 6330, section 5.8).
 const FAILS: f64 = 0.01;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,23 +36,23 @@ pub struct Party {
     pub sender: Sender,
     pub receiver: Receiver,
     transfer: u16,
-    /// Chunks of the transfer that came, and when the last one did.
+    /// Number of chunks of the transfer that have arrived, and when the last one did.
     pub came: Vec<u32>,
     pub last: Time,
     pub ended: Option<(Time, Ended)>,
     pub packets: u64,
     /// Chunks that were rebuilt.
     pub rebuilt: u64,
-    /// Sent packets of blocks, by number.
+    /// Packets of blocks that were sent, by number.
     covered: HashMap<u64, Packet>,
     /// The most by which an end wakes up late.
     pub late: Time,
-    /// The receiver does not read until then; packets wait in its buffer meanwhile.
+    /// The receiver does not read until this time. Meanwhile packets wait in its buffer.
     pub asleep: Time,
     waiting: Vec<Packet>,
-    /// The most that ever waited there.
+    /// The most bytes that ever waited in that buffer.
     pub held: u64,
-    /// When each end wakes up next.
+    /// When the sender and the receiver wake up next.
     timers: [Option<Time>; 2],
 }
 
@@ -71,7 +71,7 @@ pub struct World {
 }
 
 impl Party {
-    /// The receiver takes a packet. Its symbols have no bytes.
+    /// The receiver processes a packet. In this test its symbols have no bytes.
     fn takes(&mut self, now: Time, packet: Packet, dice: &mut Dice) {
         if packet.block.is_some() {
             self.receiver.keep(packet.number, |_| {});
@@ -109,12 +109,12 @@ impl Party {
 }
 
 impl World {
-    /// Links of one shape; the way back has no limit of its rate.
+    /// Links of one shape in both directions. The link back has no rate limit.
     pub fn new(shape: &Shape, rules: &[Rule], seed: u64) -> Self {
         Self::between(shape, &Shape { rate: None, ..shape.clone() }, rules, seed)
     }
 
-    /// One link for all packets, and a way back of its own for each party's acknowledgements.
+    /// One link carries all packets. Each party has a link of its own for ACKs.
     pub fn between(there: &Shape, way_back: &Shape, rules: &[Rule], seed: u64) -> Self {
         let there = Pipe::new(there.clone(), seed, 1).unwrap();
         let back =
@@ -149,7 +149,7 @@ impl World {
         }
     }
 
-    /// The link for packets is of this shape from now on.
+    /// From now on, the link for packets has this shape.
     pub fn change(&mut self, there: &Shape) {
         self.there.set(there.clone()).unwrap();
     }
@@ -171,7 +171,7 @@ impl World {
         self.wake(party, 0, self.now);
     }
 
-    /// Wakes up an end at `at`, unless it wakes up earlier.
+    /// Wakes up an end at `at`, unless it wakes up earlier anyway.
     fn wake(&mut self, party: usize, end: usize, at: Time) {
         let at = at.max(self.now);
         let timer = &mut self.parties[party].timers[end];
@@ -199,7 +199,7 @@ impl World {
         while !self.parties.iter().all(|party| party.ended.is_some()) && self.step(limit) {}
     }
 
-    /// Runs until `limit`, whatever ends before.
+    /// Runs until `limit`, even if the transfers end earlier.
     pub fn go_on(&mut self, limit: Time) {
         while self.step(limit) {}
     }
