@@ -569,7 +569,8 @@ impl Rate {
         let floor = FLOOR * self.full;
         let follows = match self.mode {
             Mode::Starting => {
-                // Twice the BDP doubles the rate each round trip. It overshoots by a queue of at most one round trip.
+                // Twice the BDP doubles the rate each round trip. It overshoots by a queue of at most one
+                // round trip.
                 let most = self.target(1.0).zip(self.holds()).map(|(target, holds)| target.max(2 * holds));
                 let follows =
                     (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(self.initial * self.full));
