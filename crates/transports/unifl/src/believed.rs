@@ -1,19 +1,19 @@
-//! What a masking receiver believes about a connection, for a trace. Senders of `udp` and `ltp` write more,
-//! by the same names.
+//! What a masking receiver estimates about a connection, as a line of a trace. Senders of `udp` and `ltp`
+//! write more fields, by the same names.
 
 use std::fmt::Write;
 
 use thalweg_masking::{Stats, Time};
 
-/// A JSON object in one line: times in seconds, rates in bytes a second. `at`: time since the connection was
-/// made.
+/// A JSON object in one line. Times are in seconds, rates in bytes a second. `at`: time since the connection
+/// began.
 pub(crate) fn json(at: Time, stats: &Stats) -> String {
     let phase = if stats.ramping { "starting" } else { "cruising" };
     let mut out = format!("{{\"at\":{:.6},\"phase\":\"{phase}\"", at.as_secs_f64());
     let rtt = stats.rtt.map(|rtt| rtt.as_secs_f64());
     let rate = Some(stats.rate).filter(|rate| *rate > 0.0 && rate.is_finite());
     for (name, value) in [("rtt_min", rtt), ("delivery_rate", rate)] {
-        // A string grows.
+        // Writing to a string cannot fail.
         let _ = match value {
             Some(value) => write!(out, ",\"{name}\":{}", (value * 1e6).round() / 1e6),
             None => write!(out, ",\"{name}\":null"),

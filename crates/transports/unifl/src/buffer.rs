@@ -1,4 +1,5 @@
-//! The bytes of a stream that have come and have not been taken, in any order, with holes.
+//! The receive buffer of a stream. It holds bytes that have arrived and that the reader has not taken yet.
+//! They arrive in any order, and may have holes between them.
 
 use std::collections::VecDeque;
 
@@ -6,16 +7,16 @@ use thalweg_tcp::line::Taken;
 use thalweg_wire::{Range, Ranges, HEADER_BYTES};
 
 const BLOCK: usize = 64 << 10;
-/// Free blocks that are kept.
+/// Most free blocks that are kept for reuse.
 const SPARE: usize = 4;
 
 #[derive(Default)]
 pub(crate) struct Buffer {
     blocks: VecDeque<Option<Box<[u8]>>>,
-    /// Offset of the first block.
+    /// Stream offset of the first block.
     base: u64,
     spare: Vec<Box<[u8]>>,
-    /// Everything before it has been taken; one header's length of that is kept.
+    /// Offset of the next byte to take. The buffer keeps the bytes of one header's length before it.
     start: u64,
     came: Ranges,
     lost: Ranges,
@@ -27,7 +28,7 @@ impl Buffer {
         self.start
     }
 
-    /// Stores bytes. Bytes before the taken ones come too late.
+    /// Stores bytes that have arrived. Ignores those before the next byte to take.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         let late = self.start.saturating_sub(offset).min(bytes.len() as u64);
         let (mut at, mut left) = (offset + late, &bytes[late as usize..]);
@@ -52,7 +53,8 @@ impl Buffer {
         self.lost.insert(Range::new(range.start.max(self.start), range.end));
     }
 
-    /// The bytes of a header at `offset`, if all have come. The first of them may have been taken already.
+    /// The bytes of a header at `offset`, if all have arrived. The reader may have taken the first of them
+    /// already.
     pub(crate) fn header(&self, offset: u64) -> Option<[u8; HEADER_BYTES]> {
         let range = Range::new(offset, offset + HEADER_BYTES as u64);
         if offset < self.kept() || !self.came.covers(range) {
@@ -70,7 +72,7 @@ impl Buffer {
             let (now, later) = left.split_at_mut(left.len().min(BLOCK - within));
             match self.blocks.get(at / BLOCK) {
                 Some(Some(block)) => now.copy_from_slice(&block[within..within + now.len()]),
-                // Nothing of it has come; its content does not matter.
+                // No byte of this block has arrived, so its content does not matter.
                 _ => now.fill(0),
             }
             at += now.len();
@@ -78,8 +80,8 @@ impl Buffer {
         }
     }
 
-    /// The next bytes into `buffer`, or the next hole, up to the length of the buffer; `None` if neither is
-    /// known.
+    /// Copies the next bytes into `buffer`, or returns the next hole, up to the length of `buffer`. `None` if
+    /// the next byte has neither arrived nor is it known to be lost.
     pub(crate) fn take(&mut self, buffer: &mut [u8]) -> Option<Taken> {
         let (start, room) = (self.start, buffer.len() as u64);
         let came = self.came.next(start);
@@ -100,7 +102,7 @@ impl Buffer {
         Some(taken)
     }
 
-    /// Offset of the first kept byte.
+    /// Offset of the first byte that is still in the buffer.
     fn kept(&self) -> u64 {
         self.start.saturating_sub(HEADER_BYTES as u64)
     }
@@ -149,7 +151,7 @@ mod tests {
     #[test]
     fn a_header_is_known_though_its_beginning_was_taken_before_its_end_came() {
         let header: Vec<u8> = (0..HEADER_BYTES as u64).map(byte).collect();
-        // Also across the end of a block.
+        // The header also lies across the end of a block.
         for place in [0, 100, BLOCK as u64 - 20] {
             let (mut buffer, mut to) = (Buffer::default(), vec![0; 2 * BLOCK]);
             buffer.write(0, &vec![1; place as usize]);
@@ -163,7 +165,8 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces in any order, some never: what is taken is what came, in order, and memory is given back.
+        /// Pieces arrive in any order, and some never do. The reader takes exactly what arrived, in order,
+        /// and the buffer frees its memory.
         #[test]
         fn what_came_is_taken_in_order(
             seed in any::<u64>(),

@@ -1,5 +1,6 @@
-//! Which bytes of a connection's stream may be lost. Of a tcp link: the payloads of chunks, except for
-//! critical tensors; under TLS nothing. Of an unknown protocol: everything but the beginning.
+//! Decides which bytes of a connection's stream may be lost. Of a tcp link these are the payloads of chunks,
+//! except for critical tensors. Under TLS they are only sealed chunks; nothing else may be lost. Of an
+//! unknown protocol they are all bytes but the first ones.
 
 use std::sync::Arc;
 
@@ -11,20 +12,20 @@ use crate::place::Place;
 use crate::scout::Scout;
 use crate::settings::{Content, Limits};
 
-/// Bytes that may be lost before the budget counts as a share of what has come: 32 segments. On a path that
-/// loses half of the budget, one update in thousands loses more than this too early.
+/// Bytes that may be lost in any case: 32 segments. Beyond them, the budget is a fraction of what has arrived
+/// so far. If a path loses half of the budget, one update in thousands exceeds this too early.
 const FIRST: u64 = 48 << 10;
 
-/// Changes for a flow because of new data.
+/// Changes for a flow because of new data. The driver applies them to the flow's policy.
 #[derive(Debug, Default)]
 pub(crate) struct Permits {
-    /// What may be lost from now on.
+    /// Bytes that may be lost from now on.
     pub ranges: Vec<Range>,
-    /// If a new update begins: its budgets, for the whole and for tensors.
+    /// If a new update begins: its budgets, first that of the whole, then those of tensors.
     pub budgets: Option<Vec<Budget>>,
-    /// Ranges that belong to tensors, each with the index of its budget.
+    /// Ranges that belong to tensors with budgets, each with the index of its budget.
     pub shares: Vec<(usize, Range)>,
-    /// Whether the reader expects more data at once, if that has changed.
+    /// If this has changed: whether the reader expects more data soon.
     pub expects: Option<bool>,
 }
 
@@ -34,13 +35,13 @@ impl Permits {
         self.ranges.is_empty() && self.budgets.is_none() && self.shares.is_empty() && self.expects.is_none()
     }
 
-    /// A new update begins; the budgets of the previous one end.
+    /// A new update begins, and its budgets replace those of the previous one.
     fn begin(&mut self, budgets: Vec<Budget>) {
         self.budgets = Some(budgets);
         self.shares.clear();
     }
 
-    /// A chunk has been found.
+    /// Adds what may be lost of a chunk that the scout has found.
     fn add(&mut self, chunk: &Place, tolerance: &Tolerance) {
         let bytes = chunk.bytes();
         let critical: Ranges = tolerance.critical().within(bytes).map(|part| chunk.of(part)).collect();
@@ -50,22 +51,24 @@ impl Permits {
     }
 }
 
-/// Follows the content of a stream.
+/// Follows the content of a stream, and finds what may be lost.
 #[derive(Debug)]
 pub(crate) enum Watch {
-    /// A tcp link, after it has said that frames follow, and how they are sealed. The current update is known
-    /// by round and sender.
+    /// A tcp link. `scout` is set once the link has said that frames follow, and how they are sealed. The
+    /// current update is identified by round and sender.
     Frames {
         scout: Option<Scout>,
         sealed: Option<Sealed>,
         update: Option<(u32, u32)>,
-        /// One past the last byte of the update that a chunk had. A chunk below it was asked for again.
+        /// One past the last byte of the update that any chunk so far had. A chunk below it was requested
+        /// again.
         top: u64,
         tolerance: Arc<Tolerance>,
         /// Number of connections that carry an update.
         lines: u64,
     },
-    /// Any other protocol: this many bytes at its beginning must come, until that has been applied.
+    /// Another protocol. This many bytes at its beginning must not be lost; `None` after that has been
+    /// applied.
     Plain { reliable: Option<u64> },
 }
 
@@ -86,7 +89,7 @@ impl Watch {
         Self::Frames { scout, sealed, update: None, top: 0, tolerance, lines }
     }
 
-    /// Frames begin at `start`. The head of sealed payloads must come.
+    /// Frames begin at `start`. The head of each sealed payload must not be lost.
     pub(crate) fn frames(&mut self, start: u64, sealed: Option<Sealed>) {
         let (told, lines) = match self {
             Self::Frames { tolerance, lines, .. } => (tolerance.clone(), *lines),
@@ -96,21 +99,21 @@ impl Watch {
         *self = Self::of_frames(Some(scout), sealed, told, lines);
     }
 
-    /// Sets what may be lost of updates that begin from now on; each uses `together` connections.
+    /// Sets what may be lost of updates that begin from now on. Each update uses `together` connections.
     pub(crate) fn tolerate(&mut self, told: &Arc<Tolerance>, together: usize) {
         if let Self::Frames { tolerance, lines, .. } = self {
             (*tolerance, *lines) = (told.clone(), together as u64);
         }
     }
 
-    /// The name of the tensor of a budget, if it has one.
+    /// The name of the tensor that a budget is for. `None` for the budget of the whole.
     pub(crate) fn tensor(&self, budget: usize) -> Option<String> {
         let Self::Frames { tolerance, .. } = self else { return None };
         Some(tolerance.limits().get(budget.checked_sub(1)?)?.tensor.clone())
     }
 
-    /// Adds what may be lost, now that more has come. `header` returns the bytes at an offset if all of them
-    /// have come.
+    /// Adds to `permits` what may be lost, now that more has arrived. `header` returns the bytes of a header
+    /// at an offset, if all of them have arrived.
     pub(crate) fn advance(
         &mut self,
         limits: &Limits,
@@ -135,8 +138,8 @@ impl Watch {
                         *top = 0;
                     }
                     let place = Place::new(&payload, *sealed);
-                    // If it were lost again, it would be asked for a third time, a round trip later than its
-                    // retransmission.
+                    // A chunk that was requested again must not be lost. Otherwise the session would request
+                    // it a third time, one round trip later than a retransmission.
                     if place.bytes().start >= *top {
                         permits.add(&place, tolerance);
                     }
@@ -153,26 +156,26 @@ impl Watch {
     }
 }
 
-/// Of `bytes`, the bytes that may be lost before the budget counts as a share of what has come. It is at most
-/// the budget of the whole, and at most what `refuse` allows.
+/// How many bytes of an update of `bytes` may be lost in any case. Beyond them, the budget is a fraction of
+/// what has arrived. The result is at most the budget of the whole, and at most what `refuse` allows.
 pub(crate) fn first(limits: &Limits, bytes: u64) -> u64 {
     FIRST.min((limits.budget.min(limits.refuse) * bytes as f64) as u64)
 }
 
-/// The budget of everything from `start` on, at least `bytes` long. It is a share of what has come, so that
-/// retransmissions are not all at the end. A share of the first bytes is less than a segment, so the first
-/// losses count against the whole.
+/// The budget of everything from `start` on, which has at least `bytes` bytes. It is a fraction of what has
+/// arrived. Otherwise all retransmissions would be at the end. A fraction of the first few bytes is less than
+/// a segment, so at first a fixed amount may be lost.
 fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
     let ranges: Ranges = [Range::new(start, u64::MAX)].into_iter().collect();
     let at_least = first(limits, bytes);
     Budget { ranges, mask: limits.budget, refuse: limits.refuse, at_least, of: None }
 }
 
-/// The budget of a tensor, before any of its bytes is known.
+/// The budget of a tensor, before any of its ranges is known.
 ///
-/// All bytes of a sealed record with any byte of the tensor count. So the tensor tolerates two records more,
-/// because bytes of other tensors in its first and last record must not end the link. The session knows what
-/// is missing, and refuses by that.
+/// If a sealed record has any byte of the tensor, all its bytes count. So `refuse` tolerates two records
+/// more: bytes of other tensors in the tensor's first and last record must not end the link. The session
+/// knows exactly what is missing, and refuses by that.
 fn of_tensor(limit: &Limit, sealed: Option<Sealed>) -> Budget {
     let whole = limit.range.len().max(1);
     let share = |bytes: u64| bytes as f64 / whole as f64;
@@ -234,7 +237,8 @@ mod tests {
         Layout::pack(tensors.collect::<Vec<_>>()).unwrap()
     }
 
-    /// An update as a stream of frames, cut as said; and where each of its bytes is in the stream.
+    /// An update as a stream of frames that is cut at `cuts`. Also returns where each byte of the update is
+    /// in the stream.
     fn stream(total: u64, cuts: &[u64], round: u32) -> (Vec<u8>, Vec<u64>) {
         let (mut bytes, mut places) = (vec![0; START as usize], Vec::new());
         let mut edges: Vec<u64> = cuts.iter().map(|cut| cut % total).chain([0, total]).collect();
@@ -250,7 +254,7 @@ mod tests {
         (bytes, places)
     }
 
-    /// What a watch permits of a stream that comes up to each of these places, one after the other.
+    /// What a watch permits. The stream arrives in steps, up to each place of `comes`.
     fn permitted(tolerance: &Tolerance, bytes: &[u8], comes: &[usize]) -> Permits {
         let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
         watch.tolerate(&Arc::new(tolerance.clone()), 1);
@@ -296,7 +300,7 @@ mod tests {
         assert_eq!(permits.ranges, [places[0], places[1], places[4]]);
     }
 
-    /// One lost segment of the first few is more than a share of what has come.
+    /// A single lost segment of the first few exceeds the budget as a fraction of what has arrived.
     #[test]
     fn the_first_losses_come_out_of_what_all_of_an_update_may_lose() {
         let first = |bytes: u64, (budget, refuse): (f64, f64), lines: usize| {
@@ -315,8 +319,8 @@ mod tests {
         assert_eq!(first(1_000_000, (0.02, 0.01), 1), 10_000);
     }
 
-    /// A tensor of 160 bytes from 128 on in one sealed chunk of 320, in records of 20: six have none of it
-    /// before.
+    /// A tensor has 160 bytes, from byte 128 on. The update is one sealed chunk, in records of 20 bytes. The
+    /// six records before the tensor have none of its bytes.
     #[test]
     fn of_sealed_chunks_whole_records_are_critical_or_of_a_budget() {
         let layout = layout(&[10, 20]);
@@ -346,9 +350,10 @@ mod tests {
     }
 
     proptest! {
-        /// However an update is cut into chunks and in whatever steps it comes: no byte of a critical tensor
-        /// may be lost, nor so few of the bytes behind it that whoever drops the rest of a value would take
-        /// some; all others may; and each byte of a tensor with a budget belongs to it.
+        /// An update is cut into chunks in any way, and arrives in any steps. No byte of a critical tensor
+        /// may be lost. The padding behind a critical tensor is critical too, so that nobody drops a part of
+        /// a value. All other bytes may be lost, and each byte of a tensor with a budget counts for that
+        /// budget.
         #[test]
         fn critical_bytes_are_never_permitted(
             sizes in prop::collection::vec(1..100_u64, 1..8),
@@ -382,7 +387,7 @@ mod tests {
                 let whole = Range::new(limit.range.start, limit.range.end.next_multiple_of(64));
                 prop_assert!(!limit.is_critical() || tolerance.critical().covers(whole));
             }
-            // The frames' headers are nobody's.
+            // The headers of frames belong to no tensor.
             let payload: u64 = may.iter().map(Range::len).sum();
             let critical: u64 =
                 tolerance.critical().within(Range::new(0, layout.bytes())).map(Range::len).sum();
@@ -390,7 +395,7 @@ mod tests {
         }
     }
 
-    /// Of what is under TLS it is never said.
+    /// A link under TLS never says that frames follow.
     #[test]
     fn nothing_may_be_lost_before_it_is_said_that_frames_come() {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length: 50 };

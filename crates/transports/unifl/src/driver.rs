@@ -1,5 +1,5 @@
-//! The endpoint and its device, behind one lock. Callers that send or take data write the packets that result
-//! from it. A thread reads the device and runs the timers.
+//! The driver has the endpoint and its TUN device behind one lock. Callers that send or read data also write
+//! the packets that result from it. A thread reads the device and runs the timers.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,14 +22,14 @@ use crate::pipe::{End, Handle, Pipe};
 use crate::route::Way;
 use crate::settings::Limits;
 
-/// Packets or superpackets to read before writing the answers, so that one acknowledgement covers many.
+/// Number of packets or superpackets to read before the answers are written, so that one ACK covers many.
 const BATCH: usize = 16;
-/// The largest IP packet, with the header of the device.
+/// The largest IP packet, with the device's header.
 const LARGEST: usize = 65_535 + HEADER;
-/// How long closed connections may take to end before the device is removed.
+/// How long closed connections may take to end before the driver removes the device.
 const LINGER: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_millis(500);
-/// All connections share their paths fairly.
+/// All connections are in one group, so that they share their paths fairly.
 const GROUP: u32 = 0;
 
 /// A new connection, and its remote address.
@@ -39,9 +39,9 @@ pub(crate) struct DriverState {
     core: Mutex<Core>,
     began: Instant,
     wake: EventFd,
-    /// Until when the thread sleeps, in microseconds of `began`.
+    /// Until when the thread sleeps, in microseconds since `began`.
     sleeps_until: AtomicU64,
-    /// Nobody listens any more.
+    /// Whether the listener has been dropped.
     over: AtomicBool,
     limits: Limits,
 }
@@ -52,17 +52,17 @@ pub(crate) struct Core {
     pipes: HashMap<FlowId, Arc<Pipe>>,
     trace: Option<TraceFile>,
     traces: HashMap<FlowId, Trace>,
-    /// Flows on which a caller waits to send.
+    /// Flows on which a caller waits for room to send.
     blocked: Vec<FlowId>,
     packet: Vec<u8>,
     newcomers: Option<mpsc::Sender<Newcomer>>,
-    /// A flow with more bytes than this to the client is full.
+    /// A flow with at least this many unacknowledged bytes to the client is full.
     full: u64,
 }
 
 impl DriverState {
-    /// Starts the thread that drives the endpoint. After the last connection has ended, it closes the routes;
-    /// then the receiver is closed.
+    /// Starts the thread that drives the endpoint. After the listener and the last connection have ended, the
+    /// thread removes the routes. The returned receiver is then closed.
     pub(crate) fn start(
         endpoint: Endpoint,
         device: Device,
@@ -97,7 +97,7 @@ impl DriverState {
                 theirs.fail(&error);
             }
             way.close();
-            // First drop the device, then report it.
+            // Drop the device first. Then the receiver may report that it is gone.
             drop(theirs);
             drop(running);
         })?;
@@ -112,7 +112,8 @@ impl DriverState {
         self.began.elapsed()
     }
 
-    /// Lets the endpoint do something, and sends the resulting packets.
+    /// Calls the endpoint, and sends the packets that result. Wakes the thread if its next timer is now
+    /// earlier.
     pub(crate) fn act<T>(&self, what: impl FnOnce(&mut Core, Time) -> T) -> T {
         let mut core = self.core();
         let now = self.now();
@@ -126,13 +127,14 @@ impl DriverState {
         done
     }
 
-    /// Takes no further connections; existing ones go on.
+    /// Accepts no more connections. Existing ones continue.
     pub(crate) fn stop_listening(&self) {
         let mut core = self.core();
         core.endpoint.listen(Vec::new());
         let newcomers = core.newcomers.take();
         drop(core);
-        // An untaken connection ends when it is dropped, and needs the lock for that.
+        // Dropping a connection that nobody accepted ends it, which takes the lock. So drop them after the
+        // lock is released.
         drop(newcomers);
         self.over.store(true, Ordering::Release);
         self.rouse();
@@ -140,7 +142,7 @@ impl DriverState {
 
     /// Wakes the thread.
     fn rouse(&self) {
-        // It fails only if it is full; then the thread is about to wake anyway.
+        // This fails only if the counter is full, and then the thread is about to wake anyway.
         let _ = self.wake.write(1);
     }
 
@@ -160,7 +162,7 @@ impl DriverState {
                 return Ok(());
             }
             let Some(idle) = idle else { continue };
-            // Whole milliseconds, rounded up.
+            // Round up to whole milliseconds.
             let timeout = idle + if idle.is_zero() { idle } else { Duration::from_micros(999) };
             match epoll.wait(&mut events, EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::ZERO)) {
                 Ok(_) => _ = self.wake.read(),
@@ -180,8 +182,8 @@ impl DriverState {
         core.endpoint.flows() == 0 || since.get_or_insert_with(Instant::now).elapsed() >= LINGER
     }
 
-    /// Reads packets, runs timers, writes packets. Returns how long the thread may wait, or `None` if there
-    /// is more to read.
+    /// Reads packets, runs timers, and writes packets. Returns how long the thread may sleep, or `None` if
+    /// there is more to read.
     fn turn(self: &Arc<Self>, buffer: &mut [u8]) -> io::Result<Option<Duration>> {
         let mut core = self.core();
         let mut more = true;
@@ -206,13 +208,13 @@ impl DriverState {
             return Ok(None);
         }
         let idle = core.endpoint.poll_timeout().map_or(IDLE, |at| at.saturating_sub(now).min(IDLE));
-        // Set it while the lock is held: whoever sets an earlier timer after us then sees until when the
-        // thread sleeps.
+        // Set this while the lock is held. A caller that then sets an earlier timer sees how long the thread
+        // sleeps, and wakes it.
         self.sleeps_until.store((now + idle).as_micros() as u64, Ordering::Release);
         Ok(Some(idle))
     }
 
-    /// The device has failed; nothing comes any more.
+    /// The device has failed. Ends all connections.
     fn fail(&self, error: &io::Error) {
         let mut core = self.core();
         core.pipes.values().for_each(|pipe| pipe.ended(End::Device(error.to_string())));
@@ -223,7 +225,7 @@ impl DriverState {
 }
 
 impl Core {
-    /// A packet from the device.
+    /// Processes a packet from the device.
     fn take_in(&mut self, shared: &Arc<DriverState>, bytes: &[u8]) {
         let Some((vnet, packet)) = bytes.split_first_chunk::<HEADER>() else { return };
         let now = shared.now();
@@ -271,7 +273,7 @@ impl Core {
     fn connected(&mut self, shared: &Arc<DriverState>, flow: FlowId, agreed: &Agreed) {
         let now = shared.now();
         let Some(place) = self.newcomers.as_ref().and_then(|newcomers| newcomers.try_reserve().ok()) else {
-            // Too many at a time. A refused client may try again.
+            // Too many connections wait to be accepted. A client that is refused may try again.
             return self.endpoint.abort(now, flow);
         };
         let pipe = Arc::new(Pipe::new(flow, shared.limits));
@@ -290,7 +292,7 @@ impl Core {
         }
     }
 
-    /// Updates what may be lost, for flows with new data.
+    /// Updates what may be lost of flows with new data.
     fn after(&mut self, now: Time, touched: &[FlowId]) {
         for &flow in touched {
             self.note(flow);
@@ -313,22 +315,23 @@ impl Core {
         }
     }
 
-    /// Writes all packets there are.
+    /// Writes all packets that the endpoint has.
     pub(crate) fn flush(&mut self, now: Time) {
         let mut packet = std::mem::take(&mut self.packet);
         while let Some(offload) = self.endpoint.poll_packet(now, &mut packet) {
-            // If the host does not take a packet, it counts as lost and is retransmitted.
+            // If the host does not accept a packet, it counts as lost, and the endpoint or the peer
+            // retransmits it.
             let _ = self.device.write(&[&offload.write(&packet), &packet]);
         }
         self.packet = packet;
     }
 
-    /// Whether a flow takes no more bytes.
+    /// Whether a flow accepts no more bytes to send.
     pub(crate) fn is_full(&self, flow: FlowId) -> bool {
         self.endpoint.stats(flow).is_none_or(|stats| stats.unacknowledged >= self.full)
     }
 
-    /// Records that a caller waits to send on this flow.
+    /// Records that a caller waits for room to send on this flow.
     pub(crate) fn block(&mut self, flow: FlowId) {
         if !self.blocked.contains(&flow) {
             self.blocked.push(flow);

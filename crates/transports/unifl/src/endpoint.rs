@@ -1,4 +1,4 @@
-//! The endpoint in front of the kernel, on systems that support it.
+//! Puts the masking endpoint in front of the kernel's listener, on systems that have TUN devices.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ pub(crate) use linux::{Front, Newcomer};
 #[cfg(not(target_os = "linux"))]
 pub(crate) use other::{Front, Newcomer};
 
-/// Puts an endpoint in front of the listener `at`, or returns why it cannot.
+/// Puts an endpoint in front of the listener at `at`. The error says why that is not possible.
 pub(crate) async fn open(
     at: SocketAddr,
     config: Config,
@@ -41,7 +41,7 @@ mod linux {
     pub(crate) use crate::driver::Newcomer;
     use crate::route::Way;
 
-    /// The kernel fills in the number.
+    /// The kernel replaces `%d` by a number.
     const NAME: &str = "unifl%d";
 
     pub(crate) struct Front {
@@ -56,7 +56,7 @@ mod linux {
 
         /// Waits until the last connection has ended and the system settings are restored.
         pub(crate) async fn gone(self) {
-            // An error means that the thread has ended.
+            // An error means that the thread has ended, so there is nothing to wait for.
             let _ = self.gone.await;
         }
     }
@@ -104,7 +104,7 @@ mod other {
     use crate::proxy::Caller;
 
     pub(crate) struct Front(std::convert::Infallible);
-    /// Other systems have none.
+    /// Other systems never have one.
     pub(crate) type Newcomer = (Nobody, String);
     pub(crate) struct Nobody(std::convert::Infallible);
 

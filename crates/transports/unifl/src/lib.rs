@@ -1,9 +1,9 @@
 //! The transport unifl: a server that masks loss for unmodified `tcp` clients (UniFL, section 3).
 //!
 //! A listener has a kernel listener at its port. In front of that is an [`endpoint`](thalweg_masking) behind
-//! a TUN device, to which the packets of the port are [routed](route). The endpoint hands out connections of
-//! the tcp transport, with [holes](thalweg_tcp::line) in the payloads of chunks. A [`scout`] tells the
-//! endpoint where payloads are.
+//! a TUN device. The kernel [routes](route) the packets of the port to that device. The endpoint provides
+//! connections to the tcp transport, which have [holes](thalweg_tcp::line) in the payloads of chunks. A
+//! [`scout`] tells the endpoint where payloads are.
 //!
 //! ```text
 //! TUN -> driver -> masking's Endpoint -> pipe: buffer -> tcp's link -> the session's sink
@@ -11,7 +11,7 @@
 //!         +--- permits <-- scout <-------+      what may be lost
 //! ```
 //!
-//! If this is not possible, the listener is plain tcp and says so.
+//! If the endpoint cannot be put in front, the listener is plain tcp and says why.
 //!
 //! The [`proxy`] puts the same endpoint in front of any TCP server. The server gets zeros for lost bytes, and
 //! a map of these holes.
@@ -49,7 +49,7 @@ use thalweg_transport::{
     Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Setting, Settings, Transport,
 };
 
-/// A server that masks loss: `unifl://host:port`. A client connects as with `tcp`.
+/// A server that masks loss, at `unifl://host:port`. A client connects as with `tcp`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unifl;
 
@@ -60,7 +60,7 @@ impl Transport for Unifl {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Only the listening end masks.
+        // Only the listening end masks loss.
         Capabilities {
             reliable: false,
             symmetric: false,
@@ -95,12 +95,12 @@ fn check(operation: &'static str, address: &Address) -> Result<()> {
     Ok(())
 }
 
-/// The same address for tcp.
+/// The same address, for the tcp transport.
 fn as_tcp(address: &Address) -> Address {
     Address { scheme: Tcp.name().into(), ..address.clone() }
 }
 
-/// The options for tcp.
+/// The same options without those of unifl, for the tcp transport.
 fn inner(options: &Options) -> Options {
     Options { own: Settings::default(), ..options.clone() }
 }

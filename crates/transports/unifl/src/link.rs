@@ -1,4 +1,4 @@
-//! The connecting end: a tcp link whose other end may mask what is lost.
+//! The client's end of a link: a tcp link whose other end may mask lost bytes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The listener: a kernel listener at the port and, if this machine allows it, the endpoint in front of it.
+//! The listener: a kernel listener at the port, and in front of it the endpoint, if this machine allows that.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::endpoint::{self, Front, Newcomer};
 use crate::settings::{self, Backend, Limits};
 use crate::{as_tcp, inner};
 
-/// Connections that may wait for their handshake. Further ones are reset.
+/// Most connections that wait for their handshake. Further ones are reset.
 const MAX_NEW: usize = 512;
-/// Links that may wait to be accepted. Beyond that, handshakes wait.
+/// Most links that wait to be accepted. Beyond that, handshakes wait.
 const MAX_READY: usize = 256;
 const ACCEPT: &str = "accept";
-/// Why loss is not masked under TLS if updates are not sealed.
+/// Why loss is not masked under TLS unless updates are sealed.
 const UNSEALED: &str =
     "TLS needs every byte, so no loss is masked; seal the updates in records that are opened one by \
                         one, by [layers.seal] with a cipher that authenticates";
@@ -40,7 +40,7 @@ struct Unifl {
     notice: Option<String>,
 }
 
-/// Listens. If loss cannot be masked, the listener is tcp and says why.
+/// Listens. If loss cannot be masked, the listener is plain tcp, and its notice says why.
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
     let (limits, config) = settings::read(options)?;
     let trace = settings::trace(options)?;
@@ -75,7 +75,7 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<d
     Ok(Box::new(Unifl { address, kernel, ready: Mutex::new(ready), task, front, notice }))
 }
 
-/// Listens with the eBPF back end, or returns why it cannot.
+/// Listens with the eBPF back end. The inner error says why that is not possible.
 #[cfg(target_os = "linux")]
 async fn compact(
     address: &Address,
@@ -118,7 +118,7 @@ async fn admit(
     options: Options,
 ) {
     let (limit, lobby) = (options.connect_timeout(), options.lobby);
-    let mut handshakes = tokio::task::JoinSet::new(); // dropped with this task, and they with it
+    let mut handshakes = tokio::task::JoinSet::new(); // dropped with this task, which ends the handshakes
     loop {
         tokio::select! {
             Some(_) = handshakes.join_next() => {}
@@ -131,7 +131,7 @@ async fn admit(
     }
 }
 
-/// The next connection, when there is room for it.
+/// The next connection. Waits until the admission queue has room for it.
 async fn next(new: &mut mpsc::Receiver<Newcomer>, lobby: Option<&Lobby>) -> Option<Newcomer> {
     if let Some(lobby) = lobby {
         lobby.room().await;
@@ -162,7 +162,7 @@ async fn shake(
         Err(error) => Box::pin(std::future::ready(Err(error))),
     };
     tokio::select! {
-        // It fails once the listener is gone: the connection ends then too.
+        // This fails if the listener is gone. The connection then ends as well.
         _ = ready.send(pending) => {}
         _ = evicted(guest.as_ref()) => {}
     }
@@ -184,7 +184,7 @@ impl Listener for Unifl {
         }
         let mut ready = self.ready.lock().await;
         tokio::select! {
-            // Connections that come in another way, which our rules do not cover.
+            // The kernel's listener gets connections by another way, which our routing rules do not cover.
             pending = self.kernel.accept() => pending,
             Some(pending) = ready.recv() => Ok(pending),
         }

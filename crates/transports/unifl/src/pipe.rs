@@ -1,5 +1,4 @@
-//! A connection as the tcp transport sees it. The thread of the device fills it; the link takes from it and
-//! waits for it.
+//! A connection as the tcp transport sees it. The driver's thread writes what arrives, and the link reads it.
 
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,14 +15,14 @@ use crate::driver::DriverState;
 use crate::proxy::Caller;
 use crate::settings::Limits;
 
-/// This part of the buffer (1/8) has to be taken before the window is updated.
+/// The reader must take this fraction (1/8) of the buffer before the window is updated.
 const OFFER: u64 = 8;
 
 /// Why the connection ended.
 #[derive(Debug, Clone)]
 pub(crate) enum End {
     Flow(Ended),
-    /// Too much was lost; of which tensor, if not of the whole.
+    /// Too much was lost of the tensor with this name, or of the whole.
     Lossy(Excess, Option<String>),
     Device(String),
 }
@@ -38,16 +37,16 @@ struct Inside {
     buffer: Buffer,
     watch: Watch,
     permits: Permits,
-    /// Offset up to which the sender has been told that there is room.
+    /// Offset up to which the endpoint may advertise the window.
     admitted: u64,
     /// Length of the stream, once its end is known.
     length: Option<u64>,
     ended: Option<End>,
-    /// Closed at this side: drop what still comes.
+    /// Whether this side has closed: then drop what still arrives.
     shut: bool,
     reader: Option<Waker>,
     writers: Vec<Waker>,
-    /// Wakers of those who wait for the end.
+    /// Wakers of tasks that wait for the end of the connection.
     mourners: Vec<Waker>,
 }
 
@@ -78,7 +77,7 @@ impl Pipe {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores bytes, which are within the window. Returns those that the reader has not passed yet.
+    /// Stores bytes that have arrived. Returns the range that the reader has not passed yet.
     pub(crate) fn came(&self, offset: u64, bytes: &[u8]) -> Range {
         let mut inside = self.inside();
         if inside.shut {
@@ -87,13 +86,13 @@ impl Pipe {
         let end = offset + bytes.len() as u64;
         let kept = Range::new(inside.buffer.start().clamp(offset, end), end);
         inside.buffer.write(offset, bytes);
-        // At once, since the reader removes headers when it takes bytes.
+        // Do this now, because the reader removes headers from the buffer when it takes bytes.
         let Inside { buffer, watch, permits, .. } = &mut *inside;
         watch.advance(&self.limits, |at| buffer.header(at), permits);
         kept
     }
 
-    /// A hole.
+    /// Stores a masked hole.
     pub(crate) fn lost(&self, range: Range) {
         let mut inside = self.inside();
         if !inside.shut {
@@ -102,14 +101,14 @@ impl Pipe {
         }
     }
 
-    /// Finds what may be lost now that more has come, and wakes the reader if there is something for it.
+    /// Returns what may be lost now that more has arrived, and wakes the reader.
     pub(crate) fn survey(&self) -> Permits {
         let mut inside = self.inside();
         inside.wake_reader();
         std::mem::take(&mut inside.permits)
     }
 
-    /// The length of the peer's stream is known.
+    /// Sets the length of the peer's stream, when the peer has closed its side.
     pub(crate) fn finished(&self, length: u64) {
         let mut inside = self.inside();
         inside.length = Some(length);
@@ -121,7 +120,7 @@ impl Pipe {
         self.inside().watch.tolerate(tolerance, lines);
     }
 
-    /// The flow is over.
+    /// The flow has ended.
     pub(crate) fn over(&self, ended: Ended) {
         let end = match ended {
             Ended::Lossy(excess) => End::Lossy(excess, self.inside().watch.tensor(excess.budget)),
@@ -136,7 +135,7 @@ impl Pipe {
         inside.wake_all();
     }
 
-    /// Drops everything that still comes. Returns whether it did so already.
+    /// Drops what has arrived and what still arrives. Returns whether this side had already closed.
     fn shut(&self) -> bool {
         let mut inside = self.inside();
         let before = std::mem::replace(&mut inside.shut, true);
@@ -145,13 +144,13 @@ impl Pipe {
         before
     }
 
-    /// There is room to send.
+    /// Wakes writers, since there is room to send.
     pub(crate) fn writable(&self) {
         let writers = std::mem::take(&mut self.inside().writers);
         writers.into_iter().for_each(Waker::wake);
     }
 
-    /// The new right limit for the sender, if it is worth a window update.
+    /// The new offset up to which the sender may send, if it has moved far enough for a window update.
     fn offer(&self, inside: &Inside) -> Option<u64> {
         let place = inside.buffer.start() + self.limits.buffer;
         (place >= inside.admitted + self.limits.buffer / OFFER).then_some(place)
@@ -181,7 +180,7 @@ impl Inside {
 }
 
 impl End {
-    /// The error that broke the connection; `None` if both sides, or we, have closed it.
+    /// The error that broke the connection. `None` if both sides, or this one, have closed it.
     fn failure(&self) -> Option<io::Error> {
         Some(match self {
             End::Flow(Ended::Closed | Ended::Aborted) => return None,
@@ -201,7 +200,7 @@ fn too_lossy(excess: &Excess, tensor: Option<&str>) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, why)
 }
 
-/// The link's end of a pipe. Dropping it ends the flow.
+/// The link's handle of a pipe. Dropping it ends the flow.
 pub(crate) struct Handle {
     pipe: Arc<Pipe>,
     shared: Arc<DriverState>,
@@ -236,7 +235,7 @@ impl HoledStream for Handle {
             inside.admitted = place;
         }
         drop(inside);
-        // A hole that was taken cannot be filled any more: it stays in the budget.
+        // The reader has passed a hole, so late data can no longer fill it. The hole stays in the budget.
         if offer.is_some() || matches!(taken, Taken::Hole(_)) {
             self.shared.act(|core, now| {
                 core.endpoint.forget(now, self.pipe.flow, start);
@@ -288,7 +287,7 @@ impl HoledStream for Handle {
             return;
         }
         self.shared.act(|core, now| {
-            // Data in flight may be lost, and is dropped.
+            // Data that still arrives is dropped, so it may be lost.
             core.endpoint.permit(now, flow, Range::new(0, u64::MAX));
             core.endpoint.admit(now, flow, u64::MAX);
             core.endpoint.close(now, flow);
@@ -302,7 +301,7 @@ impl HoledStream for Handle {
     fn tell(&self, counters: &mut Counters) {
         let core = self.shared.core();
         counters.round_trip = core.endpoint.stats(self.pipe.flow).and_then(|stats| stats.rtt);
-        // For data to the client, which is sent by our own code (RFC 6582).
+        // Reported for data to the client, which our own code sends.
         counters.congestion = Some("newreno".into());
     }
 }

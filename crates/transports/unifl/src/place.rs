@@ -1,17 +1,18 @@
-//! Where the bytes of an update are in a connection's stream.
+//! Maps bytes of an update to their place in a connection's stream.
 
 use thalweg_transport::Sealed;
 use thalweg_wire::Range;
 
 use crate::scout::Payload;
 
-/// A chunk in the stream.
+/// Place of a chunk in the stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    /// The range that may be lost: of a sealed chunk, the records behind its head.
+    /// The range that may be lost. Of a sealed chunk these are the records after its head.
     pub stream: Range,
     offset: u64,
-    /// Bytes of the update in a record, and bytes of the record in the stream. Without sealing, both are 1.
+    /// Bytes of the update in a record, and bytes of the record in the stream. Both are 1 if the chunk is not
+    /// sealed.
     record: u64,
     stride: u64,
 }
@@ -23,14 +24,14 @@ impl Place {
         Self { stream: payload.range, offset: payload.chunk.offset, record, stride: stride.max(record) }
     }
 
-    /// The bytes of the update in it.
+    /// The range of the update that the chunk has.
     pub(crate) fn bytes(&self) -> Range {
         let (whole, rest) = (self.stream.len() / self.stride, self.stream.len() % self.stride);
         let plain = whole * self.record + rest.saturating_sub(self.stride - self.record);
         Range::new(self.offset, self.offset.saturating_add(plain))
     }
 
-    /// Where a part of these is in the stream: all records with any byte of it.
+    /// The range of the stream that has a part of these bytes: all records with any byte of it.
     pub(crate) fn of(&self, part: Range) -> Range {
         let (start, end) = (part.start - self.offset, part.end - self.offset);
         let (first, after) = (start / self.record, end.div_ceil(self.record));
@@ -61,7 +62,7 @@ mod tests {
     }
 
     proptest! {
-        /// If only bytes outside of that are lost, the records with the part can be opened.
+        /// If only bytes outside the returned range are lost, all records with the part can be opened.
         #[test]
         fn a_sealed_part_is_where_its_records_are(
             offset in 0..1_u64 << 40, total in 1..5000_u64, record in 1..2000_u32, edges in (0..5000_u64, 0..5000_u64),

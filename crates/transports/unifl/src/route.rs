@@ -1,14 +1,14 @@
-//! Routes the packets of a port to a TUN device, although the addresses are those of this machine.
+//! Routes the packets of a port to a TUN device, although their destination is an address of this machine.
 //!
-//! A rule for the port, before the kernel's table of local addresses, sends the packets to a routing table of
-//! ours. That has one route, to the device (ip-rule(8)). Packets from the device have an address of this
-//! machine, which the kernel considers forged unless `accept_local` is set. Incoming packets count as
-//! forwarded, so forwarding is on for the interfaces with the addresses. When the device disappears, so does
-//! its route, and the kernel gets the packets again.
+//! The kernel has a rule that looks up local addresses. A rule of ours, for the port, comes before it. It
+//! sends the packets to a routing table of ours, which has one route, to the device (ip-rule(8)). Packets
+//! from the device have an address of this machine. The kernel takes them for forged unless `accept_local` is
+//! set. Packets to the device count as forwarded, so forwarding is switched on for the interfaces with the
+//! addresses. When the device disappears, so does its route, and the kernel gets the packets again.
 //!
-//! IPv6 forwards for all interfaces or for none. A host that forwards no longer takes its address and its
-//! default route from router advertisements (ip-sysctl.rst, `accept_ra`). So the administrator has to decide
-//! that.
+//! With IPv6, either all interfaces forward or none does. A host that forwards no longer accepts its address
+//! and its default route from router advertisements (ip-sysctl.rst, `accept_ra`). So the administrator has to
+//! decide that.
 
 use std::fs;
 use std::io;
@@ -22,27 +22,27 @@ use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, Rule
 use rtnetlink::packet_route::{AddressFamily, IpProtocol};
 use rtnetlink::{new_connection, Handle, IpVersion, LinkUnspec, RouteMessageBuilder};
 
-/// Priority of our rules. The kernel's rule for local addresses moves behind them; its own priority is 0.
+/// Priority of our rules. The kernel's rule for local addresses moves from priority 0 to the second value.
 const OURS: u32 = 10;
 const LOCAL: u32 = 20;
 /// The kernel's table of local addresses.
 const LOCAL_TABLE: u8 = 255;
-/// Base of the numbers of our tables; the index of the device is added.
+/// Base for the numbers of our routing tables. The index of the device is added.
 const TABLES: u32 = 0x7468_0000;
 const FORWARDING_V6: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 const NO_FORWARDING_V6: &str = "packets of IPv6 can be led to the endpoint only where it is forwarded; set \
     net.ipv6.conf.all.forwarding = 1 (and accept_ra = 2 where addresses come from a router)";
-/// Superpackets that may wait to be read.
+/// Queue length of the device: most superpackets that wait to be read.
 const QUEUE: u32 = 10_000;
 
-/// Routes to a device.
+/// The routing rules of a port, and the settings that were changed for them.
 #[derive(Debug)]
 pub(crate) struct Way {
     table: u32,
     port: u16,
     version: IpVersion,
     addresses: Vec<IpAddr>,
-    /// Changed kernel settings, with their previous values.
+    /// Changed kernel settings, each with its previous value.
     changed: Vec<(String, String)>,
 }
 
@@ -56,11 +56,11 @@ fn refused(what: &str, error: &rtnetlink::Error) -> io::Error {
 }
 
 impl Way {
-    /// Routes packets for `port` of `address` to the device. If the address is unspecified, packets to each
-    /// address.
+    /// Routes packets to `port` of `address` to the device. If the address is unspecified, this covers all
+    /// addresses of the machine.
     ///
     /// # Errors
-    /// Errors of the system; `Unsupported` for IPv6 without forwarding.
+    /// System errors; `Unsupported` for IPv6 if the system does not forward it.
     pub(crate) async fn open(device: &str, address: IpAddr, port: u16) -> io::Result<Self> {
         let index = if_nametoindex(device).map_err(io::Error::from)?;
         let (connection, handle, _) = new_connection()?;
@@ -105,7 +105,7 @@ impl Way {
         Ok(())
     }
 
-    /// The route to the device, for every destination.
+    /// The route of our table: every destination goes to the device.
     fn route(&self, index: u32) -> RouteMessage {
         match self.version {
             IpVersion::V4 => {
@@ -118,7 +118,8 @@ impl Way {
         }
     }
 
-    /// Moves the kernel's own rule behind ours. The rule exists at any time.
+    /// Moves the kernel's rule for local addresses behind ours. Adds the new rule before it removes the old
+    /// one, so there always is one.
     async fn make_place(&self, handle: &Handle) -> io::Result<()> {
         let there = self.rules(handle).await?;
         let at = |priority: u32| there.iter().find(|rule| is_local(rule) && self::priority(rule) == priority);
@@ -144,7 +145,7 @@ impl Way {
         all.try_collect().await.map_err(|e| refused("the rules", &e))
     }
 
-    /// The kernel's rule for local addresses at a priority.
+    /// The kernel's rule for local addresses, at a priority.
     fn local(&self, priority: u32) -> RuleMessage {
         let mut rule = RuleMessage::default();
         rule.header.family = self.family();
@@ -169,7 +170,7 @@ impl Way {
         rule
     }
 
-    /// Whether the rule belongs to an earlier process at the port that was killed.
+    /// Whether the rule was left behind by a killed process that listened at this port.
     fn is_stale(&self, rule: &RuleMessage) -> bool {
         let ports = RulePortRange { start: self.port, end: self.port };
         priority(rule) == OURS
@@ -185,7 +186,7 @@ impl Way {
         Ok(())
     }
 
-    /// Takes everything back. Call it outside of a runtime, in the namespace of the device.
+    /// Restores everything. Call it outside an async runtime, in the network namespace of the device.
     pub(crate) fn close(self) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
         let Ok(runtime) = runtime else { return };
@@ -197,7 +198,7 @@ impl Way {
         });
     }
 
-    /// What cannot be undone stays; without the device it has no effect.
+    /// Restores what it can. What stays has no effect without the device.
     async fn undo(&self, handle: &Handle) {
         for &at in &self.addresses {
             let _ = handle.rule().del(self.rule(at)).execute().await;
@@ -218,7 +219,7 @@ impl Way {
 
 /// Whether packets to `at`, an address of this machine, are for a listener at `address`.
 fn wanted(address: IpAddr, at: IpAddr) -> bool {
-    // A link-local address is ambiguous without its interface.
+    // A link-local address is ambiguous without its interface, so leave it out.
     let any = address.is_unspecified() && !at.is_loopback() && !is_link_local(at);
     at == address || (any && at.is_ipv4() == address.is_ipv4())
 }
@@ -227,18 +228,19 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(at) if at.segments()[0] & 0xffc0 == 0xfe80)
 }
 
-/// A device that has an address of this machine.
+/// A network device with an address of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub name: String,
-    /// Whether its packets have Ethernet headers; otherwise they begin with the IP header.
+    /// Whether its packets have Ethernet headers. Otherwise they begin with the IP header.
     pub ethernet: bool,
 }
 
-/// The devices by which packets to `address` come in. For an unspecified address: all but loopback.
+/// The devices on which packets to `address` arrive. For an unspecified address: all but loopback.
 ///
 /// # Errors
-/// Errors of the system; `AddrNotAvailable` if no device has the address.
+///
+/// System errors; `AddrNotAvailable` if no device has the address.
 pub(crate) async fn interfaces(address: IpAddr) -> io::Result<Vec<Interface>> {
     use futures_util::TryStreamExt;
     let (connection, handle, _) = new_connection()?;
@@ -304,7 +306,7 @@ async fn own_addresses(handle: &Handle) -> io::Result<Vec<(IpAddr, String)>> {
     Ok(found)
 }
 
-/// Sets a kernel setting of an interface and returns the previous value.
+/// Changes a kernel setting of an interface, and returns its previous value.
 fn set(interface: &str, setting: &str, value: &str) -> io::Result<String> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/{setting}");
     let about = |e: io::Error| io::Error::new(e.kind(), format!("{path}: {e}"));

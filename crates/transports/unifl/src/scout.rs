@@ -1,59 +1,61 @@
-//! Follows the frames in the stream of a tcp link, and finds the bytes that may be lost: payloads of chunks
-//! only. The head of a sealed payload must come, since the rest cannot be opened without it.
+//! Follows the frames in the stream of a tcp link. It finds the bytes that may be lost: payloads of chunks
+//! only. The head of a sealed payload must not be lost, since the rest cannot be opened without it.
 //!
-//! Each frame says where the next one begins. While a segment with a header is being retransmitted, later
-//! frames would be unknown and their losses retransmitted too, for a whole round trip. So the scout looks
-//! ahead. The chunks of an update have one length and follow each other, so the scout knows where headers
-//! should be. A header there with a valid checksum and the expected content proves that all frames before it
-//! are as expected. A sealed chunk is longer than its part of the update; two of them show by how much.
+//! The header of each frame says where the next frame begins. While a segment with a header is being
+//! retransmitted, the scout could not know later frames. Their losses would be retransmitted too, for a whole
+//! round trip. So the scout looks ahead. The chunks of an update have one length and follow each other, so
+//! the scout knows where headers should be. If there is a header with a valid checksum and the expected
+//! content, all frames before it are as expected. A sealed chunk is longer than its part of the update. Two
+//! successive chunks show by how much.
 
 use thalweg_wire::{ChunkHeader, FrameHeader, Kind, Range, HEADER_BYTES};
 
-/// How many frames ahead to look.
+/// Number of frames to look ahead.
 const AHEAD: u64 = 64;
 const HEADER: u64 = HEADER_BYTES as u64;
 
 /// The payload of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Payload {
-    /// Its range in the stream that may be lost.
+    /// The range of the stream that may be lost.
     pub range: Range,
-    /// Its header.
+    /// The header of its chunk.
     pub chunk: ChunkHeader,
 }
 
 #[derive(Debug)]
 pub(crate) struct Scout {
-    /// Offset of the first header that has not been read.
+    /// Offset of the first header that has not been read yet.
     next: u64,
-    /// Bytes at the beginning of each payload that must come.
+    /// Number of bytes at the beginning of each payload that must not be lost.
     head: u64,
-    /// The last chunk, if the next frame may be another one of the same update.
+    /// The last chunk that was read, if no other frame followed it.
     last: Option<ChunkHeader>,
-    /// Distance between the offsets of successive chunks.
+    /// Distance in the update from one chunk to the next.
     step: u64,
-    /// The last frame found ahead: where the frame after it begins, and its number.
+    /// Number of frames from `next` on that are known by looking ahead.
     ahead: u64,
     /// Offset up to which payloads have been reported.
     known: u64,
-    /// The stream does not consist of frames.
+    /// Whether an invalid header was found: the stream does not consist of frames.
     lost: bool,
 }
 
 impl Scout {
-    /// A scout for a stream whose frames begin at `start`, and of which the first `head` bytes of each
-    /// payload must come.
+    /// Creates a scout for a stream whose frames begin at `start`. The first `head` bytes of each payload
+    /// must not be lost.
     pub(crate) fn new(start: u64, head: u32) -> Self {
         Self { next: start, head: head.into(), last: None, step: 0, ahead: 0, known: 0, lost: false }
     }
 
-    /// Returns newly found payloads. `header` returns the bytes at an offset if all of them have come.
+    /// Returns newly found payloads. `header` returns the bytes of a header at an offset, if all of them have
+    /// arrived.
     pub(crate) fn advance(&mut self, header: impl Fn(u64) -> Option<[u8; HEADER_BYTES]>) -> Vec<Payload> {
         let mut found = Vec::new();
         while !self.lost {
             let Some(bytes) = header(self.next) else { break };
             let Ok(frame) = FrameHeader::decode(&bytes) else {
-                // The reader of the stream reports the error. Nothing more of it may be lost.
+                // The reader of the stream reports the error. From here on nothing may be lost.
                 self.lost = true;
                 break;
             };
@@ -74,20 +76,20 @@ impl Scout {
         found
     }
 
-    /// Whether an update has begun, and nothing else has followed.
+    /// Whether the last frame was a chunk, so that more of the update may follow.
     pub(crate) fn in_update(&self) -> bool {
         self.last.is_some() && !self.lost
     }
 
-    /// The distance between chunks of the update, by the last two of one length; otherwise they follow each
-    /// other.
+    /// The distance in the update from this chunk to the next. If the last two chunks have the same length,
+    /// it is the distance between them. Otherwise it is the length of this chunk.
     fn step_to(&self, chunk: &ChunkHeader) -> u64 {
         let before = self.last.filter(|last| ChunkHeader { offset: chunk.offset, ..*last } == *chunk);
         let step = before.and_then(|last| chunk.offset.checked_sub(last.offset));
         step.unwrap_or_else(|| chunk.length.into())
     }
 
-    /// Looks for the frame `n` chunks after the first unread one.
+    /// Looks for headers where the next chunks of the update should be.
     fn look_ahead(
         &mut self,
         last: ChunkHeader,
@@ -103,7 +105,8 @@ impl Scout {
         let mut proven = self.ahead;
         for n in self.ahead.max(1)..self.ahead + AHEAD {
             let frame = header(place(n)).and_then(|bytes| FrameHeader::decode(&bytes).ok());
-            // The last chunk of an update is shorter. Its header proves all chunks before it.
+            // The last chunk of an update may be shorter. Its header proves all chunks before it, but not its
+            // own payload.
             let fits = frame.filter(|frame| {
                 let length = frame.chunk.length.min(last.length);
                 frame.kind == Kind::Chunk && ChunkHeader { length, ..expected(n) } == frame.chunk
@@ -140,14 +143,15 @@ mod tests {
 
     use super::*;
 
-    /// Where the frames begin.
+    /// Offset of the first frame.
     const START: u64 = 24;
 
     fn chunk(offset: u64, length: u32) -> ChunkHeader {
         ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset, length }
     }
 
-    /// A stream with a preamble and these frames; headers' places, and the payloads of chunks.
+    /// A stream with a preamble and these frames. Also returns the offsets of headers, and the payloads of
+    /// chunks.
     fn stream(frames: &[(Option<u64>, u32)]) -> (Vec<u8>, Vec<u64>, Vec<Range>) {
         let mut bytes = vec![9; START as usize];
         let (mut headers, mut payloads) = (Vec::new(), Vec::new());
@@ -202,7 +206,7 @@ mod tests {
         let mut scout = Scout::new(START, 0);
         let gone = [headers[2], headers[3]].into();
         let found: Vec<Range> = scout.advance(read(&bytes, &gone)).iter().map(|p| p.range).collect();
-        // That of the last chunk is shorter, so it is only known in its turn.
+        // The last chunk is shorter, so the scout knows it only after it has read the header before it.
         assert_eq!(found, payloads[..4]);
         let none = BTreeSet::new();
         let found: Vec<Range> = scout.advance(read(&bytes, &none)).iter().map(|p| p.range).collect();
@@ -231,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Chunks of 100 bytes that are 116 when sealed.
+    /// Chunks of 100 bytes that have 116 bytes when sealed.
     #[test]
     fn the_step_of_sealed_chunks_is_learnt_from_two() {
         let sealed: Vec<_> = (0..8).map(|n| (Some(100 * n), 116)).collect();
@@ -252,8 +256,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is missing, in whatever order it comes: no byte of a header or of a control message may
-        /// be lost, and in the end all payloads may.
+        /// Any bytes are missing, and the others arrive in any order. No byte of a header or control message
+        /// may be lost. In the end all payloads may be.
         #[test]
         fn only_payloads_are_ever_permitted(
             kinds in prop::collection::vec((any::<bool>(), 0..3_u32), 1..20),
@@ -271,7 +275,7 @@ mod tests {
             let mut found = Vec::new();
             let mut still: Option<BTreeSet<u64>> = None;
             for set in gone.into_iter().chain([BTreeSet::new()]) {
-                // What has come stays there.
+                // Bytes that have arrived stay there.
                 let set = match &still { None => set, Some(before) => before.intersection(&set).copied().collect() };
                 found.extend(scout.advance(read(&bytes, &set)).iter().map(|p| p.range));
                 for range in &found {

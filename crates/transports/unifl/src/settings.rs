@@ -1,4 +1,4 @@
-//! Options of a listener: `[transport.options]` of a plan.
+//! Options of a listener: the section `[transport.options]` of a plan.
 
 use thalweg_masking::Time;
 use thalweg_masking::{Config, PaperSettings, Rate, Reorder};
@@ -51,45 +51,45 @@ pub(crate) const SETTINGS: &[Setting] = &[
     TRACE,
 ];
 
-/// Default of `receive_buffer`: bytes of a connection that wait to be read or for a retransmission. At 700
-/// Mbit/s and 40 ms, the bytes behind a segment that was lost three times are 20 MB.
+/// Default of `receive_buffer`: bytes of a connection that wait to be read, or for a retransmission. At 700
+/// Mbit/s and 40 ms, 20 MB arrive behind a segment that was lost three times.
 const BUFFER: u64 = 32 << 20;
 /// Default of `send_buffer`: bytes of a connection that wait to be sent or acknowledged.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// The TCP receiver.
+/// Which TCP receiver is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
     /// Our own receiver, behind a TUN device.
     Tun,
-    /// The kernel's, with eBPF programs in front of it.
+    /// The kernel's own, with eBPF programs in front of it.
     Ebpf,
 }
 
 /// Limits of one connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Share of an update that may be masked.
+    /// Fraction of an update that may be masked.
     pub budget: f64,
-    /// Share of an update whose loss ends the link.
+    /// Fraction of an update whose loss ends the link.
     pub refuse: f64,
-    /// Bytes that wait to be read.
+    /// Most bytes that wait to be read.
     pub buffer: u64,
-    /// Content of its stream.
+    /// Content of the stream.
     pub content: Content,
 }
 
-/// Content of a stream, which determines what may be lost.
+/// The content of a stream. It determines what may be lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Content {
-    /// Frames of a tcp link in the clear: payloads of chunks may be lost.
+    /// Frames of a tcp link. Payloads of chunks may be lost.
     Frames,
-    /// An unknown protocol: everything may be lost after this many bytes.
+    /// An unknown protocol. All bytes may be lost but this many at its beginning.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     Plain { reliable: u64 },
 }
 
-/// The settings of connections, and of the endpoint.
+/// Reads the limits of connections, and the settings of the endpoint.
 pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
     let chosen = options.own.read(SETTINGS)?;
     let defaults = Reorder::default();
@@ -114,7 +114,7 @@ pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
     Ok((limits, config))
 }
 
-/// The chosen receiver.
+/// Reads which receiver to use.
 pub(crate) fn backend(options: &Options) -> Result<Backend> {
     Ok(match options.own.read(SETTINGS)?.text("backend") {
         "ebpf" => Backend::Ebpf,
@@ -122,7 +122,7 @@ pub(crate) fn backend(options: &Options) -> Result<Backend> {
     })
 }
 
-/// The trace that the options name, if they do.
+/// The trace file that the options name, if any.
 pub(crate) fn trace(options: &Options) -> Result<Option<TraceFile>> {
     TraceFile::open(&options.own.read(SETTINGS)?)
 }

@@ -1,5 +1,5 @@
-//! The transport contract: with the endpoint in front, each test on a host of its own, and as plain tcp where
-//! the system does not let it be.
+//! The transport contract, tested with the endpoint in front. Each test has a host of its own. If the system
+//! does not allow that, the tests run over plain tcp.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 #![cfg(target_os = "linux")]
 
@@ -24,7 +24,7 @@ fn with(options: Options, address: &str) -> Factory {
     factory.intruder = Some(Arc::new(|address| {
         Box::pin(async move {
             let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
-            // The other end may have hung up in the middle of it.
+            // The other end may have hung up in the middle of the test.
             let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await;
         })
     }));
@@ -35,7 +35,7 @@ thread_local! {
     static MISSING: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Moves the test's thread, and the runtime's threads with it, to a host of its own.
+/// Moves the test's thread to a host of its own. The runtime's threads follow.
 fn on_a_host() -> Option<thalweg_lab::Lab> {
     match common::lab(serde_json::json!({}), serde_json::json!({})) {
         Ok(lab) => {
@@ -49,7 +49,7 @@ fn on_a_host() -> Option<thalweg_lab::Lab> {
     }
 }
 
-/// The same, where IPv6 is forwarded.
+/// The same, on a host that forwards IPv6.
 fn on_a_router() -> Option<thalweg_lab::Lab> {
     let lab = on_a_host()?;
     common::forward_ipv6();
@@ -62,7 +62,7 @@ fn in_front(address: &str) -> Factory {
     factory
 }
 
-/// The kernel's TCP with programs in front of it.
+/// The eBPF back end: the kernel's TCP with programs in front of it.
 fn compacted(address: &str) -> Factory {
     let Options { own, send_buffer, receive_buffer, .. } = plain();
     let own = own.with("backend", Value::Text("ebpf".into()));
@@ -91,7 +91,7 @@ mod in_front_of_a_host_over_ipv6 {
     suite!(before { on_a_router() }; in_front("unifl://[fd77::2]:0"));
 }
 
-/// Control messages under TLS, chunks sealed and in the clear.
+/// Control messages travel under TLS, and chunks sealed on connections without TLS.
 mod sealed_in_front_of_a_host {
     use super::*;
 
@@ -108,6 +108,6 @@ mod sealed_in_front_of_a_host {
 
 mod as_plain_tcp {
     use super::*;
-    // Nothing is lost there.
+    // The loopback loses nothing.
     suite!(factory("unifl://127.0.0.1:0"));
 }

@@ -1,4 +1,5 @@
-//! The kernel's TCP with programs in front of it: kernel senders over a link that loses packets.
+//! The eBPF back end: the kernel's TCP with programs in front, and kernel senders over a link that loses
+//! packets.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 #![cfg(target_os = "linux")]
 
@@ -10,7 +11,7 @@ use thalweg_unifl::Unifl;
 
 mod common;
 
-/// With the backend and these options; `None` where this machine cannot.
+/// Runs a transfer with this back end and these options. `None` if this machine cannot.
 fn send(own: &str, transfer: Transfer) -> Option<(Came, Arena)> {
     Transfer { own: format!(r#"{{"backend": "ebpf", {own}}}"#), ..transfer }.run()
 }
@@ -31,7 +32,7 @@ fn loss_is_masked_and_the_rest_comes_right() {
         for hole in came.recorder.seen().ranges.holes(UPDATE).iter() {
             assert_eq!((hole.start % 8, hole.end % 8), (0, 0), "a value is cut");
         }
-        // Only what was of chunks with holes.
+        // Only parts of chunks with holes were copied.
         assert!(came.counters.copied > 0 && came.counters.round_trip.is_some(), "{:?}", came.counters);
     }
 }
@@ -50,7 +51,7 @@ fn no_more_is_masked_than_the_budget_has() {
     let Some((came, source)) = send(r#""budget": 0.01"#, transfer) else { return };
     assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
     came.recorder.check(&source);
-    // With each hole go up to 7 bytes at either end.
+    // Up to 7 bytes more are missing at either end of each hole.
     let holes = came.recorder.seen().ranges.holes(UPDATE).count() as u64;
     let missing = missing(&came);
     assert!(missing > 0 && missing <= UPDATE / 100 + 14 * holes, "{missing} of {UPDATE} bytes are missing");
@@ -68,8 +69,8 @@ fn critical_tensors_come_whole_while_others_lose() {
     sending::critical_tensors("ebpf");
 }
 
-/// Of 4 % that are lost each header's segment is repaired, and what is lost behind it until the next header
-/// has come.
+/// The link loses 4 %. The sender retransmits each segment with a header, and what is lost behind it until
+/// the next header has arrived.
 #[test]
 fn a_lost_header_costs_little_more_than_its_own_segment() {
     let transfer = Transfer { loss: 0.04, ..Transfer::default() };

@@ -1,4 +1,4 @@
-//! Kernel senders over a link that loses packets: what is masked, what is repaired, what is refused.
+//! Kernel senders over a link that loses packets: what is masked, retransmitted, and refused.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 #![cfg(target_os = "linux")]
 
@@ -26,7 +26,7 @@ fn loss_is_masked_and_the_rest_comes_right() {
     for hole in came.recorder.seen().ranges.holes(UPDATE).iter() {
         assert_eq!((hole.start % 8, hole.end % 8), (0, 0), "a value is cut");
     }
-    // Into the connection's buffer, and what was of chunks with holes twice more.
+    // All bytes are copied into the connection's buffer, and those of chunks with holes twice more.
     assert!(came.counters.copied > UPDATE && came.counters.round_trip.is_some(), "{:?}", came.counters);
 }
 
@@ -44,7 +44,7 @@ fn no_more_is_masked_than_the_budget_has() {
     assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
     came.recorder.check(&source);
     let missing = UPDATE - came.recorder.seen().ranges.bytes();
-    // With each hole go up to 7 bytes at either end.
+    // Up to 7 bytes more are missing at either end of each hole.
     let holes = came.recorder.seen().ranges.holes(UPDATE).count() as u64;
     assert!(missing > 0 && missing <= UPDATE / 100 + 14 * holes, "{missing} of {UPDATE} bytes are missing");
 }
@@ -90,7 +90,7 @@ fn of_a_tensor_no_more_is_masked_than_its_budget_has() {
     let Some((came, source)) = job.run() else { return };
     came.recorder.check(&source);
     let lost: Vec<u64> = (0..16).map(|tensor| came.missing(&layout, tensor)).collect();
-    // With each hole go up to 7 bytes at either end, and it has no more than three segments.
+    // Up to 7 bytes more are missing at either end of each hole, and no hole is longer than three segments.
     assert!(lost[5] > 0 && lost[5] <= most + 14 * 3, "{} of {most}: {lost:?}", lost[5]);
     assert!(lost[4] > 2 * most && lost[6] > 2 * most, "{lost:?}");
 }
@@ -122,8 +122,7 @@ fn loss_is_masked_over_ipv6_too() {
     assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
 }
 
-/// A kernel's Cubic sender under TLS, with its updates sealed: what the path loses costs the records it
-/// touches.
+/// A kernel's Cubic sender under TLS, with sealed updates. A lost packet costs all records that it touches.
 #[test]
 fn sealed_updates_lose_the_records_that_holes_touch() {
     let layer = Seal { record: Some(1432), ..Seal::default() };
@@ -158,7 +157,7 @@ fn sealed_updates_come_whole_without_a_budget() {
     assert_eq!(came.counters.records_lost, Some(0));
 }
 
-/// Over several connections, in records that are not of whole words, beside tensors that lose some.
+/// Several connections, records that are not whole words, and tensors of which some bytes are lost.
 #[test]
 fn critical_tensors_come_whole_when_sealed() {
     let layout = layout();
@@ -191,7 +190,7 @@ fn a_sealed_tensor_that_loses_too_much_ends_the_link() {
     assert!(came.message.is_err(), "{:?}", came.message);
 }
 
-/// TLS with updates that are not sealed, or by a cipher that does not authenticate.
+/// TLS with updates that are not sealed, or sealed by a cipher that does not authenticate.
 #[test]
 fn under_tls_alone_it_is_plain_tcp_and_says_why() {
     let lab = match common::lab(json!({}), json!({})) {

@@ -1,5 +1,5 @@
-//! Plain servers and clients of the kernel, with the proxy between them: on hosts of a lab over a link that
-//! loses packets, and on the loopback, where it is an ordinary proxy.
+//! Kernel servers and clients with the proxy between them. Some tests use two hosts of a lab and a link that
+//! loses packets. Others use the loopback, where the proxy is an ordinary one.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 #![cfg(target_os = "linux")]
 
@@ -19,19 +19,19 @@ use tokio::sync::{mpsc, watch};
 mod common;
 
 const STREAM: usize = 8 << 20;
-/// Of this process, as far as the proxy knows.
+/// File descriptors of this process, as the proxy is told.
 const DESCRIPTORS: u64 = 1024;
 const LOOPBACK: &str = "127.0.0.1";
 
-/// Where client and server are.
+/// The network between client and server.
 #[derive(Clone, Copy)]
 enum Network {
-    /// On two hosts; the way to the server loses this share of packets.
+    /// Two hosts. The link to the server loses this fraction of packets.
     Lossy(f64),
     Loopback,
 }
 
-/// What came of it: the server's and the client's part, the map's lines, the events.
+/// Results: the server's and the client's part, the lines of the map, and the events.
 struct Outcome<S, C> {
     server: S,
     client: C,
@@ -60,8 +60,8 @@ fn enter(lab: Option<&Lab>, host: &str) {
     }
 }
 
-/// Has a client and a server talk through a proxy, which is stopped after the first event `last`. `None`
-/// where there is no such network.
+/// Lets a client and a server talk through a proxy. Stops the proxy after the first event `last`. `None` if
+/// there is no such network.
 fn talk<S: Send + 'static, C: Send + 'static>(
     (network, last): (Network, &'static str),
     settings: Value,
@@ -79,7 +79,7 @@ fn talk<S: Send + 'static, C: Send + 'static>(
             }
         },
     };
-    // The lab lasts as long as this call.
+    // The lab exists until this call ends.
     let map = tempfile();
     let (holes, theirs, (ready, told)) = (map.clone(), lab.clone(), channel());
     let host = thread::spawn(move || {
@@ -114,7 +114,7 @@ fn tempfile() -> String {
     std::env::temp_dir().join(format!("thalweg-{test}-{}", std::process::id())).to_str().unwrap().to_owned()
 }
 
-/// Runs a proxy up to the first event `last`, and then to its end; all events.
+/// Runs a proxy, stops it after the first event `last`, and returns all events.
 fn run(settings: ProxySettings, last: &str, ready: Sender<SocketAddr>) -> Vec<Value> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (masks, plain) = (!settings.plain, settings.plain);
@@ -143,13 +143,13 @@ fn run(settings: ProxySettings, last: &str, ready: Sender<SocketAddr>) -> Vec<Va
     events
 }
 
-/// Our devices on this thread's host.
+/// The `unifl` devices on the host of this thread.
 fn devices() -> usize {
     let seen = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     seen.lines().filter(|line| line.trim_start().starts_with("unifl")).count()
 }
 
-/// A setting of this thread's host that is changed while it runs.
+/// A setting of this thread's host that the proxy changes while it runs.
 fn forwarding() -> Option<String> {
     std::fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/forwarding").ok()
 }
@@ -163,7 +163,7 @@ fn accepted(listener: &TcpListener) -> TcpStream {
     listener.accept().unwrap().0
 }
 
-/// All that comes, and who it is from.
+/// Reads all bytes. Also returns the sender's address.
 fn take(listener: TcpListener) -> (Vec<u8>, SocketAddr) {
     let mut stream = accepted(&listener);
     let mut came = Vec::new();
@@ -171,7 +171,7 @@ fn take(listener: TcpListener) -> (Vec<u8>, SocketAddr) {
     (came, stream.peer_addr().unwrap())
 }
 
-/// Sends a stream, and waits for the other end.
+/// Sends a stream, and waits until the other end closes.
 fn give(length: usize) -> impl FnOnce(TcpStream) -> SocketAddr {
     move |mut stream| {
         stream.write_all(&pattern(length)).unwrap();
@@ -260,7 +260,7 @@ fn holes_are_widened_to_whole_values() {
     );
     let (expected, came) = (with_holes(STREAM, &holes), &outcome.server.0);
     assert_eq!(came.len(), STREAM);
-    // In a hole is zero, or at its edges what came.
+    // A byte in a hole is zero, or is what was sent if it is at the edge of the hole.
     assert!(expected.iter().zip(came).all(|(expected, came)| expected == came || *expected == 0));
 }
 
@@ -312,7 +312,7 @@ fn a_server_that_has_sent_all_still_gets_the_stream() {
     }
 }
 
-/// Those of a test on this network.
+/// The proxy's settings for a test on this network.
 fn settings(network: Network) -> Value {
     json!({"plain": matches!(network, Network::Loopback)})
 }
@@ -404,7 +404,7 @@ fn a_server_that_is_slow_slows_the_client_and_gets_all() {
     let (full, seen) = channel();
     let server = move |listener: TcpListener| {
         let mut stream = accepted(&listener);
-        // Nothing is read before the client could send no more.
+        // The server reads nothing before the client cannot send any more.
         seen.recv().unwrap();
         let mut count = 0;
         let mut block = [0; 10_000];

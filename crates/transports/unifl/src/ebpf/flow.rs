@@ -1,4 +1,4 @@
-//! One connection: its holes, its window, and what may be masked.
+//! One connection of the eBPF back end: its holes, its window, and what the programs may mask.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +20,8 @@ use crate::settings::Limits;
 
 /// The largest unscaled window (RFC 7323, section 2.2).
 const UNSCALED: u64 = 65_535;
-/// Segment size if the peer did not say one (RFC 9293, section 3.7.1), and what timestamps take of it.
+/// Segment size if the peer announced none (RFC 9293, section 3.7.1), and the bytes that timestamps take of
+/// it.
 const UNSAID: u16 = 536;
 const STAMPS: u16 = 12;
 const MICROSECONDS: f64 = 1e6;
@@ -38,21 +39,20 @@ pub(super) struct Flow {
 struct Inside {
     control: Box<dyn Control>,
     wish: Wish,
-    /// Number of holes already reported.
+    /// Number of holes that have been passed to the link.
     told: u64,
     delivered: u64,
-    /// Without timestamps: the offset whose arrival ends a round trip, and when that trip began.
+    /// Without timestamps: a round trip ends when this offset arrives; and when the round trip began.
     round: Option<(u64, Time)>,
-    /// The reader's position in the frames, and how far the programs have followed them.
+    /// The reader's position in the frames, and the offset up to which the programs have followed frames.
     frames: Frames,
     followed: u64,
     trace: Option<Trace>,
 }
 
 impl Flow {
-    /// Adds a connection whose preamble has not been answered yet: until then, nothing comes that may be
-    /// lost.
-    /// `None` if the programs did not see it begin, or have no room for it.
+    /// Adds a connection whose preamble has not been answered yet. The client sends nothing that may be lost
+    /// before that. `None` if the programs did not see the connection begin, or have no room for it.
     pub(super) fn open(
         programs: &Arc<Programs>,
         (remote, local): (SocketAddr, SocketAddr),
@@ -122,11 +122,11 @@ impl Holes for Flow {
     fn header(&self, offset: u64, header: &FrameHeader) {
         let mut inside = self.inside();
         inside.frames = inside.frames.after(offset, header);
-        // Otherwise the programs have read it themselves.
+        // If the programs are ahead of the reader, they have read this header themselves.
         if inside.followed < offset {
             inside.followed = inside.frames.head;
             inside.wish.frames = inside.frames;
-            // Without it nothing is masked, and the next call of `take` reports the error.
+            // If this fails, the programs mask nothing, and the next call of `take` reports the error.
             let _ = self.programs.wish(self.key, &inside.wish);
         }
     }
@@ -134,9 +134,10 @@ impl Holes for Flow {
     fn tolerate(&self, tolerance: &Tolerance, lines: usize) {
         let mut inside = self.inside();
         inside.wish.first = first(&self.limits, tolerance.bytes() / (lines as u64).max(1)) as u32;
-        // An error here occurs in the next call of `take` too.
+        // If this fails, the next call of `take` fails as well.
         let _ = self.programs.wish(self.key, &inside.wish);
-        // If there is no room for it, the session asks again for critical data.
+        // If the programs have no room for it, they may mask critical data, and the session requests that
+        // again.
         let _ = self.programs.protect(self.key, tolerance.critical());
     }
 }
@@ -148,7 +149,7 @@ impl Flow {
 }
 
 impl Inside {
-    /// An RTT sample without timestamps: a window of data takes at least a round trip.
+    /// An RTT sample for senders without timestamps: a window of data takes at least one round trip.
     fn round(&mut self, seen: &FlowReport, now: Time) -> Option<Time> {
         let next = (seen.right_edge.max(seen.high) + 1, now);
         let (mark, since) = *self.round.get_or_insert(next);
@@ -187,7 +188,7 @@ impl Inside {
 }
 
 impl Frames {
-    /// The position behind a header that ends at `offset`.
+    /// The position after a header that ends at `offset`.
     fn after(self, offset: u64, header: &FrameHeader) -> Self {
         let head = offset + u64::from(header.chunk.length);
         if header.kind != Kind::Chunk {
@@ -198,7 +199,7 @@ impl Frames {
         let update_from = if same { self.update_from } else { offset };
         let top = if same { self.top } else { 0 };
         let chunk = header.chunk.range();
-        // What was asked for again must come.
+        // A chunk that was requested again must not be lost.
         let payload = if chunk.start < top { head } else { offset };
         Self { head, payload, update, update_from, offset: chunk.start, top: chunk.end.max(top) }
     }
@@ -218,7 +219,7 @@ fn sample(seen: &FlowReport, segment: u32) -> Sample {
     }
 }
 
-/// Whether the update has lost no more than `refuse` allows.
+/// Checks that the update has lost no more than `refuse` allows.
 fn bearable(limits: &Limits, seen: &FlowReport) -> io::Result<()> {
     let of = seen.high.saturating_sub(seen.frames.update_from);
     let lost = seen.update_lost;
@@ -241,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    /// The vectors that the programs have to pass too: each goes on where the other was.
+    /// Test vectors that the eBPF programs must pass too, so that each can continue where the other stopped.
     #[test]
     fn frames_are_followed_as_the_vectors_say() {
         let vectors = include_str!("../../../../masking/tests/vectors/frames.json");

@@ -1,31 +1,31 @@
-//! Layout of the maps that the programs share with us, as in `crates/ebpf/programs/flow.h`.
+//! Layout of the maps that the eBPF programs share with us. It follows `crates/ebpf/programs/flow.h`.
 
 use std::net::{IpAddr, SocketAddr};
 
 use thalweg_tcp::line::{Hole, PREAMBLE_BYTES};
 use thalweg_wire::{Range, Ranges, HEADER_BYTES};
 
-/// Offset of the first frame.
+/// Stream offset of the first frame.
 const PREAMBLE: u64 = PREAMBLE_BYTES as u64;
 
-/// `struct tuple`: the remote address and ours, the remote port and ours.
+/// `struct tuple`: the remote address, our address, the remote port, our port.
 pub(super) type Key = [u8; 36];
 /// `struct opening`.
 pub(super) type Opening = [u8; 8];
 /// `struct wish`.
 pub(super) type Wished = [u64; 10];
-/// `struct flow`, with the holes that are remembered.
+/// `struct flow`, including the holes that the program remembers.
 pub(super) type Words = [u64; WORDS];
 
 /// `struct critical`.
 pub(super) type Critical = [u64; 1 + 2 * CRITICAL];
 
-/// Critical ranges for each flow.
+/// Most critical ranges of a flow.
 const CRITICAL: usize = 64;
-/// Words of a flow beside its holes, and two words for each hole.
+/// Words of a flow besides its holes, and two words for each hole.
 const WORDS: usize = 44 + 2 * 256;
 
-/// Microseconds of a span of measurements.
+/// Length of a span of measurements, in microseconds.
 const SPAN: u64 = 4096;
 /// Value of a measurement without samples.
 const UNKNOWN: u64 = u64::MAX >> 1;
@@ -44,19 +44,19 @@ pub(super) fn key(remote: SocketAddr, local: SocketAddr) -> Key {
     key
 }
 
-/// The port as the programs compare it.
+/// The port in the form in which the programs compare it.
 pub(super) fn port(port: u16) -> u32 {
     u16::from_ne_bytes(port.to_be_bytes()).into()
 }
 
-/// What the handshake said.
+/// What the programs learned from the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Handshake {
     /// Sequence number of the stream's first byte.
     pub first: u32,
     /// Shift of our window.
     pub scale: u16,
-    /// The largest segment that we take; 0 if nothing was said.
+    /// Maximum segment size that we announced; 0 if we announced none.
     pub largest: u16,
 }
 
@@ -70,7 +70,8 @@ impl Handshake {
         }
     }
 
-    /// A connection of which at most the preamble has come, so that no header was missed.
+    /// The initial state of a connection on which at most the preamble has arrived. So the programs miss no
+    /// header.
     pub(super) fn flow(&self) -> Words {
         let mut words = [0; WORDS];
         words[0] = join(0, self.first);
@@ -80,20 +81,20 @@ impl Handshake {
     }
 }
 
-/// The position of a stream in its frames: `struct frames`.
+/// The position of a stream in its frames (`struct frames`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Frames {
     /// Offset of the next header.
     pub head: u64,
-    /// Offset of the payload before it.
+    /// Stream offset of the payload before that header.
     pub payload: u64,
-    /// The update, by round and sender.
+    /// The current update: round and sender.
     pub update: u64,
-    /// Where its first payload began.
+    /// Stream offset at which the payload of its first chunk began.
     pub update_from: u64,
-    /// Offset of the last chunk in the update.
+    /// Offset of the last chunk within the update.
     pub offset: u64,
-    /// One past the last byte of the update that a chunk had.
+    /// One past the last byte of the update that any chunk so far had.
     pub top: u64,
 }
 
@@ -108,18 +109,19 @@ impl Frames {
     }
 }
 
-/// Wishes for a flow.
+/// What the back end asks of the programs for a flow (`struct wish`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Wish {
-    /// Bytes beyond the highest that the sender may send.
+    /// Bytes that the sender may send beyond the highest one that has arrived.
     pub window: u32,
-    /// Millionths of an update that may be masked.
+    /// How much of an update may be masked, in millionths.
     pub budget: u32,
     pub frames: Frames,
     /// Microseconds per tick of the sender's clock; 0 while unknown.
     pub tick: u64,
     pub scale: u16,
-    /// Bytes of an update that may be masked before the budget counts as a share of what has come.
+    /// Bytes of an update that may be masked in any case. Beyond them, the budget is a fraction of what has
+    /// arrived.
     pub first: u32,
     /// Minimum RTT in microseconds; 0 while unknown.
     pub trip: u64,
@@ -135,10 +137,10 @@ impl Wish {
     }
 }
 
-/// State of a flow, as the programs report it.
+/// State of a flow, as the programs report it (`struct flow`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct FlowReport {
-    /// One past the highest offset.
+    /// One past the highest offset that has arrived.
     pub high: u64,
     /// Right edge of the window that was advertised last.
     pub right_edge: u64,
@@ -147,16 +149,17 @@ pub(super) struct FlowReport {
     /// Number of masked holes.
     pub holes: u64,
     pub frames: Frames,
-    /// Of the current update: bytes masked, or left to be retransmitted.
+    /// Bytes of the current update that were masked, or left for the sender to retransmit.
     pub update_lost: u64,
-    /// Both ends have closed it, or one has reset it.
+    /// Whether both ends have closed the connection, or one has reset it.
     pub ended: bool,
-    /// Whether the sender has timestamps.
+    /// Whether the sender uses timestamps.
     pub stamped: bool,
-    /// How long the sender's clock has been watched, in microseconds, and its ticks meanwhile.
+    /// For how long the programs have watched the sender's clock, in microseconds, and by how many ticks it
+    /// advanced.
     pub watched: u64,
     pub ticks: i64,
-    /// Span of the newest measurements; minimum RTT in microseconds, and minimum one-way delay.
+    /// Number of the newest span of measurements; minimum RTT in microseconds; minimum one-way delay.
     pub span: u64,
     pub trip: Option<u64>,
     pub way: Option<i64>,
@@ -188,7 +191,8 @@ impl FlowReport {
     }
 }
 
-/// Critical ranges. If there are too many, those with the smallest distance are joined.
+/// The critical ranges, as the programs read them. If there are too many, the ranges with the smallest gaps
+/// between them are joined.
 pub(super) fn critical(ranges: &Ranges) -> Critical {
     let all: Vec<Range> = ranges.iter().collect();
     let mut between: Vec<usize> = (1..all.len()).collect();
@@ -207,7 +211,7 @@ pub(super) fn critical(ranges: &Ranges) -> Critical {
     words
 }
 
-/// A hole, its connection, and its number among that flow's holes, from 1: `struct event`.
+/// A hole, its connection, and its number among the holes of that flow, from 1 (`struct event`).
 pub(super) fn event(bytes: &[u8]) -> Option<(Key, u32, Hole)> {
     let (key, rest) = bytes.split_first_chunk::<36>()?;
     let (number, rest) = rest.split_first_chunk::<4>()?;
@@ -228,7 +232,7 @@ fn split(word: u64) -> (u32, u32) {
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }
 
-/// The programs know the length of a frame header too.
+/// The programs have the length of a frame header built in.
 const _: () = assert!(HEADER_BYTES == 52);
 
 #[cfg(test)]
@@ -263,7 +267,7 @@ mod tests {
     fn ranges_that_have_no_place_become_one_with_those_beside_them() {
         let of = |ranges: &[(u64, u64)]| critical(&ranges.iter().map(|&(a, b)| Range::new(a, b)).collect());
         assert_eq!(of(&[(8, 16), (32, 40)])[..6], [2, 8, 16, 32, 40, 0]);
-        // The one between the last two is the shortest.
+        // The smallest gap is the one between the last two ranges.
         let mut many: Vec<(u64, u64)> = (0..64).map(|n| (100 * n, 100 * n + 8)).collect();
         many.push((6310, 6320));
         let words = of(&many);

@@ -1,6 +1,6 @@
-//! The eBPF back end: the kernel's own TCP receives, and programs at the devices remove lost bytes from its
-//! sequence numbers (`crates/ebpf/programs/unifl.c`). Sockets deliver streams without the holes; this module
-//! puts them back.
+//! The eBPF back end. The kernel's own TCP receives the data. Programs at the devices remove masked bytes
+//! from its sequence numbers (`crates/ebpf/programs/unifl.c`). So a socket delivers the stream without its
+//! holes. This module puts the holes back.
 //!
 //! ```text
 //! device -> inward program -> kernel's TCP -> socket -> tcp's link with holes -> the session's sink
@@ -29,10 +29,10 @@ use crate::settings::Limits;
 use flow::Flow;
 use programs::Programs;
 
-/// Listens at `address`, which resolves to `at`, with programs in front; or returns why it cannot.
+/// Listens at `address`, which resolves to `at`, with the programs in front. The inner error says why this
+/// machine cannot do that.
 ///
 /// # Errors
-/// As [`thalweg_transport::Transport::listen`].
 pub(crate) async fn listen(
     address: &Address,
     at: SocketAddr,
@@ -80,7 +80,7 @@ impl Doorkeeper for Keeper {
         from: SocketAddr,
         guest: Option<Guest>,
     ) -> Result<Option<Pending>> {
-        // Where the programs did not see it come, it is an ordinary connection.
+        // If the programs did not see the connection begin, it is an ordinary one, without holes.
         let local = stream.local_addr().ok();
         let trace = self.trace.as_ref().map(|file| file.of(&from.to_string()));
         let flow =

@@ -1,4 +1,4 @@
-//! The attached programs, and the maps that they share with us.
+//! Loads and attaches the eBPF programs, and reads and writes the maps that they share with us.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -20,18 +20,18 @@ use thalweg_wire::Ranges;
 use super::layout::{self, Critical, FlowReport, Handshake, Key, Opening, Wish, Wished, Words};
 use crate::route::{self, Interface};
 
-/// Reading takes the flow's lock (BPF_F_LOCK).
+/// Flag of a map lookup: take the flow's lock (BPF_F_LOCK).
 const LOCKED: u64 = 4;
-/// How long the programs serve closed connections, until both ends have closed them.
+/// For how long the programs serve closed connections, if not both ends have closed them before.
 const LINGER: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_millis(10);
-/// How long the flow of a closed connection is kept for retransmissions (2 MSL).
+/// How long the state of a closed connection is kept for retransmissions (2 MSL).
 const KEPT: Duration = Duration::from_secs(60);
-/// How often to look in the ring for a hole that was counted, before it counts as lost. Another processor is
-/// just about to finish writing it.
+/// How often to look in the ring buffer for a hole that the program has counted. Another processor is just
+/// about to write it. If it does not show up, it counts as lost.
 const TRIES: u32 = 1 << 20;
 
-/// Attached programs. They are removed with this, or a little later, after the last connections have ended.
+/// The attached programs. Dropping this removes them, but only after the last connections have ended.
 pub(super) struct Programs {
     attached: Mutex<Option<Attached>>,
     group: Mutex<Group>,
@@ -47,14 +47,15 @@ struct Attached {
     criticals: Table<MapData, Key, Critical>,
     openings: Table<MapData, Key, Opening>,
     events: RingBuf<MapData>,
-    /// Holes of open connections, with their numbers, until they are asked for.
+    /// Holes of open connections with their numbers, until the connection takes them.
     heard: HashMap<Key, Vec<(u32, Hole)>>,
-    /// Closed connections.
+    /// Closed connections, and when each was closed.
     left: Vec<(Key, Instant)>,
 }
 
 impl Programs {
-    /// Attaches the programs to the devices by which packets to `address` come, or returns why it cannot.
+    /// Attaches the programs to the devices on which packets to `address` arrive. The error says why that is
+    /// not possible.
     pub(super) async fn attach(address: IpAddr) -> Result<Self, String> {
         let code = thalweg_ebpf::unifl();
         let interfaces = route::interfaces(address).await.map_err(|e| e.to_string())?;
@@ -78,7 +79,7 @@ impl Programs {
         act(attached).map_err(|e| io::Error::other(format!("eBPF: {}", explain(&e))))
     }
 
-    /// What the handshake of a connection said, if the programs saw it.
+    /// What the handshake of a connection said. `None` if the programs did not see it.
     pub(super) fn handshake(&self, key: &Key) -> Option<Handshake> {
         let opening = self.with(|attached| attached.openings.get(key, 0)).ok()?;
         Some(Handshake::read(&opening))
@@ -91,7 +92,8 @@ impl Programs {
             attached.wishes.insert(key, wish.write(), 0)?;
             attached.flows.insert(key, handshake.flow(), 0)?;
             attached.heard.insert(key, Vec::new());
-            // Handshakes evict each other; if it is gone already, nothing is lost.
+            // New handshakes evict old ones from this map. If this one was evicted already, that does not
+            // matter.
             let _ = attached.openings.remove(&key);
             Ok(())
         })
@@ -105,7 +107,7 @@ impl Programs {
     pub(super) fn protect(&self, key: Key, critical: &Ranges) -> io::Result<()> {
         self.with(|attached| {
             if critical.is_empty() {
-                // Mostly there was no entry.
+                // Usually there was no entry, so ignore an error.
                 let _ = attached.criticals.remove(&key);
                 return Ok(());
             }
@@ -113,7 +115,7 @@ impl Programs {
         })
     }
 
-    /// The state of a connection, and its holes from that number on: at least all that it counts.
+    /// The state of a connection, and its holes from number `next` on: at least those that the state counts.
     pub(super) fn look(&self, key: &Key, next: u64) -> io::Result<(FlowReport, Vec<Hole>)> {
         let mut attached = self.attached();
         let Some(attached) = attached.as_mut() else { return Err(io::ErrorKind::NotConnected.into()) };
@@ -125,7 +127,7 @@ impl Programs {
         holes.map(|holes| (seen, holes)).ok_or_else(lost)
     }
 
-    /// A connection was closed here.
+    /// The link has closed this connection.
     pub(super) fn leave(&self, key: Key, member: u32) {
         if let Some(attached) = self.attached().as_mut() {
             attached.heard.remove(&key);
@@ -142,7 +144,7 @@ impl Programs {
         self.began.elapsed()
     }
 
-    /// Publishes the rate of a connection, and returns what the flows on the path have in common.
+    /// Publishes the rate of a connection. Returns the rate and target of all flows on the path.
     pub(super) fn share(&self, now: Time, member: u32, own: GroupRate) -> Option<GroupRate> {
         self.group().publish(now, member, own)
     }
@@ -172,7 +174,7 @@ impl Attached {
         })
     }
 
-    /// Reads all events.
+    /// Reads all events that the programs have written.
     fn hear(&mut self) {
         while let Some(record) = self.events.next() {
             let Some((key, number, hole)) = layout::event(&record) else { continue };
@@ -182,7 +184,8 @@ impl Attached {
         }
     }
 
-    /// The holes of a connection from number `next` on, at least up to `last`; `None` if one cannot be found.
+    /// The holes of a connection from number `next` on, at least up to `last`. `None` if one of them does not
+    /// show up.
     fn holes(&mut self, key: &Key, next: u64, last: u64) -> Option<Vec<Hole>> {
         let mut holes = Vec::new();
         for _ in 0..TRIES {
@@ -205,13 +208,14 @@ impl Attached {
         None
     }
 
-    /// Forgets connections that ended long ago, and an earlier one between the same ends.
+    /// Forgets connections that ended long ago, and an earlier one with the same addresses and ports.
     fn sweep(&mut self, key: Key) {
         let Self { left, flows, wishes, criticals, .. } = self;
         left.retain(|(other, since)| {
             let keep = *other != key && since.elapsed() < KEPT;
             if !keep {
-                // The programs forget one themselves if a new connection has the same ends.
+                // If a new connection has the same addresses and ports, the programs have already forgotten
+                // the old one.
                 let _ = flows.remove(other);
                 let _ = wishes.remove(other);
                 let _ = criticals.remove(other);
@@ -220,7 +224,7 @@ impl Attached {
         });
     }
 
-    /// Whether a connection that was closed here is not closed by both ends yet.
+    /// Whether a connection with holes that we have closed is not yet closed by both ends.
     fn lingers(&self) -> bool {
         self.left.iter().any(|(key, since)| {
             let flow = self.flows.get(key, LOCKED).map(|words| FlowReport::read(&words));
@@ -230,7 +234,7 @@ impl Attached {
 }
 
 impl Drop for Programs {
-    /// The programs must stay for the last acknowledgements of a stream with holes.
+    /// The programs must stay until the last ACKs of a stream with holes have been sent.
     fn drop(&mut self) {
         let Some(attached) = self.attached().take().filter(Attached::lingers) else { return };
         let wait = move || {
@@ -238,7 +242,7 @@ impl Drop for Programs {
                 std::thread::sleep(GLANCE);
             }
         };
-        // Without a thread they are removed at once.
+        // If no thread can be started, the programs are removed at once.
         let _ = std::thread::Builder::new().name("thalweg-unifl".into()).spawn(wait);
     }
 }

@@ -1,4 +1,4 @@
-//! The client's end of a proxied connection: with holes, or an ordinary kernel connection.
+//! The client's end of a proxied connection. It may have holes, or be an ordinary kernel connection.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -11,26 +11,26 @@ use thalweg_transport::Counters;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 
-/// What a proxy needs of a connection, beside what a link needs.
+/// What the proxy needs of a connection, besides what a link needs.
 pub(crate) trait Caller: HoledStream {
-    /// Closes our direction. What was put before still goes out, and what comes is still taken.
+    /// Closes our direction. The client still gets what was written before, and its data is still read.
     fn finish(&self);
 
-    /// Resets the connection, at the latest when this is dropped.
+    /// Resets the connection, at the latest when this value is dropped.
     fn abort(&self);
 
-    /// Waits until the connection breaks and returns why. For times when nothing is read.
+    /// Waits until the connection breaks, and returns the error. It is for times when nothing is read.
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<io::Error>;
 
-    /// Waits until the first byte, the first hole or the end can be taken, and takes nothing. For times when
-    /// nothing is read.
+    /// Waits until the first byte, the first hole or the end can be read, but reads nothing. It is for times
+    /// when nothing is read.
     fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<()>;
 
-    /// Bytes that were lost and retransmitted, if known.
+    /// Bytes that were lost and retransmitted, if that is known.
     fn repaired(&self) -> Option<u64>;
 }
 
-/// A kernel connection: no holes.
+/// A kernel connection. It has no holes.
 pub(super) struct Direct(pub TcpStream);
 
 impl HoledStream for Direct {
@@ -60,7 +60,7 @@ impl HoledStream for Direct {
     }
 
     fn shut(&self) {
-        // It fails if the peer has closed the connection; then nothing is left to do.
+        // This fails if the peer has closed the connection. Then nothing is left to do.
         let _ = SockRef::from(&self.0).shutdown(Shutdown::Both);
     }
 
@@ -69,7 +69,7 @@ impl HoledStream for Direct {
 
 impl Caller for Direct {
     fn finish(&self) {
-        // As above.
+        // This fails for the same reason.
         let _ = SockRef::from(&self.0).shutdown(Shutdown::Write);
     }
 
@@ -78,7 +78,7 @@ impl Caller for Direct {
     }
 
     fn poll_broken(&self, _: &mut Context<'_>) -> Poll<io::Error> {
-        // The kernel reports the error to the next write.
+        // The next write reports the kernel's error.
         Poll::Pending
     }
 
@@ -92,8 +92,8 @@ impl Caller for Direct {
     }
 }
 
-/// Makes the connection be reset on close, where a FIN would look like the end of the stream.
+/// Resets the connection when it is closed. A FIN would look like the end of the stream.
 pub(super) fn reset(stream: &TcpStream) {
-    // It fails if the connection is gone; then there is nothing to reset.
+    // This fails if the connection is gone. Then there is nothing to reset.
     let _ = stream.set_zero_linger();
 }

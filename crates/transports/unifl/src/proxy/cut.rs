@@ -1,26 +1,28 @@
-//! A stream to a server, with zeros for holes, and holes widened so that no value is halved. Without IO.
+//! Makes the stream to a server. It puts zeros for holes, and widens holes so that no value is cut in half.
+//! It has no IO.
 //!
-//! Bytes are passed on in whole units, since a unit in which a hole begins is zeroed as a whole. If nothing
-//! follows a part of a unit, that part has to go as it is, because somebody may wait for it. If the rest is
-//! lost then, the map still lists the whole unit, although its first part is what came.
+//! Bytes are passed on in whole units, since a unit with any lost byte is zeroed as a whole. But if nothing
+//! follows a part of a unit for a while, that part is sent as it is, because the server may wait for it. If
+//! the rest of the unit is then lost, the map still lists the whole unit, although its first part has
+//! arrived.
 
 use thalweg_wire::Range;
 
-/// The most bytes in progress.
+/// Most bytes that are buffered.
 const BLOCK: usize = 64 << 10;
 /// The largest unit.
 pub(super) const MOST_UNIT: u64 = 4096;
 
 pub(super) struct Cut {
-    /// Bytes of a unit; 1 widens nothing.
+    /// Bytes of a unit; 1 widens no hole.
     unit: u64,
-    /// Offset from which units are counted. There are no holes before it.
+    /// Stream offset from which units are counted. There are no holes before it.
     base: u64,
-    /// Offset of the block's first byte.
+    /// Stream offset of the first byte in the block.
     start: u64,
     block: Box<[u8]>,
     filled: usize,
-    /// End of the last hole, widened.
+    /// End of the last hole, after widening.
     hole_end: u64,
     /// Bytes in holes.
     missing: u64,
@@ -34,34 +36,34 @@ impl Cut {
         Self { unit, base, start: 0, block, filled: 0, hole_end: 0, missing: 0, holes: 0 }
     }
 
-    /// One past the last byte taken.
+    /// One past the last byte that has arrived or is lost.
     pub(super) fn position(&self) -> u64 {
         self.start + self.filled as u64
     }
 
-    /// Bytes in holes, as far as the stream reaches.
+    /// Bytes in holes, up to the current end of the stream.
     pub(super) fn missing(&self) -> u64 {
         self.missing - self.hole_end.saturating_sub(self.position())
     }
 
-    /// Holes, each as it was given out.
+    /// Number of holes that were returned.
     pub(super) fn holes(&self) -> u64 {
         self.holes
     }
 
-    /// Buffer for the next bytes, at least one.
+    /// The buffer for the next bytes. It has room for at least one.
     pub(super) fn place(&mut self) -> &mut [u8] {
         &mut self.block[self.filled..]
     }
 
-    /// `count` bytes have been written to the buffer.
+    /// The caller has written `count` bytes into the buffer.
     pub(super) fn came(&mut self, count: usize) {
         let inside = self.hole_end.saturating_sub(self.position()).min(count as u64) as usize;
         self.block[self.filled..self.filled + inside].fill(0);
         self.filled += count;
     }
 
-    /// The next `count` bytes are a hole. Returns the part that is new to the map, widened.
+    /// The next `count` bytes are a hole. Returns the widened part that the map does not have yet.
     pub(super) fn lost(&mut self, count: usize) -> Option<Range> {
         let at = self.position();
         let hole = Range::new(self.below(at).max(self.hole_end), self.above(at + count as u64));
@@ -77,35 +79,35 @@ impl Cut {
         Some(hole)
     }
 
-    /// Bytes that may go to the server: whole units, and holes.
+    /// Bytes that may be sent to the server: whole units and holes.
     pub(super) fn whole(&self) -> &[u8] {
         let end = self.below(self.position()).max(self.hole_end.min(self.position()));
         &self.block[..end.saturating_sub(self.start) as usize]
     }
 
-    /// All bytes, including a part of a unit.
+    /// All buffered bytes, including a part of a unit.
     pub(super) fn all(&self) -> &[u8] {
         &self.block[..self.filled]
     }
 
-    /// Whether a part of a unit waits for the rest.
+    /// Whether a part of a unit is buffered and waits for the rest.
     pub(super) fn holds(&self) -> bool {
         self.filled > 0
     }
 
-    /// `count` bytes have gone to the server.
+    /// The caller has sent `count` bytes to the server.
     pub(super) fn gone(&mut self, count: usize) {
         self.block.copy_within(count..self.filled, 0);
         self.filled -= count;
         self.start += count as u64;
     }
 
-    /// Where the unit of an offset begins.
+    /// The offset at which the unit with offset `at` begins.
     fn below(&self, at: u64) -> u64 {
         at - at.saturating_sub(self.base) % self.unit
     }
 
-    /// Where the unit in front of an offset ends.
+    /// The offset at which the unit with the byte before `at` ends.
     fn above(&self, at: u64) -> u64 {
         let over = at.saturating_sub(self.base) % self.unit;
         if over == 0 {
@@ -126,12 +128,13 @@ mod tests {
         (at % 255) as u8 + 1
     }
 
-    /// A stream in pieces, each with whether it is lost and whether nothing follows it for a while.
+    /// Passes a stream on in pieces. Each says whether it is lost, and whether nothing follows it for a
+    /// while.
     fn hand(unit: u64, base: u64, pieces: &[(usize, bool, bool)]) -> (Vec<u8>, Vec<Range>, u64) {
         let (mut cut, mut sent, mut map) = (Cut::new(unit, base), Vec::new(), Vec::new());
         for &(length, lost, pause) in pieces {
             let at = cut.position();
-            // Nothing before `base` is ever lost.
+            // No byte before `base` is ever lost.
             if lost && at >= base {
                 map.extend(cut.lost(length));
             } else {
@@ -175,9 +178,9 @@ mod tests {
     }
 
     proptest! {
-        /// All of the stream goes on, in its length; outside of the map it is what was sent, and every lost
-        /// byte is in the map, whose holes are of whole units and rise. Without pauses, and with units of one
-        /// byte, what is in the map is zero.
+        /// The whole stream is passed on, in its full length. Outside the holes of the map it is what was
+        /// sent. Every lost byte is in the map. The holes of the map are whole units, in ascending order.
+        /// Without pauses, or with units of one byte, all bytes in the map's holes are zero.
         #[test]
         fn what_is_not_in_the_map_is_what_was_sent(
             unit in prop::sample::select(vec![1_u64, 2, 4, 8, 12, 4096]),

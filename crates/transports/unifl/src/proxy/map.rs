@@ -1,8 +1,8 @@
-//! The writer of the hole map: to standard output, to a file, or to everybody who connects to a Unix socket.
+//! Writes the hole map to standard output, to a file, or to everybody who connects to a Unix socket.
 //!
-//! One writer has all lines, so each is whole. The bytes of a hole go to the server after its line is
-//! written. So a slow writer holds them up, and a failed one ends the connection: a server never has a hole
-//! that nobody was told of.
+//! One writer writes all lines, so no line is broken. The proxy sends the bytes of a hole to the server only
+//! after the hole's line is written. So a slow writer delays them, and a writer that fails ends the
+//! connection. No server gets a hole that was not reported.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,19 +15,19 @@ use tokio::sync::{mpsc, oneshot};
 #[cfg(unix)]
 use super::readers::attend;
 
-/// Lines that may wait to be written. Beyond that, callers wait.
+/// Most lines that wait to be written. Beyond that, callers wait.
 const WAITING: usize = 256;
-/// How long the last lines may take.
+/// How long the proxy waits for the last lines when it ends.
 const GRACE: Duration = Duration::from_secs(1);
-/// Prefix of a socket's path.
+/// Prefix of a path that names a socket.
 const SOCKET: &str = "unix:";
 
 /// A line to write.
 pub(super) struct MapEntry {
     pub text: String,
-    /// Whether it must be written.
+    /// Whether the line must be written: then it waits for a reader.
     pub needed: bool,
-    /// Reports the result; closed if nobody waits for it.
+    /// Gets the result. It is closed if nobody waits for the result.
     pub written: oneshot::Sender<io::Result<()>>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Opens `place`: `-` for standard output, `unix:PATH` for a socket, else a file that is appended to.
+    /// Opens `place`: `-` is standard output, `unix:PATH` a socket, and anything else a file to append to.
     ///
     /// # Errors
     /// [`ErrorKind::Address`] for a place that cannot be written.
@@ -60,22 +60,22 @@ impl Map {
         Ok(Self { lines, socket: None })
     }
 
-    /// Writes a line that must be written, and waits for that.
+    /// Writes a line that must be written, and waits until it is.
     pub(super) async fn tell(&self, text: String) -> io::Result<()> {
         let ended = || io::Error::other("it has ended");
         self.put(text, true).await.ok_or_else(ended)?.await.map_err(|_| ended())?
     }
 
-    /// Writes a line if anybody reads the map.
+    /// Queues a line that only those get who read the map now.
     pub(super) async fn mention(&self, text: String) {
         drop(self.put(text, false).await);
     }
 
-    /// Waits for a short time until all lines are written.
+    /// Waits until all lines are written, for at most [`GRACE`].
     pub(super) async fn flush(&self) {
         let last = async {
             if let Some(written) = self.put(String::new(), false).await {
-                // The error was reported to the caller that it concerned.
+                // The caller of the line that failed has already got the error.
                 let _ = written.await;
             }
         };
@@ -91,7 +91,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if let Some(path) = &self.socket {
-            // Somebody else may have removed it.
+            // Another process may have removed the socket.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -101,7 +101,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
-        // Opening a FIFO blocks until it has a reader, and could not be interrupted by Ctrl-C.
+        // To open a FIFO blocks until it has a reader, and Ctrl-C could not interrupt that.
         if std::fs::metadata(path).is_ok_and(|there| there.file_type().is_fifo()) {
             return Err(io::Error::other("is a named pipe"));
         }
@@ -115,7 +115,7 @@ fn start(mut to: impl Write + Send + 'static, mut lines: mpsc::Receiver<MapEntry
     thread.spawn(move || {
         while let Some(line) = lines.blocking_recv() {
             let done = to.write_all(line.text.as_bytes()).and_then(|()| to.flush());
-            // A caller that does not wait does not need the result.
+            // This fails if the caller does not wait for the result.
             let _ = line.written.send(done);
         }
     })?;
@@ -158,7 +158,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_line_that_cannot_be_written_is_an_error() {
-        // A device that is always full.
+        // This device always says that it is full.
         let error = run(async { Map::open("/dev/full").await.unwrap().tell("one\n".into()).await });
         assert_eq!(error.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }

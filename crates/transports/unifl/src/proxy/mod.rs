@@ -1,6 +1,6 @@
-//! A proxy that masks loss for any TCP server. Each connection to the proxy becomes a kernel connection to
-//! the server. The server gets the client's bytes in their full length, with zeros for lost bytes; a map
-//! lists these holes. Answers go back reliably.
+//! A proxy that masks loss for any TCP server. For each connection to the proxy, it makes a kernel connection
+//! to the server. The server gets the client's bytes in their full length, with zeros for lost bytes. A map
+//! lists these holes. The server's answers go back reliably.
 //!
 //! ```text
 //! client -> endpoint -> pipe: buffer -> cut: zeros, whole units -> kernel connection -> server
@@ -41,14 +41,14 @@ use record::{Ends, Record, Totals};
 pub use settings::ProxySettings;
 
 const OPEN: &str = "open the proxy";
-/// Connections that may wait for others to end. Further ones are reset.
+/// Most masked connections that wait for others to end. Further ones are reset.
 const WAITING: usize = 64;
-/// How long connections may take to end when the proxy ends.
+/// How long connections may take to end when the proxy stops.
 const GRACE: Duration = Duration::from_secs(1);
-/// Pause if the system has no more file descriptors, to avoid spinning.
+/// Pause after a failed accept, so that the proxy does not spin while the system has no file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A listening proxy. Connections wait until it [runs](Proxy::run).
+/// A proxy that listens. Connections wait until it [runs](Proxy::run).
 pub struct Proxy {
     listen: String,
     holes: String,
@@ -60,7 +60,7 @@ pub struct Proxy {
     acceptor: Acceptor,
 }
 
-/// Shared by all connections.
+/// State that all connections share.
 struct ProxyState {
     to: String,
     servers: Vec<SocketAddr>,
@@ -72,8 +72,8 @@ struct ProxyState {
 }
 
 impl Proxy {
-    /// Listens, in a process that may have so many descriptors. `events` gets a line of JSON for each
-    /// connection that begins or ends, and a last one.
+    /// Listens. The process may have `descriptors` file descriptors. `events` gets a line of JSON for each
+    /// connection that begins or ends, and a last line when the proxy stops.
     ///
     /// # Errors
     /// [`ErrorKind::Address`], [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`] if loss cannot be masked and
@@ -124,8 +124,8 @@ impl Proxy {
         record.line()
     }
 
-    /// Serves connections until `stop` is set or the device fails; then resets them, and restores the system
-    /// settings.
+    /// Serves connections until `stop` is set. Then resets them, and restores the system settings. If the
+    /// device fails, the proxy continues as an ordinary one.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut calls = JoinSet::new();
         let mut connections = 0;
@@ -164,7 +164,7 @@ impl Proxy {
         self.close(calls, connections).await;
     }
 
-    /// The device has failed: the kernel gets the packets again.
+    /// The device has failed, so the kernel gets the packets of the port again.
     async fn fall_back(&mut self) {
         self.front = None;
         self.why = Some("the TUN device has failed".into());
@@ -180,7 +180,7 @@ impl Proxy {
         while let Ok((caller, _)) = self.new.try_recv() {
             caller.abort();
         }
-        // They know it too, and only write that they have ended.
+        // The connections' tasks see the stop signal too. They only write that they have ended.
         let ended = async { while calls.join_next().await.is_some() {} };
         if timeout(GRACE, ended).await.is_err() {
             calls.shutdown().await;
@@ -203,11 +203,11 @@ impl Drop for Proxy {
 
 /// Waits for the stop signal.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which has the same effect.
+    // An error means that the sender of the signal is gone, which also stops the proxy.
     let _ = stop.wait_for(|&stop| stop).await;
 }
 
-/// The endpoint in front of the kernel's listener, or why there is none.
+/// Puts the endpoint in front of the kernel's listener, or says why there is none.
 async fn in_front(
     at: SocketAddr,
     config: Config,
@@ -223,7 +223,7 @@ async fn in_front(
     }
 }
 
-/// The error that loss cannot be masked. `why` may end with what to do, behind a semicolon.
+/// The error that loss cannot be masked. `why` may end with a hint, after a semicolon.
 fn unmasked(at: SocketAddr, why: &str) -> Error {
     const PLAIN: &str = "give --plain for an ordinary TCP proxy";
     let (cause, mend) = match why.rsplit_once("; ") {
@@ -273,7 +273,8 @@ impl ProxyState {
         cut: &mut Cut,
         totals: &mut Totals,
     ) -> std::result::Result<(), String> {
-        // It is not silent because the server is slow.
+        // The client must not count as silent while the proxy connects to the server. So note its first byte
+        // meanwhile.
         let begun = async {
             poll_fn(|cx| pair.caller.poll_begun(cx)).await;
             accepted.admit();
@@ -300,7 +301,7 @@ impl ProxyState {
     async fn say(&self, record: &Record<'_>) {
         let line = record.line();
         self.map.mention(line.clone()).await;
-        // Nobody receives it after the proxy's owner is gone.
+        // This fails after the proxy's owner is gone.
         let _ = self.events.send(line).await;
     }
 }

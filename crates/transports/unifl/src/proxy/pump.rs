@@ -1,4 +1,4 @@
-//! Carries the bytes of a connection in both directions, until both sides have closed or something breaks.
+//! Copies the bytes of a proxied connection in both directions, until both sides have closed or one breaks.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -18,12 +18,13 @@ use super::cut::Cut;
 use super::map::Map;
 use super::record::{Ends, Record, Totals};
 
-/// Bytes in progress to the client.
+/// Buffer size for bytes to the client.
 const BLOCK: usize = 64 << 10;
 /// How long a part of a unit waits for the rest.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Both connections. Unless both end regularly, both are reset: otherwise a part would look like the whole.
+/// Both connections. Unless both have ended properly, both are reset. Otherwise a part of a stream would look
+/// like all of it.
 pub(super) struct Pair<C: Caller> {
     pub caller: C,
     pub server: Option<TcpStream>,
@@ -39,11 +40,11 @@ impl<C: Caller> Drop for Pair<C> {
     }
 }
 
-/// Where holes are reported, and for which connection.
+/// Where to report holes, and for which connection.
 pub(super) struct Told<'a> {
     pub map: &'a Map,
     pub ends: &'a Ends,
-    /// Hears that the client's first byte has come, or its end; maybe several times.
+    /// Called when the client's first byte or its end arrives, and maybe again later.
     pub spoke: &'a (dyn Fn() + Sync),
 }
 
@@ -62,7 +63,7 @@ fn of_server(error: io::Error) -> String {
     format!("server: {error}")
 }
 
-/// Carries bytes until both directions have ended. An error says which side broke, and how.
+/// Copies bytes until both directions have ended. The error says which side broke, and how.
 pub(super) async fn carry<C: Caller>(
     caller: &C,
     server: &TcpStream,
@@ -78,7 +79,7 @@ pub(super) async fn carry<C: Caller>(
         ended.notify_one();
         Ok::<(), String>(())
     };
-    // After the client's stream has been taken, nothing else would notice that the client is gone.
+    // After the client's stream has ended, nothing else would notice that the client is gone.
     let broken = async {
         ended.notified().await;
         poll_fn(|cx| caller.poll_broken(cx)).await
@@ -99,7 +100,7 @@ async fn upstream(
     cut: &mut Cut,
 ) -> Result<(), String> {
     loop {
-        // Let other tasks of this thread run, however much there is to take.
+        // Let other tasks of this thread run, even if there is always more to read.
         consume_budget().await;
         let held = cut.holds();
         let place = cut.place();

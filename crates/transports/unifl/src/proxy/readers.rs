@@ -1,4 +1,5 @@
-//! Readers of the hole map at a Unix socket. A line that must be written waits until there is a reader.
+//! Writes the hole map to the readers at a Unix socket. A line that must be written waits until there is a
+//! reader.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -13,18 +14,18 @@ use super::map::MapEntry;
 
 /// Most readers at a time. Further ones wait.
 const MOST: usize = 16;
-/// How long a reader may leave a line standing before it counts as gone: it holds up everybody.
+/// A reader that does not read a line for this long is dropped, since it delays all connections.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Pause if the system has no more file descriptors, to avoid spinning.
+/// Pause after a failed accept, so that the task does not spin while the system has no file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Listens at `path`, and writes lines to all readers, until all senders of lines are gone.
+/// Listens at `path`, and writes each line to all readers, until all senders of lines are gone.
 pub(super) fn attend(path: &Path, lines: mpsc::Receiver<MapEntry>) -> io::Result<()> {
     tokio::spawn(spread(bind(path)?, lines));
     Ok(())
 }
 
-/// Replaces the socket of a process that was killed.
+/// Binds the socket. Replaces one that a killed process has left behind.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path) => {
@@ -67,16 +68,16 @@ async fn write(listener: &UnixListener, readers: &mut Vec<UnixStream>, mut line:
     while line.needed && readers.is_empty() {
         tokio::select! {
             reader = listener.accept() => welcome(readers, reader).await,
-            // The connection has ended meanwhile.
+            // The connection has ended meanwhile, so nobody waits for the line.
             () = line.written.closed() => return,
         }
         to_all(readers, line.text.as_bytes()).await;
     }
-    // A caller that does not wait does not need the result.
+    // This fails if the caller does not wait for the result.
     let _ = line.written.send(Ok(()));
 }
 
-/// Drops readers that are gone or do not read.
+/// Writes to all readers. Drops those that are gone or do not read.
 async fn to_all(readers: &mut Vec<UnixStream>, text: &[u8]) {
     let mut there = Vec::with_capacity(readers.len());
     for mut reader in readers.drain(..) {

@@ -1,34 +1,34 @@
-//! Lines of JSON about proxied connections.
+//! Lines of JSON that describe proxied connections.
 
 use serde::Serialize;
 
-/// Both ends of a proxied connection.
+/// Identifies a proxied connection by both its ends.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Ends {
-    /// Its number.
+    /// Number of the connection.
     pub connection: u64,
     /// The client's address.
     pub from: String,
-    /// The address from which the server sees it come, once it is connected.
+    /// The address from which the server sees the connection come, once there is one.
     pub local: Option<String>,
 }
 
-/// What a connection has carried, in bytes.
+/// What a connection has carried.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Totals {
     /// Length of the client's stream, holes included.
     pub bytes: u64,
-    /// Bytes of it in holes.
+    /// Bytes of that stream in holes.
     pub missing: u64,
     /// Number of reported holes.
     pub holes: u64,
-    /// Bytes that were lost and retransmitted, if known.
+    /// Bytes that were lost and retransmitted, if that is known.
     pub repaired: Option<u64>,
-    /// Bytes to the client.
+    /// Bytes that were sent to the client.
     pub returned: u64,
 }
 
-/// A line.
+/// One line.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(super) enum Record<'a> {
@@ -38,7 +38,7 @@ pub(super) enum Record<'a> {
         to: &'a str,
         /// Whether loss is masked.
         masks: bool,
-        /// Why not, if it does not.
+        /// Why loss is not masked, if so.
         why: Option<&'a str>,
         holes: &'a str,
     },
@@ -46,7 +46,7 @@ pub(super) enum Record<'a> {
     Connection {
         #[serde(flatten)]
         ends: &'a Ends,
-        /// Whether its losses are masked.
+        /// Whether losses of this connection are masked.
         masks: bool,
     },
     /// A hole: bytes of the client's stream from `start` to before `end`.
@@ -62,7 +62,7 @@ pub(super) enum Record<'a> {
         ends: &'a Ends,
         #[serde(flatten)]
         totals: &'a Totals,
-        /// Which side broke it, and how; none if both have closed it.
+        /// Which side broke the connection, and how; `None` if both have closed it.
         error: Option<&'a str>,
     },
     /// The proxy accepts no more connections.
@@ -70,9 +70,9 @@ pub(super) enum Record<'a> {
 }
 
 impl Record<'_> {
-    /// The line, with its end.
+    /// The line, with its line feed.
     pub(super) fn line(&self) -> String {
-        // It fails only for maps with keys that are no text; there are none.
+        // This fails only for maps whose keys are not strings, and there are none.
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');
         line

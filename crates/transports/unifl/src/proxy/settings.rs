@@ -15,11 +15,11 @@ use super::cut::MOST_UNIT;
 use crate::settings::{self, Content, Limits};
 
 const OPEN: &str = "open the proxy";
-/// Most connections: half of what the endpoint has room for, as ended ones are remembered for a while.
+/// Most connections. The endpoint has room for twice as many, since it remembers ended ones for a while.
 const MOST_CONNECTIONS: usize = 2048;
-/// How long a client may go on sending after the server has closed its side: no limit.
+/// How long a client may continue to send after the server has closed its side. In effect there is no limit.
 const EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Default host for listening, and for the server.
+/// Default hosts: to listen at, and of the server.
 const ANYWHERE: &str = "0.0.0.0";
 const HERE: &str = "127.0.0.1";
 
@@ -27,26 +27,26 @@ const HERE: &str = "127.0.0.1";
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProxySettings {
-    /// Where to listen: `host:port`, or `:port` for all addresses of the machine. With port 0 the system
-    /// chooses.
+    /// Where to listen: `host:port`, or `:port` for all addresses of this machine. With port 0 the system
+    /// chooses a port.
     pub listen: String,
-    /// The server: `host:port`, or `:port` on this machine.
+    /// The server: `host:port`, or `:port` for this machine.
     pub to: String,
-    /// The hole map: `-` for standard output, `unix:PATH` for a socket, or a file.
+    /// Where to write the hole map: `-` is standard output, `unix:PATH` a socket, and anything else a file.
     pub holes: String,
     /// Bytes at the beginning of each connection that are never masked.
     pub reliable: u64,
     /// Holes are widened to multiples of this many bytes, counted from the end of `reliable`; 1 to 4096.
     pub align: u64,
-    /// Serve as an ordinary TCP proxy if loss cannot be masked.
+    /// Whether to serve as an ordinary TCP proxy if loss cannot be masked.
     pub plain: bool,
-    /// Connections at a time, 1 to 2048. Further ones wait.
+    /// Most connections at a time, 1 to 2048. Further ones wait.
     pub connections: usize,
-    /// Seconds that a client may take from connecting to its first byte.
+    /// Seconds that a client may take from its connection to its first byte.
     pub first_byte: f64,
-    /// Seconds of silence after which a client counts as gone; `None` for no limit.
+    /// A client is disconnected after this many seconds without a packet from it; `None` for no limit.
     pub idle: Option<f64>,
-    /// Bytes of a connection that wait for the server, and the largest window; 32 MiB by default.
+    /// Bytes of a connection that may wait for the server; also the largest window. The default is 32 MiB.
     pub buffer: Option<u32>,
     /// Options of the `unifl` transport.
     pub own: Settings,
@@ -71,10 +71,10 @@ impl Default for ProxySettings {
 }
 
 impl ProxySettings {
-    /// Limits of a connection, and the settings of the endpoint.
+    /// The limits of a connection, and the settings of the endpoint.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`], naming what is not possible.
+    /// [`ErrorKind::Unsupported`], with the name of the wrong setting.
     pub(super) fn read(&self) -> Result<(Limits, Config)> {
         within("align", self.align, 1, MOST_UNIT)?;
         within("connections", self.connections as u64, 1, MOST_CONNECTIONS as u64)?;
@@ -89,7 +89,8 @@ impl ProxySettings {
         Ok((limits, Config { fin_wait: EVER, idle: self.patience()?, ..config }))
     }
 
-    /// Who may come: guests until their first byte, then at most `connections`. Each has two descriptors.
+    /// The admission queue, where connections wait for their first byte, and then room for `connections`.
+    /// Each needs two file descriptors.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`], naming what is not possible.
@@ -103,10 +104,10 @@ impl ProxySettings {
         Ok(Acceptor::new(Lobby::new(bounds), ConnectionLimit::with_half_for_each_address(self.connections)))
     }
 
-    /// The trace that the options name, if they do.
+    /// The trace file that the options name, if any.
     ///
     /// # Errors
-    /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if it cannot be opened.
+    /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the file cannot be opened.
     pub(super) fn trace(&self) -> Result<Option<TraceFile>> {
         settings::trace(&Options { own: self.own.clone(), ..Options::default() })
     }
@@ -164,7 +165,7 @@ fn parse(name: &str, text: &str, host: &str) -> Result<Address> {
     address.filter(|a| a.port.is_some() && a.job.is_none()).ok_or_else(|| written_badly(name, text))
 }
 
-/// Whether connections to the server would come back to the proxy.
+/// Whether connections to the server would come back to the proxy itself.
 pub(super) fn leads_back(listen: SocketAddr, to: SocketAddr) -> bool {
     let own = || std::net::UdpSocket::bind((to.ip(), 0)).is_ok();
     to.port() == listen.port() && (to.ip() == listen.ip() || (listen.ip().is_unspecified() && own()))

@@ -1,4 +1,4 @@
-//! A network of the test's own, as far as this machine can have one.
+//! An emulated network for a single test, as far as this machine can have one.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 #![allow(dead_code)] // Each test file uses its part.
 
@@ -13,7 +13,7 @@ mod certificates;
 #[allow(unused_imports)]
 pub use certificates::Trust;
 
-/// Small buffers, so that a peer that does not receive blocks its sender; and all of an update comes.
+/// Small buffers, so that a peer that does not receive blocks its sender. No byte of an update may be lost.
 pub fn plain() -> Options {
     let own = Settings::default().with("budget", Setting::Share(Share::millionths(0)));
     let (send_buffer, receive_buffer) = (Some(64 << 10), Some(256 << 10));
@@ -22,7 +22,7 @@ pub fn plain() -> Options {
 
 pub mod sending;
 
-/// Hosts a and b with a link between them; or why there are none here.
+/// Two hosts, a and b, with a link between them. The error says why there are none.
 pub fn lab(to_server: Value, to_client: Value) -> Result<Lab, String> {
     let link = json!({"name": "link", "a": "a", "b": "b", "ab": to_server, "ba": to_client});
     let spec = json!({"seed": 5, "hosts": [{"name": "a"}, {"name": "b"}], "links": [link]});
@@ -38,10 +38,10 @@ pub fn lab(to_server: Value, to_client: Value) -> Result<Lab, String> {
 /// The address of host b.
 pub const SERVER: &str = "10.77.0.2";
 
-/// The same over IPv6, as URLs have it.
+/// The IPv6 address of host b, as URLs have it.
 pub const SERVER_V6: &str = "[fd77::2]";
 
-/// Has the calling thread's host forward IPv6, without which no packets can be led anywhere.
+/// Lets the calling thread's host forward IPv6. Without that the endpoint gets no IPv6 packets.
 pub fn forward_ipv6() {
     std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
 }

@@ -1,4 +1,4 @@
-//! An update on its way through a lab, from a client of the kernel to a server that masks.
+//! Sends an update through a lab, from a kernel client to a server that masks loss.
 
 use std::sync::mpsc;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::Trust;
 pub const UPDATE: u64 = 8 << 20;
 pub const CHUNK: u32 = 64 << 10;
 
-/// What came at the server.
+/// What arrived at the server.
 pub struct Came {
     pub recorder: Recorder,
     pub message: Result<Bytes, ErrorKind>,
@@ -26,19 +26,19 @@ pub struct Came {
 }
 
 impl Came {
-    /// Bytes of a tensor that did not come.
+    /// Number of bytes of each tensor that did not arrive.
     pub fn missing(&self, layout: &Layout, tensor: usize) -> u64 {
         let seen = self.recorder.seen();
         seen.ranges.missing_in(layout.tensors()[tensor].range()).iter().map(|hole| hole.len()).sum()
     }
 }
 
-/// Sixteen tensors of half a MiB, not of whole chunks nor segments.
+/// Sixteen tensors of half a MiB. They do not begin or end with chunks or segments.
 pub fn layout() -> Layout {
     Layout::pack((0..16).map(|at| (format!("t{at}"), Dtype::F32, vec![131_072 - 16 * (at % 3)]))).unwrap()
 }
 
-/// Tensors of which nothing may be lost come whole by this backend, of others something is missing.
+/// Checks that critical tensors arrive whole with this back end, while bytes of other tensors are missing.
 pub fn critical_tensors(backend: &str) {
     let layout = layout();
     let critical = [0, 3, 7, 8, 15];
@@ -59,22 +59,22 @@ pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// How an update travels.
+/// How an update is sent.
 #[derive(Clone)]
 pub struct Transfer {
     /// Where the server listens.
     pub host: &'static str,
-    /// Share of the packets to it that the link loses.
+    /// Fraction of the packets to the server that the link loses.
     pub loss: f64,
     /// Options of the listener, as JSON.
     pub own: String,
-    /// Connections of the link.
+    /// Number of connections of the link.
     pub streams: u8,
-    /// Who sends.
+    /// Congestion control of the sender.
     pub congestion: &'static str,
-    /// How updates are sealed; the rest is under TLS then.
+    /// How updates are sealed. If they are, everything else is under TLS.
     pub layer: Option<Seal>,
-    /// What may be lost of which tensor.
+    /// What may be lost, by tensor.
     pub tolerance: Tolerance,
 }
 
@@ -85,14 +85,14 @@ impl Default for Transfer {
     }
 }
 
-/// A client on one host sends an update and a message to a server on the other, over a link that loses `loss`
-/// of the packets to the server. `None` where there are no such networks.
+/// A client on one host sends an update and a message to a server on the other host. The link loses the
+/// fraction `loss` of the packets to the server. `None` if there are no such networks.
 pub fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
     Transfer { loss, own: own.into(), streams, ..Transfer::default() }.run()
 }
 
 impl Transfer {
-    /// Does it. `None` where there are no such networks.
+    /// Runs the transfer. `None` if there are no such networks.
     pub fn run(self) -> Option<(Came, Arena)> {
         let Self { host, loss, own, streams, congestion, layer, tolerance } = self;
         let way = |loss: f64| json!({"rate": 100_000_000, "delay": 0.005, "loss": loss});
@@ -129,7 +129,7 @@ impl Transfer {
                 let recorder = Recorder::new(UPDATE);
                 let message = link.receive(&recorder as &dyn Sink).await.map_err(|e| e.kind());
                 let _ = link.send_control(Bytes::from_static(b"thanks")).await;
-                // Until the client has gone.
+                // Wait until the client has disconnected.
                 let _ = link.receive(&recorder).await;
                 Came { recorder, message, counters: link.counters() }
             })
