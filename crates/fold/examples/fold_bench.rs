@@ -1,19 +1,20 @@
-//! Measures folding against the machine's memory bandwidth; prints one JSON line on stdout.
+//! Compares folding with the machine's memory bandwidth. Prints one JSON line on stdout.
 //!
 //! `cargo run --release -p thalweg-fold --example fold_bench [MEGABYTES [REPETITIONS]]`
 //!
-//! All tasks take turns in each repetition, so that a noisy neighbour hits all alike. One thread, chunks of
-//! 256 KiB.
-//! - `plain_*`: `a[i] += w * b[i]` over f32 slices of the same size, the bandwidth reference (3 bytes moved a byte),
-//!   compiled for the least processor and for this one; ratios are to the faster;
-//! - `copy`: one buffer to another (2 bytes moved a byte);
-//! - `fold_*`: an update in memory, added to sums in memory; `fold_first_*`: the round's first, which overwrites;
-//! - `fold_lent_f32`: the same as `fold_f32`, with the sums in an arena;
-//! - `merge_f32`: another accumulator's sums, added to these; `export_f32`: these, written out; `merge_sums_f32`: those
-//!   written out, looked at and added;
-//! - `fold_hot_f32`: every chunk lies in the cache, as it does just after it was received;
-//! - `small_1400`: chunks of 1400 bytes, in the cache, into sums in memory; `small_1400_cached`: these in the cache
-//!   too, so that only the work and the cost of a call remain.
+//! All tasks take turns in each repetition, so that other load on the machine affects all alike. One thread
+//! is used, with chunks of 256 KiB.
+//! - `plain_*`: `a[i] += w * b[i]` over f32 slices of the same size (3 bytes moved for each byte). This is the
+//!   bandwidth reference. It is compiled for the least processor and for this one; ratios are to the faster.
+//! - `copy`: one buffer is copied to another (2 bytes moved for each byte).
+//! - `fold_*`: an update in memory is added to sums in memory. `fold_first_*`: the first of a round, which
+//!   overwrites the sums.
+//! - `fold_lent_f32`: like `fold_f32`, with the sums in an arena.
+//! - `merge_f32`: another accumulator's sums are added. `export_f32`: sums are written out.
+//!   `merge_sums_f32`: sums that were written out are checked and added.
+//! - `fold_hot_f32`: every chunk is in the cache, as it is just after it was received.
+//! - `small_1400`: chunks of 1400 bytes in the cache are added to sums in memory. `small_1400_cached`: the
+//!   sums are in the cache too, so only the work and the cost of a call remain.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -28,10 +29,10 @@ use thalweg_wire::{Dtype, Layout, Range};
 const CHUNK: usize = 256 << 10;
 const TENSORS: u64 = 29;
 const SMALL: usize = 1400;
-/// Passes over 100 kB of sums.
+/// Number of passes over 100 kB of sums.
 const PASSES: usize = 1000;
 
-/// A task, what it moves through memory in bytes, and the seconds it took.
+/// A task, the bytes that it moves through memory, and the seconds it took.
 struct Task<'a> {
     name: &'static str,
     moved: usize,
@@ -74,13 +75,13 @@ fn plain(sums: &mut [f32], values: &[f32], weight: f32) {
     }
 }
 
-/// With the instruction set that the compiler may assume.
+/// Compiled for the instruction set that the compiler may assume.
 #[inline(never)]
 fn plain_sse(sums: &mut [f32], values: &[f32], weight: f32) {
     plain(sums, values, weight);
 }
 
-/// With the best that the processor has.
+/// Compiled for the best instruction set of this processor.
 #[inline(never)]
 fn plain_best(sums: &mut [f32], values: &[f32], weight: f32) {
     dispatch!(Level::new(), _simd => plain(sums, values, weight));
@@ -98,7 +99,7 @@ fn fold_same(accumulator: &Accumulator, chunk: &[u8], total: usize) {
     }
 }
 
-/// An accumulator of `elements` elements of a type, and the bytes of an update.
+/// An accumulator for `elements` elements of a type, and the bytes of an update.
 fn job(dtype: Dtype, precision: Precision, elements: u64) -> (Accumulator, usize) {
     let tensors = (0..TENSORS).map(|i| (format!("layer{i}.weight"), dtype, vec![elements / TENSORS]));
     let layout = Arc::new(Layout::pack(tensors).unwrap());
@@ -106,7 +107,7 @@ fn job(dtype: Dtype, precision: Precision, elements: u64) -> (Accumulator, usize
     (Accumulator::new(layout, precision), bytes)
 }
 
-/// An accumulator whose sums lie in an arena.
+/// An accumulator whose sums are in an arena.
 fn lent(layout: Arc<Layout>) -> Accumulator {
     let arena = Arena::new(Accumulator::bytes_needed(&layout, Precision::F32)).unwrap();
     let mut claim = arena.claim(arena.range()).unwrap();
@@ -171,10 +172,10 @@ fn main() {
             (0..PASSES).for_each(|_| fold_same(&cached, &update[..SMALL], cached_bytes));
         }),
     ];
-    // The first turn is not counted: it touches the memory.
+    // The first repetition does not count, since it touches the memory for the first time.
     for turn in 0..=repetitions {
         tasks.iter_mut().for_each(|task| task.time(turn > 0));
-        // Or there would be too many contributions in the end.
+        // Without a reset there would be too many contributions in the end.
         exact.reset();
         hot.reset();
         cached.reset();
@@ -200,7 +201,7 @@ fn named<'a, 'b>(tasks: &'a [Task<'b>], name: &str) -> &'a Task<'b> {
     tasks.iter().find(|task| task.name == name).unwrap()
 }
 
-/// Median over the turns of one task's time over another's in the same turn.
+/// The median over all repetitions of one task's time divided by another's in the same repetition.
 fn ratio(above: &Task<'_>, below: &Task<'_>) -> f64 {
     let pairs = above.seconds.iter().zip(&below.seconds);
     median(&pairs.map(|(above, below)| above / below).collect::<Vec<_>>())

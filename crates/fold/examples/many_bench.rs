@@ -1,10 +1,10 @@
-//! Measures how long eight queued updates take in one pass, against one after the other; prints one JSON line
-//! on stdout.
+//! Measures how long eight queued updates take in one pass, compared with one after the other. Prints one
+//! JSON line on stdout.
 //!
 //! `cargo run --release -p thalweg-fold --example many_bench [MEGABYTES [REPETITIONS]]`
 //!
-//! One thread, f32 into f32 sums that lie in an arena, as a worker's do. The updates lie in memory of their
-//! own, so that none is in the cache because another one was read. Both ways take turns in each repetition.
+//! One thread folds f32 into f32 sums in an arena, as a worker does. Each update has memory of its own, so
+//! that reading one does not bring another into the cache. Both ways take turns in each repetition.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -41,7 +41,7 @@ fn main() {
     let together: Vec<Contribution<'_>> = updates.iter().map(|bytes| of(bytes)).collect();
     let (single, many) = (sums(&layout), sums(&layout));
     let (mut one_by_one, mut one_pass) = (Vec::new(), Vec::new());
-    // The first turn is not counted: it touches the memory.
+    // The first repetition does not count, since it touches the memory for the first time.
     for turn in 0..=repetitions {
         let singly = seconds(|| {
             for update in &together {

@@ -1,4 +1,4 @@
-//! One round's sums, folded into by many threads.
+//! The accumulator: the sums of one round. Many threads may fold updates into it at once.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,15 @@ use crate::stripe::Stripe;
 use crate::weights::{Full, Weight};
 use crate::{exact, finite, Defect, FoldError, Summary, EXACT_MAX_PRODUCT};
 
-/// Bytes of the update in one stripe, the unit of locking. A multiple of all element sizes and of the
-/// alignment of tensors, so that no element lies in two; small enough that a stripe's sums stay in a core's
-/// cache.
+/// Bytes of the update in one stripe, which is the unit of locking. It is a multiple of all element sizes and
+/// of the alignment of tensors, so no element is in two stripes. It is small enough that a stripe's sums stay
+/// in a core's cache.
 pub const STRIPE_BYTES: u64 = 128 << 10;
 
-/// What floats are summed up in. Memory is that of the sums, for each element of any float type.
+/// The number format of the sums of floats. Each element of any float type needs as much memory as one such
+/// sum.
 ///
-/// Non-float tensors take the maximum in their own type, whatever the precision.
+/// Tensors of other types take the maximum in their own type, whatever the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Precision {
     /// f32, 4 bytes an element; f64 tensors in f64.
@@ -26,13 +27,14 @@ pub enum Precision {
     F32,
     /// f64, 8 bytes an element.
     F64,
-    /// Fixed point, 16 bytes an element: the same bits in any order of arrival and any tree of merges.
+    /// Fixed point, 16 bytes for each element. It gives the same bits for any order of arrival and any tree
+    /// of merges.
     Exact,
 }
 
 impl Precision {
-    /// What `|weight * value|` of each contribution has to be below, so that no sum overflows: of f32 2^100,
-    /// which 2^27 contributions may reach, of f64 2^1000, of exact sums 2^51.
+    /// Upper limit of `|weight * value|` of each contribution, so that no sum overflows. For f32 it is 2^100,
+    /// so 2^27 contributions fit. For f64 it is 2^1000, and for exact sums 2^51.
     pub fn limit(self) -> f64 {
         match self {
             Self::F32 => 2_f64.powi(100),
@@ -50,7 +52,7 @@ impl Precision {
     }
 }
 
-/// What `finish` does with the values of the model that it writes to.
+/// What `finish` does with the values that are already in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Repair {
     /// An element that nobody sent keeps its value.
@@ -58,46 +60,46 @@ pub enum Repair {
     KeepLocal,
     /// An element that nobody sent becomes zero.
     Zero,
-    /// The model is one more contribution, in place: of an element whose contributions weigh `W`, its own
-    /// value weighs
-    /// `1 - W`, exactly. The result is `sum + (1 - W) * own`; integers take the maximum, and an element that nobody sent
-    /// keeps its value. Contributions that weigh more than 1 are divided by their weight, and the own value
-    /// has none.
+    /// The model itself is one more contribution. Let the contributions to an element weigh `W`. Then the
+    /// element's own value weighs `1 - W`, exactly, and the result is `sum + (1 - W) * own`. Integers take
+    /// the maximum. An element that nobody sent keeps its value. If `W` is more than 1, the sum is divided by
+    /// `W`, and the own value does not count.
     ///
-    /// This is how a node of a graph mixes (decentralized SGD): a neighbour's missing chunk counts for the
-    /// node's own. The sums have the own values in them afterwards.
+    /// This is how a node of a graph mixes (decentralized SGD): its own value takes the place of a
+    /// neighbour's missing chunk. Afterwards the sums include the own values.
     Complement,
 }
 
 /// The weighted sums of one round's updates, for one layout.
 ///
-/// The sums lie in stripes of [`STRIPE_BYTES`], each behind its own lock, so any number of threads may fold
-/// chunks of any clients at once. The weight of each element is kept apart, run-length, so clients that sent
-/// only parts count where they sent something and nowhere else.
+/// The sums are in stripes of [`STRIPE_BYTES`], each with its own lock. So any number of threads may fold
+/// chunks of any clients at once. The weights of elements are stored apart from the sums, run-length encoded.
+/// So a client that sent only parts of its update counts only for those parts.
 ///
-/// An accumulator is reused from round to round: [`Accumulator::reset`] forgets the weights and touches no
-/// sums, since the first contribution to an element overwrites what its sum held.
+/// An accumulator is reused from round to round. [`Accumulator::reset`] forgets the weights and leaves the
+/// sums, since the first contribution to an element overwrites its old sum.
 #[derive(Debug)]
 pub struct Accumulator {
     layout: Arc<Layout>,
     precision: Precision,
-    /// What of updates it sums up; all but for [`Accumulator::of_part`] and [`Accumulator::within_part`].
+    /// The range of updates that this accumulator sums up. It is everything, except after
+    /// [`Accumulator::of_part`] and [`Accumulator::within_part`].
     part: Range,
     pub(crate) level: Level,
     pub(crate) stripes: Vec<Mutex<Stripe>>,
 }
 
 impl Accumulator {
-    /// Sums of nothing, for updates of this layout.
+    /// Creates empty sums for updates of this layout.
     pub fn new(layout: Arc<Layout>, precision: Precision) -> Self {
         let all = Range::new(0, layout.bytes());
         Self::own(layout, precision, all)
     }
 
-    /// [`Accumulator::new`] that sums up one part of updates only; what lies beyond it is out of range.
+    /// Like [`Accumulator::new`], but sums up only one part of updates. Bytes outside it are out of range.
     ///
     /// # Errors
-    /// [`FoldError::Part`] if the part does not begin and end at ends of stripes.
+    /// [`FoldError::Part`] if the part does not begin and end at stripe borders.
     pub fn of_part(layout: Arc<Layout>, precision: Precision, part: Range) -> Result<Self, FoldError> {
         is_part(part, layout.bytes())?;
         Ok(Self::own(layout, precision, part))
@@ -115,13 +117,16 @@ impl Accumulator {
         Self { stripes: stripes.collect(), layout, precision, part, level: Level::new() }
     }
 
-    /// [`Accumulator::new`] whose sums lie in memory that is lent: shared with another process, say. `cut` is
-    /// asked for the next so many bytes, [`Accumulator::bytes_needed`] in all, which lie at multiples of 64
-    /// bytes if the first do. Together they are the cells of these sums ([`Accumulator::head`]). What they
-    /// hold at first does not matter. They are given back when the accumulator is dropped.
+    /// Like [`Accumulator::new`], but the sums are in lent memory, which may be shared with another process.
+    /// The accumulator calls `cut` for each stripe, in order, with the number of bytes that it needs. In
+    /// total these are [`Accumulator::bytes_needed`] bytes. If the first ones begin at a multiple of 64 bytes
+    /// and all follow each other, each piece does. Together they are the cells of these sums
+    /// ([`Accumulator::head`]). Their initial content does not matter. Dropping the accumulator returns the
+    /// memory.
     ///
     /// # Errors
-    /// [`FoldError::Memory`] if `cut` gives none or too few or too many bytes, [`FoldError::Misaligned`].
+    /// [`FoldError::Memory`] if `cut` returns nothing or the wrong number of bytes,
+    /// [`FoldError::Misaligned`].
     pub fn within(
         layout: Arc<Layout>,
         precision: Precision,
@@ -131,12 +136,12 @@ impl Accumulator {
         Self::within_part(layout, precision, all, cut)
     }
 
-    /// [`Accumulator::within`] that sums up one part of updates only: the work of one of several processes,
-    /// each of which has a part of its own of all updates. A part begins and ends at ends of stripes; it
-    /// takes [`Accumulator::bytes_needed_of`] bytes, and what lies beyond it is out of range.
+    /// Like [`Accumulator::within`], but sums up only one part of updates. So several processes can share the
+    /// work: each sums up a part of all updates. A part begins and ends at stripe borders. It needs
+    /// [`Accumulator::bytes_needed_of`] bytes. Bytes outside it are out of range.
     ///
     /// # Errors
-    /// As [`Accumulator::within`]; [`FoldError::Part`] if there is no such part.
+    /// As [`Accumulator::within`]; [`FoldError::Part`] if the part does not begin and end at stripe borders.
     pub fn within_part(
         layout: Arc<Layout>,
         precision: Precision,
@@ -149,7 +154,7 @@ impl Accumulator {
                 return Ok(Mutex::new(Stripe::absent(length)));
             }
             let mut lent = |bytes| match bytes {
-                0 => Ok(Memory::zeroed(0)), // nothing but padding
+                0 => Ok(Memory::zeroed(0)), // only padding
                 _ => Memory::lent(cut(bytes), bytes),
             };
             Stripe::new(&layout, precision, start, length, &mut lent).map(Mutex::new)
@@ -162,28 +167,28 @@ impl Accumulator {
         &self.layout
     }
 
-    /// What floats are summed up in.
+    /// The precision of the sums.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// What of updates it sums up.
+    /// The range of updates that this accumulator sums up.
     pub fn part(&self) -> Range {
         self.part
     }
 
-    /// Bytes of memory the sums take, once they were written to.
+    /// Bytes of memory that the sums need after they were written.
     pub fn memory_bytes(&self) -> u64 {
         self.stripes.iter().map(|stripe| unpoisoned(stripe).memory() as u64).sum()
     }
 
-    /// The bytes that came and the sum of their weights, rounded to a float, rising; neighbours differ in
-    /// weight, but for padding between tensors, which may count to either side. [`Accumulator::weight_runs`]
-    /// has the exact weights.
+    /// The ranges of bytes that were folded, and the sum of their weights as a float, ascending. Neighbouring
+    /// ranges have different weights. Padding between tensors may belong to the range before or after it.
+    /// [`Accumulator::weight_runs`] has the exact weights.
     ///
-    /// An aggregator further up folds the means of these bytes, as `finish` wrote them, with these weights:
-    /// so a tree whose branches are on different machines gives the same mean (but for rounding), holes or
-    /// not. A tree that sends sums ([`Accumulator::export`]) rounds nothing.
+    /// An aggregator further up in a tree can fold the means of these bytes, as `finish` wrote them, with
+    /// these weights. So a tree of machines gives the same mean up to rounding, even with holes. A tree that
+    /// sends sums instead ([`Accumulator::export`]) rounds nothing.
     ///
     /// # Errors
     /// As [`Accumulator::weight_runs`].
@@ -200,10 +205,10 @@ impl Accumulator {
         Ok(all)
     }
 
-    /// Whether `bytes`, which are bytes `offset..` of an update, may be folded with this weight: every
-    /// element is finite, and no product reaches [`Precision::limit`]. Elements cut off at either end are not
-    /// looked at, as they are not folded. One pass over the bytes, which costs least while they are in the
-    /// cache.
+    /// Checks that `bytes`, which begin at byte `offset` of an update, may be folded with this weight. Every
+    /// element must be finite, and no product may reach [`Precision::limit`]. Elements that are cut at either
+    /// end are ignored, since they are not folded. This takes one pass over the bytes, and costs least while
+    /// they are in the cache.
     ///
     /// # Errors
     /// [`FoldError::OutOfRange`], [`FoldError::Weight`], [`FoldError::NotFinite`], [`FoldError::Capacity`].
@@ -212,20 +217,20 @@ impl Accumulator {
         self.weight(weight)?.map_or(Ok(()), |weight| self.peak(offset, bytes, weight).map(drop))
     }
 
-    /// Adds `weight` times the elements in `bytes`, which are bytes `offset..` of an update. Threads may do
-    /// so at once.
+    /// Adds `weight` times the elements in `bytes`, which begin at byte `offset` of an update. Several
+    /// threads may call it at once.
     ///
-    /// The range may begin and end at any byte. An element of which any byte is outside is left out (send it
-    /// again whole, or it is a hole): returned is the range without such elements. Weights are counted for
-    /// exactly these bytes. A weight of 0 (a client that trained on nothing) changes nothing and returns an
-    /// empty range. The same bytes of the same client folded twice count twice; keeping duplicates out is the
-    /// caller's business.
+    /// The range may begin and end at any byte. An element that is not completely inside is left out, and the
+    /// returned range excludes it. It must be sent again as a whole, or it is a hole. Weights count for
+    /// exactly the returned range. A weight of 0 (a client that trained on nothing) changes nothing, and the
+    /// returned range is empty. Bytes that are folded twice count twice, so the caller must keep out
+    /// duplicates.
     ///
     /// # Errors
     /// [`FoldError::OutOfRange`], [`FoldError::Weight`], [`FoldError::Fragmented`]; with [`Precision::Exact`]
-    /// also [`FoldError::Capacity`], [`FoldError::NotFinite`] and [`FoldError::Sums`]. Nothing was added
-    /// then. The other precisions fold any value; call [`Accumulator::check`] first, at best when the bytes
-    /// come. [`FoldError::Poisoned`] if another thread panicked while folding.
+    /// also [`FoldError::Capacity`], [`FoldError::NotFinite`] and [`FoldError::Sums`]. In these cases nothing
+    /// was added. The other precisions fold any value, so call [`Accumulator::check`] first, best when the
+    /// bytes arrive. [`FoldError::Poisoned`] if another thread panicked while folding.
     pub fn fold(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<Range, FoldError> {
         let range = self.whole(offset, bytes.len() as u64)?;
         let Some(weight) = self.weight(weight)?.filter(|_| !range.is_empty()) else {
@@ -236,11 +241,11 @@ impl Accumulator {
         Ok(range)
     }
 
-    /// [`Accumulator::fold`] of several ranges of a whole update, all of them or, where any is refused, none.
-    /// An element that a range cuts is left out.
+    /// Like [`Accumulator::fold`], for several ranges of a complete update. If one of them is refused, none
+    /// is added. An element that a range cuts is left out.
     ///
     /// # Errors
-    /// As [`Accumulator::fold`]; [`FoldError::Part`] if `update` is not of the layout's size.
+    /// As [`Accumulator::fold`]; [`FoldError::Part`] if `update` does not have the size of the layout.
     pub fn fold_ranges(&self, update: &[u8], ranges: &Ranges, weight: f64) -> Result<(), FoldError> {
         if update.len() as u64 != self.layout.bytes() {
             return Err(self.no_part(0, update));
@@ -256,8 +261,8 @@ impl Accumulator {
         self.add(&all, weight)
     }
 
-    /// Adds ranges, rising and without cut elements, with their bytes: first it is seen that all can be
-    /// added.
+    /// Adds ranges with their bytes. They are ascending and cut no element. Checks that all can be added
+    /// before it adds any.
     fn add(&self, ranges: &[(Range, &[u8])], weight: Weight) -> Result<(), FoldError> {
         if let [(range, bytes)] = ranges {
             if let Some((index, part)) = only(parts_of(*range)) {
@@ -276,13 +281,13 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Adds another accumulator's sums and weights to this one's: two branches of a tree become one. `other`
-    /// stays.
+    /// Adds another accumulator's sums and weights to this one's, as where two branches of a tree meet.
+    /// `other` does not change.
     ///
     /// # Errors
     /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Itself`]; [`FoldError::Fragmented`],
-    /// [`FoldError::Contributions`] and, of exact sums, [`FoldError::Sums`] if there is no room for them.
-    /// Nothing was added then. [`FoldError::Poisoned`] if a thread panicked while folding.
+    /// [`FoldError::Contributions`] and, with exact sums, [`FoldError::Sums`] if there is no room. In these
+    /// cases nothing was added. [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn merge(&self, other: &Accumulator) -> Result<(), FoldError> {
         if std::ptr::eq(self, other) {
             return Err(FoldError::Itself);
@@ -306,13 +311,14 @@ impl Accumulator {
         })
     }
 
-    /// Does something with each stripe and the other accumulator's.
+    /// Calls `each` with each stripe and the other accumulator's stripe of the same bytes.
     fn both(
         &self,
         other: &Accumulator,
         each: impl Fn(usize, &mut Stripe, &Stripe) -> Result<(), FoldError>,
     ) -> Result<(), FoldError> {
-        // By address, so that two threads that merge crosswise do not wait for each other.
+        // Lock in the order of addresses. Otherwise two threads that merge two accumulators into each other
+        // could deadlock.
         let ours_first = std::ptr::from_ref(self) < std::ptr::from_ref(other);
         for index in 0..self.stripes.len() {
             let early = if ours_first { Some(self.lock(index)?) } else { None };
@@ -323,13 +329,16 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Writes the means into `global`, the bytes of a whole update, in the tensors' own types, rounded to
-    /// nearest with ties to even (`F8_E4M3` saturates). Padding between tensors is left alone. The sums stay.
+    /// Writes the means into `global`, which has the bytes of a whole update. Each mean is rounded to the
+    /// tensor's type, ties to even (`F8_E4M3` saturates). Padding between tensors does not change. The sums
+    /// stay.
     ///
-    /// No fold or merge into this accumulator should run meanwhile: it would count for some elements only.
+    /// No fold or merge into this accumulator should run meanwhile, since it would count for some elements
+    /// only.
     ///
     /// # Errors
-    /// As [`Accumulator::check_part`] and [`Accumulator::finish_part`]. `global` is unchanged then.
+    /// As [`Accumulator::check_part`], [`Accumulator::finish_part`] and, for [`Repair::Complement`],
+    /// [`Accumulator::check_own`]. If a check fails, `global` is unchanged.
     pub fn finish(&self, global: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
         if global.len() as u64 != self.layout.bytes() {
             return Err(self.no_part(0, global));
@@ -341,7 +350,7 @@ impl Accumulator {
         self.finish_part(0, global, repair)
     }
 
-    /// [`Accumulator::finish`], then [`Accumulator::reset`] if all went well.
+    /// [`Accumulator::finish`], and [`Accumulator::reset`] if it succeeds.
     ///
     /// # Errors
     /// As [`Accumulator::finish`].
@@ -351,13 +360,13 @@ impl Accumulator {
         Ok(summary)
     }
 
-    /// Whether the means of this part of the update may become a model's: every one is finite. Reads the sums
-    /// once. A part is one of those that [`Accumulator::parts`] gives.
+    /// Checks that all means of this part of the update are finite, so that they may become a model. Reads
+    /// the sums once. The part is one of [`Accumulator::parts`].
     ///
     /// # Errors
-    /// [`FoldError::Mean`] names the first that is not; [`FoldError::Contributions`] if weights or
-    /// contributions were too many to count; [`FoldError::Part`] if the part does not begin and end at
-    /// stripes' ends; [`FoldError::Poisoned`] if a thread panicked while folding.
+    /// [`FoldError::Mean`] names the first mean that is not finite; [`FoldError::Contributions`] if there
+    /// were too many contributions or too much weight to count; [`FoldError::Part`] if the part does not
+    /// begin and end at stripe borders; [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn check_part(&self, part: Range) -> Result<(), FoldError> {
         self.is_part(part)?;
         for (index, piece) in parts_of(part) {
@@ -374,16 +383,16 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Whether this part of the own model may be added by [`Repair::Complement`]: every element is finite,
-    /// and there is room for it in the sums. One of the parts that [`Accumulator::parts`] gives.
+    /// Checks that this part of the own model may be added by [`Repair::Complement`]. Every element must be
+    /// finite, and the sums must have room. The part is one of [`Accumulator::parts`].
     ///
     /// # Errors
-    /// As [`Accumulator::check`] and [`Accumulator::check_part`], and [`FoldError::Sums`] of exact sums that
-    /// are too large.
+    /// As [`Accumulator::check`] and [`Accumulator::check_part`]; [`FoldError::Sums`] if exact sums would be
+    /// too large.
     pub fn check_own(&self, offset: u64, own: &[u8]) -> Result<(), FoldError> {
         let range = Range::new(offset, offset.saturating_add(own.len() as u64));
         self.is_part(range)?;
-        // The own model weighs 1 at most.
+        // The own model's weight is at most 1.
         self.check(offset, own, 1.0)?;
         for piece in pieces(&[(range, own)]) {
             let magnitude = self.own_magnitude(piece.offset, piece.bytes);
@@ -393,19 +402,21 @@ impl Accumulator {
         Ok(())
     }
 
-    /// What exact sums are accounted for the own model's elements, which were judged before.
+    /// By how much the own model's elements raise the magnitude of exact sums. The elements were checked
+    /// before.
     fn own_magnitude(&self, offset: u64, own: &[u8]) -> u64 {
         Weight::new(1.0, false).ok().flatten().map_or(0, |one| self.magnitude(offset, own, one).unwrap_or(0))
     }
 
-    /// [`Accumulator::finish`] for bytes `offset..` of the update only, so that several threads may share the
-    /// work: one part each of those that [`Accumulator::parts`] gives. The summaries add up by
-    /// [`Summary::merge`]. It writes what the sums come to: [`Accumulator::check_part`] says beforehand, of
-    /// all parts, whether that is a model, and for [`Repair::Complement`] [`Accumulator::check_own`].
+    /// Like [`Accumulator::finish`], but for one part, which begins at byte `offset` of the update. So
+    /// several threads can share the work: each finishes one of [`Accumulator::parts`], and
+    /// [`Summary::merge`] adds up the summaries. This function does not check the means. Call
+    /// [`Accumulator::check_part`] for all parts before, and for [`Repair::Complement`]
+    /// [`Accumulator::check_own`].
     ///
     /// # Errors
-    /// [`FoldError::Part`] if the part does not begin and end at stripes' ends, [`FoldError::Poisoned`] if a
-    /// thread panicked while folding. `part` is unchanged then, but for stripes before the poisoned one.
+    /// [`FoldError::Part`] if the part does not begin and end at stripe borders, [`FoldError::Poisoned`] if a
+    /// thread panicked while folding. Then only stripes before the poisoned one have been written.
     pub fn finish_part(&self, offset: u64, part: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
         let range = Range::new(offset, offset.saturating_add(part.len() as u64));
         self.is_part(range)?;
@@ -431,22 +442,24 @@ impl Accumulator {
         })
     }
 
-    /// Cuts the update, or the part of it that is summed up, into at most `count` parts of about the same
-    /// size for [`Accumulator::finish_part`].
+    /// Cuts the range that this accumulator sums up into at most `count` parts of about the same size, for
+    /// [`Accumulator::finish_part`].
     pub fn parts(&self, count: usize) -> Vec<Range> {
         cut(self.part, count)
     }
 
-    /// Cuts updates of a layout into at most `count` parts of about the same size for
+    /// Cuts updates of a layout into at most `count` parts of about the same size, for
     /// [`Accumulator::within_part`].
     pub fn parts_of(layout: &Layout, count: usize) -> Vec<Range> {
         cut(Range::new(0, layout.bytes()), count)
     }
 
-    /// Forgets all contributions, for the next round. Takes microseconds: memory stays and is not touched.
+    /// Forgets all contributions, for the next round. It takes microseconds, since the memory is kept and not
+    /// touched.
     pub fn reset(&self) {
         for stripe in &self.stripes {
-            // What a panicking thread left half done is forgotten with the rest.
+            // The lock may be poisoned by a thread that panicked. What that thread left half done is
+            // forgotten too.
             stripe.clear_poison();
             unpoisoned(stripe).weights.clear();
         }
@@ -456,7 +469,7 @@ impl Accumulator {
         self.stripes[stripe].lock().map_err(|_| FoldError::Poisoned)
     }
 
-    /// `offset..offset + length` less the elements that it cuts.
+    /// The range `offset..offset + length` without elements that it cuts.
     pub(crate) fn whole(&self, offset: u64, length: u64) -> Result<Range, FoldError> {
         let bytes = self.layout.bytes();
         let end = offset.checked_add(length).filter(|&end| self.part.start <= offset && end <= self.part.end);
@@ -466,9 +479,9 @@ impl Accumulator {
         Ok(Range::new(start.min(end), end))
     }
 
-    /// `at`, or if that is within an element, where rounding `at / size` puts it.
+    /// `at` if it is at a border between elements. Otherwise the border to which `round` rounds it.
     fn element_border(&self, at: u64, round: impl Fn(u64, u64) -> u64) -> u64 {
-        // Multiples of the largest element size are borders in every tensor, since tensors are aligned.
+        // Tensors are aligned, so multiples of the largest element size are borders in every tensor.
         if at.is_multiple_of(8) {
             return at;
         }
@@ -478,12 +491,12 @@ impl Accumulator {
         })
     }
 
-    /// `None` for 0: such a contribution changes nothing.
+    /// `None` if the weight is 0, since such a contribution changes nothing.
     pub(crate) fn weight(&self, weight: f64) -> Result<Option<Weight>, FoldError> {
         Weight::new(weight, self.precision == Precision::F32)
     }
 
-    /// The largest magnitude of these elements times the weight, which is below the limit.
+    /// The largest magnitude of these elements times the weight. Checks that it is below the limit.
     fn peak(&self, offset: u64, bytes: &[u8], weight: Weight) -> Result<f64, FoldError> {
         let limit = self.precision.limit();
         let mut peak: f64 = 0.0;
@@ -500,12 +513,12 @@ impl Accumulator {
         Ok(peak)
     }
 
-    /// Names the first of these elements that no sum can hold.
+    /// The error that names the first of these elements that the sums cannot hold.
     fn over(&self, tensor: &Tensor, first: u64, elements: &[u8], weight: f64) -> FoldError {
         let (limit, precision) = (self.precision.limit(), self.precision.name());
         let fits = |value: f64| value.abs() * weight < limit;
         let defect = finite::find(tensor, first, elements, |value| !fits(value));
-        // There is one, or the largest would fit.
+        // There is such an element, since the largest one does not fit.
         let defect =
             defect.unwrap_or(Defect { tensor: tensor.name.clone(), element: first, value: f64::NAN });
         if !defect.value.is_finite() {
@@ -515,8 +528,8 @@ impl Accumulator {
         FoldError::Capacity { tensor, element, value, weight, limit, precision }
     }
 
-    /// What exact sums have to be accounted for these elements; 0 for other sums, whose elements are not
-    /// looked at.
+    /// By how much these elements raise the magnitude of exact sums. 0 for other sums, whose elements are not
+    /// checked.
     pub(crate) fn magnitude(&self, offset: u64, bytes: &[u8], weight: Weight) -> Result<u64, FoldError> {
         if self.precision != Precision::Exact {
             return Ok(0);
@@ -524,9 +537,9 @@ impl Accumulator {
         self.peak(offset, bytes, weight).map(exact::magnitude)
     }
 
-    /// Whether all stripes can take these ranges, before anything is added to any, so that what is refused
-    /// leaves no trace; returns the magnitude of each piece. Threads that fold at once may exceed the limits
-    /// by a few.
+    /// Checks that all stripes can take these ranges, before anything is added to any. So a refused call
+    /// changes nothing. Returns the magnitude of each piece. If several threads fold at once, they may exceed
+    /// the limits by a few.
     fn check_room(&self, ranges: &[(Range, &[u8])], weight: Weight) -> Result<Vec<u64>, FoldError> {
         let mut magnitudes = Vec::new();
         let mut pending = (0, 0);
@@ -549,7 +562,7 @@ impl Accumulator {
     }
 }
 
-/// Whether a range begins and ends at ends of stripes of an update of so many bytes.
+/// Checks that a range begins and ends at stripe borders of an update of `bytes` bytes.
 pub(crate) fn is_part(range: Range, bytes: u64) -> Result<(), FoldError> {
     let at_border = |at: u64| at.is_multiple_of(STRIPE_BYTES) || at == bytes;
     if at_border(range.start) && at_border(range.end) && range.end <= bytes {
@@ -558,7 +571,8 @@ pub(crate) fn is_part(range: Range, bytes: u64) -> Result<(), FoldError> {
     Err(FoldError::Part { offset: range.start, found: range.len(), bytes })
 }
 
-/// Cuts a range that begins at a stripe's start into at most `count` ranges of about as many stripes.
+/// Cuts a range that begins at a stripe border into at most `count` ranges of about the same number of
+/// stripes.
 fn cut(all: Range, count: usize) -> Vec<Range> {
     let stripes = all.len().div_ceil(STRIPE_BYTES).div_ceil(count.max(1) as u64).max(1);
     let starts = (all.start..all.end).step_by((stripes * STRIPE_BYTES) as usize);
@@ -574,7 +588,7 @@ pub(crate) fn stripes_of(layout: &Layout) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// The stripe even if a thread panicked while it held it.
+/// Locks the stripe, even if a thread has panicked while it held the lock.
 pub(crate) fn unpoisoned(stripe: &Mutex<Stripe>) -> MutexGuard<'_, Stripe> {
     stripe.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -588,12 +602,12 @@ pub(crate) fn no_room(stripe: usize, full: Full) -> FoldError {
     }
 }
 
-/// What of a range lies in one stripe.
+/// The part of a range that is in one stripe.
 struct Piece<'a> {
     index: usize,
-    /// First byte, in the update.
+    /// Offset of its first byte in the update.
     offset: u64,
-    /// In the stripe.
+    /// Its range in the stripe.
     place: std::ops::Range<usize>,
     bytes: &'a [u8],
 }
@@ -607,12 +621,12 @@ fn pieces<'a>(ranges: &'a [(Range, &'a [u8])]) -> impl Iterator<Item = Piece<'a>
     })
 }
 
-/// The only one of these, if there is no other.
+/// The only item, or `None` if there is not exactly one.
 fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
     all.next().filter(|_| all.next().is_none())
 }
 
-/// The stripes that a range of the update lies in, with the bytes of the update in each.
+/// The stripes that a range of the update overlaps, each with the bytes of the update in both.
 pub(crate) fn parts_of(range: Range) -> impl DoubleEndedIterator<Item = (usize, Range)> {
     (range.start / STRIPE_BYTES..range.end.div_ceil(STRIPE_BYTES)).map(move |index| {
         let stripe = Range::new(index * STRIPE_BYTES, (index + 1) * STRIPE_BYTES);
@@ -620,7 +634,7 @@ pub(crate) fn parts_of(range: Range) -> impl DoubleEndedIterator<Item = (usize, 
     })
 }
 
-/// Bytes of the update, all in one stripe, as bytes of that stripe.
+/// Converts a range of the update, all in one stripe, to the bytes of that stripe.
 pub(crate) fn in_stripe(part: Range) -> std::ops::Range<usize> {
     let start = part.start % STRIPE_BYTES;
     start as usize..(start + part.len()) as usize

@@ -1,4 +1,4 @@
-//! The sums of one tensor's elements within one stripe, and how they lie in memory.
+//! The sums ("cells") of one tensor's elements within one stripe, and their place in the stripe's memory.
 
 use std::ops::Range;
 
@@ -10,17 +10,18 @@ use crate::kernels::{self, Fixed};
 use crate::weights::Weighted;
 use crate::{reference, Precision};
 
-/// The sums of each tensor begin at a multiple of so many bytes: a cache line.
+/// The sums of each tensor begin at a multiple of this many bytes: a cache line.
 pub const SUMS_ALIGN: usize = 64;
 
-/// What the sums of a tensor are, by its dtype and the precision.
+/// In what form the sums of a tensor are stored. It depends on the dtype and the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CellFormat {
     F32,
     F64,
-    /// The two words of each sum, see [`crate::exact`]: all first words, then all second ones.
+    /// Fixed point, two words for each sum (see [`crate::exact`]): first all first words, then all second
+    /// words.
     Fixed,
-    /// The largest integers so far, in the tensor's own bytes, so many each.
+    /// The largest integers so far, in the tensor's own type of this many bytes.
     Largest(usize),
 }
 
@@ -45,7 +46,7 @@ impl CellFormat {
     }
 }
 
-/// Where the sums of some elements lie in the memory of their stripe.
+/// Where the sums of some elements are in the memory of their stripe.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     format: CellFormat,
@@ -57,14 +58,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The first place from byte `at` on.
+    /// The first aligned place from byte `at` on.
     pub(crate) fn from(at: usize, dtype: Dtype, precision: Precision, elements: usize) -> Self {
         let (format, start) = (CellFormat::of(dtype, precision), at.next_multiple_of(SUMS_ALIGN));
         let (size, words) = format.words();
         Self { format, start, end: start + elements * size * words, elements }
     }
 
-    /// Where the words of some elements' sums lie: one range for each word.
+    /// Where the words of some elements' sums are: one range for each word of a sum.
     pub(crate) fn words(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let (size, words) = self.format.words();
         let (start, all) = (self.start, self.elements * size);
@@ -74,7 +75,7 @@ impl Place {
         })
     }
 
-    /// The sums in the stripe's memory.
+    /// The sums at this place, to be read.
     pub(crate) fn cells<'a>(&self, memory: &'a [u8]) -> Cells<'a> {
         let bytes = &memory[self.start..self.end];
         match self.format {
@@ -88,7 +89,7 @@ impl Place {
         }
     }
 
-    /// As [`Place::cells`], to change them.
+    /// The sums at this place, to be changed.
     pub(crate) fn cells_mut<'a>(&self, memory: &'a mut [u8]) -> CellsMut<'a> {
         let bytes = &mut memory[self.start..self.end];
         match self.format {
@@ -122,7 +123,7 @@ pub(crate) enum Cells<'a> {
     Largest(&'a [u8]),
 }
 
-/// [`Cells`] that change.
+/// Like [`Cells`], but mutable.
 #[derive(Debug)]
 pub(crate) enum CellsMut<'a> {
     F32(&'a mut [f32]),
@@ -132,7 +133,8 @@ pub(crate) enum CellsMut<'a> {
 }
 
 impl CellsMut<'_> {
-    /// Folds whole elements, the first of which is number `at`; `fresh` if nothing was folded there before.
+    /// Folds whole elements. The first one is element `at`. `fresh`: nothing was folded into these elements
+    /// before, so overwrite their sums.
     pub(crate) fn fold(self, level: Level, dtype: Dtype, at: usize, bytes: &[u8], weight: f64, fresh: bool) {
         let size = dtype.size() as usize;
         let range = at..at + bytes.len() / size;
@@ -150,7 +152,8 @@ impl CellsMut<'_> {
         }
     }
 
-    /// Adds the sums of elements `range` of `other`, which has the same dtype and precision.
+    /// Adds the sums of the elements `range` of `other`, which has the same dtype and precision. `fresh`:
+    /// overwrite instead.
     pub(crate) fn merge(
         self,
         level: Level,
@@ -180,7 +183,7 @@ impl CellsMut<'_> {
 }
 
 impl Cells<'_> {
-    /// Writes the means of the elements from number `at` on, whose weights sum up to `weight`.
+    /// Writes the means of the elements from number `at` on. `weight` is the sum of their weights.
     pub(crate) fn write_mean(&self, level: Level, dtype: Dtype, at: usize, bytes: &mut [u8], weight: f64) {
         let size = dtype.size() as usize;
         let range = at..at + bytes.len() / size;
@@ -201,8 +204,8 @@ impl Cells<'_> {
         }
     }
 
-    /// The first of elements `range` whose mean is not finite, and the mean. Fixed-point sums are finite, and
-    /// so are their means: no larger than what was folded.
+    /// The first of the elements `range` whose mean is not finite, and that mean. Fixed-point sums are always
+    /// finite. So are their means, since these are no larger than the values that were folded.
     pub(crate) fn not_finite(
         &self,
         level: Level,
@@ -210,7 +213,7 @@ impl Cells<'_> {
         range: Range<usize>,
         weight: f64,
     ) -> Option<(usize, f64)> {
-        // A mean rises with the magnitude of its sum: only if the largest is not finite is any.
+        // A mean grows with the magnitude of its sum. So if the mean of the largest sum is finite, all are.
         let peak = match self {
             Self::F32(cells) => {
                 let peak = kernels::peak_f32(level, &cells[range.clone()]);
@@ -229,9 +232,9 @@ impl Cells<'_> {
         means.into_iter().find(|(_, mean)| !mean.is_finite())
     }
 
-    /// Whether elements `range` may be the sums of `part`'s contributions, each of which was below `limit`,
-    /// and their means are finite. Then the mean of all that is merged is finite too: it is no larger than
-    /// the largest of them.
+    /// Whether the elements `range` may be the sums of the contributions of `part`, each below `limit`, and
+    /// have finite means. If all merged sums pass this check, their common mean is finite too, since it is no
+    /// larger than the largest of their means.
     pub(crate) fn fit(
         self,
         level: Level,
@@ -240,7 +243,7 @@ impl Cells<'_> {
         part: &Weighted,
         limit: f64,
     ) -> bool {
-        let (largest, weight) = (2.0 * limit * f64::from(part.contributions), part.weight()); // sums are rounded
+        let (largest, weight) = (2.0 * limit * f64::from(part.contributions), part.weight()); // sums are rounded, so allow twice
         let peak = match self {
             Self::F32(cells) => f64::from(kernels::peak_f32(level, &cells[range.clone()])),
             Self::F64(cells) => kernels::peak_f64(level, &cells[range.clone()]),
@@ -256,7 +259,7 @@ impl Cells<'_> {
         peak <= largest && self.not_finite(level, dtype, range, weight).is_none()
     }
 
-    /// One element's mean, as it is written.
+    /// The mean of one element, rounded to its type.
     fn mean(&self, level: Level, dtype: Dtype, at: usize, weight: f64) -> f64 {
         let mut bytes = [0; 8];
         let bytes = &mut bytes[..dtype.size() as usize];
@@ -275,7 +278,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The shortcut of dividing in f32 shows in no bit, and is not taken for weights that are no f32.
+        /// Dividing in f32 must give the same bits as in f64, and must not be used for weights that are no
+        /// f32.
         #[test]
         fn means_are_rounded_once(sum in any::<f32>(), samples in 1..1_u64 << 30, quarters in any::<bool>()) {
             let weight = samples as f64 / if quarters { 4.0 } else { 1.0 };

@@ -1,20 +1,19 @@
-//! Fixed-point sums, which are the same bits in any order.
+//! Fixed-point sums. They have the same bits in any order of addition.
 //!
 //! A contribution is the f64 product `weight * value`, rounded to a multiple of 2^-52 (ties to even). A sum
-//! is an integer of such multiples in two words: `whole`, a signed number, and `part`, 52 bits of a fraction
-//! that is never negative. Integer addition is associative and commutative and this form is unique, so any
-//! order of arrival and any tree of merges gives the same bits.
+//! is an integer number of such units, in two words. `whole` is a signed integer, and `part` is a fraction of
+//! 52 bits that is never negative. Integer addition is associative and commutative, and each sum has only one
+//! such form. So any order of arrival and any tree of merges gives the same bits.
 //!
-//! Both words are rounded and added without branches, so the loops over them vectorise. `whole` cannot
-//! overflow: each contribution is bounded, and so is the sum of their magnitudes, which [`crate::weights`]
-//! keeps account of.
+//! Both words are rounded and added without branches, so loops over them are vectorised. `whole` cannot
+//! overflow: each contribution is bounded, and [`crate::weights`] bounds the sum of their magnitudes.
 
 /// Bits after the binary point of `weight * value`.
 pub const EXACT_FRACTION_BITS: u32 = 52;
 /// Limit of `|weight * value|` of one contribution, 2^51.
 pub const EXACT_MAX_PRODUCT: f64 = (1_u64 << 51) as f64;
-/// Limit of the magnitudes of all contributions to an element, 2^62: two thousand of the largest there can
-/// be.
+/// Limit of the sum of the magnitudes of all contributions to an element, 2^62: two thousand of the largest
+/// contributions.
 pub const EXACT_MAX_SUM: f64 = MOST as f64;
 
 /// [`EXACT_MAX_SUM`] in the units of [`magnitude`].
@@ -22,73 +21,75 @@ pub(crate) const MOST: u64 = 1 << 62;
 
 const UNITS: f64 = (1_u64 << EXACT_FRACTION_BITS) as f64;
 const PART_MASK: i64 = (1 << EXACT_FRACTION_BITS) - 1;
-/// 1.5 * 2^52. Added to |x| <= 2^51 it gives a number whose last bit is worth 1: the sum is rounded to an
-/// integer, ties to even, and its bits are those of the constant plus that integer. Vectorises where f64 ->
-/// i64 does not.
+/// 1.5 * 2^52. Added to x with |x| <= 2^51, it gives a number whose last bit is worth 1. So the addition
+/// rounds x to an integer (ties to even), and the bits of the result are those of the constant plus that
+/// integer. This vectorises on processors that cannot convert f64 to i64 in vectors.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 
-/// What a contribution whose products are no larger than this adds to the sum of magnitudes, rounded up.
+/// What a contribution adds to the sum of magnitudes, if its products are at most `product`. It is rounded
+/// up.
 pub(crate) fn magnitude(product: f64) -> u64 {
     product.ceil() as u64
 }
 
-/// The integer next to |x| <= 2^51, and as a number.
+/// Rounds x (|x| <= 2^51) to an integer. Returns it as an integer and as a float.
 #[inline(always)]
 fn rounded(x: f64) -> (i64, f64) {
     let shifted = x + MAGIC;
     ((shifted.to_bits() as i64).wrapping_sub(MAGIC.to_bits() as i64), shifted - MAGIC)
 }
 
-/// The two words of a contribution below [`EXACT_MAX_PRODUCT`]; of the second, up to half a unit of the first
-/// and of either sign. Rounding twice is right: what the first word takes is an even number of units of the
-/// second.
+/// The two words of a contribution below [`EXACT_MAX_PRODUCT`]. The second one is up to half a unit of the
+/// first, and of either sign. Rounding twice gives the correct result, since a unit of the first word is an
+/// even number of units of the second.
 #[inline(always)]
 fn term(product: f64) -> (i64, i64) {
     let (whole, value) = rounded(product);
     (whole, rounded((product - value) * UNITS).0)
 }
 
-/// The words of a sum, given `part` from minus to plus two wholes.
+/// The words of a sum in their unique form. `part` may be from minus two to plus two wholes.
 #[inline(always)]
 fn carried(whole: i64, part: i64) -> (i64, i64) {
-    // One whole more before the shift and less after it: AVX2 shifts no negative numbers.
+    // Add two wholes before the shift and subtract them after it, since AVX2 cannot shift negative numbers.
     let above = part.wrapping_add(2 << EXACT_FRACTION_BITS);
     let carry = ((above as u64 >> EXACT_FRACTION_BITS) as i64).wrapping_sub(2);
     (whole.wrapping_add(carry), part & PART_MASK)
 }
 
-/// The words of a contribution.
+/// The words of a first contribution.
 #[inline(always)]
 pub(crate) fn first(product: f64) -> (i64, i64) {
     let (whole, part) = term(product);
     carried(whole, part)
 }
 
-/// The words of a sum and one contribution more.
+/// The words of a sum to which a contribution is added.
 #[inline(always)]
 pub(crate) fn plus(sum: (i64, i64), product: f64) -> (i64, i64) {
     let (whole, part) = term(product);
     carried(sum.0.wrapping_add(whole), sum.1.wrapping_add(part))
 }
 
-/// The words of two sums together.
+/// The words of the sum of two sums.
 #[inline(always)]
 pub(crate) fn both(one: (i64, i64), other: (i64, i64)) -> (i64, i64) {
     carried(one.0.wrapping_add(other.0), one.1.wrapping_add(other.1))
 }
 
-/// Whether these are the words of a sum that is no larger than `magnitude`, without its sign.
+/// Whether these are the words of a sum whose absolute value is at most `magnitude`.
 #[inline(always)]
 pub(crate) fn is_sum((whole, part): (i64, i64), magnitude: i64) -> bool {
-    // Less than nothing is a whole less and a fraction more.
+    // A negative sum has a smaller `whole` and a positive `part`.
     let within = (whole >= -magnitude) & ((whole < magnitude) | (whole == magnitude) & (part == 0));
     within & (part & !PART_MASK == 0)
 }
 
-/// A sum as a number: rounded once below 2^53, and in any case the same number for the same sum.
+/// A sum as a float. It is rounded once if it is below 2^53. The same sum always gives the same float.
 #[inline(always)]
 pub(crate) fn value((whole, part): (i64, i64)) -> f64 {
-    // The bits of 2^52, or'ed with an integer below it, are the number 2^52 plus that integer.
+    // The bits of 2^52 combined (or) with the bits of an integer below it are the float 2^52 plus that
+    // integer.
     let fraction = f64::from_bits(part as u64 | UNITS.to_bits()) - UNITS;
     whole as f64 + fraction * (1.0 / UNITS)
 }
@@ -98,18 +99,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A sum in units, as one integer.
+    /// A sum as one integer number of units.
     fn integer((whole, part): (i64, i64)) -> i128 {
         assert!((0..=PART_MASK).contains(&part), "{part:x} is no fraction");
         (i128::from(whole) << EXACT_FRACTION_BITS) + i128::from(part)
     }
 
-    /// The nearest multiple of a unit, ties to even, from the bits of a float.
+    /// The nearest multiple of a unit (ties to even), from the bits of a float.
     fn plainly(product: f64) -> i128 {
         let bits = product.abs().to_bits();
         let (exponent, mantissa) = ((bits >> 52) as i32, i128::from(bits & ((1 << 52) - 1)));
         let mantissa = if exponent == 0 { mantissa } else { mantissa | 1 << 52 };
-        // The value is mantissa * 2^(exponent - 1075), so many units 52 more.
+        // The value is mantissa * 2^(exponent - 1075). In units it has 52 more binary places.
         let shift = exponent.max(1) - 1075 + EXACT_FRACTION_BITS as i32;
         let magnitude = match shift {
             0.. => mantissa << shift,
@@ -148,7 +149,7 @@ mod tests {
             let tree = both(sum(left), sum(right));
             prop_assert_eq!(tree, sum(&products), "the same words");
             let found = value(tree);
-            // One rounding below 2^53, two above.
+            // There is one rounding below 2^53, and two above.
             let allowed = if expected.unsigned_abs() < 1 << 105 { 0.5 } else { 1.0 };
             let step = f64::EPSILON * found.abs();
             prop_assert!((found - expected as f64 / UNITS).abs() <= allowed * step + f64::MIN_POSITIVE);

@@ -1,5 +1,5 @@
-//! Sums that travel: written out as bytes with their weights, and merged from bytes that anybody may have
-//! sent.
+//! Sums that are sent elsewhere. An accumulator writes them out as bytes with their weights, and merges sums
+//! from bytes that anybody may have sent.
 
 use thalweg_wire::{checksum_after, Layout, Range};
 
@@ -11,8 +11,8 @@ use crate::weights::Weighted;
 use crate::{Accumulator, FoldError, Precision};
 
 impl Accumulator {
-    /// The bytes that came, each with its exact weight, rising and disjoint; neighbours differ, but for
-    /// padding between tensors, which may count to either side.
+    /// The ranges of bytes that were folded, each with its exact weight, ascending and disjoint. Neighbouring
+    /// ranges have different weights. Padding between tensors may belong to the range before or after it.
     ///
     /// # Errors
     /// [`FoldError::Contributions`] if weights or contributions were too many to count;
@@ -31,12 +31,13 @@ impl Accumulator {
         Ok(runs)
     }
 
-    /// Bytes that [`Accumulator::within`] needs for a layout in a precision.
+    /// Bytes of memory that [`Accumulator::within`] needs for a layout and a precision.
     pub fn bytes_needed(layout: &Layout, precision: Precision) -> u64 {
         Self::bytes_needed_of(layout, precision, Range::new(0, layout.bytes()))
     }
 
-    /// Bytes that [`Accumulator::within_part`] needs for a part that begins and ends at ends of stripes.
+    /// Bytes of memory that [`Accumulator::within_part`] needs for a part. The part begins and ends at stripe
+    /// borders.
     pub fn bytes_needed_of(layout: &Layout, precision: Precision, part: Range) -> u64 {
         let stripes = stripes_of(layout).filter(|(start, _)| (part.start..part.end).contains(start));
         stripes.map(|(start, length)| segments(layout, precision, start, length).1 as u64).sum()
@@ -47,10 +48,11 @@ impl Accumulator {
         self.stripes.iter().map(|stripe| unpoisoned(stripe).cells_bytes() as u64).sum()
     }
 
-    /// The sums as bytes, with the weights that belong to them: [`Accumulator::merge_sums`] of another
-    /// process makes of them what [`Accumulator::merge`] would have made of this accumulator. The sums stay.
+    /// The sums as bytes, with their weights. If another process passes them to [`Accumulator::merge_sums`],
+    /// the result is that of [`Accumulator::merge`] with this accumulator. The sums stay here.
     ///
-    /// No fold or merge into this accumulator should run meanwhile: it would count for some elements only.
+    /// No fold or merge into this accumulator should run meanwhile, since it would count for some elements
+    /// only.
     ///
     /// # Errors
     /// As [`Accumulator::weight_runs`].
@@ -60,9 +62,9 @@ impl Accumulator {
         Ok(Sums { head, cells })
     }
 
-    /// The head of the sums as they lie in lent memory, for those who have that memory too: its bytes are the
-    /// cells for [`Accumulator::merge_sums`]. Nobody may write there meanwhile. No checksum is given, and
-    /// where nothing came the cells hold anything.
+    /// The head of the sums in lent memory, for processes that share that memory. For
+    /// [`Accumulator::merge_sums`], the bytes of that memory are the cells. Nobody may write there meanwhile.
+    /// The head has no checksum. Cells of bytes that were never folded have no meaning.
     ///
     /// # Errors
     /// As [`Accumulator::weight_runs`].
@@ -71,11 +73,12 @@ impl Accumulator {
         Ok(SumsHead::new(layout, self.precision(), self.cells_bytes(), None, runs))
     }
 
-    /// [`Accumulator::export`] into `cells`, which are [`Accumulator::cells_bytes`] bytes. All of them are
-    /// written: 0 where nothing came, so that the same contributions to exact sums give the same bytes.
+    /// Like [`Accumulator::export`], but writes into `cells`, which has [`Accumulator::cells_bytes`] bytes.
+    /// All bytes are written, 0 for bytes that were never folded. So the same contributions to exact sums
+    /// give the same bytes.
     ///
     /// # Errors
-    /// As [`Accumulator::weight_runs`]; [`FoldError::Cells`] if `cells` have another size.
+    /// As [`Accumulator::weight_runs`]; [`FoldError::Cells`] if `cells` has another size.
     pub fn export_into(&self, cells: &mut [u8]) -> Result<SumsHead, FoldError> {
         let (found, bytes) = (cells.len() as u64, self.cells_bytes());
         if found != bytes {
@@ -86,8 +89,9 @@ impl Accumulator {
         Ok(SumsHead::new(self.layout().hash(), self.precision(), bytes, Some(sum), runs))
     }
 
-    /// [`Accumulator::export_into`] of accumulators of one part of a layout each, which follow each other and
-    /// are together all of it: what a single accumulator with all that was folded would have exported.
+    /// Like [`Accumulator::export_into`], for accumulators that each have one part of a layout. The parts
+    /// must be in order and make up the whole layout. The result is what a single accumulator would have
+    /// exported.
     ///
     /// # Errors
     /// As [`Accumulator::export_into`]; [`FoldError::Damaged`] if the parts are not all of one layout, in
@@ -122,11 +126,11 @@ impl Accumulator {
         Ok(SumsHead::new(layout.hash(), precision, bytes, Some(sum), runs))
     }
 
-    /// What of exported sums is of one part of updates: their head, and where their cells lie among `cells`.
-    /// They are what an accumulator of that part alone would have exported, and one of that part merges them.
+    /// Cuts one part of updates out of exported sums. Returns its head, and the range of its cells in
+    /// `cells`. An accumulator of that part alone would have exported the same, and can merge it.
     ///
     /// # Errors
-    /// [`FoldError::Part`] if the part does not begin and end at ends of stripes; [`FoldError::Layout`] or
+    /// [`FoldError::Part`] if the part does not begin and end at stripe borders; [`FoldError::Layout`] or
     /// [`FoldError::Cells`] if the sums are not of this layout.
     pub fn cut_sums(
         layout: &Layout,
@@ -152,16 +156,17 @@ impl Accumulator {
         Ok((SumsHead::new(ours, precision, own.len() as u64, Some(sum), runs), own))
     }
 
-    /// Adds sums that another accumulator exported, maybe on another machine, to this one's.
+    /// Adds sums to this accumulator that another one exported, perhaps on another machine.
     ///
-    /// Whatever `cells` are, sums stay sums: all of them is looked at before any is added. A sender can lie
-    /// about its own participants, though; compare [`SumsHead::contributions`] with their number.
+    /// The function checks all cells before it adds any, so damaged or forged cells never make sums invalid.
+    /// A sender can lie about its own participants, though. Compare [`SumsHead::contributions`] with their
+    /// number.
     ///
     /// # Errors
-    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Cells`] if the sums are of other
+    /// [`FoldError::Layout`], [`FoldError::Precision`] or [`FoldError::Cells`] if the sums are of other
     /// updates; [`FoldError::Damaged`] if a checksum does not match, a range cuts an element, or a sum is
-    /// larger than its contributions can make it; [`FoldError::Sums`], [`FoldError::Contributions`] or
-    /// [`FoldError::Fragmented`] if there is no room for them. Nothing was added then.
+    /// larger than its contributions allow; [`FoldError::Sums`], [`FoldError::Contributions`] or
+    /// [`FoldError::Fragmented`] if there is no room for them. In all these cases nothing was added.
     /// [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn merge_sums(&self, head: &SumsHead, cells: &[u8]) -> Result<(), FoldError> {
         self.is_of(head, cells.len() as u64)?;
@@ -186,12 +191,12 @@ impl Accumulator {
         })
     }
 
-    /// Takes the sums that another process has left in the memory that was lent to this accumulator: `head`
-    /// says what they are ([`Accumulator::head`]). What was folded here before is forgotten. Nobody may write
-    /// there any more.
+    /// Takes over the sums that another process has left in the memory that was lent to this accumulator.
+    /// `head` describes them ([`Accumulator::head`]). This accumulator forgets what was folded here before.
+    /// The other process must no longer write there.
     ///
     /// # Errors
-    /// As [`Accumulator::merge_sums`]; nothing is taken then, and what was folded here before stays.
+    /// As [`Accumulator::merge_sums`]. In that case this accumulator keeps its weights.
     pub fn adopt(&self, head: &SumsHead) -> Result<(), FoldError> {
         self.is_of(head, self.cells_bytes())?;
         if head.checksum().is_some() {
@@ -212,8 +217,8 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Writes the cells to the beginning of `out`; returns what is behind them, and the checksum `sum` taken
-    /// further.
+    /// Writes the cells to the beginning of `out`. Returns the rest of `out`, and the checksum `sum`
+    /// continued over the cells.
     fn write_cells<'a>(&self, out: &'a mut [u8], mut sum: u32) -> Result<(&'a mut [u8], u32), FoldError> {
         let mut rest = out;
         for index in 0..self.stripes.len() {
@@ -242,7 +247,7 @@ impl Accumulator {
         }
     }
 
-    /// The runs cut at the ends of stripes; one list for each.
+    /// The runs, cut at stripe borders: one list for each stripe.
     fn by_stripe(&self, runs: &[WeightRun]) -> Result<Vec<Vec<Weighted>>, FoldError> {
         let mut parts = vec![Vec::new(); self.stripes.len()];
         for run in runs {
@@ -258,7 +263,7 @@ impl Accumulator {
         Ok(parts)
     }
 
-    /// Does something with each stripe's part of the cells, as numbers that can be read where they lie.
+    /// Calls `each` with the index of each stripe and its part of the cells.
     fn each_stripe(
         &self,
         mut cells: &[u8],

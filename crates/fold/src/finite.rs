@@ -1,17 +1,18 @@
-//! Looking for NaN and infinity, and for the largest magnitude, by comparing bits.
+//! Finds NaN and infinity, and the largest magnitude, by comparing bits.
 //!
-//! With the sign cleared, the bits of a float, read as an integer, rise with its magnitude; infinity and NaN
-//! are above all numbers. So one integer maximum over a chunk answers both questions.
+//! Clear the sign bit of a float and read its bits as an integer. That integer grows with the magnitude, and
+//! those of infinity and NaN are above all others. So one integer maximum over a chunk answers both
+//! questions.
 
 use fearless_simd::{dispatch, Level};
 use thalweg_wire::{Dtype, Layout, Range, Tensor};
 
 use crate::{reference, Defect};
 
-/// Looks for NaN and infinity in the float elements of `bytes`, which are bytes `offset..` of an update.
+/// Finds NaN and infinity in the float elements of `bytes`, which begin at byte `offset` of an update.
 ///
-/// Elements cut off at either end are not looked at (they are not folded either), nor is what lies beyond the
-/// layout.
+/// Elements that are cut at either end are ignored, since they are not folded either. Bytes beyond the layout
+/// are ignored too.
 ///
 /// # Errors
 /// [`Defect`] names the first such element.
@@ -25,13 +26,13 @@ pub fn check_finite(layout: &Layout, offset: u64, bytes: &[u8]) -> Result<(), De
     Ok(())
 }
 
-/// The float of largest magnitude, without its sign; NaN if there is any.
+/// The largest magnitude of any element. NaN if any element is NaN.
 pub(crate) fn largest(level: Level, dtype: Dtype, elements: &[u8]) -> f64 {
     let code = largest_code(level, dtype, elements).to_le_bytes();
     reference::decode(dtype, &code[..dtype.size() as usize])
 }
 
-/// The first element that is `bad`.
+/// The first element for which `bad` is true.
 pub(crate) fn find(
     tensor: &Tensor,
     first: u64,
@@ -44,8 +45,8 @@ pub(crate) fn find(
     Some(Defect { tensor: tensor.name.clone(), element: first + index as u64, value })
 }
 
-/// The tensors that `bytes` (bytes `offset..` of an update) hold whole elements of: tensor, index of the
-/// first element, and the elements' bytes.
+/// The tensors of which `bytes` has whole elements; `bytes` begins at byte `offset` of an update. For each:
+/// the tensor, the index of the first element, and the bytes of the elements.
 pub(crate) fn whole_elements<'a>(
     layout: &'a Layout,
     offset: u64,
@@ -62,7 +63,7 @@ pub(crate) fn whole_elements<'a>(
     })
 }
 
-/// The lowest code, sign cleared, that is not a finite number.
+/// The lowest bits (without sign) that are infinity or NaN.
 fn special(dtype: Dtype) -> u64 {
     match dtype {
         Dtype::F64 => 0x7ff0 << 48,
@@ -87,10 +88,10 @@ macro_rules! largest {
     ($($name:ident: $word:ty;)*) => {$(
         #[inline(always)]
         fn $name(elements: &[u8]) -> u64 {
-            // Not negative with the sign cleared, so signed comparison, which all instruction sets have,
-            // does.
+            // Without the sign bit no word is negative, so signed comparison works. All instruction sets have
+            // that.
             let words = elements.as_chunks().0.iter().map(|e| <$word>::from_le_bytes(*e) & <$word>::MAX);
-            // Not `max()`, which keeps the last of equals and does not vectorise.
+            // Not `max()`: it returns the last of equal elements, which does not vectorise.
             words.fold(0, |most, word| most.max(word)) as u64
         }
     )*};
@@ -119,14 +120,14 @@ mod tests {
                 assert_eq!(check_finite(&layout, 0, &clean), Ok(()));
                 for at in 0..elements {
                     let mut bytes = clean.clone();
-                    // The largest code of all, NaN, and for every other position the least special one,
-                    // negative.
+                    // One position has the largest bits of all, a NaN. Every other position has the lowest
+                    // special bits, with a minus sign.
                     let code = if at % 2 == 0 { u64::MAX } else { special(dtype) | 1 << (8 * size - 1) };
                     bytes[64 + at * size..][..size].copy_from_slice(&code.to_le_bytes()[..size]);
                     let defect = check_finite(&layout, 0, &bytes).unwrap_err();
                     assert_eq!((defect.tensor.as_str(), defect.element), ("w", at as u64), "{dtype}");
                     assert!(!defect.value.is_finite());
-                    // Through a window that cuts the element, it is not an element.
+                    // Through a window that cuts it, the element does not count.
                     let cut = 64 + at * size + 1;
                     assert_eq!(check_finite(&layout, cut as u64, &bytes[cut..]), Ok(()));
                     assert_eq!(check_finite(&layout, 0, &bytes[..cut + size - 2]), Ok(()));

@@ -1,23 +1,24 @@
-//! Bytes of float elements to numbers and back, free of branches and tables so that loops over them
-//! vectorise.
+//! Converts bytes of float elements to numbers and back. The code has no branches and tables, so loops over
+//! it are vectorised.
 //!
-//! Writing rounds once, to the nearest value with ties to even, from the f64 mean to the element's own type.
+//! Writing rounds once, from the f64 mean to the element's type: to the nearest value, ties to even.
 
 /// A float element type: how to read one and how to write one.
 pub(crate) trait Float {
     /// Bytes of an element.
     const SIZE: usize;
-    /// The narrowest of f32 and f64 that holds every element.
+    /// The narrower of f32 and f64 that can hold every element exactly.
     type Value: Into<f64>;
     /// Reads `SIZE` little-endian bytes.
     fn read(bytes: &[u8]) -> Self::Value;
-    /// Writes `value`, rounded, to `SIZE` bytes.
+    /// Writes `value` into `SIZE` bytes, rounded.
     fn write(value: f64, bytes: &mut [u8]);
 }
 
 pub(crate) struct F64;
 pub(crate) struct F32;
-/// 16-bit types other than bf16, and 8-bit types: `MANTISSA` bits, exponent bias `BIAS`.
+/// Float types of 16 or 8 bits, except bf16. They have `MANTISSA` bits of mantissa and the exponent bias
+/// `BIAS`.
 pub(crate) struct Small<const SIZE: usize, const MANTISSA: u32, const BIAS: u32>;
 pub(crate) type F16 = Small<2, 10, 15>;
 pub(crate) type F8E5M2 = Small<1, 2, 15>;
@@ -69,23 +70,24 @@ impl Float for Bf16 {
 
 impl<const SIZE: usize, const MANTISSA: u32, const BIAS: u32> Small<SIZE, MANTISSA, BIAS> {
     const SIGN: u32 = 1 << (SIZE as u32 * 8 - 1);
-    /// E4M3 has no infinity and one NaN; the others are as IEEE 754.
+    /// E4M3 has no infinity and one NaN (with either sign). The other types follow IEEE 754.
     const FINITE_ONLY: bool = MANTISSA == 3;
     const NAN: u32 = if Self::FINITE_ONLY { 0x7f } else { Self::INFINITY | 1 << (MANTISSA - 1) };
     /// All exponent bits set. In E4M3 these are ordinary numbers, up to 448 = 0x7e.
     const INFINITY: u32 = (Self::SIGN - 1) >> MANTISSA << MANTISSA;
     const MOST: u32 = if Self::FINITE_ONLY { 0x7e } else { Self::INFINITY };
     const SHIFT: u32 = 23 - MANTISSA;
-    /// From this type's exponent to that of f32, in place.
+    /// Difference of the exponent biases of f32 and this type, in the place of f32's exponent.
     const REBIAS: u32 = (127 - BIAS) << 23;
-    /// Smallest normal number, as f32 bits.
+    /// The smallest normal number, as the bits of an f32.
     const NORMAL: u32 = Self::REBIAS + (1 << 23);
 
     #[inline(always)]
     fn decode(code: u32) -> f32 {
         let magnitude = code & (Self::SIGN - 1);
         let wide = magnitude << Self::SHIFT;
-        // A number with exponent field 1 and this mantissa, less one with mantissa 0: exact, no denormals.
+        // Make a number with exponent field 1 and this mantissa, and subtract the one with mantissa 0. This
+        // is exact and needs no subnormal f32.
         let subnormal = f32::from_bits(wide + Self::NORMAL) - f32::from_bits(Self::NORMAL);
         let special = if Self::FINITE_ONLY { 0x7fc0_0000 } else { wide | 0x7f80_0000 };
         let first_special = if Self::FINITE_ONLY { Self::NAN } else { Self::INFINITY };
@@ -103,7 +105,7 @@ impl<const SIZE: usize, const MANTISSA: u32, const BIAS: u32> Small<SIZE, MANTIS
         let lowest = magnitude >> Self::SHIFT & 1;
         let half = (1 << (Self::SHIFT - 1)) - 1;
         let normal = magnitude.wrapping_sub(Self::REBIAS).wrapping_add(half + lowest) >> Self::SHIFT;
-        // Adding a power of two whose last bit is worth the smallest subnormal rounds to a multiple of it.
+        // Add a power of two whose last bit is worth the smallest subnormal. That rounds to a multiple of it.
         let magic = (127 - BIAS + Self::SHIFT + 1) << 23;
         let subnormal = (f32::from_bits(magnitude) + f32::from_bits(magic)).to_bits().wrapping_sub(magic);
         let code = if magnitude < Self::NORMAL { subnormal } else { normal.min(Self::MOST) };
@@ -133,8 +135,9 @@ small!(F16, u16, 2);
 small!(F8E5M2, u8, 1);
 small!(F8E4M3, u8, 1);
 
-/// f64 to f32, rounded to odd: of the two neighbours of an inexact value, the one with the odd last bit. The
-/// odd bit stands for "a little more", so that rounding on to a narrower type equals rounding once.
+/// Converts f64 to f32, rounded to odd: if the value is inexact, the result is the neighbour whose last bit
+/// is 1. That bit stands for "a little more", so that rounding again to a narrower type gives the same result
+/// as rounding once.
 #[inline(always)]
 fn to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -182,7 +185,7 @@ mod tests {
         assert!(value.is_nan() || bytes == expected, "{dtype} {value:e} {bytes:x?} {expected:x?}");
     }
 
-    /// Midpoints of neighbours, and values a hair to either side of them.
+    /// Midpoints of neighbouring numbers, and values slightly to either side.
     fn check_ties<F: Float>(dtype: Dtype) {
         for code in 0..(1_u32 << (8 * F::SIZE - 1)) - 1 {
             let at = |c: u32| reference::decode(dtype, &c.to_le_bytes()[..F::SIZE]);
@@ -222,7 +225,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_number_is_rounded_as_the_reference(bits in any::<u64>(), exponent in -30_i32..30) {
-            // A mantissa of all 52 bits, and an exponent in reach of the narrow types.
+            // A mantissa that uses all 52 bits, and an exponent in the range of the narrow types.
             let value = f64::from_bits(bits & 0x800f_ffff_ffff_ffff | 1023 << 52) * 2_f64.powi(exponent);
             check_write::<F16>(Dtype::F16, value);
             check_write::<Bf16>(Dtype::BF16, value);

@@ -1,4 +1,4 @@
-//! What must hold for any bytes that come as sums; for libFuzzer, and for the test below.
+//! Checks what must hold for any bytes that arrive as sums. libFuzzer and the test below use it.
 
 use std::sync::Arc;
 
@@ -6,11 +6,12 @@ use thalweg_wire::{checksum, Dtype, Layout};
 
 use crate::{Accumulator, FoldError, Precision, Repair, SumsHead};
 
-/// The bytes, as they are and with what stands before and behind the runs put right, are a head or damaged;
-/// what is a head encodes to the same bytes. Sums with that head are merged, or refused without a trace.
+/// Reads the bytes as a head, first as they are, and then as weight runs within a valid head. Each is a head
+/// or damaged, and a head encodes to the same bytes again. Sums with that head are merged, or refused without
+/// a trace.
 ///
 /// # Panics
-/// If not.
+/// If one of these does not hold.
 pub fn sums(bytes: &[u8]) {
     read(bytes);
     let layout = Layout::pack([("w", Dtype::F32, vec![16]), ("n", Dtype::U8, vec![1])]).expect("two tensors");

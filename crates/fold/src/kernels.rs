@@ -1,7 +1,8 @@
-//! The loops over elements. Each is compiled for plain SSE2 and for AVX2 (or NEON), and chosen at run time.
+//! The loops over elements. Each loop is compiled for plain SSE2 and for AVX2 (or NEON), and one version is
+//! chosen at run time.
 //!
-//! Multiplication and addition stay two roundings everywhere (no fused multiply-add), so a machine's
-//! instruction set does not change a bit of the result.
+//! Multiplication and addition always round separately (no fused multiply-add). So the instruction set of a
+//! machine does not change any bit of the result.
 
 use fearless_simd::{dispatch, Level};
 use thalweg_wire::Dtype;
@@ -47,7 +48,7 @@ impl<V: Into<f64>> Cell<V> for f64 {
     }
 }
 
-/// Runs `$kernel::<type of $dtype>` for the types that fit f32; nothing for others.
+/// Runs `$kernel` with the type of `$dtype`, for types whose elements fit f32.
 macro_rules! by_narrow_type {
     ($level:expr, $dtype:expr, $kernel:ident, $cell:tt, $arguments:tt) => {
         match $dtype {
@@ -64,7 +65,7 @@ macro_rules! by_narrow_type {
     };
 }
 
-/// As [`by_narrow_type`], for f64 too.
+/// Like [`by_narrow_type`], but for f64 too.
 macro_rules! by_type {
     ($level:expr, $dtype:expr, $kernel:ident, $arguments:tt) => {
         match $dtype {
@@ -79,7 +80,7 @@ macro_rules! by_type {
     };
 }
 
-/// Adds `weight` times each element to its cell; `fresh` cells are overwritten instead, whatever they held.
+/// Adds `weight` times each element to its cell. `fresh`: overwrites the cell instead, whatever it holds.
 pub(crate) fn fold_narrow<C: Cell<f32>>(
     level: Level,
     dtype: Dtype,
@@ -91,7 +92,7 @@ pub(crate) fn fold_narrow<C: Cell<f32>>(
     by_narrow_type!(level, dtype, combine, C, (cells, bytes, weight, fresh));
 }
 
-/// As [`fold_narrow`], for f64 elements.
+/// Like [`fold_narrow`], for f64 elements.
 pub(crate) fn fold_wide<C: Cell<f64>>(level: Level, cells: &mut [C], bytes: &[u8], weight: f64, fresh: bool) {
     dispatch!(level, _simd => combine::<F64, C>(cells, bytes, weight, fresh));
 }
@@ -117,7 +118,7 @@ pub(crate) fn mean_narrow<C: Cell<f32>>(
     by_narrow_type!(level, dtype, divide, C, (cells, bytes, weight));
 }
 
-/// As [`mean_narrow`], for f64 elements.
+/// Like [`mean_narrow`], for f64 elements.
 pub(crate) fn mean_wide<C: Cell<f64>>(level: Level, cells: &[C], bytes: &mut [u8], weight: f64) {
     dispatch!(level, _simd => divide::<F64, C>(cells, bytes, weight));
 }
@@ -129,8 +130,8 @@ fn divide<F: Float, C: Cell<F::Value>>(cells: &[C], bytes: &mut [u8], weight: f6
     }
 }
 
-/// [`mean_narrow`] from f32 to f32 where the weight is an f32 too: dividing in f32 rounds to the same bits as
-/// dividing in f64 and rounding to f32, since f64 has more than twice the digits; and it is twice as fast.
+/// Like [`mean_narrow`], from f32 to f32 with a weight that is an f32. Dividing in f32 gives the same bits as
+/// dividing in f64 and rounding to f32, since f64 has more than twice the digits. It is twice as fast.
 pub(crate) fn mean_f32(level: Level, cells: &[f32], bytes: &mut [u8], weight: f32) {
     dispatch!(level, _simd => divide_f32(cells, bytes, weight));
 }
@@ -142,7 +143,7 @@ fn divide_f32(cells: &[f32], bytes: &mut [u8], weight: f32) {
     }
 }
 
-/// Adds cells to cells; `fresh` ones are overwritten.
+/// Adds the cells of `other` to cells. `fresh`: overwrites them instead.
 pub(crate) fn merge<C: Cell<f32>>(level: Level, cells: &mut [C], other: &[C], fresh: bool) {
     if fresh {
         cells.copy_from_slice(other);
@@ -158,7 +159,7 @@ fn add<C: Cell<f32>>(cells: &mut [C], other: &[C]) {
     }
 }
 
-/// Fixed-point sums: the two words of each, apart.
+/// Fixed-point sums: the first words and the second words.
 #[derive(Debug)]
 pub(crate) struct Fixed<'a> {
     pub(crate) whole: &'a mut [i64],
@@ -166,13 +167,13 @@ pub(crate) struct Fixed<'a> {
 }
 
 impl<'a> Fixed<'a> {
-    /// Those of some elements.
+    /// The cells of some elements.
     pub(crate) fn within(self, elements: std::ops::Range<usize>) -> Self {
         Self { whole: &mut self.whole[elements.clone()], part: &mut self.part[elements] }
     }
 }
 
-/// As [`fold_narrow`], for fixed-point cells and floats of any type.
+/// Like [`fold_narrow`], for fixed-point cells and floats of any type.
 pub(crate) fn fold_fixed(
     level: Level,
     dtype: Dtype,
@@ -199,7 +200,7 @@ fn combine_fixed<F: Float>(cells: Fixed<'_>, bytes: &[u8], weight: f64, fresh: b
     }
 }
 
-/// As [`merge`], for fixed-point cells.
+/// Like [`merge`], for fixed-point cells.
 pub(crate) fn merge_fixed(level: Level, cells: Fixed<'_>, other: (&[i64], &[i64]), fresh: bool) {
     if fresh {
         cells.whole.copy_from_slice(other.0);
@@ -217,7 +218,7 @@ fn add_fixed(cells: Fixed<'_>, other: (&[i64], &[i64])) {
     }
 }
 
-/// Whether all these are sums as [`exact`] keeps them, none larger than `magnitude`, without its sign.
+/// Whether all cells are valid sums (see [`exact`]) with an absolute value of at most `magnitude`.
 pub(crate) fn fixed_fit(level: Level, cells: (&[i64], &[i64]), magnitude: u64) -> bool {
     dispatch!(level, _simd => all_fit(cells, magnitude as i64))
 }
@@ -228,7 +229,7 @@ fn all_fit(cells: (&[i64], &[i64]), magnitude: i64) -> bool {
     words.fold(true, |all, (&whole, &part)| all & exact::is_sum((whole, part), magnitude))
 }
 
-/// As [`mean_narrow`], for fixed-point cells and floats of any type.
+/// Like [`mean_narrow`], for fixed-point cells and floats of any type.
 pub(crate) fn mean_fixed(level: Level, dtype: Dtype, cells: (&[i64], &[i64]), bytes: &mut [u8], weight: f64) {
     by_type!(level, dtype, divide_fixed, (cells, bytes, weight));
 }
@@ -241,7 +242,7 @@ fn divide_fixed<F: Float>(cells: (&[i64], &[i64]), bytes: &mut [u8], weight: f64
     }
 }
 
-/// The sum of largest magnitude, without its sign; NaN if there is any.
+/// The largest absolute value of any sum. NaN if any sum is NaN.
 pub(crate) fn peak_f32(level: Level, cells: &[f32]) -> f32 {
     f32::from_bits(dispatch!(level, _simd => highest_32(cells)) as u32)
 }
@@ -251,8 +252,8 @@ pub(crate) fn peak_f64(level: Level, cells: &[f64]) -> f64 {
     f64::from_bits(dispatch!(level, _simd => highest_64(cells)) as u64)
 }
 
-// With the sign cleared, the bits of a float rise with its magnitude, and those of infinity and NaN are above
-// all.
+// Without the sign, the bits of a float grow with its magnitude, and those of infinity and NaN are above all
+// others.
 #[inline(always)]
 fn highest_32(cells: &[f32]) -> i32 {
     cells.iter().map(|cell| cell.to_bits() as i32 & i32::MAX).fold(0, |most, bits| most.max(bits))
@@ -263,8 +264,8 @@ fn highest_64(cells: &[f64]) -> i64 {
     cells.iter().map(|cell| cell.to_bits() as i64 & i64::MAX).fold(0, |most, bits| most.max(bits))
 }
 
-/// Keeps the larger of each integer; cells and elements are both in the type's own bytes. Booleans become 0
-/// or 1.
+/// Keeps the larger of each two integers. Cells and elements both have the type's own bytes. Booleans become
+/// 0 or 1.
 pub(crate) fn fold_largest(level: Level, dtype: Dtype, cells: &mut [u8], bytes: &[u8], fresh: bool) {
     match dtype {
         Dtype::Bool if fresh => dispatch!(level, _simd => set_truth(cells, bytes)),

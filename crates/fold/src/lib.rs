@@ -1,19 +1,20 @@
-//! Aggregation as a fold: updates are added, chunk by chunk, into an [`Accumulator`] while they arrive,
-//! and the weighted mean is written into the global model at the end of the round.
+//! Aggregation as a fold. Updates are added to an [`Accumulator`], chunk by chunk, while they arrive. At the
+//! end of the round, the accumulator writes the weighted mean into the global model.
 //!
-//! - Floats: the mean over the participants, weighted by their sample counts (FedAvg), for each element over
-//!   those participants whose bytes of it came. Eager (fold on arrival), lazy ([`mean`] of whole updates), any
-//!   order and any tree of [`Accumulator::merge`] give the same mean (LIFL sections 2.1 and 5.4: cumulative
-//!   averaging); with [`Precision::Exact`] the same bits.
-//! - Integers and booleans: the maximum over the participants. A mean would not be an integer, and the
-//!   counters that models hold (batches seen, positions) only grow.
+//! - Floats: the mean over the participants, weighted by their sample counts (FedAvg). The mean of each
+//!   element is over those participants whose element has arrived. Eager aggregation (fold on arrival), lazy
+//!   aggregation ([`mean`] of whole updates), any order and any tree of [`Accumulator::merge`] give the same
+//!   mean (LIFL sections 2.1 and 5.4: cumulative averaging). With [`Precision::Exact`] they give the same
+//!   bits.
+//! - Integers and booleans: the maximum over the participants. A mean might not be an integer, and the
+//!   counters in models (batches seen, positions) only grow.
 //!
-//! Sums travel ([`Accumulator::export`], [`Accumulator::merge_sums`]): with [`Precision::Exact`] a tree of
-//! processes, on any machines, gives the same bits as one accumulator that folds everything. Weights are
-//! exact in any precision.
+//! Sums can be sent elsewhere ([`Accumulator::export`], [`Accumulator::merge_sums`]). With
+//! [`Precision::Exact`], a tree of processes on any machines gives the same bits as one accumulator that
+//! folds everything. Weights are exact in any precision.
 //!
-//! Nothing here opens a socket, spawns a thread or reads a clock. Threads are the caller's:
-//! [`Accumulator::fold`] may run on many at once, and [`Accumulator::finish_part`] writes disjoint parts.
+//! This crate opens no socket, starts no thread and reads no clock. The caller provides the threads: many of
+//! them may call [`Accumulator::fold`] at once, and each may write a part with [`Accumulator::finish_part`].
 //!
 //! ```
 //! use std::sync::Arc;

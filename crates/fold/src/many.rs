@@ -1,4 +1,4 @@
-//! Several updates in one pass: each stripe's sums are read and written once for all of them.
+//! Folds several updates in one pass: each stripe's sums are read and written once for all of them.
 
 use thalweg_wire::{Range, Ranges};
 
@@ -11,24 +11,25 @@ use crate::{Accumulator, FoldError};
 pub struct Contribution<'a> {
     /// A whole update.
     pub bytes: &'a [u8],
-    /// What came of it; the rest may hold anything. An element that is cut is left out.
+    /// The ranges of it that have arrived. The rest of `bytes` has no meaning. An element that a range cuts
+    /// is left out.
     pub came: &'a Ranges,
-    /// Its weight; with 0 it changes nothing.
+    /// Its weight. If it is 0, the update changes nothing.
     pub weight: f64,
 }
 
-/// Why nothing of several updates was folded.
+/// Why none of several updates was folded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("update {update} of those folded together: {error}")]
 pub struct Refusal {
-    /// Number of the update that cannot be folded, from 0; without it the others may be.
+    /// Index of the update that cannot be folded, from 0. The others may be folded without it.
     pub update: usize,
-    /// What is wrong with it.
+    /// Why that update cannot be folded.
     #[source]
     pub error: FoldError,
 }
 
-/// What of one update lies in one stripe.
+/// The part of one update that is in one stripe.
 struct Piece<'a> {
     update: usize,
     place: std::ops::Range<usize>,
@@ -37,7 +38,7 @@ struct Piece<'a> {
     magnitude: u64,
 }
 
-/// An update that weighs something, and what of it is whole elements.
+/// An update with a weight, and the ranges of its whole elements.
 struct Judged<'a> {
     update: usize,
     bytes: &'a [u8],
@@ -46,13 +47,13 @@ struct Judged<'a> {
 }
 
 impl Accumulator {
-    /// Adds bytes `range` of several updates, all of them or, where one is refused, none. It does what
-    /// [`Accumulator::fold_ranges`] does of one after the other, to the bit, but goes stripe by stripe: the
-    /// sums of a stripe stay in the cache until all updates were added to it. Of exact sums, whose values
-    /// have to be judged first, the updates are read twice.
+    /// Adds the bytes `range` of several updates. If one of them is refused, none is added. The result is,
+    /// bit for bit, that of [`Accumulator::fold_ranges`] for one update after the other. But this function
+    /// goes stripe by stripe, so the sums of a stripe stay in the cache until all updates are added. With
+    /// exact sums the updates are read twice, since their values must be checked first.
     ///
     /// # Errors
-    /// As [`Accumulator::fold_ranges`], with the number of the update that is refused.
+    /// As [`Accumulator::fold_ranges`], with the index of the update that is refused.
     pub fn fold_many(&self, updates: &[Contribution<'_>], range: Range) -> Result<(), Refusal> {
         let judged = self.judge_many(updates, range)?;
         let stripes: Vec<usize> = parts_of(range).map(|(index, _)| index).collect();
@@ -73,7 +74,7 @@ impl Accumulator {
         Ok(())
     }
 
-    /// The updates' weights, and which whole elements of `range` came of them.
+    /// The updates that have a weight, each with the ranges of whole elements in `range` that have arrived.
     fn judge_many<'a>(&self, updates: &[Contribution<'a>], range: Range) -> Result<Vec<Judged<'a>>, Refusal> {
         let mut judged = Vec::with_capacity(updates.len());
         for (update, of) in updates.iter().enumerate() {
@@ -95,8 +96,8 @@ impl Accumulator {
         Ok(judged)
     }
 
-    /// What of the updates lies in a stripe, once it is seen that all of it can be added. `cursors` says how
-    /// far each update's ranges lie behind already.
+    /// The pieces of the updates that are in a stripe, after checking that all can be added. `cursors` has
+    /// the index of the next range of each update.
     fn pieces_of<'a>(
         &self,
         index: usize,
@@ -124,7 +125,7 @@ impl Accumulator {
         Ok(pieces)
     }
 
-    /// Whether a stripe has room for these pieces, one after the other.
+    /// Checks that a stripe has room for these pieces, one after the other.
     fn have_room(&self, index: usize, pieces: &[Piece<'_>]) -> Result<(), Refusal> {
         let Some(first) = pieces.first() else { return Ok(()) };
         let stripe = self.lock(index).map_err(|error| Refusal { update: first.update, error })?;

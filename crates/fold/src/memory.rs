@@ -1,4 +1,4 @@
-//! The memory that the sums of one stripe lie in: the accumulator's own, or lent.
+//! The memory of the sums of one stripe. It is the accumulator's own, or lent by the caller.
 
 use std::ops::DerefMut;
 
@@ -9,24 +9,25 @@ use crate::FoldError;
 #[cfg(target_endian = "big")]
 compile_error!("sums are exported as they lie in memory, little-endian");
 
-/// Memory that somebody lends to an accumulator for the sums of a stripe. It always gives the same bytes.
+/// Memory that a caller lends to an accumulator for the sums of a stripe. Each call of `deref` must return
+/// the same bytes.
 pub type LentMemory = Box<dyn DerefMut<Target = [u8]> + Send>;
 
-/// Bytes, the first of which has an address that is a multiple of 8.
+/// Bytes whose address is a multiple of 8.
 pub(crate) enum Memory {
     Own(Vec<u64>),
     Lent(LentMemory),
 }
 
 impl Memory {
-    /// Zeroed pages that the kernel hands out on first touch, so the first round is slower than the next
-    /// ones. Huge pages would help, but asking for them takes an allocator of one's own, and with it unsafe
-    /// code.
+    /// Zeroed memory of the accumulator. The kernel maps each page at its first use, so the first round is
+    /// slower than later ones. Huge pages would help. But requesting them takes an allocator of our own, and
+    /// so unsafe code.
     pub(crate) fn zeroed(bytes: usize) -> Self {
         Self::Own(vec![0; bytes.div_ceil(8)])
     }
 
-    /// Memory of somebody else, for so many bytes.
+    /// Memory that a caller has lent; it must have `bytes` bytes.
     pub(crate) fn lent(piece: Option<LentMemory>, bytes: usize) -> Result<Self, FoldError> {
         let piece = piece.ok_or(FoldError::Memory { found: 0, bytes })?;
         if piece.len() != bytes {
@@ -52,7 +53,7 @@ impl Memory {
         }
     }
 
-    /// Bytes at an address where numbers can be read: these, or a copy of them here.
+    /// The same bytes at an address where numbers can be read: `bytes` itself, or a copy in this memory.
     pub(crate) fn readable<'a>(&'a mut self, bytes: &'a [u8]) -> &'a [u8] {
         if is_aligned(bytes) {
             return bytes;
@@ -73,7 +74,7 @@ impl std::fmt::Debug for Memory {
     }
 }
 
-/// Whether numbers of up to 8 bytes can be read at the first byte's address.
+/// Whether the address of the first byte is a multiple of 8.
 fn is_aligned(bytes: &[u8]) -> bool {
     bytes.is_empty() || (bytes.as_ptr() as usize).is_multiple_of(8)
 }

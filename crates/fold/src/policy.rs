@@ -1,19 +1,20 @@
-//! What stands in for the parts of an update that did not come, before it is folded.
+//! What takes the place of the missing parts of an update before it is folded (stand-ins).
 //!
-//! Of client `i` with weight `w`, some elements came (`v`) and others did not. `g` is the global model that
-//! it was sent. An element of which any byte is missing did not come. The new mean of an element is then
+//! Client `i` has weight `w`. Some elements of its update have arrived (with value `v`), others have not. `g`
+//! is the global model that the client was sent. An element of which any byte is missing has not arrived. The
+//! new mean of an element is then
 //!
-//! | policy | the mean is over | with, where it did not come |
+//! | policy | the mean is over | value of an element that has not arrived |
 //! |---|---|---|
-//! | [`Policy::Renormalise`] | those clients whose element came | nothing: the weights are those of the others |
+//! | [`Policy::Renormalise`] | those clients whose element has arrived | none |
 //! | [`Policy::KeepLocal`] | all | `g` |
 //! | [`Policy::Zero`] | all | 0 |
-//! | [`Policy::Last`] | all | what the client sent last, else `g` |
-//! | [`Policy::Rescale`] | all | `g`, and `g + (v - g) / f` where it came, of a fraction `f` of all elements |
-//! | [`Policy::FedcommLegacy`] | all | what has slipped there from further on |
+//! | [`Policy::Last`] | all | what the client sent last, or else `g` |
+//! | [`Policy::Rescale`] | all | `g`; if a fraction `f` has arrived, `v` becomes `g + (v - g) / f` |
+//! | [`Policy::FedcommLegacy`] | all | a value from further on that has moved up |
 //!
-//! Rescaling keeps the expected change of the model when elements are lost at random (inverse probability
-//! weighting; of gradients, where `g` is 0, that is `v / f`).
+//! If elements are lost at random, rescaling preserves the expected change of the model (inverse probability
+//! weighting). For gradients, where `g` is 0, an element that has arrived becomes `v / f`.
 
 use thalweg_wire::control::StandIn;
 use thalweg_wire::{Layout, Range, Ranges, Tensor};
@@ -21,23 +22,24 @@ use thalweg_wire::{Layout, Range, Ranges, Tensor};
 use crate::reference::{decode, encode};
 use crate::FoldError;
 
-/// What stands in for the parts of an update that did not come.
+/// What takes the place of the missing parts of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// Nothing: each element's mean is over those who sent it.
+    /// Nothing. The mean of each element is over the clients whose element has arrived.
     #[default]
     Renormalise,
-    /// The global model's own value.
+    /// The global model's value.
     KeepLocal,
     /// Zero.
     Zero,
-    /// What the client sent last.
+    /// The value that the client sent last, or else the global model's.
     Last,
-    /// The global model's own value, and the changes that came count for those that did not.
+    /// The global model's value. The changes of elements that have arrived are scaled up to make up for those
+    /// that have not.
     Rescale,
-    /// For comparison only, as it is wrong: FedComm's chunks have no index, so that what comes after a hole
-    /// slips into it, and the tensor's end is filled with zeros. A tensor of which nothing came keeps the
-    /// global value.
+    /// For comparison only, since it is wrong. FedComm's chunks have no index. So what comes after a hole
+    /// moves up into the hole, and the end of the tensor is filled with zeros. A tensor of which nothing has
+    /// arrived keeps the global values.
     FedcommLegacy,
 }
 
@@ -55,13 +57,13 @@ impl From<StandIn> for Policy {
 }
 
 impl Policy {
-    /// Puts into `update`, which came but for `holes`, what stands in for them. Returns what of it is to be
-    /// folded.
+    /// Fills in the `holes` of `update`. Returns the ranges to fold.
     ///
-    /// `update`, `global` and `last` are bytes of the whole layout; what `update` has in its holes does not matter.
+    /// `update`, `global` and `last` have the bytes of the whole layout. What `update` has in its holes does
+    /// not matter.
     ///
     /// # Errors
-    /// [`FoldError::Part`] if one of them is not of the layout's size. `update` is unchanged then.
+    /// [`FoldError::Part`] if one of them does not have the size of the layout. `update` is unchanged then.
     pub fn mend(
         self,
         layout: &Layout,
@@ -92,7 +94,7 @@ fn within(range: Range) -> std::ops::Range<usize> {
     range.start as usize..range.end as usize
 }
 
-/// The elements of which any byte is missing; padding between tensors is left out.
+/// The elements of which any byte is missing, without padding between tensors.
 fn in_elements(layout: &Layout, holes: &Ranges) -> Ranges {
     let mut missing = Ranges::new();
     for hole in holes.iter() {

@@ -1,5 +1,4 @@
-//! What folding means, in the plainest way: one element at a time, in f64. The fast paths are tested against
-//! this.
+//! The plain reference of folding: one element at a time, in f64. Tests compare the fast code with it.
 
 use std::sync::OnceLock;
 
@@ -8,9 +7,9 @@ use thalweg_wire::{Dtype, Layout, Tensor};
 
 use crate::{FoldError, Repair};
 
-/// One float element as f64; exact. 0 for types that are no floats.
+/// Converts one float element to f64, exactly. 0 for types that are no floats.
 ///
-/// `bytes` are the element's, little-endian.
+/// `bytes` are the bytes of the element, little-endian.
 pub fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
     let word = word(bytes);
     match dtype {
@@ -20,13 +19,13 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
         Dtype::BF16 => bf16::from_bits(word as u16).to_f64(),
         Dtype::F8E4M3 if word & 0x7f == 0x7f => f64::NAN,
         Dtype::F8E4M3 => small(word, 3, 7),
-        // Its bits are the upper byte of an f16.
+        // The bits of an F8E5M2 are the upper byte of an f16.
         Dtype::F8E5M2 => f16::from_bits((word as u16) << 8).to_f64(),
         _ => 0.0,
     }
 }
 
-/// Sign, exponent and mantissa of an 8-bit float as the formula in every textbook.
+/// Sign, exponent and mantissa of an 8-bit float, by the textbook formula.
 fn small(code: u64, mantissa_bits: u32, bias: i32) -> f64 {
     let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
     let exponent = (code & 0x7f) >> mantissa_bits;
@@ -38,7 +37,8 @@ fn small(code: u64, mantissa_bits: u32, bias: i32) -> f64 {
 }
 
 /// Writes `value` to a float element: the nearest number of its type, ties to the even code. Too large a
-/// value becomes infinity, in `F8_E4M3`, which has none, +-448. Leaves elements of other types alone.
+/// value becomes infinity. In `F8_E4M3`, which has no infinity, it becomes +-448. Elements of other types do
+/// not change.
 pub fn encode(dtype: Dtype, value: f64, element: &mut [u8]) {
     match dtype {
         Dtype::F64 => element.copy_from_slice(&value.to_le_bytes()),
@@ -52,7 +52,7 @@ pub fn encode(dtype: Dtype, value: f64, element: &mut [u8]) {
     }
 }
 
-/// The code of the number next to `magnitude`, looked up among all there are.
+/// The code of the number nearest to `magnitude`, found in the table of all numbers.
 fn nearest(dtype: Dtype, magnitude: f64) -> u64 {
     let numbers = numbers(dtype);
     if magnitude.is_nan() {
@@ -67,8 +67,8 @@ fn nearest(dtype: Dtype, magnitude: f64) -> u64 {
     (if up { above } else { above - 1 }) as u64
 }
 
-/// All numbers >= 0 of a 1- or 2-byte float type; the index is the code. The last is infinity, where there is
-/// one, as the power of two it stands for in rounding.
+/// All numbers >= 0 of a float type of 1 or 2 bytes. The index is the code. If the type has infinity, that is
+/// the last one. Its value in the table is the power of two at which it would come next.
 fn numbers(dtype: Dtype) -> &'static [f64] {
     static TABLES: [OnceLock<Vec<f64>>; 4] = [const { OnceLock::new() }; 4];
     let (table, infinity, bias) = match dtype {
@@ -90,7 +90,7 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// The larger of two integers of a type, given and returned as the type's bits; of booleans, whether either
+/// The larger of two integers of a type; both and the result are the type's bits. Of booleans: whether either
 /// is true.
 fn larger(dtype: Dtype, a: u64, b: u64) -> u64 {
     let unused = 64 - 8 * dtype.size() as u32;
@@ -103,7 +103,7 @@ fn larger(dtype: Dtype, a: u64, b: u64) -> u64 {
     }
 }
 
-/// What one element has received.
+/// What one element has received so far.
 #[derive(Debug, Clone, Copy)]
 struct Sum {
     total: f64,
@@ -112,7 +112,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// -0 is what every number may be added to without changing it, -0 too.
+    /// The neutral element of addition: -0 changes no number that is added to it, not even -0.
     const NOTHING: Sum = Sum { total: -0.0, weight: 0.0, largest: None };
 
     fn add(&mut self, dtype: Dtype, element: &[u8], weight: f64) {
@@ -131,7 +131,7 @@ impl Sum {
     fn write(&self, dtype: Dtype, element: &mut [u8], repair: Repair) {
         if repair == Repair::Complement && self.weight > 0.0 {
             let mut with_own = *self;
-            // Of an integer the own value counts whatever it weighs.
+            // An integer's own value counts, whatever its weight.
             let rest = (1.0 - self.weight).max(if dtype.is_float() { 0.0 } else { 1.0 });
             with_own.add(dtype, element, rest);
             return with_own.write(dtype, element, Repair::KeepLocal);
@@ -145,7 +145,7 @@ impl Sum {
     }
 }
 
-/// Weighted sums of updates in f64, an element at a time: what [`crate::Accumulator`] computes faster.
+/// Weighted sums of updates in f64, one element at a time. [`crate::Accumulator`] computes the same faster.
 #[derive(Debug, Clone)]
 pub struct Plain<'a> {
     layout: &'a Layout,
@@ -153,13 +153,13 @@ pub struct Plain<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// Sums of nothing.
+    /// Creates empty sums.
     pub fn new(layout: &'a Layout) -> Self {
         let sums = layout.tensors().iter().map(|t| vec![Sum::NOTHING; t.elements() as usize]).collect();
         Self { layout, sums }
     }
 
-    /// Adds the elements of which all bytes lie in `offset..offset + bytes.len()`.
+    /// Adds the elements all of whose bytes are in `offset..offset + bytes.len()`.
     pub fn fold(&mut self, offset: u64, bytes: &[u8], weight: f64) {
         for (tensor, sums) in self.layout.tensors().iter().zip(&mut self.sums) {
             for (sum, place) in sums.iter_mut().zip(places(tensor)) {
@@ -171,7 +171,7 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// Writes the means into `global`, bytes of the whole update.
+    /// Writes the means into `global`, which has the bytes of the whole update.
     pub fn finish(&self, global: &mut [u8], repair: Repair) {
         for (tensor, sums) in self.layout.tensors().iter().zip(&self.sums) {
             for (sum, place) in sums.iter().zip(places(tensor)) {
@@ -180,26 +180,26 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// The weight of each element of a tensor, by the tensor's index.
+    /// The weight of each element of a tensor. `tensor` is its index.
     pub fn weights(&self, tensor: usize) -> Vec<f64> {
         self.sums[tensor].iter().map(|s| s.weight).collect()
     }
 }
 
-/// The bytes of each element.
+/// The range of bytes of each element.
 fn places(tensor: &Tensor) -> impl Iterator<Item = std::ops::Range<u64>> {
     let (offset, size) = (tensor.offset, tensor.dtype.size());
     (0..tensor.elements()).map(move |i| offset + i * size..offset + (i + 1) * size)
 }
 
-/// The weighted mean of whole updates, all of which are there: lazy aggregation (LIFL section 5.4).
+/// The weighted mean of complete updates: lazy aggregation (LIFL section 5.4).
 ///
-/// Each update is the bytes of the whole layout, with its weight; the mean is written to `out`, of the same
-/// size. If all weights are 0, `out` keeps what it had. This is the reference, plain rather than fast.
+/// Each update has the bytes of the whole layout, and a weight. The mean is written to `out`, which has the
+/// same size. If all weights are 0, `out` does not change. This is the reference: plain rather than fast.
 ///
 /// # Errors
-/// [`FoldError::Part`] if an update or `out` is not of the layout's size, [`FoldError::Weight`] for a weight
-/// that is negative or not finite.
+/// [`FoldError::Part`] if an update or `out` does not have the size of the layout, [`FoldError::Weight`] if a
+/// weight is negative or not finite.
 pub fn mean(layout: &Layout, updates: &[(&[u8], f64)], out: &mut [u8]) -> Result<(), FoldError> {
     let mut sizes = updates.iter().map(|(bytes, _)| bytes.len() as u64).chain([out.len() as u64]);
     if let Some(found) = sizes.find(|&size| size != layout.bytes()) {

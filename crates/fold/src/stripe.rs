@@ -1,4 +1,4 @@
-//! A stripe of the update: the sums and weights of some 128 KiB of its bytes, behind one lock.
+//! A stripe of the update: the sums and weights of up to 128 KiB of its bytes, behind one lock.
 
 use std::ops::Range;
 
@@ -10,18 +10,18 @@ use crate::memory::Memory;
 use crate::weights::{Full, Weight, Weighted, Weights, MAX_RUNS};
 use crate::{exact, FoldError, Precision, Repair, Summary};
 
-/// The part of a tensor that lies in the stripe.
+/// The part of a tensor that is in the stripe.
 #[derive(Debug)]
 pub(crate) struct Segment {
     tensor: usize,
     dtype: Dtype,
-    /// Bytes of the stripe.
+    /// Range of its bytes within the stripe.
     bytes: Range<usize>,
     place: Place,
 }
 
 impl Segment {
-    /// Number among the segment's elements of the one at byte `at` of the stripe.
+    /// Index within the segment of the element at byte `at` of the stripe.
     fn element(&self, at: usize) -> usize {
         (at - self.bytes.start) / self.dtype.size() as usize
     }
@@ -29,15 +29,15 @@ impl Segment {
 
 #[derive(Debug)]
 pub(crate) struct Stripe {
-    /// Rising; between them is padding.
+    /// Ascending. Between segments is padding.
     segments: Vec<Segment>,
     memory: Memory,
     pub(crate) weights: Weights,
 }
 
 impl Stripe {
-    /// The stripe of bytes `start..start + length` of the update, whose sums lie in the memory that `cut`
-    /// gives for so many bytes.
+    /// Creates the stripe of bytes `start..start + length` of the update. `cut` returns memory of the given
+    /// size for its sums.
     pub(crate) fn new<E>(
         layout: &Layout,
         precision: Precision,
@@ -49,17 +49,17 @@ impl Stripe {
         Ok(Self { segments, memory: cut(bytes)?, weights: Weights::new(length as usize) })
     }
 
-    /// A stripe that is summed up elsewhere.
+    /// A stripe that another accumulator sums up.
     pub(crate) fn absent(length: u64) -> Self {
         Self { segments: Vec::new(), memory: Memory::zeroed(0), weights: Weights::new(length as usize) }
     }
 
-    /// The sums, as they lie in memory.
+    /// The bytes of the sums.
     pub(crate) fn cells(&self) -> &[u8] {
         self.memory.bytes()
     }
 
-    /// Bytes of the sums.
+    /// Number of bytes of the sums.
     pub(crate) fn cells_bytes(&self) -> usize {
         self.memory.bytes().len()
     }
@@ -68,8 +68,7 @@ impl Stripe {
         size_of_val(self.segments.as_slice()) + self.cells_bytes()
     }
 
-    /// Whether there is room for all that another accumulator's stripe of the same bytes has, given as it
-    /// lies there.
+    /// Checks that there is room for all that another accumulator's stripe of the same bytes has received.
     pub(crate) fn has_room_for<P: Iterator<Item = Weighted>>(
         &self,
         parts: impl Fn() -> P,
@@ -91,8 +90,8 @@ impl Stripe {
         Ok(())
     }
 
-    /// Whether the cells of these parts may be sums of their contributions, each below `limit`, and have
-    /// finite means.
+    /// Checks that the cells of these parts can be the sums of their contributions, each below `limit`, and
+    /// have finite means.
     pub(crate) fn judge(
         &self,
         level: Level,
@@ -111,7 +110,7 @@ impl Stripe {
         Ok(())
     }
 
-    /// Writes the sums to `out`, of the same size, and 0 where nothing came.
+    /// Writes the sums to `out`, which has the same size. Writes 0 for bytes that were never folded.
     pub(crate) fn export(&self, out: &mut [u8]) {
         out.fill(0);
         let memory = self.memory.bytes();
@@ -124,8 +123,8 @@ impl Stripe {
         }
     }
 
-    /// Adds `data`, which are `bytes` of the stripe and cut no element, of values up to `magnitude`,
-    /// weighted.
+    /// Adds `data`, which are the bytes `bytes` of the stripe and cut no element. The weighted values are at
+    /// most `magnitude`.
     pub(crate) fn fold(
         &mut self,
         level: Level,
@@ -146,7 +145,8 @@ impl Stripe {
         self.weights.add(bytes, weight, magnitude);
     }
 
-    /// Adds another accumulator's stripe of the same bytes: what came of it, and its cells.
+    /// Adds the sums of another accumulator's stripe of the same bytes. `parts` are the weights of its bytes,
+    /// `cells` its sums.
     pub(crate) fn merge(&mut self, level: Level, parts: impl Iterator<Item = Weighted>, cells: &[u8]) {
         let memory = self.memory.bytes_mut();
         for theirs in parts {
@@ -161,7 +161,8 @@ impl Stripe {
         }
     }
 
-    /// Whether there is room for the own model's values, up to `magnitude`, wherever anything came.
+    /// Checks that there is room for the own model's values, up to `magnitude`, wherever a contribution has
+    /// arrived.
     pub(crate) fn has_room_for_own(&self, magnitude: u64) -> Result<(), Full> {
         let fits = |part: Weighted| part.magnitude.saturating_add(magnitude) <= exact::MOST;
         if magnitude == 0 || self.weights.covered().all(fits) {
@@ -171,8 +172,8 @@ impl Stripe {
         }
     }
 
-    /// Adds the own model, the stripe's bytes of it, wherever anything came: with what is missing there to a
-    /// weight of 1.
+    /// Adds the own model wherever a contribution has arrived. Its weight there is what is missing to a
+    /// weight of 1. `own` has the stripe's bytes of the model.
     pub(crate) fn complement(&mut self, level: Level, own: &[u8], magnitude: u64) {
         let came: Vec<Weighted> = self.weights.covered().collect();
         for part in came {
@@ -181,7 +182,8 @@ impl Stripe {
         }
     }
 
-    /// The first element whose mean is not finite: its tensor, its first byte in the stripe, and the mean.
+    /// The first element whose mean is not finite: the index of its tensor, its first byte in the stripe, and
+    /// the mean.
     pub(crate) fn not_finite(&self, level: Level) -> Option<(usize, usize, f64)> {
         self.weights.covered().find_map(|part| {
             over(&self.segments, &part.bytes).find_map(|(segment, piece)| {
@@ -195,7 +197,7 @@ impl Stripe {
         })
     }
 
-    /// Writes the means to `out`, the stripe's bytes of the global model.
+    /// Writes the means to `out`, which are the stripe's bytes of the global model.
     pub(crate) fn finish(&self, level: Level, out: &mut [u8], repair: Repair, summary: &mut Summary) {
         for part in self.weights.within(0..out.len()) {
             let weight = part.weight();
@@ -216,8 +218,8 @@ impl Stripe {
     }
 }
 
-/// What of each tensor lies in bytes `start..start + length` of the update, and how many bytes the sums of
-/// that take.
+/// The parts of tensors that are in the bytes `start..start + length` of the update, and the number of bytes
+/// that their sums need.
 pub(crate) fn segments(
     layout: &Layout,
     precision: Precision,
@@ -241,7 +243,7 @@ pub(crate) fn segments(
     (segments, end.next_multiple_of(SUMS_ALIGN))
 }
 
-/// The segments that `bytes` of the stripe overlap, with the bytes of the stripe in both.
+/// The segments that overlap `bytes` of the stripe, each with the range in which they overlap.
 fn over<'a>(
     segments: &'a [Segment],
     bytes: &'a Range<usize>,

@@ -1,13 +1,13 @@
-//! What the participants covered of the update, as `finish` found it.
+//! How much of the update the participants have covered, as `finish` reports it.
 
 use thalweg_wire::Layout;
 
 /// How much of one tensor was covered, and with how much weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Coverage {
-    /// Elements looked at: those of the tensor within the finished part.
+    /// Number of elements of the tensor within the finished part.
     pub elements: u64,
-    /// Elements that at least one participant sent.
+    /// Number of elements that at least one participant sent.
     pub covered: u64,
     least: f64,
     total: f64,
@@ -16,7 +16,7 @@ pub struct Coverage {
 impl Coverage {
     const NONE: Coverage = Coverage { elements: 0, covered: 0, least: f64::INFINITY, total: 0.0 };
 
-    /// Part of the elements that is covered, 0 to 1; 1 for a tensor without elements.
+    /// Fraction of the elements that is covered, 0 to 1. It is 1 for a tensor without elements.
     pub fn fraction(&self) -> f64 {
         if self.elements == 0 {
             return 1.0;
@@ -24,7 +24,7 @@ impl Coverage {
         self.covered as f64 / self.elements as f64
     }
 
-    /// The least weight of any element; 0 if there is a hole or no element.
+    /// The least weight of any element. It is 0 if there is a hole, or no element.
     pub fn least_weight(&self) -> f64 {
         if self.elements == 0 {
             return 0.0;
@@ -32,7 +32,7 @@ impl Coverage {
         self.least
     }
 
-    /// The mean over the elements of their weight, holes counting as 0; 0 without elements.
+    /// The mean weight of an element. Holes count as 0. It is 0 if there are no elements.
     pub fn mean_weight(&self) -> f64 {
         if self.elements == 0 {
             return 0.0;
@@ -48,12 +48,12 @@ impl Coverage {
     }
 }
 
-/// What `finish` found.
+/// What `finish` reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// One for each tensor, in the layout's order.
     pub tensors: Vec<Coverage>,
-    /// Bytes of elements that nobody sent; there the repair decided.
+    /// Bytes of elements that nobody sent. [`Repair`](crate::Repair) has decided what becomes of them.
     pub uncovered_bytes: u64,
 }
 
@@ -62,7 +62,7 @@ impl Summary {
         Self { tensors: vec![Coverage::NONE; layout.tensors().len()], uncovered_bytes: 0 }
     }
 
-    /// Adds what another part's `finish_part` found.
+    /// Adds what `finish_part` reported for another part.
     pub fn merge(&mut self, other: &Summary) {
         for (ours, theirs) in self.tensors.iter_mut().zip(&other.tensors) {
             ours.add(theirs);
@@ -70,7 +70,8 @@ impl Summary {
         self.uncovered_bytes += other.uncovered_bytes;
     }
 
-    /// `bytes` of a tensor, of elements of `size`, all of which have this weight.
+    /// Records `bytes` bytes of a tensor. Its elements have `size` bytes, and all of these received this
+    /// weight.
     pub(crate) fn record(&mut self, tensor: usize, bytes: usize, size: u64, weight: f64) {
         let elements = bytes as u64 / size;
         let hole = weight == 0.0;

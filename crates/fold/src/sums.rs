@@ -1,5 +1,5 @@
-//! What has to be known of sums to merge them elsewhere: a head of a few bytes, checked whole before it is
-//! believed.
+//! The head of exported sums: what another process must know to merge them. It is small, and it is checked
+//! completely before it is used.
 //!
 //! | bytes | content, little-endian |
 //! |---|---|
@@ -27,16 +27,16 @@ const CHECKSUM_BYTES: usize = 4;
 /// Largest magnitude of one contribution to exact sums, see [`crate::EXACT_MAX_PRODUCT`].
 const MAX_MAGNITUDE: u64 = 1 << 51;
 
-/// Bytes of the update that received the same weight.
+/// Neighbouring bytes of the update that received the same weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightRun {
-    /// Which bytes.
+    /// Range of these bytes in the update.
     pub bytes: Range,
-    /// How many contributions there were, at least 1.
+    /// Number of contributions, at least 1.
     pub contributions: u32,
-    /// Sum of their weights in units of 2^-60, exactly.
+    /// Sum of their weights, exactly, in units of 2^-60.
     pub units: u128,
-    /// Of exact sums a bound: no sum here is larger, without its sign. Otherwise 0.
+    /// For exact sums: an upper bound of the magnitude of each sum. Otherwise 0.
     pub magnitude: u64,
 }
 
@@ -46,7 +46,7 @@ impl WeightRun {
         value_of(self.units)
     }
 
-    /// Whether contributions of the precision can have come to this.
+    /// Whether contributions to sums of this precision can give these numbers.
     fn is_possible(&self, precision: Precision) -> bool {
         let count = u128::from(self.contributions);
         let most = u64::from(self.contributions).saturating_mul(MAX_MAGNITUDE);
@@ -57,7 +57,8 @@ impl WeightRun {
             && !self.bytes.is_empty()
     }
 
-    /// Appends a run behind all others, to the last of them if the weight goes on there.
+    /// Appends a run after all others. If the last of them has the same weight and ends where this one
+    /// begins, extends that one.
     pub(crate) fn push(self, runs: &mut Vec<WeightRun>) {
         match runs.last_mut() {
             Some(last) if last.goes_on_in(&self) => {
@@ -91,9 +92,9 @@ impl WeightRun {
     }
 }
 
-/// What an accumulator's sums are: of which layout, in what precision, and of how much weight. Made by
-/// [`Accumulator::export`](crate::Accumulator::export) or decoded; whatever it says is possible, but may be a
-/// lie.
+/// What exported sums are: their layout, precision and weights.
+/// [`Accumulator::export`](crate::Accumulator::export) makes it, or it is decoded. A decoded head is
+/// plausible, but its sender may have lied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SumsHead {
     layout: LayoutHash,
@@ -119,34 +120,35 @@ impl SumsHead {
         self.layout
     }
 
-    /// What floats were summed up in.
+    /// The precision of the sums.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// Bytes of the cells.
+    /// Number of bytes of the cells.
     pub fn cells(&self) -> u64 {
         self.cells
     }
 
-    /// CRC-32C of the cells; `None` if they were not read for it, as they lie in memory that both ends have.
+    /// CRC-32C of the cells. `None` if the cells are in memory that both ends share, so that nobody has read
+    /// them to make a checksum.
     pub fn checksum(&self) -> Option<u32> {
         self.checksum
     }
 
-    /// The bytes that came, rising and disjoint. Neighbours differ, but for padding between tensors, which
-    /// may count to either side.
+    /// The ranges of bytes that were folded, ascending and disjoint. Neighbouring ranges have different
+    /// weights. Padding between tensors may belong to the range before or after it.
     pub fn runs(&self) -> &[WeightRun] {
         &self.runs
     }
 
     /// The most contributions that any byte has received. Compare it with the number of participants below
-    /// the sender.
+    /// the sender in the tree.
     pub fn contributions(&self) -> u32 {
         self.runs.iter().map(|run| run.contributions).max().unwrap_or(0)
     }
 
-    /// The bytes of the head: 36, and 44 a run.
+    /// The head as bytes: 36, and 44 for each run.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(FIXED_BYTES + RUN_BYTES * self.runs.len() + CHECKSUM_BYTES);
         out.extend(MAGIC);
@@ -163,12 +165,12 @@ impl SumsHead {
         out
     }
 
-    /// Reads what [`SumsHead::encode`] wrote. It takes at most one and a half times the memory that `bytes`
-    /// do.
+    /// Reads what [`SumsHead::encode`] has written. It needs at most one and a half times the memory of
+    /// `bytes`.
     ///
     /// # Errors
-    /// [`FoldError::Damaged`] for anything else: another version, a length or checksum that does not match,
-    /// runs that are empty, overlap or do not rise, or weights and magnitudes that no contributions come to.
+    /// [`FoldError::Damaged`] for anything else: another version, a wrong length or checksum, runs that are
+    /// empty, overlap or are not ascending, or impossible weights or magnitudes.
     pub fn decode(bytes: &[u8]) -> Result<Self, FoldError> {
         let damaged = |what| Err(FoldError::Damaged(what));
         let Some((fixed, rest)) = bytes.split_first_chunk::<FIXED_BYTES>() else {
@@ -209,10 +211,10 @@ impl SumsHead {
     }
 }
 
-/// An accumulator's sums, to be merged elsewhere.
+/// The exported sums of an accumulator, which can be merged elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sums {
-    /// What they are.
+    /// What the sums are.
     pub head: SumsHead,
     /// The sums, little-endian, stripe by stripe.
     pub cells: Vec<u8>,
@@ -230,7 +232,7 @@ fn precision(code: u8) -> Option<Precision> {
     [Precision::F32, Precision::F64, Precision::Exact].get(usize::from(code)).copied()
 }
 
-/// Some of the bytes, which there are.
+/// `N` bytes from `start` on. The caller makes sure that they exist.
 fn at<const N: usize, const ALL: usize>(bytes: &[u8; ALL], start: usize) -> [u8; N] {
     std::array::from_fn(|index| bytes[start + index])
 }

@@ -1,11 +1,12 @@
-//! How much weight each byte of a stripe has received, run-length, and how large its sum may be.
+//! Records how much weight each byte of a stripe has received, run-length encoded, and bounds how large its
+//! sum may be.
 //!
-//! Weights add up as integers (multiples of 2^-60), so that their sums are exact in any order: neighbouring
-//! runs that received the same clients are equal and become one, however the chunks were cut and reordered.
+//! Weights are added as integers (multiples of 2^-60), so their sums are exact in any order. Neighbouring
+//! runs that received the same weight become one, however the chunks were cut and reordered.
 //!
-//! Magnitudes are bounds: what was folded to any byte of a run is no larger in sum. Of runs that become one
-//! the larger bound counts, so it never exceeds the sum over the clients of each one's largest value in the
-//! stripe.
+//! A run's magnitude is an upper bound: the sum of the magnitudes of all that was folded to any of its bytes
+//! is not larger. If two runs become one, the larger bound counts. So the bound never exceeds the sum, over
+//! all clients, of each client's largest value in the stripe.
 
 use std::ops::Range;
 
@@ -15,9 +16,9 @@ use crate::{exact, sums, FoldError};
 
 /// Least weight other than 0.
 pub const MIN_WEIGHT: f64 = 1.0 / (1_u64 << 30) as f64;
-/// Most weight of one contribution.
+/// Greatest weight of a contribution.
 pub const MAX_WEIGHT: f64 = (1_u64 << 40) as f64;
-/// Most contributions to an element of sums that are merged. So many overflow the sums of no precision.
+/// Most contributions to an element of merged sums. With this number, sums of no precision overflow.
 pub const MAX_CONTRIBUTIONS: u32 = 1 << 22;
 /// [`MIN_WEIGHT`] and [`MAX_WEIGHT`] in units.
 pub(crate) const MIN_UNITS: u128 = 1 << 30;
@@ -25,7 +26,7 @@ pub(crate) const MAX_UNITS: u128 = 1 << 100;
 const ONE_UNITS: u128 = 1 << 60;
 const UNITS: f64 = ONE_UNITS as f64;
 
-/// The weight of one contribution, in integer units and as the multiplier.
+/// The weight of one contribution, as an integer number of units and as the multiplier.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Weight {
     /// The multiplier: exactly `units` times 2^-60.
@@ -34,7 +35,7 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// `None` for 0: such a contribution changes nothing.
+    /// `None` if the weight is 0, since such a contribution changes nothing.
     pub(crate) fn new(weight: f64, single: bool) -> Result<Option<Self>, FoldError> {
         if weight == 0.0 {
             return Ok(None);
@@ -42,13 +43,14 @@ impl Weight {
         if !(MIN_WEIGHT..=MAX_WEIGHT).contains(&weight) {
             return Err(FoldError::Weight(weight));
         }
-        // What is multiplied by is what is divided by in the end: an f32 accumulator multiplies by an f32.
+        // The multiplier and the later divisor must be the same number. An f32 accumulator multiplies by an
+        // f32.
         let weight = if single { f64::from(weight as f32) } else { weight };
         let units = (weight * UNITS).round() as u128;
         Ok(Some(Self { value: value_of(units), units }))
     }
 
-    /// What is missing to a weight of 1, exactly; 0 if nothing is.
+    /// The weight that is missing to 1, exactly; 0 if the weight is 1 or more.
     pub(crate) fn missing_to_one(part: &Weighted) -> Self {
         let units = ONE_UNITS.saturating_sub(part.units);
         Self { value: value_of(units), units }
@@ -59,17 +61,17 @@ pub(crate) fn value_of(units: u128) -> f64 {
     units as f64 / UNITS
 }
 
-/// Most separately weighted pieces a stripe keeps account of; chunks cut at multiples of 64 bytes need half.
+/// Most weight runs of a stripe. Chunks that are cut at multiples of 64 bytes need at most half of them.
 pub const MAX_RUNS: usize = 4096;
 
 /// Why a stripe cannot take a contribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// Its account of weights would have too many runs.
+    /// It would have too many weight runs.
     Runs,
     /// Its exact sums might overflow.
     Sums,
-    /// It could not tell how much came.
+    /// The number of contributions, or their weight, could not be counted.
     Contributions,
 }
 
@@ -97,29 +99,29 @@ impl Weighted {
         value_of(self.units)
     }
 
-    /// Whether no bytes came.
+    /// Whether no contribution has arrived for these bytes.
     pub(crate) fn is_hole(&self) -> bool {
         self.contributions == 0
     }
 
-    /// Whether so much came that it cannot be told how much.
+    /// Whether there were too many contributions or too much weight to count.
     pub(crate) fn is_full(&self) -> bool {
         self.contributions == u32::MAX || self.units == u128::MAX
     }
 
-    /// Whether so much more can be told.
+    /// Whether the contributions of `more` can be counted as well.
     pub(crate) fn has_count_for(&self, more: &Weighted) -> bool {
         self.contributions.saturating_add(more.contributions) <= MAX_CONTRIBUTIONS
     }
 
-    /// The run of the update, given where the stripe starts.
+    /// This run as a range of the update, which the stripe begins at `start`.
     pub(crate) fn at(&self, start: u64) -> sums::WeightRun {
         let bytes = wire::Range::new(start + self.bytes.start as u64, start + self.bytes.end as u64);
         let Self { contributions, units, magnitude, .. } = *self;
         sums::WeightRun { bytes, contributions, units, magnitude }
     }
 
-    /// Part of a run of the update, as `bytes` of the stripe.
+    /// A part of a run of the update, as the range `bytes` of the stripe.
     pub(crate) fn of(run: &sums::WeightRun, bytes: Range<usize>) -> Self {
         let sums::WeightRun { contributions, units, magnitude, .. } = *run;
         Self { bytes, contributions, units, magnitude }
@@ -129,7 +131,7 @@ impl Weighted {
 /// The weights of bytes `0..length` of a stripe.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights {
-    /// Rising, the last one ends at the length; never empty.
+    /// Ascending by their ends. The last run ends at the stripe's length. There is always at least one.
     runs: Vec<Run>,
 }
 
@@ -138,7 +140,7 @@ impl Weights {
         Self { runs: vec![Run { end: length, contributions: 0, units: 0, magnitude: 0 }] }
     }
 
-    /// Bytes of the stripe.
+    /// Length of the stripe in bytes.
     pub(crate) fn length(&self) -> usize {
         self.runs.last().map_or(0, |r| r.end)
     }
@@ -148,15 +150,15 @@ impl Weights {
         self.runs.len()
     }
 
-    /// Bytes received nothing again; the memory of the runs stays.
+    /// Forgets all contributions. The memory of the runs is kept.
     pub(crate) fn clear(&mut self) {
         let end = self.length();
         self.runs.clear();
         self.runs.push(Run { end, contributions: 0, units: 0, magnitude: 0 });
     }
 
-    /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when
-    /// `pending` borders more will have been made before.
+    /// Checks that there is room for a contribution to `bytes`, whose weighted values are at most
+    /// `magnitude`. `pending`: number of borders that other pieces will add before.
     pub(crate) fn has_room(&self, bytes: &Range<usize>, magnitude: u64, pending: usize) -> Result<(), Full> {
         let count = self.count() + pending;
         if count + 2 > MAX_RUNS && count + self.splits(bytes) > MAX_RUNS {
@@ -169,13 +171,13 @@ impl Weights {
         Ok(())
     }
 
-    /// How many runs more there would be with borders at both ends of `bytes`.
+    /// By how many the number of runs would grow with borders at both ends of `bytes`.
     pub(crate) fn splits(&self, bytes: &Range<usize>) -> usize {
         [bytes.start, bytes.end].into_iter().filter(|&at| at > 0 && !self.is_border(at)).count()
     }
 
-    /// How many runs more there would be with borders at both ends of each of these, which are rising and
-    /// disjoint.
+    /// By how many the number of runs would grow with borders at both ends of each of `parts`, which are
+    /// ascending and disjoint.
     pub(crate) fn splits_of(&self, parts: impl Iterator<Item = Range<usize>>) -> usize {
         let mut last = 0;
         let ends = parts.flat_map(|bytes| [bytes.start, bytes.end]);
@@ -187,7 +189,7 @@ impl Weights {
         fresh.count()
     }
 
-    /// What each part of `bytes` has received, rising.
+    /// What each part of `bytes` has received, in ascending order.
     pub(crate) fn within(&self, bytes: Range<usize>) -> impl Iterator<Item = Weighted> + '_ {
         let mut start = bytes.start;
         let first = self.after(bytes.start);
@@ -204,17 +206,17 @@ impl Weights {
         })
     }
 
-    /// What came, rising.
+    /// The parts for which contributions have arrived, in ascending order.
     pub(crate) fn covered(&self) -> impl Iterator<Item = Weighted> + '_ {
         self.within(0..self.length()).filter(|part| !part.is_hole())
     }
 
-    /// One contribution to `bytes`, of values no larger than `magnitude`, weighted.
+    /// Records one contribution to `bytes`, whose weighted values are at most `magnitude`.
     pub(crate) fn add(&mut self, bytes: Range<usize>, weight: Weight, magnitude: u64) {
         self.merge(&Weighted { bytes, contributions: 1, units: weight.units, magnitude });
     }
 
-    /// What another accumulator's bytes received.
+    /// Records what the bytes of another accumulator have received.
     pub(crate) fn merge(&mut self, part: &Weighted) {
         let Weighted { bytes, contributions, units, magnitude } = part.clone();
         if bytes.is_empty() {
@@ -227,7 +229,7 @@ impl Weights {
             run.contributions = run.contributions.saturating_add(contributions);
             run.magnitude = run.magnitude.saturating_add(magnitude);
         }
-        // Inner neighbours differed before and still do.
+        // Inner neighbours were different before, and still are.
         self.join(last);
         self.join(first);
     }
@@ -241,7 +243,7 @@ impl Weights {
         self.runs.binary_search_by_key(&at, |r| r.end).is_ok()
     }
 
-    /// Makes a border at `at`; returns the index of the run that starts there.
+    /// Makes a border at `at`. Returns the index of the run that starts there.
     fn split(&mut self, at: usize) -> usize {
         let index = self.after(at);
         let start = index.checked_sub(1).map_or(0, |before| self.runs[before].end);
@@ -252,7 +254,7 @@ impl Weights {
         index + 1
     }
 
-    /// Drops the border before run `index` if both sides are equal.
+    /// Removes the border before run `index` if both sides have the same weight.
     fn join(&mut self, index: usize) {
         if index == 0 || index >= self.runs.len() {
             return;
@@ -273,7 +275,7 @@ mod tests {
     const SPAN: usize = 48;
 
     proptest! {
-        /// Against the plainest model: a weight a byte.
+        /// Compares with the plainest model, which has a weight for each byte.
         #[test]
         fn agrees_with_a_weight_per_byte(
             adds in prop::collection::vec((0..SPAN, 0..=SPAN, 1..4_u32), 0..30),
@@ -314,7 +316,7 @@ mod tests {
     #[test]
     fn chunks_in_any_order_become_one_run() {
         let mut weights = Weights::new(100);
-        // 0.1 + 0.2 + 0.3 differs from 0.3 + 0.2 + 0.1 in f64; here it must not.
+        // In f64, 0.1 + 0.2 + 0.3 differs from 0.3 + 0.2 + 0.1. Here it must not.
         for (w, order) in [(0.1, [0, 1, 2]), (0.2, [2, 0, 1]), (0.3, [1, 2, 0])] {
             let weight = Weight::new(w, false).unwrap().unwrap();
             for part in order {
@@ -322,7 +324,7 @@ mod tests {
             }
         }
         let all: Vec<Weighted> = weights.covered().collect();
-        // Each of three clients had no larger a part than 3.
+        // No value of any of the three clients was larger than 3.
         assert_eq!((all.len(), all[0].contributions, all[0].magnitude), (1, 3, 9));
     }
 

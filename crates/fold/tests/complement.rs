@@ -1,4 +1,4 @@
-//! `Repair::Complement`: the own model weighs what is missing to 1, for each element, in place.
+//! `Repair::Complement`: the own model gets the weight that is missing to 1, for each element.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use thalweg_fold::reference::Plain;
 use thalweg_fold::{Accumulator, FoldError, Precision, Repair};
 use thalweg_wire::{Dtype, Layout, Range};
 
-/// A chunk of a neighbour's model, with its weight.
+/// A chunk of a neighbour's model, and its weight.
 #[derive(Clone)]
 struct Chunk {
     neighbour: usize,
@@ -20,8 +20,8 @@ struct Chunk {
     weight: f64,
 }
 
-/// Three neighbours with the weights of a graph, an own model, and the chunks that came: a fifth of them did
-/// not.
+/// Three neighbours with the weights of a graph, an own model, and the chunks that arrived. A fifth of the
+/// chunks did not arrive.
 fn mixing(layout: &Layout, seed: u64) -> (Vec<Vec<u8>>, Vec<u8>, Vec<Chunk>) {
     let mut random = Random::new(seed);
     let neighbours: Vec<Vec<u8>> = (0..3).map(|n| update(layout, seed ^ (n + 1))).collect();
@@ -57,7 +57,7 @@ fn mixed(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Against the plain reference, in every precision.
+    /// Compares with the plain reference, in every precision.
     #[test]
     fn is_the_sum_and_what_is_missing_of_the_own_model(layout in layouts(), seed in any::<u64>()) {
         let layout = Arc::new(layout);
@@ -76,7 +76,8 @@ proptest! {
                     prop_assert_eq!(&found[place.clone()], &expected[place], "{}", tensor.dtype);
                     continue;
                 }
-                // One unit in the last place of the dtype, of values up to 8, and f32's sums.
+                // Tolerance: one unit in the last place of the dtype for values up to 8, and rounding of f32
+                // sums.
                 let step = match tensor.dtype {
                     Dtype::F64 if precision == Precision::F32 => 1e-5,
                     Dtype::F64 => 1e-12,
@@ -93,7 +94,7 @@ proptest! {
         }
     }
 
-    /// Exact sums give the same bits however the chunks come.
+    /// Exact sums give the same bits in whatever order the chunks arrive.
     #[test]
     fn exact_bits_do_not_depend_on_the_order(layout in layouts(), seed in any::<u64>()) {
         let layout = Arc::new(layout);
@@ -108,7 +109,7 @@ proptest! {
 
 #[test]
 fn weights_sum_to_one_at_every_element() {
-    // What all nodes have alike stays as it is, whatever came of it.
+    // An element that all nodes have alike keeps its value, whatever has arrived of it.
     let layout = Arc::new(Layout::pack([("w", Dtype::F64, vec![20_000])]).unwrap());
     let same: Vec<u8> = (0..20_000).flat_map(|_| 1.0_f64.to_le_bytes()).collect();
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! Fixed-point sums: the same bits whatever the order, and no silent overflow.
+//! Fixed-point sums: they have the same bits in any order, and never overflow silently.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ fn finish(accumulator: &Accumulator) -> Vec<u8> {
     out
 }
 
-/// All orders of `0..n`.
+/// All permutations of `0..n`.
 fn permutations(n: usize) -> Vec<Vec<usize>> {
     if n == 0 {
         return vec![Vec::new()];
@@ -38,7 +38,7 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Five clients whose f32 sums do depend on the order.
+/// Five clients whose f32 sums depend on the order.
 fn clients(layout: &Layout) -> Vec<(Vec<u8>, f64)> {
     [0.1, 1.0 / 3.0, 123.0, 77.7, 600.0].iter().zip(1..).map(|(w, seed)| (update(layout, seed), *w)).collect()
 }
@@ -129,7 +129,7 @@ fn sums_take_what_they_can_hold_and_refuse_more() {
     let mut large = small.clone();
     large[70_000 * 4 - 8..].copy_from_slice(&f32s(&[most, -most]));
     let fit = (EXACT_MAX_SUM / f64::from(most)) as u32;
-    // Most come in chunks, and none is refused for how often it was cut.
+    // Most updates arrive in chunks. None may be refused because it was cut often.
     for _ in 0..fit {
         for (index, chunk) in large.chunks(28_000).enumerate() {
             accumulator.fold(28_000 * index as u64, chunk, 1.0).unwrap();
@@ -224,7 +224,7 @@ fn several_ranges_are_folded_all_or_none() {
     }
 }
 
-/// All of the first stripe, and of the second too many pieces.
+/// The contribution covers all of the first stripe, and too many pieces of the second.
 fn fragments(bytes: u64) -> Ranges {
     let pieces = (131_072..bytes - 8).step_by(24).map(|at| Range::new(at, at + 4));
     [Range::new(0, 131_072)].into_iter().chain(pieces).collect()
@@ -239,7 +239,7 @@ fn a_mean_that_is_not_finite_is_never_written() {
         let mut bytes = update(&layout, 3);
         let at = layout.tensors()[1].offset as usize + 4 * 77;
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        // Unchecked, as by a careless caller.
+        // Fold without a check, as a careless caller would.
         accumulator.fold(0, &bytes, 2_f64.powi(30)).unwrap();
         let mut global = vec![7; bytes.len()];
         let refused = accumulator.finish(&mut global, Repair::KeepLocal).unwrap_err();

@@ -44,8 +44,8 @@ fn lazy(updates: &[(Vec<u8>, f64)]) -> Vec<u8> {
     out
 }
 
-/// What a published eager aggregator does: on each arrival it adds the update times its samples over the
-/// samples so far, as if that were the total.
+/// A published eager aggregator works like this: on each arrival it adds the update times its samples,
+/// divided by the samples so far, as if that were the total.
 fn running_total_rule(updates: &[(Vec<u8>, f64)]) -> Vec<f64> {
     let mut sums = vec![0.0; ELEMENTS as usize];
     let mut samples = 0.0;

@@ -1,4 +1,4 @@
-//! Partial updates, cut elements, and what is refused.
+//! Partial updates, elements that are cut, and contributions that are refused.
 
 #![allow(clippy::unwrap_used)]
 
@@ -88,7 +88,7 @@ fn crumbs_are_refused_before_they_fill_the_memory() {
     let error = crumbs.map(|at| accumulator.fold(at, &[1], 1.0)).find_map(Result::err).unwrap();
     assert_eq!(error, FoldError::Fragmented { offset: 0 });
     assert!(error.to_string().contains("64 bytes or more"));
-    // A large chunk whose first border would be one too many leaves no trace in any stripe.
+    // A large chunk whose first border would be one too many must not change any stripe.
     let start = MAX_RUNS as u64 + 3;
     let rest = vec![2; (STRIPE_BYTES + 100 - start) as usize];
     accumulator.fold(start, &rest, 1.0).unwrap_err();
@@ -96,7 +96,7 @@ fn crumbs_are_refused_before_they_fill_the_memory() {
     let summary = accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
     assert!(global.iter().all(|&byte| byte == 1 || byte == 9));
     assert!(summary.tensors[0].covered < MAX_RUNS as u64);
-    // Chunks that need no new border still fit, and a new round has all the room again.
+    // Chunks that need no new border still fit. In a new round there is room again.
     accumulator.fold(0, &vec![4; 2 * STRIPE_BYTES as usize], 1.0).unwrap();
     accumulator.reset();
     accumulator.fold(1, &[1], 1.0).unwrap();

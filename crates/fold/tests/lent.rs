@@ -1,4 +1,4 @@
-//! Sums in memory that is lent.
+//! Sums in lent memory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,12 +14,12 @@ use thalweg_wire::{Dtype, Layout, Range};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::F64, Precision::Exact];
 
-/// Parts of a claim, one after the other.
+/// Cuts a claim into parts, one after the other.
 fn parts(mut claim: Claim) -> impl FnMut(usize) -> Option<LentMemory> {
     move |bytes| claim.split_to(bytes as u64).map(|part| Box::new(part) as LentMemory)
 }
 
-/// An arena that holds the sums and no byte more, full of rubbish.
+/// An arena that holds exactly the sums, filled with arbitrary bytes.
 fn memory(layout: &Layout, precision: Precision) -> Arena {
     let arena = Arena::new(Accumulator::bytes_needed(layout, precision)).unwrap();
     arena.claim(arena.range()).unwrap().fill(0xa5);
@@ -53,8 +53,7 @@ fn fold_some(accumulator: &Accumulator, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Where the sums lie shows in no bit, in several rounds, and what lies there can be merged by another
-    /// process.
+    /// The place of the sums changes no bit, in several rounds. Another process can merge what is there.
     #[test]
     fn lent_memory_gives_the_same_bits(layout in layouts(), seed in any::<u64>()) {
         let layout = Arc::new(layout);
@@ -71,7 +70,7 @@ proptest! {
                 prop_assert_eq!(lent.export().unwrap(), own.export().unwrap());
             }
             let head = SumsHead::decode(&lent.head().unwrap().encode()).unwrap();
-            // No byte of a model without elements is written.
+            // Nothing is written for a model without elements.
             let writes = arena.len() > 0;
             prop_assert_eq!(arena.lend(arena.range()).is_err(), writes, "the accumulator writes there");
             drop(lent);

@@ -1,5 +1,5 @@
-//! Several updates in one pass, and sums of parts of updates: the same bits as one update after the other, of
-//! all.
+//! Several updates in one pass, and sums of parts of updates. Both give the same bits as folding one complete
+//! update after the other.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use thalweg_wire::{Dtype, Layout, Range, Ranges};
 
 const ALL: [Precision; 3] = [Precision::F32, Precision::F64, Precision::Exact];
 
-/// What came of an update, and its weight.
+/// The ranges of an update that have arrived, and its weight.
 struct Update {
     bytes: Vec<u8>,
     came: Ranges,
@@ -81,8 +81,8 @@ proptest! {
         }
     }
 
-    /// Processes that have a part each of all updates come to what one that has all of them comes to; another
-    /// process takes the sums where they lie, and goes on.
+    /// Several processes each sum up a part of all updates. The result is that of one process that sums up
+    /// everything. Another process takes over the sums in place, and continues.
     #[test]
     fn parts_are_those_of_the_whole(layout in layouts(), seed in any::<u64>(), count in 1..4_usize) {
         let layout = Arc::new(layout);
@@ -137,7 +137,7 @@ fn what_is_refused_leaves_no_trace_and_has_a_number() {
     assert_eq!(exact.weight_runs().unwrap()[0].contributions, 2);
 }
 
-/// Each alone has room; together they would overflow exact sums.
+/// Each update alone fits. Together they would overflow exact sums.
 #[test]
 fn room_is_that_of_all_together() {
     let layout = layout_of(64);

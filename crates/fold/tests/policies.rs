@@ -1,4 +1,4 @@
-//! What stands in for missing elements, against the formulas written out plainly, an element at a time.
+//! Stand-ins for missing elements, compared with the formulas, one element at a time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -41,7 +41,7 @@ fn came(holes: &Ranges, tensor: &Tensor, index: u64) -> bool {
     holes.iter().all(|hole| hole.end <= place.start || place.end <= hole.start)
 }
 
-/// What `policy` makes of a tensor, an element at a time: `None` where nothing stands in.
+/// What `policy` makes of a tensor, one element at a time. `None` for elements without a stand-in.
 fn plain(
     policy: Policy,
     layout: &Layout,
@@ -84,7 +84,7 @@ fn plain(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Element by element, for any types and any holes, those that cut elements too.
+    /// For any types and any holes, including holes that cut elements.
     #[test]
     fn stands_in_as_the_table_says(layout in layouts(), seed in any::<u64>()) {
         let mut random = Random::new(seed);
@@ -92,7 +92,7 @@ proptest! {
         let (sent, global, last) = (update(&layout, seed ^ 1), update(&layout, seed ^ 2), update(&layout, seed ^ 3));
         for policy in ALL {
             let mut mended = sent.clone();
-            // What lies in a hole does not matter.
+            // What is in a hole does not matter.
             for hole in holes.iter() {
                 mended[hole.start as usize..hole.end as usize].fill(0xa5);
             }
@@ -110,7 +110,7 @@ proptest! {
         }
     }
 
-    /// The mean over several clients that lost different parts is that of the plain sums.
+    /// The mean over several clients that lost different parts equals that of the plain sums.
     #[test]
     fn the_mean_is_over_what_stands_in(seed in any::<u64>(), elements in 1..400_u64) {
         let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![elements])]).unwrap());
@@ -161,8 +161,8 @@ fn the_legacy_of_fedcomm_is_what_its_code_did() {
     let mut update = pad(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[7.0, 7.5]);
     let holes: Ranges = [Range::new(8, 16), Range::new(second, second + 8)].into_iter().collect();
     Policy::FedcommLegacy.mend(&layout, &mut update, &holes, &global, None).unwrap();
-    // The lost third and fourth value shift the fifth and sixth; a tensor that was lost whole stays as it
-    // was.
+    // The third and fourth value are lost, so the fifth and sixth move up. A tensor that was lost completely
+    // does not change.
     assert_eq!(as_f32s(&update[..24]), [1.0, 2.0, 5.0, 6.0, 0.0, 0.0]);
     assert_eq!(as_f32s(&update[second as usize..][..8]), [8.0, 8.0]);
 }

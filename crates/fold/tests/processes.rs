@@ -1,5 +1,5 @@
-//! Worker processes fold into memory that they share with their parent, which merges from there. This test is
-//! its own workers: it has no harness.
+//! Worker processes fold into memory that they share with their parent. The parent merges the sums from
+//! there. This test starts itself as the workers, so it has no test harness.
 
 #![allow(clippy::unwrap_used)]
 
@@ -41,7 +41,7 @@ mod linux {
         Arc::new(Layout::pack(tensors).unwrap())
     }
 
-    /// One worker's clients; the last of each sends no more than half.
+    /// The clients of one worker. Its last client sends at most half of its update.
     fn fold(accumulator: &Accumulator, worker: u64) {
         for client in 0..CLIENTS {
             let bytes = update(accumulator.layout(), 100 * worker + client + 1);
@@ -56,7 +56,7 @@ mod linux {
         out
     }
 
-    /// Folds into the memory behind standard input, and says on standard output what lies there.
+    /// Folds into the shared memory on standard input, and writes the head of the sums to standard output.
     pub fn work(number: u64) {
         let descriptor = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
         let needed = Accumulator::bytes_needed(&layout(), Precision::Exact);

@@ -1,4 +1,4 @@
-//! The fast paths against the plain reference: any dtypes, layouts, chunkings, orders, holes and trees.
+//! Compares the fast code with the plain reference, for any dtypes, layouts, chunks, orders, holes and trees.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use thalweg_fold::reference::Plain;
 use thalweg_fold::{Accumulator, Precision, Repair, Summary};
 use thalweg_wire::{Dtype, Layout, Range};
 
-/// A chunk of a client's update, to be folded.
+/// A chunk of a client's update to fold.
 #[derive(Debug, Clone, Copy)]
 struct Chunk {
     client: usize,
@@ -27,7 +27,7 @@ struct Case {
 }
 
 impl Case {
-    /// One to four clients, with weights that are multiples of 1/4; a sixth of their chunks never comes.
+    /// One to four clients, with weights that are multiples of 1/4. A sixth of their chunks never arrives.
     fn new(layout: &Layout, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let clients = 1 + random.below(4) as usize;
@@ -77,7 +77,7 @@ impl Case {
         (out, summary)
     }
 
-    /// Means of the magnitudes: what rounding errors are relative to.
+    /// Means of the magnitudes. Rounding errors are relative to these.
     fn sizes(&self, layout: &Layout) -> Vec<u8> {
         let updates = self.updates.iter().map(|u| magnitudes(layout, u)).collect();
         let case = Case { updates, chunks: self.chunks.clone(), local: magnitudes(layout, &self.local) };
@@ -85,7 +85,7 @@ impl Case {
     }
 }
 
-/// Relative distance of neighbouring numbers, and the least number.
+/// Relative distance of neighbouring numbers, and the smallest number.
 fn grain(dtype: Dtype) -> (f64, f64) {
     let (mantissa, least) = match dtype {
         Dtype::F64 => (52, -1074),
@@ -98,8 +98,8 @@ fn grain(dtype: Dtype) -> (f64, f64) {
     (2_f64.powi(-mantissa), 2_f64.powi(least))
 }
 
-/// Bytes equal but for rounding: `relative` (of the dtype's step) to the magnitudes summed up, `absolute`,
-/// and one step of the dtype.
+/// Checks that bytes are equal up to rounding. The tolerance is `relative` (in steps of the dtype) times the
+/// sum of the magnitudes, plus `absolute`, plus one step of the dtype.
 fn assert_close(layout: &Layout, case: &Case, found: &[u8], relative: impl Fn(f64) -> f64, absolute: f64) {
     let expected = case.expected(layout, Repair::KeepLocal);
     let sizes = case.sizes(layout);
@@ -144,7 +144,7 @@ proptest! {
         let repair = if zero { Repair::Zero } else { Repair::KeepLocal };
         let case = Case::new(&layout, seed);
         let accumulator = Accumulator::new(Arc::new(layout.clone()), Precision::F64);
-        // Twice: the second round must not see the first.
+        // Run it twice, since the second round must not see the first.
         for _ in 0..2 {
             case.fold_into(&accumulator, &case.chunks);
             let (found, summary) = case.finished(&accumulator, repair);
@@ -160,7 +160,7 @@ proptest! {
         let accumulator = Accumulator::new(Arc::new(layout.clone()), Precision::F32);
         case.fold_into(&accumulator, &case.chunks);
         let (found, summary) = case.finished(&accumulator, Repair::KeepLocal);
-        // Three roundings a client: weight times value, the sum, and the mean.
+        // There are three roundings for each client: weight times value, the sum, and the mean.
         assert_close(&layout, &case, &found, |_| 12.0 * 2_f64.powi(-24), 0.0);
         check_summary(&layout, &case, &summary);
     }
@@ -205,7 +205,7 @@ proptest! {
         }
         let (found, summary) = case.finished(&top, Repair::KeepLocal);
         check_summary(&layout, &case, &summary);
-        // The branches' means were rounded to each tensor's own type.
+        // The means of the branches were rounded to each tensor's own type.
         assert_close(&layout, &case, &found, |step| step + 2_f64.powi(-50), 0.0);
     }
 
@@ -231,7 +231,7 @@ proptest! {
     }
 }
 
-/// The chunks dealt, in another order, to four leaves, which are merged into a random tree.
+/// Deals the chunks in another order to four accumulators, and merges these in a random tree.
 fn tree_of(case: &Case, layout: &Arc<Layout>, precision: Precision, seed: u64) -> Accumulator {
     let mut random = Random::new(seed ^ 0x5555);
     let mut chunks = case.chunks.clone();

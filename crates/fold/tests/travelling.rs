@@ -1,4 +1,5 @@
-//! Sums that travel: the same bits wherever they are merged, and nothing at all of what is damaged.
+//! Sums that are sent elsewhere. They give the same bits wherever they are merged, and damaged ones change
+//! nothing.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +23,7 @@ fn finish(accumulator: &Accumulator) -> Vec<u8> {
     out
 }
 
-/// What another process gets: bytes, and these at any address.
+/// What another process gets: bytes, at any address.
 fn sent(sums: &Sums, shift: usize) -> (SumsHead, Vec<u8>) {
     let bytes = sums.head.encode();
     let mut cells = vec![0xee; shift];
@@ -30,7 +31,8 @@ fn sent(sums: &Sums, shift: usize) -> (SumsHead, Vec<u8>) {
     (SumsHead::decode(&bytes).unwrap(), cells)
 }
 
-/// Chunks of up to five clients, with weights that no f64 holds the sum of; a sixth never comes.
+/// Chunks of up to five clients. Their weights have sums that no f64 holds exactly. A sixth of the chunks
+/// never arrives.
 fn chunks(layout: &Layout, seed: u64) -> Vec<(Range, Vec<u8>, f64)> {
     let mut random = Random::new(seed);
     let mut all = Vec::new();
@@ -47,7 +49,7 @@ fn chunks(layout: &Layout, seed: u64) -> Vec<(Range, Vec<u8>, f64)> {
     all
 }
 
-/// The weights, without the bounds of magnitudes, which depend on the tree.
+/// The weights without the bounds of magnitudes, which depend on the tree.
 fn weights(accumulator: &Accumulator) -> Vec<(Range, u32, u128)> {
     accumulator.weight_runs().unwrap().iter().map(|run| (run.bytes, run.contributions, run.units)).collect()
 }
@@ -76,7 +78,7 @@ fn only_parts_of_whole_stripes_are_cut() {
     let found = Accumulator::cut_sums(&other, &head, &cells, Range::new(0, other.bytes()));
     assert!(matches!(found, Err(FoldError::Layout(_))));
     assert!(Accumulator::of_part(layout.clone(), Precision::F32, Range::new(1, layout.bytes())).is_err());
-    // What is of one part is not merged where another one is summed up.
+    // Sums of one part cannot be merged by an accumulator of another part.
     let half = Range::new(0, STRIPE_BYTES);
     let (of_half, place) = cut(half, &cells).unwrap();
     let top =
@@ -85,7 +87,7 @@ fn only_parts_of_whole_stripes_are_cut() {
     assert!(top.merge_sums(&of_half, &cells[place]).is_err());
 }
 
-/// A head that says what it likes, with a checksum that is right.
+/// A head with arbitrary content and a valid checksum.
 fn forged(head: &SumsHead, change: impl FnOnce(&mut Vec<u8>)) -> SumsHead {
     let mut bytes = head.encode();
     bytes.truncate(bytes.len() - 4);
@@ -95,7 +97,7 @@ fn forged(head: &SumsHead, change: impl FnOnce(&mut Vec<u8>)) -> SumsHead {
     SumsHead::decode(&bytes).unwrap()
 }
 
-/// The head without the cells' checksum.
+/// The same head without the checksum of the cells.
 fn unread(head: &SumsHead) -> SumsHead {
     forged(head, |bytes| {
         bytes[7] = 0;
@@ -106,7 +108,7 @@ fn unread(head: &SumsHead) -> SumsHead {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Exact sums of any tree of processes are those of one accumulator: means, weights, and the cells
+    /// Any tree of processes gives the same exact sums as one accumulator: means, weights, and the cells
     /// themselves.
     #[test]
     fn any_tree_of_exports_gives_the_same_bits(layout in layouts(), seed in any::<u64>()) {
@@ -131,8 +133,8 @@ proptest! {
         prop_assert!(nodes[0].export().unwrap().cells == single.export().unwrap().cells);
     }
 
-    /// Sums cut into parts, each merged where that part is summed up, come to the same bits as all of them at
-    /// one place.
+    /// Sums are cut into parts, and each part is merged where it is summed up. The bits are the same as if
+    /// all were merged in one place.
     #[test]
     fn parts_of_sums_come_to_the_same_bits(layout in layouts(), seed in any::<u64>(), count in 1..6_usize) {
         let layout = Arc::new(layout);
@@ -157,14 +159,14 @@ proptest! {
         prop_assert!(model == finish(&single));
     }
 
-    /// Of any precision, what is merged from bytes is what is merged from memory.
+    /// In any precision, merging from bytes gives the same as merging from memory.
     #[test]
     fn bytes_merge_as_memory_does(layout in layouts(), seed in any::<u64>(), shift in 0..9_usize) {
         let layout = Arc::new(layout);
         for precision in ALL {
             let make = |seed| {
                 let accumulator = Accumulator::new(layout.clone(), precision);
-                // A round before leaves its sums behind, which mean nothing.
+                // An earlier round leaves sums behind that have no meaning.
                 accumulator.fold(0, &update(&layout, 9), 3.0).unwrap();
                 accumulator.reset();
                 for (range, bytes, weight) in chunks(&layout, seed) {
@@ -184,7 +186,7 @@ proptest! {
         }
     }
 
-    /// Whatever is changed of head or cells, nothing is merged of it.
+    /// If anything in the head or the cells is changed, nothing is merged.
     #[test]
     fn damaged_sums_change_nothing(seed in any::<u64>(), which in 0..3_usize, of_cells in any::<bool>()) {
         let (_, child) = one(ALL[which]);
@@ -207,8 +209,8 @@ proptest! {
         prop_assert_eq!((finish(&parent), parent.weight_runs().unwrap()), before);
     }
 
-    /// Any bytes are a head or an error, and any head and cells are merged or refused: no panic, and no half
-    /// of it.
+    /// Any bytes are a head or give an error. Any head and cells are merged completely or refused, without a
+    /// panic.
     #[test]
     fn hostile_heads_and_cells_are_merged_whole_or_not_at_all(seed in any::<u64>(), which in 0..3_usize) {
         let (layout, child) = one(ALL[which]);
@@ -276,7 +278,7 @@ fn sums_no_contribution_comes_to_are_refused() {
         let (_, parent) = one(precision);
         let before = finish(&parent);
         let good = unchecked(&child);
-        // The first stripe is right, the second not.
+        // The first stripe is valid, the second is not.
         let values: &[[u8; 8]] = match precision {
             Precision::F32 => &[pair(f32::NAN), pair(f32::INFINITY), pair(-(2_f32.powi(103)))],
             Precision::F64 => {
@@ -301,11 +303,11 @@ fn pair(value: f32) -> [u8; 8] {
     [value.to_le_bytes(), value.to_le_bytes()].concat().try_into().unwrap()
 }
 
-/// Sums that their contributions may come to, but for what the tensor's type can hold.
+/// The sums are possible for their contributions, but exceed what the tensor's type can hold.
 #[test]
 fn sums_whose_mean_is_not_finite_are_refused() {
     let layout = Arc::new(Layout::pack([("h", Dtype::F16, vec![80_000])]).unwrap());
-    let most = [0xff, 0x7b].repeat(80_000); // 65504, the largest there is
+    let most = [0xff, 0x7b].repeat(80_000); // 65504, the largest f16
     for precision in ALL {
         let child = Accumulator::new(layout.clone(), precision);
         for weight in [0.1, 2_f64.powi(-30), 3.0, 1e6] {
@@ -315,8 +317,8 @@ fn sums_whose_mean_is_not_finite_are_refused() {
         let parent = Accumulator::new(layout.clone(), precision);
         parent.merge_sums(&sums.head, &sums.cells).unwrap();
         assert!(finish(&parent) == most, "{precision:?}: the largest are no lie");
-        // Twice as much in the last element: of exact sums its first word, before all second words of its
-        // stripe.
+        // Twice as much in the last element. With exact sums, its first word is before all second words of
+        // its stripe.
         let (from_end, twice) = match precision {
             Precision::F32 => (4, (2e6_f32 * 65504.0).to_le_bytes().to_vec()),
             Precision::F64 => (8, (2e6 * 65504.0_f64).to_le_bytes().to_vec()),
@@ -369,7 +371,7 @@ fn contributions_that_cannot_be_counted_are_refused() {
     child.merge_sums(&good.head, &good.cells).unwrap();
 }
 
-/// Ten thousand clients in a hundred branches: the exact weight, and the exact mean.
+/// Ten thousand clients in a hundred branches: the weight and the mean are exact.
 #[test]
 fn ten_thousand_honest_clients_fit_a_tree() {
     let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![3])]).unwrap());

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use thalweg_fold::reference;
 use thalweg_wire::{Dtype, Layout, Range};
 
-/// Xorshift: enough for test data, and the same everywhere.
+/// An xorshift generator. It is good enough for test data, and the same on every machine.
 pub struct Random(u64);
 
 impl Random {
@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// Up to six tensors of any dtypes; some are large enough to lie in several stripes.
+/// Up to six tensors of any dtypes. Some are so large that they span several stripes.
 pub fn layouts() -> impl Strategy<Value = Layout> {
     let elements = prop_oneof![4 => 0..300_u64, 1 => Just(1_u64), 1 => 17_000..20_000_u64];
     prop::collection::vec((0..Dtype::ALL.len(), elements), 1..6).prop_map(|tensors| {
@@ -48,7 +48,7 @@ pub fn layouts() -> impl Strategy<Value = Layout> {
     })
 }
 
-/// The bytes of an update: floats between about -8 and 8, integers of any bits.
+/// The bytes of an update: floats between about -8 and 8, integers with any bits.
 pub fn update(layout: &Layout, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut bytes = vec![0; layout.bytes() as usize];
@@ -65,7 +65,7 @@ pub fn update(layout: &Layout, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The same with all floats positive, to know how large rounding errors may be.
+/// The same with all floats positive. It shows how large rounding errors may be.
 pub fn magnitudes(layout: &Layout, update: &[u8]) -> Vec<u8> {
     let mut bytes = update.to_vec();
     for tensor in layout.tensors().iter().filter(|t| t.dtype.is_float()) {
@@ -77,7 +77,7 @@ pub fn magnitudes(layout: &Layout, update: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Cuts `0..total` at random places, some of them at odd bytes.
+/// Cuts `0..total` at random places. Some of them are at odd bytes.
 pub fn cuts(random: &mut Random, total: u64, most: u64) -> Vec<Range> {
     let mut borders: Vec<u64> = (0..random.below(most)).map(|_| random.below(total + 1)).collect();
     borders.iter_mut().for_each(|b| *b = if *b % 3 == 0 { *b } else { *b / 64 * 64 });
