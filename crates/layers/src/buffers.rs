@@ -1,25 +1,25 @@
-//! Buffers that a link uses again.
+//! Buffers that a link reuses.
 
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Buffers that a link keeps.
+/// Most spare buffers that a link keeps.
 const SPARE: usize = 4;
 
-/// A few buffers, empty or not.
+/// The spare buffers of a link. They may still have old content.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
 
 impl Buffers {
-    /// An empty one.
+    /// Takes an empty buffer.
     pub fn take(&self) -> Vec<u8> {
         let mut buffer = self.spare();
         buffer.clear();
         buffer
     }
 
-    /// One of so many bytes, with whatever is in it.
+    /// Takes a buffer of `bytes` bytes. Its content has no meaning.
     pub fn sized(&self, bytes: usize) -> Vec<u8> {
         let mut buffer = self.spare();
         buffer.resize(bytes, 0);
@@ -30,7 +30,7 @@ impl Buffers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    /// Takes one back.
+    /// Puts a buffer back.
     pub fn give(&self, buffer: Vec<u8>) {
         let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < SPARE {
@@ -38,7 +38,7 @@ impl Buffers {
         }
     }
 
-    /// Takes back what was sent, unless somebody still has it.
+    /// Puts the buffer of sent bytes back, unless somebody still uses it.
     pub fn recycle(&self, bytes: Bytes) {
         if let Ok(buffer) = bytes.try_into_mut() {
             self.give(buffer.into());

@@ -1,4 +1,5 @@
-//! A link of a given shape without root: rate, delay, jitter and loss at the level of messages.
+//! Emulates a link of a given shape without root: rate, delay, jitter and loss. It works on messages, not on
+//! packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,36 +24,37 @@ use crate::lane::Lane;
 use crate::wrap::{add, nothing, piece};
 use crate::{Layer, Links, Side};
 
-/// Chunks of an update, or control messages, that are under way at most.
+/// Most chunks of an update, or control messages, in flight.
 const UNDER_WAY: usize = 4096;
-/// How long a link that is closed may take to hand over the messages that are under way, and the patience
-/// after that.
+/// How long `close` waits for control messages in flight, and how much longer than they should take.
 const FLUSH: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(100);
-/// How much ahead of the link a message may be.
+/// A message may be sent this much before the link is free, since timers are no finer.
 const GRAIN: Duration = Duration::from_millis(1);
 /// Longer than anybody waits.
 const NEVER: Duration = Duration::from_secs(1 << 30);
-/// What the message of this layer begins with; no control message of the protocol does.
+/// Prefix of this layer's own message. No control message of the protocol begins like this.
 const HELLO: &[u8] = b"\xffthalweg emulate\xff";
 
-/// Makes links like those of a network: `up` from the side that connects, `down` from the side that listens.
+/// Makes links like those of a network. `up` is the direction from the side that connects, `down` the other
+/// one.
 ///
-/// Frames are cut into packets of 1500 bytes, with headers, in thought only; see [`Lane`]. The sender waits
-/// while the link is busy, so a queue's length means nothing here, and no congestion control sees a loss.
+/// For the calculation only, frames are cut into packets of 1500 bytes with headers; see [`Lane`]. The sender
+/// waits while the link is busy. So the length of a queue has no effect, and no congestion control sees a
+/// loss.
 ///
-/// A client of its own shape is in `clients`. The side that connects tells the other one what the link is to
-/// be like, with a message of the layer's own before any other.
+/// Clients with links of their own are in `clients`. The side that connects sends the shape of the link to
+/// the other side, in a message of this layer before all others.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Emulate {
-    /// Where all chance comes from.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// From the side that connects.
+    /// The direction from the side that connects.
     pub up: Shape,
-    /// To the side that connects.
+    /// The direction to the side that connects.
     pub down: Shape,
-    /// Clients whose links are another.
+    /// Clients with links of other shapes, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub clients: BTreeMap<String, Directions>,
 }
@@ -71,7 +73,7 @@ impl Emulate {
     /// Checks every shape.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] naming the key.
+    /// [`ErrorKind::Unsupported`] with the name of the key.
     pub fn check(&self) -> Result<()> {
         self.shapes().try_for_each(Shape::check).map_err(impossible)
     }
@@ -81,7 +83,7 @@ impl Emulate {
         [&self.up, &self.down].into_iter().chain(own)
     }
 
-    /// What the link of one client is like. Its chances are its own.
+    /// The layer for one client. It has the shapes of that client's link, and a seed of its own.
     #[must_use]
     pub fn of_client(&self, name: &str) -> Self {
         let own = self.clients.get(name);
@@ -92,7 +94,7 @@ impl Emulate {
         Self { seed, up: up.clone(), down: down.clone(), clients: BTreeMap::new() }
     }
 
-    /// The way of one side's frames.
+    /// The lane for the frames that this side sends.
     fn lane(&self, side: Side, number: u64) -> Result<Lane> {
         let (there, back, stream) = match side {
             Side::Connected => (&self.up, &self.down, number),
@@ -126,7 +128,8 @@ struct Emulated {
 #[async_trait]
 impl Links for Emulated {
     fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link> {
-        // Shapes are checked before anything connects; an impossible one would be none.
+        // Shapes are checked before anything connects. If one were impossible, the link would not be
+        // emulated.
         let Ok(lane) = self.layer.lane(self.side, number) else { return inner };
         let (layer, lane) = (self.layer.clone(), Mutex::new(lane));
         let (start, ended) = (Instant::now(), Arc::new(Ended::new()));
@@ -152,14 +155,15 @@ struct EmulatedLink {
     lane: Mutex<Lane>,
     start: Instant,
     messages: Messages,
-    /// Bytes that the inner link has never seen.
+    /// Bytes that counted as sent but never reached the inner link.
     lost: AtomicU64,
-    /// Bytes that it has seen twice.
+    /// Bytes that the inner link has sent a second time.
     repeated: AtomicU64,
     ended: Arc<Ended>,
 }
 
-/// What the side that connects says first: a listener does not know who will come.
+/// The first message of the side that connects. The listener needs it, since it does not know which client
+/// connects.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hello {
@@ -182,7 +186,8 @@ impl Hello {
     }
 }
 
-/// A chunk on its way: when it arrives, which, and how often; in the order of arrival.
+/// A chunk in flight: when it arrives, its index, and how many copies arrive (0: it is lost). Ordered by
+/// arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Landed {
     due: Duration,
@@ -190,25 +195,25 @@ struct Landed {
     copies: u8,
 }
 
-/// An update's chunks on their way.
+/// The chunks of an update that are in flight.
 #[derive(Default)]
 struct Flight {
     chunks: BTreeSet<Landed>,
-    /// When the first bit of the first left.
+    /// When the first bit of the first chunk left.
     begun: Option<Duration>,
-    /// When the link is free for the next.
+    /// When the link is free for the next chunk.
     through: Duration,
 }
 
 impl Flight {
-    /// The next chunk that has arrived.
+    /// Takes the next chunk that has arrived.
     fn landed(&mut self, now: Duration) -> Option<Landed> {
         let first = self.chunks.first().copied().filter(|landed| landed.due <= now)?;
         self.chunks.remove(&first);
         Some(first)
     }
 
-    /// When there is something to do next; `more` says whether there is a chunk to put on its way.
+    /// When to act next. `more`: there are chunks that have not been sent yet.
     fn wake(&self, more: bool) -> Duration {
         let arrival = self.chunks.first().map(|landed| landed.due);
         let free = (more && self.chunks.len() < UNDER_WAY).then_some(self.through);
@@ -233,12 +238,13 @@ impl EmulatedLink {
         self.inner.capabilities().reliable
     }
 
-    /// Hands over a chunk that has come to the other end. What is lost counts as sent, as its sender cannot
-    /// know.
+    /// Passes a chunk that has arrived to the inner link. A lost chunk counts as sent, since its sender
+    /// cannot know.
     async fn deliver(&self, update: &Outgoing, landed: Landed) -> Result<SendReport> {
         let Landed { chunk, copies, .. } = landed;
         if copies == 0 && self.is_reliable() {
-            // It never comes, and nobody is told: the link is there and carries nothing.
+            // On a reliable transport this chunk never arrives, and nobody is told: the link exists but
+            // carries nothing.
             self.ended.sleep_sending(Instant::now() + NEVER, update).await?;
             self.still_there("send update")?;
         }
@@ -256,7 +262,7 @@ impl EmulatedLink {
         Ok(report)
     }
 
-    /// Puts a chunk on its way.
+    /// Puts a chunk into flight.
     fn launch(&self, flight: &mut Flight, update: &Outgoing, chunk: usize) {
         let bytes = update.chunks()[chunk].range().len() + HEADER_BYTES as u64;
         let crossing = self.lane().send(self.now(), flight.through, bytes, self.is_reliable());
@@ -267,7 +273,7 @@ impl EmulatedLink {
         flight.chunks.insert(Landed { due, chunk, copies });
     }
 
-    /// Fails once the link has ended: what woke a sender may have been that.
+    /// Fails if the link has ended. A sender that was woken calls this, since that may be why it was woken.
     fn still_there(&self, operation: &'static str) -> Result<()> {
         match self.ended.is_set() {
             true => Err(Error::closed(operation, "the link has ended")),
@@ -276,10 +282,10 @@ impl EmulatedLink {
     }
 }
 
-/// Control messages on their way, handed over in order by a task of their own when they arrive.
+/// Control messages in flight. A task passes each to the inner link when it arrives, in order.
 struct Messages {
     queue: mpsc::Sender<(Instant, Bytes)>,
-    /// When the last of them arrives, and how many have not.
+    /// When the last of them arrives, and how many have not arrived yet.
     under_way: Arc<watch::Sender<(Option<Instant>, usize)>>,
     task: AbortHandle,
 }
@@ -292,7 +298,7 @@ impl Messages {
         let task = tokio::spawn(async move {
             while let Some((due, message)) = messages.recv().await {
                 tokio::time::sleep_until(due).await;
-                // Whatever went wrong, later messages cannot be in order any more.
+                // After any error, later messages can no longer be in order. So end the link.
                 if inner.send_control(message).await.is_err() {
                     ended.set();
                     messages.close();
@@ -303,7 +309,7 @@ impl Messages {
         Self { queue, under_way, task: task.abort_handle() }
     }
 
-    /// Puts a message on its way. It waits while there are too many.
+    /// Puts a message into flight. Waits while there are too many.
     async fn push(&self, due: Instant, message: Bytes) {
         if let Ok(place) = self.queue.reserve().await {
             self.under_way.send_modify(|(last, count)| (*last, *count) = (Some(due), *count + 1));
@@ -311,12 +317,12 @@ impl Messages {
         }
     }
 
-    /// Waits until all have arrived, or a moment longer than they should have taken.
+    /// Waits until all messages have arrived, or a little longer than they should have taken.
     async fn arrived(&self) {
         let (last, _) = *self.under_way.borrow();
         let limit = last.unwrap_or_else(Instant::now).min(Instant::now() + FLUSH) + MOMENT;
         let mut under_way = self.under_way.subscribe();
-        // An error means that the sender is gone, which it cannot be while we hold it.
+        // An error would mean that the sender is gone, but `self` has it.
         let _ = tokio::time::timeout_at(limit, under_way.wait_for(|(_, count)| *count == 0)).await;
     }
 }
@@ -331,8 +337,8 @@ impl Link for EmulatedLink {
         self.layer.capabilities(self.inner.capabilities())
     }
 
-    /// Waits until the message has left, not for its way: the next one may follow at once. Control messages
-    /// are reliable on every transport.
+    /// Waits until the message has left, not until it arrives, since the next one may follow at once. Control
+    /// messages are reliable on every transport.
     async fn send_control(&self, message: Bytes) -> Result<()> {
         self.still_there("send control")?;
         if message.len() > MAX_CONTROL as usize {
@@ -343,7 +349,7 @@ impl Link for EmulatedLink {
             let ready = lane.ready(now);
             lane.send(now, ready, (HEADER_BYTES + message.len()) as u64, true)
         };
-        // A timer is no finer than that; the lane keeps account of it.
+        // A timer is no finer than that. The lane makes up for it.
         if crossing.through > self.now() + GRAIN {
             self.ended.sleep_until(self.start + crossing.through).await;
             self.still_there("send control")?;
@@ -361,8 +367,8 @@ impl Link for EmulatedLink {
         while next < count || !flight.chunks.is_empty() {
             let now = self.now();
             if next < count && flight.through <= now && flight.chunks.len() < UNDER_WAY {
-                // One at a time, as the link comes free, so that other updates and control messages take
-                // turns.
+                // Send one chunk at a time, when the link is free. So other updates and control messages get
+                // their turn.
                 self.launch(&mut flight, update, next);
                 next += 1;
             } else if let Some(landed) = flight.landed(now) {
@@ -374,12 +380,12 @@ impl Link for EmulatedLink {
                 self.still_there("send update")?;
             }
         }
-        // The link is busy until the last chunk is through, whether it arrives or not.
+        // The link is busy until the last chunk has left, whether that chunk arrives or not.
         self.ended.sleep_sending(self.start + flight.through, update).await?;
         self.still_there("send update")?;
         self.lane().returned(self.now(), flight.through);
         report.ended = report.ended.max(nothing().ended);
-        // Earlier than this call, if its sender waited for an update in front of it to arrive.
+        // This is before the call if the update waited until an earlier one had arrived.
         report.started = flight.begun.map_or(report.started, |begun| (self.start + begun).into_std());
         Ok(report)
     }
@@ -410,7 +416,7 @@ impl Link for EmulatedLink {
         Counters { sent: (inner.sent + lost).saturating_sub(repeated), ..inner }
     }
 
-    /// What was sent before arrives before the link ends.
+    /// Waits for what was sent before, and then ends the link.
     async fn close(&self) {
         self.ended.set();
         self.messages.arrived().await;

@@ -1,4 +1,4 @@
-//! Remembers that a link has ended, to wake those who wait in a layer.
+//! Records that a link has ended, and wakes tasks that wait in a layer.
 
 use thalweg_transport::{ErrorKind, Outgoing, Result, SendReport};
 use tokio::sync::watch;
@@ -15,7 +15,7 @@ impl Ended {
         self.0.send_replace(true);
     }
 
-    /// Passes an outcome on, noting if it says that the link has ended.
+    /// Returns an outcome unchanged. If it says that the link has ended, records that.
     pub(crate) fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed) {
             self.set();
@@ -31,11 +31,11 @@ impl Ended {
     /// Waits until the link has ended.
     pub(crate) async fn wait(&self) {
         let mut ended = self.0.subscribe();
-        // An error means that the sender is gone, which it cannot be while we hold it.
+        // An error would mean that the sender is gone, but `self` has it.
         let _ = ended.wait_for(|ended| *ended).await;
     }
 
-    /// Sleeps until `due` or until the link has ended; whatever comes next finds out which.
+    /// Sleeps until `due` or until the link has ended. The caller finds out which it was.
     pub(crate) async fn sleep_until(&self, due: Instant) {
         tokio::select! {
             biased;
@@ -44,7 +44,7 @@ impl Ended {
         }
     }
 
-    /// The same for the sender of an update, who may be told to stop.
+    /// Like [`Self::sleep_until`], for the sender of an update, which may be cancelled.
     pub(crate) async fn sleep_sending(&self, due: Instant, update: &Outgoing) -> Result<()> {
         tokio::select! {
             biased;

@@ -1,4 +1,4 @@
-//! Seeded misfortune: loss, repetition, reordering, damage and delay of chunks, and links that break.
+//! Injects faults by a seed: loss, duplication, reordering, damage and delay of chunks, and links that break.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,36 +18,36 @@ use crate::script::{DelayLine, Fate};
 use crate::wrap::{add, nothing, piece};
 use crate::{Layer, Links, Script, Side, Step};
 
-/// What goes wrong with the chunks that one side sends. The default is nothing.
+/// The faults of the chunks that one side sends. By default there are none.
 ///
-/// Each link draws from the seed and its own number (see [`Links::wrap`]), update by update, so that a run
-/// repeats. Control messages are reliable and stay so; only `cut_after` ends them, with the link.
+/// Each link draws random numbers from the seed and its own number (see [`Links::wrap`]), for each update. So
+/// a run can be repeated. Control messages stay reliable. Only `cut_after` ends them, with the link.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fault {
-    /// Where all chance comes from.
+    /// Seed of all random decisions.
     pub seed: u64,
     /// Probability, 0 to 1, that a chunk never arrives.
     pub loss: f64,
-    /// Probability that a chunk arrives a second time, up to 8 chunks later.
+    /// Probability that a chunk arrives a second time, at most 8 chunks later.
     pub duplicate: f64,
-    /// Probability that a chunk is held back, by up to 8 chunks.
+    /// Probability that a chunk is delayed by up to 8 chunks.
     pub reorder: f64,
-    /// Probability that a chunk arrives with one bit turned over, which its checksum shows.
+    /// Probability that a chunk arrives with one flipped bit. Its checksum shows that.
     pub corrupt: f64,
-    /// How long a chunk is under way, in milliseconds; at most 256 chunks of an update are at a time.
+    /// Delay of a chunk in milliseconds. At most 256 chunks of an update are in flight.
     pub delay_ms: f64,
-    /// The delay varies evenly by up to this much in both directions, each chunk by itself.
+    /// The delay of each chunk varies uniformly by up to this much in both directions.
     pub jitter_ms: f64,
-    /// The link closes before the frame that would bring what this side has sent over so many bytes.
+    /// The link closes before the frame with which this side would have sent more bytes than this.
     pub cut_after: Option<u64>,
 }
 
 impl Fault {
-    /// Checks that probabilities are probabilities and times are times.
+    /// Checks that all probabilities and times are valid.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] naming the field.
+    /// [`ErrorKind::Unsupported`] with the name of the field.
     pub fn check(&self) -> Result<()> {
         let shares = [
             ("loss", self.loss),
@@ -65,7 +65,7 @@ impl Fault {
         first.map_or(Ok(()), |entry| Err(bad(entry)))
     }
 
-    /// The delay of a chunk that drew `chance`, from 0 to 1.
+    /// The delay of a chunk, for a random number `chance` from 0 to 1.
     pub(crate) fn delay(&self, chance: f64) -> Duration {
         let milliseconds = self.delay_ms + self.jitter_ms * (2.0 * chance - 1.0);
         Duration::try_from_secs_f64(milliseconds.max(0.0) / 1e3).unwrap_or_default()
@@ -97,16 +97,16 @@ struct FaultLink {
     inner: Arc<dyn Link>,
     fault: Fault,
     script: Mutex<Script>,
-    /// Bytes sent, to know when to cut.
+    /// Bytes sent so far, for `cut_after`.
     spent: AtomicU64,
-    /// Bytes that the inner link has never seen.
+    /// Bytes that counted as sent but never reached the inner link.
     lost: AtomicU64,
-    /// Bytes that it has seen twice.
+    /// Bytes that the inner link has sent a second time.
     repeated: AtomicU64,
     ended: Ended,
 }
 
-/// The same chunk with one bit turned over and the checksum of the original.
+/// The same chunk with one bit flipped, and with the original's checksum.
 fn damaged(update: &Outgoing, index: usize) -> Result<Outgoing> {
     let chunk = &update.chunks()[index];
     let (_, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
@@ -122,7 +122,7 @@ impl FaultLink {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a frame; over the limit the link is cut instead.
+    /// Counts a frame. If the limit is exceeded, cuts the link.
     async fn spend(&self, operation: &'static str, bytes: u64) -> Result<()> {
         let limit = self.fault.cut_after.unwrap_or(u64::MAX);
         let spent = self.spent.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
@@ -181,7 +181,7 @@ impl Link for FaultLink {
         self.ended.note(self.inner.send_control(message).await)
     }
 
-    /// What is lost counts as sent, as its sender cannot know; what is repeated counts once.
+    /// A lost chunk counts as sent, since its sender cannot know. A repeated chunk counts once.
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
         let mut steps = self.script().update(update.chunks().len()).into_iter();
         let (start, mut line, mut report) = (Instant::now(), DelayLine::default(), nothing());

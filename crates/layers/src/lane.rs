@@ -1,42 +1,42 @@
-//! When a frame is through a link and when it arrives, packet by packet. No clock: times are since some
-//! common start.
+//! Calculates when a frame has left a link and when it arrives, packet by packet. It has no clock: times are
+//! relative to a common start.
 
 use std::time::Duration;
 
 use thalweg_linkmodel::{Cause, Fate, Pipe, Shape, ShapeError};
 
-/// Bytes of an IP packet, and of these the headers of IPv4 and TCP with timestamps.
+/// Bytes of an IP packet, and how many of them are headers of IPv4 and TCP with timestamps.
 const PACKET: u64 = 1500;
 const HEADERS: u64 = 52;
-/// Rounds of retransmission after which a frame counts as never to come.
+/// After this many rounds of retransmission, a frame counts as lost for ever.
 const MOST_ROUNDS: u32 = 1000;
-/// A frame that comes so soon after an update was handed over was waiting for that: its sender sends one at a
-/// time.
+/// If a frame comes this soon after an update was handed over, its sender has waited for that, since it sends
+/// one update at a time.
 const AT_ONCE: Duration = Duration::from_millis(5);
-/// How late a timer may be and the lane still keep to its rate.
+/// A timer may be this late, and the lane still keeps its rate.
 const SLACK: Duration = Duration::from_millis(5);
 
-/// What becomes of a frame.
+/// When a frame crosses the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Crossing {
     /// When its first bit leaves.
     pub begun: Duration,
-    /// When its last bit has left; then the next one can.
+    /// When its last bit has left, so that the next frame can start.
     pub through: Duration,
-    /// When it is at the other end; `None` if it never is.
+    /// When it arrives. `None` if it never does.
     pub due: Option<Duration>,
-    /// Whether it comes a second time.
+    /// Whether it arrives a second time.
     pub twice: bool,
 }
 
-/// What became of the packets of a frame.
+/// What happened to the packets of a frame.
 #[derive(Default)]
 struct Packets {
-    /// Those sent, again or not.
+    /// Number of packets sent, including retransmissions.
     sent: u64,
-    /// The longest that one of them was under way.
+    /// The longest delay of any of them.
     travel: Duration,
-    /// Round trips that losses cost.
+    /// Number of round trips that losses cost.
     rounds: u32,
     twice: bool,
     gone: bool,
@@ -44,25 +44,26 @@ struct Packets {
 
 /// One direction of a link, for frames of many packets.
 ///
-/// The packets of a frame are offered to the same [`Pipe`] that the packet relay has; the frame is there with
-/// the last of them. A sender waits until the link is free, so no queue is ever full. Reliable frames arrive
-/// in order, and packets of theirs that are lost cost what TCP's fast retransmission would: their bytes again
-/// and a round trip. Others are lost with any of their packets.
+/// Each packet of a frame goes through the same [`Pipe`] that the packet relay uses. The frame arrives with
+/// its last packet. A sender waits until the link is free, so no queue is ever full. Reliable frames arrive
+/// in order. A lost packet of such a frame costs what it would cost TCP with fast retransmission: its bytes
+/// again, and a round trip. Any other frame is lost if one of its packets is.
 #[derive(Debug)]
 pub struct Lane {
     rate: Option<u64>,
     pipe: Pipe,
     round_trip: Duration,
-    /// When the link has sent all it was given.
+    /// When the link has sent everything so far.
     free: Duration,
     /// The latest arrival so far.
     latest: Duration,
-    /// When an update was handed over, and from when on its sender could have had the next frame ready.
+    /// When the last update was handed over, and since when its sender could have had the next frame ready.
     returned: Option<(Duration, Duration)>,
 }
 
 impl Lane {
-    /// A direction of `shape` whose way back takes `back` seconds. An impossible shape is refused.
+    /// Creates a direction of `shape`. The opposite direction has a delay of `back` seconds. An impossible
+    /// shape is an error.
     pub fn new(shape: &Shape, back: f64, seed: u64, stream: u64) -> Result<Self, ShapeError> {
         let round_trip = seconds(shape.delay + back);
         let pipe = Pipe::new(Shape { rate: None, ..shape.clone() }, seed, stream)?;
@@ -70,13 +71,13 @@ impl Lane {
         Ok(Self { rate: shape.rate, pipe, round_trip, free, latest, returned })
     }
 
-    /// Since when a frame that comes `now` has been ready.
+    /// Since when a frame that comes at `now` has been ready.
     pub fn ready(&self, now: Duration) -> Duration {
         let waited = |&(at, ready): &(Duration, Duration)| (now <= at + AT_ONCE).then_some(ready);
         self.returned.as_ref().and_then(waited).unwrap_or(now)
     }
 
-    /// An update has been handed over `now`; its sender could have had the next frame ready since `ready`.
+    /// An update was handed over at `now`. Its sender could have had the next frame ready since `ready`.
     pub fn returned(&mut self, now: Duration, ready: Duration) {
         self.returned = Some((now, ready));
     }
@@ -85,9 +86,9 @@ impl Lane {
     pub fn send(&mut self, now: Duration, ready: Duration, bytes: u64, reliable: bool) -> Crossing {
         let packets = bytes.div_ceil(PACKET - HEADERS).max(1);
         let Packets { sent, travel, rounds, twice, gone } = self.offer(now, packets, reliable);
-        // The last packet is as long as what is left for it; what is sent again counts as whole packets.
+        // The last packet is only as long as it must be. Retransmissions count as whole packets.
         let wire = (sent - packets) * PACKET + bytes + packets * HEADERS;
-        // Timers are late; what they cost is made up for, but a sender that was held up does not burst.
+        // Make up for late timers, but do not let a sender burst that was blocked for longer.
         let begun = self.free.max(ready.min(now)).max(now.saturating_sub(self.round_trip + SLACK));
         self.free = begun.saturating_add(self.time_for(wire));
         let arrival = self.free.saturating_add(travel).saturating_add(self.round_trip.saturating_mul(rounds));
@@ -98,7 +99,7 @@ impl Lane {
         Crossing { begun, through: self.free, due: (!gone).then_some(due), twice: twice && !reliable }
     }
 
-    /// Offers the packets of a frame, and those that are lost again if it is reliable.
+    /// Sends the packets of a frame through the pipe. If the frame is reliable, sends lost ones again.
     fn offer(&mut self, now: Duration, packets: u64, reliable: bool) -> Packets {
         let mut all = Packets::default();
         let mut left = packets;
@@ -144,7 +145,7 @@ mod tests {
         Lane::new(shape, shape.delay, 1, 2).unwrap()
     }
 
-    /// 12 Mbit/s: a packet a millisecond.
+    /// 12 Mbit/s is one packet in a millisecond.
     fn twelve() -> Shape {
         Shape { rate: Some(12_000_000), ..shape() }
     }
@@ -202,7 +203,7 @@ mod tests {
         for _ in 0..frames {
             let crossing = lane.send(at, at, 1448, true);
             let packets = (crossing.through - at).as_millis() as u64;
-            let trips = packets - 1; // one packet a frame: each loss is a round
+            let trips = packets - 1; // each frame is one packet, so each loss is a round
             late += u64::from(trips > 0);
             resent += trips;
             let least = crossing.through + 20 * MS + 40 * MS * trips as u32;

@@ -1,13 +1,14 @@
-//! When the next frame may leave a link of a given rate. No clock: times are since some common start.
+//! Calculates when the next frame may leave a link of a given rate. It has no clock: times are relative to a
+//! common start.
 
 use std::time::Duration;
 
 use crate::Rate;
 
-/// Frames leave one behind the other, each when its last bit would have left a link of that rate.
+/// Frames leave one after the other, each when its last bit would have left a link of that rate.
 ///
-/// An idle link saves up nothing. A sender that is woken late (timers are coarse) is given back what it lost,
-/// up to 1 ms of the rate or one frame, whichever is more: that is the greatest burst.
+/// An idle link saves up nothing. A sender that was woken late (timers are coarse) may catch up, by at most 1
+/// ms of the rate or one frame, whichever is more. That is the greatest burst.
 #[derive(Debug, Clone)]
 pub struct Pacer {
     rate: Rate,
@@ -16,14 +17,14 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Of an idle link.
+    /// Creates the pacer of an idle link.
     pub const fn new(rate: Rate) -> Self {
         Self { rate, free: Duration::ZERO, woken: Duration::ZERO }
     }
 
-    /// Books a frame of `bytes` bytes that has been ready to leave since `ready`, at `now`; returns when it
-    /// is through. Whoever sends several in a row is ready with the next one as soon as the last one is
-    /// through, all others since [`Pacer::ready`].
+    /// Books a frame of `bytes` bytes at `now`, which has been ready since `ready`. Returns when it has left.
+    /// A sender of several frames in a row is ready with the next when the last one has left. All other
+    /// senders are ready since [`Pacer::ready`].
     pub fn book(&mut self, now: Duration, ready: Duration, bytes: u64) -> Duration {
         let time = self.rate.time_for(bytes);
         let slack = time.max(Duration::from_millis(1));
@@ -32,12 +33,13 @@ impl Pacer {
         self.free
     }
 
-    /// A sender that waited until its frame was through has been woken.
+    /// A sender that waited until its frame had left was woken.
     pub fn woken(&mut self, now: Duration) {
         self.woken = now;
     }
 
-    /// Since when a frame that comes `now` is ready: earlier by as much as the last sender was woken late.
+    /// Since when a frame that comes at `now` has been ready: earlier than `now` by how late the last sender
+    /// was woken.
     pub fn ready(&self, now: Duration) -> Duration {
         now.saturating_sub(self.woken.saturating_sub(self.free))
     }
@@ -49,7 +51,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// 8 Mbit/s: one byte a microsecond.
+    /// 8 Mbit/s is one byte in a microsecond.
     fn pacer() -> Pacer {
         Pacer::new(Rate::bits_per_second(8_000_000))
     }

@@ -1,6 +1,7 @@
-//! How much of an update has come, for layers whose chunks have another length on the wire.
+//! Reports how much of an update has arrived, for layers whose chunks have another length on the wire.
 
-/// How much of it the sink has been told of: all of it once a chunk is there, and meanwhile no more.
+/// How much the sink was told of. While a chunk is arriving, that is never more than it has at least. When it
+/// has arrived, it is all of it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     begun: u64,
@@ -9,19 +10,19 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A chunk has begun that holds at least so much.
+    /// A chunk has begun. It has at least `bytes` plain bytes.
     pub fn begin(&mut self, bytes: u64) {
         self.begun += bytes;
     }
 
-    /// So much of it has come; how much to tell of.
+    /// `bytes` more bytes of a chunk have arrived. Returns how many to report to the sink.
     pub fn arrived(&mut self, bytes: u64) -> u64 {
         let fresh = bytes.min(self.begun.saturating_sub(self.told));
         self.told += fresh;
         fresh
     }
 
-    /// A chunk that holds so much is there; how much to tell of.
+    /// A chunk of `bytes` plain bytes has arrived. Returns how many to report to the sink.
     pub fn finished(&mut self, bytes: u64) -> u64 {
         self.done += bytes;
         let fresh = self.done.saturating_sub(self.told);

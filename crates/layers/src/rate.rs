@@ -1,4 +1,4 @@
-//! Rates as `tc` writes them.
+//! Rates in the notation of `tc`.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use thalweg_transport::{Error, ErrorKind};
 
 const UNITS: [(&str, f64); 4] = [("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3), ("bit", 1.0)];
 
-/// Bits per second: `20mbit`, `1.5gbit`, `250kbit`, `9600bit`.
+/// A rate in bits per second, written as `20mbit`, `1.5gbit`, `250kbit` or `9600bit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Rate(u64);
@@ -20,7 +20,7 @@ impl Rate {
     /// Parses a number and a unit.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] with what is expected.
+    /// [`ErrorKind::Unsupported`], with what is expected.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let bad = |why: &str| {
             Error::new(ErrorKind::Unsupported, "parse rate", format!("{text:?}: {why}"))
@@ -45,7 +45,7 @@ impl Rate {
         self.0
     }
 
-    /// How long `bytes` bytes take.
+    /// How long `bytes` bytes take at this rate.
     pub fn time_for(self, bytes: u64) -> Duration {
         let nanoseconds = u128::from(bytes) * 8_000_000_000 / u128::from(self.0);
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))

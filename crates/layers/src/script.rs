@@ -1,4 +1,5 @@
-//! What happens to each chunk of an update: decided by seed, link and number of the update alone.
+//! Decides the fate of each chunk of an update. It depends only on the seed, the link and the number of the
+//! update.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,34 +9,34 @@ use thalweg_dice::Dice;
 
 use crate::Fault;
 
-/// A chunk that is held back, or comes a second time, does so up to this many places later.
+/// A chunk that is delayed or repeated comes at most this many places later.
 const FARTHEST: u64 = 8;
 
-/// What becomes of a chunk.
+/// The fate of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It arrives.
     Arrives,
-    /// It arrives with a bit turned over; its checksum tells.
+    /// It arrives with one flipped bit. Its checksum shows that.
     Damaged,
     /// It never arrives.
     Lost,
-    /// It arrives, though it has been sent before: the network doubled it.
+    /// It arrives again, as if the network had duplicated it.
     Repeated,
 }
 
-/// One chunk's turn.
+/// One transmission of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// Which chunk of the update.
+    /// Index of the chunk in the update.
     pub chunk: usize,
-    /// What becomes of it.
+    /// Its fate.
     pub fate: Fate,
-    /// How long it is under way.
+    /// Its delay.
     pub delay: Duration,
 }
 
-/// The faults of one link, update by update.
+/// The faults of one link, for one update after the other.
 #[derive(Debug, Clone)]
 pub struct Script {
     fault: Fault,
@@ -44,15 +45,15 @@ pub struct Script {
 }
 
 impl Script {
-    /// For the link of that number.
+    /// Creates the faults of the link with this number.
     pub fn new(fault: &Fault, link: u64) -> Self {
         Self { fault: fault.clone(), link, updates: 0 }
     }
 
-    /// What happens to the next update, of `chunks` chunks, in the order in which they leave.
+    /// The transmissions of the next update, which has `chunks` chunks, in the order in which they leave.
     ///
-    /// Each chunk takes the same number of draws whatever the probabilities, so that a change of one fault
-    /// leaves the others where they were.
+    /// Each chunk draws the same number of random numbers, whatever the probabilities are. So changing the
+    /// probability of one fault does not change the others.
     pub fn update(&mut self, chunks: usize) -> Vec<Step> {
         let mut dice = Dice::new(&[self.fault.seed, self.link, self.updates]);
         self.updates += 1;
@@ -72,14 +73,14 @@ impl Script {
                 steps.push((place + late + later, Step { chunk, fate: Fate::Repeated, delay }));
             }
         }
-        // Stable: one that is held back by n comes behind the n-th one after it.
+        // A chunk that is delayed by n places comes after the n-th chunk behind it.
         steps.sort_by_key(|(place, step)| (*place, *place != step.chunk as u64));
         steps.into_iter().map(|(_, step)| step).collect()
     }
 }
 
-/// Chunks under way: each leaves when its time has come. Holds at most [`DelayLine::MOST`]; the sender waits
-/// while it is full.
+/// Chunks in flight. Each arrives when its delay has passed. There are at most [`DelayLine::MOST`], and the
+/// sender waits while it is full.
 #[derive(Debug, Default)]
 pub struct DelayLine {
     waiting: BinaryHeap<Reverse<(Duration, usize)>>,
@@ -87,7 +88,7 @@ pub struct DelayLine {
 }
 
 impl DelayLine {
-    /// Most chunks under way in one update.
+    /// Most chunks of an update in flight.
     pub const MOST: usize = 256;
 
     /// Whether the sender has to wait.
@@ -95,13 +96,14 @@ impl DelayLine {
         self.waiting.len() >= Self::MOST
     }
 
-    /// A chunk sets out at `now`.
+    /// Puts a chunk into flight at `now`.
     pub fn push(&mut self, now: Duration, step: Step) {
         self.waiting.push(Reverse((now.saturating_add(step.delay), self.steps.len())));
         self.steps.push(step);
     }
 
-    /// The next one to arrive, and when. Those of one moment in the order in which they set out.
+    /// Takes the next chunk to arrive, and its time of arrival. Chunks that arrive at the same time come in
+    /// the order in which they left.
     pub fn pop(&mut self) -> Option<(Duration, Step)> {
         let Reverse((due, number)) = self.waiting.pop()?;
         Some((due, self.steps[number]))

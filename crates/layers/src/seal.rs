@@ -1,5 +1,5 @@
-//! Updates sealed end to end: each chunk is a stream of records, which are encrypted and authenticated by
-//! themselves.
+//! Seals updates from end to end. Each chunk is a stream of records, and each record is encrypted and
+//! authenticated by itself.
 //!
 //! A sealed chunk keeps its job, round, sender, layout and offset. Its payload is
 //!
@@ -10,9 +10,9 @@
 //! | 12 | checksum | u32, CRC-32C of the plaintext, as the sender knew it, hidden by [`thalweg_seal::Stream::pad`] |
 //! | 16 | records | `record` bytes of plaintext in each, the last may have less |
 //!
-//! little-endian. All of the header, the length and each record's place are authenticated with the records.
-//! So a transport may lose parts of what is behind byte 16, and carry it in the clear: only the records that
-//! a hole touches are lost then ([`thalweg_transport::Sealed`]).
+//! All numbers are little-endian. The records authenticate the whole header, the length, and each record's
+//! place. So a transport may send what is behind byte 16 in the clear, and may lose parts of it. Then only
+//! the records that a hole touches are lost ([`thalweg_transport::Sealed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -39,29 +39,29 @@ use crate::{Layer, Links, Side};
 
 /// Bytes before the records of a chunk.
 const PREFACE: usize = 16;
-/// Bytes that are sealed at a time, if a chunk has no more; and of links whose updates end with an
-/// acknowledgement, a round trip after the last of it was sent.
+/// Chunks are sealed in batches: at least one chunk, and more until a batch has this many bytes. Batches are
+/// larger on links where an update ends with an ACK, which arrives a round trip after its last byte was sent.
 const BATCH: usize = 1 << 20;
 const ACKNOWLEDGED_BATCH: usize = 16 << 20;
-/// Bytes of payload in a segment of TCP over IPv4 with timestamps, at an MTU of 1500.
+/// Bytes of payload in a TCP segment over IPv4 with timestamps, at an MTU of 1500.
 const SEGMENT: u32 = 1448;
 const HELLO: &[u8] = b"thalweg seal 1 ";
 const UP: &[u8] = b"layer up";
 const DOWN: &[u8] = b"layer down";
 
-/// Seals the chunks of updates in both directions, from one end of a link to the other. Control messages pass
-/// as they are.
+/// Seals the chunks of updates in both directions, from one end of a link to the other. Control messages do
+/// not change.
 ///
-/// Keys follow from the secret that the ends of an authenticated link share ([`Peer::binding`]); without one
-/// the link is refused. Both ends must say the same.
+/// Keys are derived from the secret that the ends of an authenticated link share ([`Peer::binding`]). A link
+/// without such a secret is refused. Both ends must have the same settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Seal {
-    /// How records are sealed.
+    /// The cipher of records.
     pub cipher: Suite,
-    /// Bytes of plaintext in a record; `None` chooses by `loss`.
+    /// Bytes of plaintext in a record. `None` chooses them by `loss`.
     pub record: Option<u32>,
-    /// The loss of segments that is expected, 0 to 1.
+    /// The expected loss rate of segments, 0 to 1.
     pub loss: f64,
 }
 
@@ -72,10 +72,10 @@ impl Default for Seal {
 }
 
 impl Seal {
-    /// Checks that the record size is one and the loss a probability.
+    /// Checks the record size and the loss rate.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] naming what is not.
+    /// [`ErrorKind::Unsupported`], with what is wrong.
     pub fn check(&self) -> Result<()> {
         let (least, most) = (16, thalweg_wire::MAX_CHUNK);
         let bad = |what: String| Err(Error::new(ErrorKind::Unsupported, "seal updates", what));
@@ -96,12 +96,13 @@ impl Seal {
         self.record.unwrap_or_else(|| record_size(self.loss, SEGMENT, overhead as u32)).max(1)
     }
 
-    /// The longest plaintext that a chunk of `sealed` bytes has room for.
+    /// The longest plaintext that fits into a sealed chunk of `sealed` bytes.
     fn room(&self, sealed: u32) -> u32 {
         let (record, sealed) = (u64::from(self.record()), u64::from(sealed).saturating_sub(PREFACE as u64));
         let stride = self.cipher.sealed(record);
         let (whole, rest) = (sealed / stride * record, sealed % stride);
-        // A record of `n` bytes more has `n` bytes more, or jumps to the next block.
+        // A record with one plain byte more has one sealed byte more, or (CBC) a block more. So try the
+        // lengths.
         let last = (1..=rest.min(record)).rev().find(|&n| self.cipher.sealed(n) <= rest).unwrap_or(0);
         (whole + last) as u32
     }
@@ -123,7 +124,7 @@ impl Layer for Seal {
         }
     }
 
-    /// Chunks may go in the clear, and with holes, if nobody can change them on the way.
+    /// If the cipher authenticates, the transport may send chunks in the clear, and lose parts of them.
     fn options(&self, outer: &Options) -> Options {
         let record = self.record();
         let stride = u32::try_from(self.cipher.sealed(record.into())).unwrap_or(u32::MAX);
@@ -143,7 +144,7 @@ struct Sealing {
 
 #[async_trait]
 impl Links for Sealing {
-    /// Of a link without a secret nothing is sealed and nothing opened: [`Links::open`] refuses it.
+    /// A link without a secret seals and opens nothing. [`Links::open`] refuses it.
     fn wrap(&self, inner: Arc<dyn Link>, _number: u64) -> Arc<dyn Link> {
         let secret = inner.peer().binding;
         let ends = secret.map(|secret| {
@@ -191,7 +192,7 @@ fn no_secret() -> Error {
         .mend("encrypt the link: security.tls = \"on\", or a pki folder; or leave out layers.seal")
 }
 
-/// What the side that connects says first.
+/// The first message of the side that connects.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hello {
@@ -218,9 +219,9 @@ struct SealedLink {
     layer: Seal,
     record: u32,
     ends: Option<(StreamSealer, StreamOpener)>,
-    /// Bytes of plaintext that went through the cipher into another buffer.
+    /// Bytes of plaintext that were sealed or opened into another buffer.
     copied: AtomicU64,
-    /// Records that were given up.
+    /// Number of records that were lost or refused.
     lost: AtomicU64,
     buffers: Buffers,
     progress: Mutex<Progress>,
@@ -231,18 +232,18 @@ fn context(chunk: &ChunkHeader) -> Context {
     Context { job, round, sender, layout: layout.0, offset, total: length.into() }
 }
 
-/// Chunks that are sent together.
+/// Sealed chunks that are sent together.
 struct Batch {
-    /// Sealed, one behind the other.
+    /// The sealed chunks, one after the other.
     bytes: Bytes,
-    /// Each one's offset in the update, and its length when sealed.
+    /// The offset of each chunk in the update, and its sealed length.
     chunks: Vec<(u64, u32)>,
-    /// The place in the update of the chunk behind them.
+    /// Index in the update of the first chunk after these.
     next: usize,
 }
 
 impl SealedLink {
-    /// Bytes that are sealed and sent together.
+    /// Bytes after which a batch is sent.
     fn most(&self) -> usize {
         let inner = self.inner.capabilities();
         if inner.reliable || inner.ordered {
@@ -252,7 +253,7 @@ impl SealedLink {
         }
     }
 
-    /// Seals a chunk behind those that `out` has; returns its offset and sealed length.
+    /// Appends a sealed chunk to `out`. Returns its offset and sealed length.
     fn seal(&self, update: &Outgoing, chunk: &ChunkRef, out: &mut Vec<u8>) -> Result<(u64, u32)> {
         let (sealer, _) = self.ends.as_ref().ok_or_else(no_secret)?;
         let (header, plain) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
@@ -268,7 +269,7 @@ impl SealedLink {
         Ok((header.chunk.offset, (out.len() - start) as u32))
     }
 
-    /// Seals chunks from the `first` on, as many as make a batch.
+    /// Seals a batch of chunks, from chunk `first` on.
     fn batch(&self, update: &Outgoing, first: usize) -> Result<Batch> {
         let (mut out, mut chunks, mut next, most) = (self.buffers.take(), Vec::new(), first, self.most());
         while let Some(chunk) = update.chunks().get(next).filter(|_| next == first || out.len() < most) {
@@ -319,7 +320,8 @@ impl Link for SealedLink {
         self.inner.notice()
     }
 
-    /// A sealed chunk begins where its plaintext does and is longer, so what touches that touches it too.
+    /// A sealed chunk begins where its plaintext begins, and is longer. So a range that overlaps the
+    /// plaintext overlaps the sealed chunk too.
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         self.inner.tolerate(tolerance);
     }

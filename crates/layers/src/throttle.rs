@@ -1,4 +1,4 @@
-//! A rate limit without root: an access link of so many bits per second.
+//! Limits the rate of links without root, like an access link of that many bits per second.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,10 +13,11 @@ use crate::ended::Ended;
 use crate::wrap::{add, nothing, piece};
 use crate::{Layer, Links, Pacer, Rate, Side};
 
-/// Limits what each link sends, chunks and control messages with their headers, to a rate.
+/// Limits the rate at which each link sends chunks and control messages, with their headers.
 ///
-/// A chunk leaves when its last bit would have left a link of that rate, so an update of n bytes takes the
-/// time of n bytes. Chunks are not cut: choose a chunk size that takes a small part of an update's time.
+/// A chunk is sent when its last bit would have left a link of that rate. So an update of n bytes takes the
+/// time of n bytes. Chunks are not cut, so choose a chunk size that takes only a small part of an update's
+/// time.
 #[derive(Debug, Clone)]
 pub struct Throttle {
     rate: Rate,
@@ -24,12 +25,13 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Each link on its own.
+    /// Limits each link by itself.
     pub const fn new(rate: Rate) -> Self {
         Self { rate, shared: false }
     }
 
-    /// All links of a listener together: the server's access link. Links that connect stay on their own.
+    /// Limits all links of a listener together, like a server's access link. Links that connect are limited
+    /// by themselves.
     #[must_use]
     pub const fn shared(self) -> Self {
         Self { shared: true, ..self }
@@ -113,7 +115,7 @@ impl Link for ThrottledLink {
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
         let (mut report, mut ready) = (nothing(), self.lane.ready());
         for (index, chunk) in update.chunks().iter().enumerate() {
-            // Booked one at a time, so that other updates and control messages take turns.
+            // Book one chunk at a time, so that other updates and control messages get their turn.
             ready = self.lane.book(ready, chunk.range().len() + HEADER_BYTES as u64);
             self.ended.sleep_sending(self.lane.start + ready, update).await?;
             self.lane.woken();

@@ -1,4 +1,4 @@
-//! A record of what passes.
+//! Records what passes over links.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,21 +21,21 @@ use crate::{Layer, Links, Side};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    /// The link came to be.
+    /// The link was opened.
     Opened,
     /// A control message was sent.
     ControlSent,
-    /// A control message came.
+    /// A control message arrived.
     ControlReceived,
     /// A chunk was sent.
     ChunkSent,
-    /// A chunk came and was stored.
+    /// A chunk arrived and was stored.
     ChunkReceived,
-    /// A chunk came damaged.
+    /// A chunk arrived damaged.
     ChunkDamaged,
-    /// A chunk came that nobody wanted.
+    /// A chunk arrived that the sink did not want.
     ChunkRefused,
-    /// A call found that the link has ended, or this side closed it.
+    /// A call failed because the link had ended, or this side closed the link.
     Ended,
 }
 
@@ -44,7 +44,7 @@ pub enum What {
 pub struct Event {
     /// Microseconds since the trace began.
     pub at: u64,
-    /// Number of the link: those that connect 0, 2, 4, ..., those that are accepted 1, 3, 5, ...
+    /// Number of the link. Links that connect are 0, 2, 4, ...; accepted ones are 1, 3, 5, ...
     pub link: u64,
     /// What happened.
     pub what: What,
@@ -60,8 +60,8 @@ pub struct Event {
 
 /// Records events. Clones share the record, so one trace can wrap several transports.
 ///
-/// The record is a ring: when it is full the oldest event makes room, and is counted. So that each chunk has
-/// a time of its own, an update is given to the transport chunk by chunk.
+/// The record is a ring. When it is full, each new event replaces the oldest one, which is counted. An update
+/// is passed to the transport chunk by chunk, so that each chunk has a time of its own.
 #[derive(Clone)]
 pub struct Trace(Arc<Record>);
 
@@ -90,7 +90,7 @@ impl Ring {
 }
 
 impl Trace {
-    /// An empty record of at most `capacity` events.
+    /// Creates an empty record of at most `capacity` events.
     pub fn new(capacity: usize) -> Self {
         Self(Arc::new(Record { start: Instant::now(), capacity, ring: Mutex::default() }))
     }
@@ -104,15 +104,15 @@ impl Trace {
         self.ring().events.iter().copied().collect()
     }
 
-    /// How many events had to make room.
+    /// Number of events that were replaced.
     pub fn dropped(&self) -> u64 {
         self.ring().dropped
     }
 
-    /// Writes the events as JSON, one a line, oldest first.
+    /// Writes the events as JSON, one in each line, oldest first.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn write_json_lines(&self, out: &mut dyn io::Write) -> io::Result<()> {
         for event in self.events() {
             serde_json::to_writer(&mut *out, &event)?;
@@ -165,7 +165,7 @@ impl TracedLink {
     }
 }
 
-/// Notes what passes on its way to the sink.
+/// Records what passes to the sink.
 struct TracedSink<'a> {
     inner: &'a dyn Sink,
     link: &'a TracedLink,

@@ -1,4 +1,4 @@
-//! A transport around a transport: all that layers have in common.
+//! A transport around another transport: the parts that all layers have in common.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use thalweg_transport::{
     Address, Capabilities, Link, Listener, Options, Outgoing, Pending, Result, SendReport, Setting, Transport,
 };
 
-/// Where a link came from.
+/// How a link came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// This side connected.
@@ -17,20 +17,20 @@ pub enum Side {
     Accepted,
 }
 
-/// Wraps transports.
+/// A layer, which wraps transports.
 pub trait Layer: Clone + Send + Sync + 'static {
-    /// What is left of a transport's capabilities, or of a link's.
+    /// The capabilities of a wrapped transport or link.
     fn capabilities(&self, inner: Capabilities) -> Capabilities;
 
-    /// What the transport within is told, where that is not what this one is.
+    /// The options of the inner transport, if they differ from those of the outer one.
     fn options(&self, outer: &Options) -> Options {
         outer.clone()
     }
 
-    /// Wraps the links of one listener, or all those that connect.
+    /// What wraps the links of one listener, or all links that connect.
     fn links(&self, side: Side) -> Arc<dyn Links>;
 
-    /// The same transport, with this layer on each of its links.
+    /// Wraps a transport: each of its links gets this layer.
     fn wrap(&self, inner: Arc<dyn Transport>) -> Arc<dyn Transport> {
         let connected = self.links(Side::Connected);
         let layer = self.clone();
@@ -39,17 +39,17 @@ pub trait Layer: Clone + Send + Sync + 'static {
     }
 }
 
-/// Wraps links.
+/// Wraps the links of one side.
 #[async_trait]
 pub trait Links: Send + Sync {
-    /// Wraps one. Links are numbered as they are asked for: those that connect 0, 2, 4, ..., those that are
-    /// accepted 1, 3, 5, ...
+    /// Wraps a link. Links are numbered in the order of the calls that make them: those that connect 0, 2, 4,
+    /// ..., accepted ones 1, 3, 5, ...
     fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link>;
 
-    /// The same for a layer whose two sides have to agree first.
+    /// Like [`Self::wrap`], for layers whose two sides must agree first.
     ///
     /// # Errors
-    /// What the link says, or that the other side is no such layer.
+    /// Errors of the link; or the other side does not have the same layer.
     async fn open(&self, inner: Arc<dyn Link>, number: u64) -> Result<Arc<dyn Link>> {
         Ok(self.wrap(inner, number))
     }
@@ -91,7 +91,7 @@ impl<L: Layer> Transport for Wrapped<L> {
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
         let inner = self.inner.listen(address, &self.layer.options(options)).await?;
         let (links, numbers) = (self.layer.links(Side::Accepted), self.numbers[1].clone());
-        // What the layer adds to a chunk has to fit as well.
+        // What the layer adds to a chunk must fit as well.
         let within = Capabilities { max_chunk: inner.max_chunk(), ..self.inner.capabilities() };
         let max_chunk = match within.max_chunk {
             u32::MAX => u32::MAX,
@@ -135,7 +135,7 @@ impl Listener for WrappedListener {
     }
 }
 
-/// One report of several sends, one after the other.
+/// Adds the report of the next send to `total`.
 pub(crate) fn add(total: &mut SendReport, piece: &SendReport) {
     total.chunks += piece.chunks;
     total.payload += piece.payload;
@@ -143,13 +143,14 @@ pub(crate) fn add(total: &mut SendReport, piece: &SendReport) {
     total.ended = total.ended.max(piece.ended);
 }
 
-/// A report of nothing sent, now by tokio's clock, which tests may pause.
+/// A report of nothing sent. Its times are those of tokio's clock, which tests can pause.
 pub(crate) fn nothing() -> SendReport {
     let now = tokio::time::Instant::now().into_std();
     SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now }
 }
 
-/// Sends what a layer made of an update, until that is cancelled; then nobody has bytes of it any more.
+/// Sends what a layer has made of an update. If `update` is cancelled, stops, and waits until nothing uses
+/// the bytes any more.
 pub(crate) async fn send_instead(
     inner: &Arc<dyn Link>,
     update: &Outgoing,
@@ -168,7 +169,7 @@ pub(crate) async fn send_instead(
     }
 }
 
-/// One chunk of an update as an update of its own.
+/// An update that consists of a single chunk of `update`.
 pub(crate) fn piece(update: &Outgoing, index: usize) -> Outgoing {
     update.with_chunks([update.chunks()[index].clone()])
 }

@@ -1,5 +1,5 @@
-//! What the compressing layer does beyond the contract: values come as every receiver gets them, in fewer
-//! bytes.
+//! Tests of the compressing layer beyond the transport contract: every receiver gets the same values, in
+//! fewer bytes.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use thalweg_transport::{
 };
 use thalweg_wire::{Dtype, Layout};
 
-/// The ends of a link, with a layer of its own at each.
+/// Both ends of a link, each with a layer of its own.
 async fn between(listen: &dyn Transport, connect: &dyn Transport, name: &str) -> [Result<Arc<dyn Link>>; 2] {
     let at = Address::parse(&format!("memory://compress-{name}:0")).unwrap();
     let listener = listen.listen(&at, &Options::default()).await.unwrap();
@@ -31,7 +31,7 @@ fn weights(values: u64) -> Arc<Layout> {
     Arc::new(Layout::pack([("weights", Dtype::F32, vec![values])]).unwrap())
 }
 
-/// Values as those of a model: small, of either sign, none like another.
+/// Values like those of a model: small, of either sign, all different.
 fn model(layout: &Layout) -> Arena {
     let arena = Arena::new(layout.bytes()).unwrap();
     let mut claim = arena.claim(arena.range()).unwrap();
@@ -43,7 +43,7 @@ fn model(layout: &Layout) -> Arena {
     arena
 }
 
-/// Sends an update over a link of `transport`; what the receiver has of it, and what the sender reports.
+/// Sends an update over a link of `transport`. Returns what the receiver has, and the sender's report.
 async fn sent(
     transport: &dyn Transport,
     name: &str,
@@ -108,7 +108,7 @@ async fn ends_that_do_not_agree_are_told_how() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("Int8") && error.to_string().contains("F16"), "{error}");
     assert!(format!("{error:?}").contains("layers.compress"), "{error:?}");
-    // A peer without the layer says something else first.
+    // A peer without the layer sends another message first.
     let at = Address::parse("memory://compress-none:0").unwrap();
     let listener = listening.listen(&at, &Options::default()).await.unwrap();
     let address = listener.address();

@@ -1,4 +1,4 @@
-//! Wrapped transports keep the contract.
+//! Wrapped transports keep the transport contract.
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +15,14 @@ mod common;
 use common::lossy::Lossy;
 use common::Trust;
 
-/// The memory transport within a layer, at a name of its own for each test.
+/// The memory transport within a layer. Each test uses a name of its own.
 fn wrapped(layer: &impl Layer) -> Factory {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     Factory::new(layer.wrap(Arc::new(Memory)), &format!("memory://layers-{number}:0"))
 }
 
-/// Sealed links over TLS, which their keys are from.
+/// Sealed links over TLS. Their keys are derived from those of TLS.
 fn sealed(layer: &Seal) -> Factory {
     let trust = Trust::new();
     let factory = Factory::new(layer.wrap(Arc::new(Tcp)), "tcp://localhost:0");
@@ -92,7 +92,7 @@ mod emulate {
 mod emulate_over_loss {
     use super::*;
 
-    /// On a transport that is not reliable, chunks are lost, repeated and overtaken.
+    /// On a transport that is not reliable, chunks are lost, repeated and reordered.
     fn link() -> Factory {
         let wild = Shape { loss: 0.002, jitter: 1e-3, delay: 1e-3, duplicate: 0.01, ..Shape::default() };
         let layer = Emulate { seed: 5, up: wild.clone(), down: wild, ..Emulate::default() };
@@ -112,14 +112,14 @@ mod seal {
     guests!(sealed(&Seal::default()));
 }
 
-/// Chunks on data connections, in the clear.
+/// Chunks travel on data connections, without TLS.
 mod seal_over_data_connections {
     use super::*;
 
     fn apart() -> Factory {
         let mut factory = sealed(&Seal::default());
         factory.transport = Seal::default().wrap(Arc::new(Lossy::default()));
-        factory.relayed = false; // it gives out frames that have come whole
+        factory.relayed = false; // it passes on only complete frames
         factory
     }
 
@@ -164,7 +164,7 @@ mod seal_over_every_fault {
     guests!(stack());
 }
 
-/// Updates whose layout nobody says: their bytes travel as they are, and the contract holds to the bit.
+/// Updates without a layout. Their bytes are sent unchanged, so the contract holds for every bit.
 mod compress {
     use super::*;
     suite!(wrapped(&Compress::default()));

@@ -1,4 +1,4 @@
-//! Links are what their shapes say, in virtual time.
+//! Emulated links behave like their shapes, in virtual time.
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ fn both(shape: Shape) -> Emulate {
     Emulate { seed: 1, up: shape.clone(), down: shape, clients: BTreeMap::new() }
 }
 
-/// Time of so many frames with `payload` bytes in all: each packet of 1500 bytes carries 1448.
+/// Time of `frames` frames with `payload` bytes in total. Each packet of 1500 bytes carries 1448.
 fn sent(payload: u64, frames: u64, rate: u64) -> Duration {
     let frame = payload / frames + HEADER_BYTES as u64;
     let wire = frame + frame.div_ceil(1448) * 52;
@@ -43,7 +43,7 @@ fn assert_close(is: Duration, due: Duration) {
     assert!(due <= is + MS / 1000 && is <= due + 2 * MS, "{is:?} instead of {due:?}");
 }
 
-/// Sends an update; returns how long its sender was busy and what has come.
+/// Sends an update. Returns how long the sender was busy, and what has arrived.
 async fn send(link: &Arc<dyn Link>, peer: &Arc<dyn Link>) -> (Duration, Arc<Recorder>) {
     let source = pattern(BYTES, 1);
     let recorder = Arc::new(Recorder::new(BYTES));
@@ -154,11 +154,11 @@ async fn on_a_reliable_transport_losses_cost_time_and_nothing_is_lost() {
         times.push(took);
     }
     assert_eq!(times[0], times[1], "a seed repeats");
-    // 2 % of 700 packets again are some 8 ms, and the last loss may cost round trips of 40 ms.
+    // Sending 2 % of 700 packets again takes some 8 ms. The last loss may cost round trips of 40 ms.
     assert!(times[0] > plain + 2 * MS && times[0] < plain + 400 * MS, "{:?} after {plain:?}", times[0]);
 }
 
-/// A transport that says it is not reliable, and yet loses nothing by itself.
+/// A transport that says that it is not reliable, but loses nothing itself.
 fn unreliable() -> Arc<dyn Transport> {
     Fault { loss: 1e-300, ..Fault::default() }.wrap(Arc::new(Memory))
 }
@@ -170,7 +170,7 @@ async fn on_another_a_chunk_is_lost_with_any_of_its_packets() {
     let pair = factory.pair().await;
     let (took, recorder) = send(&pair.client, &pair.server).await;
     assert_close(took, sent(BYTES, 100, 20_000_000) + 20 * MS);
-    // 7 packets a chunk: 0.95^7 = 0.70 of 100 chunks come; the standard error is 4.6.
+    // A chunk has 7 packets. 0.95^7 = 0.70 of 100 chunks arrive; the standard error is 4.6.
     let came = recorder.seen().ranges.bytes() / u64::from(CHUNK);
     assert!((50..=90).contains(&came), "{came}");
     assert!(pair.client.counters().sent >= BYTES);
@@ -185,7 +185,7 @@ async fn jitter_and_duplicates_reach_a_transport_that_is_not_reliable() {
     let (_, recorder) = send(&pair.client, &pair.server).await;
     let offsets: Vec<u64> = recorder.seen().placed.iter().map(|header| header.offset).collect();
     assert!(offsets.windows(2).any(|w| w[0] > w[1]), "some overtake");
-    // 7 packets a chunk: of 100 chunks 1 - 0.9^7 = 52 come twice; the standard error is 5.
+    // A chunk has 7 packets. 1 - 0.9^7 = 0.52 of 100 chunks arrive twice; the standard error is 5.
     assert!((25..=80).contains(&recorder.seen().refused), "{}", recorder.seen().refused);
     assert_eq!(recorder.seen().ranges.bytes(), BYTES);
 }
@@ -230,7 +230,7 @@ async fn cancel_and_close_wake_a_sender_on_a_link_that_is_down() {
         let (sent, message, ()) =
             tokio::join!(pair.client.send_update(&update), message, pair.client.close());
         assert_eq!(sent.unwrap_err().kind(), ErrorKind::Closed);
-        // On the far link the message has left, and closing gives it a second and a bit to arrive.
+        // On the long link the message has left. Closing waits a little more than a second for it to arrive.
         assert_eq!(message.err().map(|error| error.kind()), (name != "far").then_some(ErrorKind::Closed));
         let patience = if name == "far" { 1100 * MS } else { Duration::ZERO };
         assert!(start.elapsed() <= patience + MS, "{name}: {:?}", start.elapsed());

@@ -1,4 +1,4 @@
-//! What a script says is what happens on the link.
+//! What happens on a link is what its script says.
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ async fn pair(fault: &Fault, name: &str) -> Pair {
     Factory::new(fault.wrap(Arc::new(Memory)), &format!("memory://fault-{name}:0")).pair().await
 }
 
-/// Sends one update from the client, which is link 0, and waits until all that comes has come.
+/// Sends an update from the client, which is link 0. Waits until everything has arrived.
 async fn send(pair: &Pair) -> Arc<Recorder> {
     let source = pattern(BYTES, 1);
     let recorder = Arc::new(Recorder::new(BYTES));
@@ -117,7 +117,7 @@ async fn chunks_are_under_way_for_the_delay() {
     let pair = pair(&fault, "delay").await;
     let start = Instant::now();
     let recorder = send(&pair).await;
-    // 256 set out at once and as many more as places become free, so all 500 are there within two delays.
+    // 256 chunks leave at once, and the others as soon as there is room. So all 500 arrive within two delays.
     let (least, most) = (Duration::from_millis(399), Duration::from_millis(802));
     assert!((least..=most).contains(&start.elapsed()), "{:?}", start.elapsed());
     assert_eq!(recorder.seen().ranges.bytes(), BYTES);

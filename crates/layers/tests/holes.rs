@@ -1,5 +1,5 @@
-//! Sealed updates over data connections that lose bytes, or that somebody changes: figures 5 and 6 of UniFL
-//! over a link.
+//! Sealed updates over data connections that lose bytes, or whose bytes somebody changes: figures 5 and 6 of
+//! UniFL, over a link.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ const UPDATE: u64 = 18_004;
 const PREFACE: u64 = 16;
 const HEADER: u64 = HEADER_BYTES as u64;
 
-/// What came of an update of `UPDATE` bytes in chunks of `CHUNK`.
+/// What has arrived of an update of `UPDATE` bytes in chunks of `CHUNK` bytes.
 struct Came {
     recorder: Arc<Recorder>,
     lost: u64,
@@ -38,7 +38,7 @@ async fn meet(layer: &Seal, script: Script) -> [Arc<dyn Link>; 2] {
     [client.unwrap(), server]
 }
 
-/// Sends the update of round 2, after that of round 1 if the script is to see that.
+/// Sends the update of round 2. If the script needs it, sends that of round 1 first.
 async fn send(layer: &Seal, script: Script, rounds: &[u32]) -> Came {
     let [client, server] = meet(layer, script).await;
     assert!(server.capabilities().settled && !server.capabilities().reliable);
@@ -58,7 +58,7 @@ fn whole(seen: &Seen) -> bool {
     seen.ranges == Ranges::full(UPDATE)
 }
 
-/// The records that holes of the connection touch, in bytes of the update, and how many they are.
+/// The records that the connection's holes touch, as bytes of the update, and how many records they are.
 fn touched(layer: &Seal, holes: &Ranges) -> (Ranges, u64) {
     let (mut lost, mut records, mut at) = (Ranges::new(), 0, 0);
     for start in (0..UPDATE).step_by(CHUNK as usize) {
@@ -85,8 +85,8 @@ fn runtime() -> tokio::runtime::Runtime {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever is lost of the connection: exactly the records touched are missing, and all else is as it was
-    /// sent.
+    /// Whatever the connection loses, exactly the touched records are missing. All other bytes are as they
+    /// were sent.
     #[test]
     fn a_hole_loses_the_records_it_touches(
         holes in prop::collection::vec((0..20_000_u64, 0..3000_u64), 0..8),
@@ -108,7 +108,7 @@ proptest! {
     }
 }
 
-/// Figure 6: the stream goes on behind the hole.
+/// Figure 6: the stream continues after the hole.
 #[tokio::test]
 async fn a_lost_segment_costs_two_records() {
     let layer = Seal { record: Some(1000), ..Seal::default() };
@@ -120,7 +120,7 @@ async fn a_lost_segment_costs_two_records() {
     assert_eq!(came.lost, 2);
 }
 
-/// Without the layer's word nothing may be lost: `aes-cbc` stays under TLS.
+/// If the layer does not allow it, nothing may be lost. So `aes-cbc` stays under TLS.
 #[tokio::test]
 async fn a_cipher_that_does_not_authenticate_is_not_in_the_clear() {
     let layer = Seal { cipher: Suite::AesCbc, ..Seal::default() };
@@ -131,15 +131,15 @@ async fn a_cipher_that_does_not_authenticate_is_not_in_the_clear() {
     drop(server);
 }
 
-/// The frame's header with another place or length, as one on the way can write it: its checksum is no
-/// secret.
+/// The header of the frame with another place or length, as an attacker on the path can write it. The
+/// checksum of a header is not secret.
 fn forge(frame: &[u8], change: impl Fn(&mut FrameHeader)) -> Vec<u8> {
     let mut header = FrameHeader::decode(frame).unwrap();
     change(&mut header);
     [&header.encode()[..], &frame[HEADER_BYTES..]].concat()
 }
 
-/// The same payload with the checksum that it has now.
+/// The same payload, with the checksum of its current bytes.
 fn summed(mut frame: Vec<u8>) -> Vec<u8> {
     let sum = thalweg_wire::checksum(&frame[HEADER_BYTES..]);
     frame = forge(&frame, |header| header.payload_checksum = sum);
@@ -156,7 +156,7 @@ fn round(frame: &[u8]) -> u32 {
     FrameHeader::decode(frame).unwrap().chunk.round
 }
 
-/// That nothing but losses came of it: no byte that was not sent is believed.
+/// Checks that only losses resulted: the receiver accepted no byte that was not sent.
 fn harmless(came: &Came) {
     came.recorder.check(&pattern(UPDATE, 3));
     let seen = came.recorder.seen();
@@ -207,7 +207,7 @@ async fn a_forged_header_is_no_worse_than_a_loss() {
     }
 }
 
-/// Where the next header is cannot be changed without breaking the stream.
+/// Nobody can change where the next header is without breaking the stream.
 #[tokio::test]
 async fn a_forged_length_ends_the_link() {
     for change in [-1, 1, 100] {
@@ -223,7 +223,7 @@ async fn a_forged_length_ends_the_link() {
     }
 }
 
-/// The first chunk comes again in the place of the second.
+/// The first chunk arrives again in the place of the second.
 #[tokio::test]
 async fn what_is_sent_again_is_dropped() {
     let first: Mutex<Vec<u8>> = Mutex::default();
@@ -244,7 +244,7 @@ async fn what_is_sent_again_is_dropped() {
     assert_eq!(seen.stored.len() as u64, UPDATE / u64::from(CHUNK), "one is dropped");
 }
 
-/// Chunks of round 1 say that they are of round 2, and those of round 2 of round 1.
+/// Chunks of round 1 claim to be of round 2, and those of round 2 of round 1.
 #[tokio::test]
 async fn another_rounds_records_are_refused() {
     let came = meddled(|frame| {
@@ -257,7 +257,7 @@ async fn another_rounds_records_are_refused() {
     assert!(came.recorder.seen().ranges.is_empty());
 }
 
-/// Chunks of another client's connection, with this one's place in their headers.
+/// Chunks of another client's connection, with this client's place in their headers.
 #[tokio::test]
 async fn another_clients_records_are_refused() {
     let theirs: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
@@ -273,7 +273,7 @@ async fn another_clients_records_are_refused() {
     assert!(came.recorder.seen().ranges.is_empty());
 }
 
-/// Records put together from two chunks, and swapped within one.
+/// Records that are combined from two chunks, and records that are swapped within one.
 #[tokio::test]
 async fn a_record_at_another_place_is_refused() {
     let came = meddled(|mut frame| {

@@ -1,4 +1,4 @@
-//! A listener whose broker takes less than its transport does: what is left of a chunk under layers.
+//! A listener whose broker accepts shorter messages than its transport does: the longest chunk under layers.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;

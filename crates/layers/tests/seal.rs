@@ -1,4 +1,4 @@
-//! What the sealing layer does beyond the contract: what it refuses, and what it costs.
+//! Tests of the sealing layer beyond the transport contract: what it refuses, and what it costs.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,29 +31,29 @@ async fn meet(
     [client, server]
 }
 
-/// The ends of a link of tcp under TLS, with a layer of its own at each.
+/// Both ends of a tcp link under TLS, each with a layer of its own.
 async fn between(listen: &Seal, connect: &Seal) -> [Result<Arc<dyn Link>>; 2] {
     let (trust, at) = (Trust::new(), Address::parse("tcp://localhost:0").unwrap());
     let listener = listen.wrap(Arc::new(Tcp)).listen(&at, &trust.listen(false)).await.unwrap();
     meet(&*listener, &*connect.wrap(Arc::new(Tcp)), &trust.connect(None)).await
 }
 
-/// A chunk on its way.
+/// A chunk in flight.
 struct Passing {
     id: UpdateId,
     offset: u64,
     payload: Vec<u8>,
 }
 
-/// Changes chunks on their way, as somebody between the ends could. It is told all payloads before, too.
+/// Changes chunks in flight, as an attacker between the ends could. It also gets all earlier payloads.
 type Meddle = dyn Fn(&mut Passing, &[Vec<u8>]) + Send + Sync;
 
 #[derive(Clone)]
 struct Meddler {
     meddle: Arc<Meddle>,
-    /// Whether an update ends with an acknowledgement, as those of transports do that send datagrams.
+    /// Whether an update ends with an ACK, as on transports that send datagrams.
     acknowledged: bool,
-    /// Updates that were sent.
+    /// Number of updates that were sent.
     updates: Arc<AtomicU64>,
 }
 
@@ -143,8 +143,8 @@ const CHUNK: u32 = 1000;
 const UPDATE: u64 = 3000;
 type Outcomes = Vec<(u64, std::result::Result<(), WireError>)>;
 
-/// Sends the same update in rounds 1 and 2, through somebody who meddles with round 2. Returns what the
-/// receiver heard of chunks of round 2, and what it has of them.
+/// Sends the same update in rounds 1 and 2. An attacker changes round 2. Returns what the receiver was told
+/// of chunks of round 2, and what it has of them.
 async fn meddled(
     cipher: Suite,
     meddle: impl Fn(&mut Passing, &[Vec<u8>]) + Send + Sync + 'static,
@@ -191,7 +191,7 @@ async fn nobody_meddles_and_all_is_there() {
     }
 }
 
-/// Each batch waits for an acknowledgement there.
+/// On such a link, each batch waits for an ACK.
 #[tokio::test]
 async fn links_that_acknowledge_updates_get_them_in_few_batches() {
     let bytes = 3 << 20;
@@ -267,7 +267,7 @@ async fn a_chunk_at_another_place_or_of_another_client_is_refused() {
     assert!(forged(&heard), "{heard:?}");
 }
 
-/// The payloads of round 1 again, as chunks of round 2: they came before.
+/// The payloads of round 1 again, as chunks of round 2. The receiver has seen them before.
 #[tokio::test]
 async fn a_chunk_of_another_round_is_dropped() {
     let (heard, recorder) = meddled(AEAD[0], |passing, before| {
@@ -278,8 +278,8 @@ async fn a_chunk_of_another_round_is_dropped() {
     assert!(recorder.seen().placed.is_empty());
 }
 
-/// Why `aes-cbc` is for comparison only: a bit of the vector is a bit of the plaintext, and the checksum
-/// follows.
+/// This is why `aes-cbc` is for comparison only. Flipping a bit of the vector flips a bit of the plaintext,
+/// and the attacker can correct the checksum.
 #[tokio::test]
 async fn with_cbc_anybody_can_choose_bits() {
     let mut change = vec![0; CHUNK as usize];
@@ -347,7 +347,7 @@ async fn a_peer_without_the_layer_is_refused() {
     refused(&server, &["does not seal", "both sides"]);
 }
 
-/// Header and preface of each chunk, and a tag a record.
+/// The header and preface of each chunk, and a tag for each record.
 #[tokio::test]
 async fn what_sealing_adds_is_counted() {
     let layer = Seal { record: Some(1432), ..Seal::default() };
@@ -361,13 +361,13 @@ async fn what_sealing_adds_is_counted() {
     assert_eq!((report.chunks, report.payload), (1, bytes));
     let sealed = bytes + 101 * 16 + 16;
     assert_eq!(report.wire, sealed + HEADER_BYTES as u64);
-    // TLS copies what is sealed once more.
+    // TLS copies the sealed bytes once more.
     for end in [client, server] {
         assert_eq!(end.counters().copied, bytes + sealed);
     }
 }
 
-/// As long a chunk as the layer says it can carry fits the transport, and not one byte more.
+/// A chunk as long as the layer says fits the transport, and one byte more does not.
 #[test]
 fn the_room_in_a_chunk_is_used() {
     for cipher in Suite::ALL {

@@ -1,4 +1,4 @@
-//! The rate holds, in virtual time.
+//! The rate limit holds, in virtual time.
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn wifi() -> Throttle {
     Throttle::new(Rate::parse("60mbit").unwrap())
 }
 
-/// Time of `frames` frames with `payload` bytes in all, at 60 Mbit/s.
+/// Time of `frames` frames with `payload` bytes in total, at 60 Mbit/s.
 fn due(payload: u64, frames: u64) -> Duration {
     Rate::parse("60mbit").unwrap().time_for(payload + frames * HEADER_BYTES as u64)
 }
@@ -87,7 +87,7 @@ async fn a_control_message_waits_for_chunks_not_for_the_update() {
     sent.unwrap();
 }
 
-/// Seconds of one update of 750 kB from a server to each of 4 clients at once.
+/// How many seconds an update of 750 kB takes from a server to each of 4 clients at once.
 async fn group_time(layer: Throttle, name: &str) -> Duration {
     let factory = throttled(&layer, name);
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();

@@ -1,4 +1,4 @@
-//! What the trace says is what passed.
+//! The trace says what has passed.
 #![allow(clippy::unwrap_used)] // in helpers of tests too
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ async fn pair(trace: &Trace, name: &str) -> Pair {
     Factory::new(trace.wrap(Arc::new(Memory)), &format!("memory://trace-{name}:0")).pair().await
 }
 
-/// One update of 3 chunks, of which the last is not wanted, and a message behind it.
+/// An update of 3 chunks, of which the sink does not want the last, and a message after it.
 async fn run(pair: &Pair) {
     let source = pattern(2_500, 1);
     let recorder = Arc::new(Recorder::new(2_500).only(|chunk| chunk.offset < 2_000));

@@ -1,7 +1,7 @@
-//! Blocks of float32 values in fewer bits.
+//! Encodes blocks of float32 values in fewer bits.
 //!
-//! An update is cut at multiples of [`BLOCK`] bytes, wherever its chunks begin. What a chunk has of a block
-//! is a piece. It is written as
+//! An update is cut into blocks at multiples of [`BLOCK`] bytes, wherever its chunks begin. The part of a
+//! block that is in a chunk is a piece. A piece is encoded as
 //!
 //! | head | behind it |
 //! |---|---|
@@ -10,42 +10,42 @@
 //! | 2 | exponent `e` (i8), values / 2^e as float16 |
 //! | 3 | exponent `e` (i8), values / 2^e as int8 |
 //!
-//! `e` is the least with which the largest value fits. As a power of two it changes no digit. So values that were rounded
-//! once stay as they are, however later chunks cut them: [`Format::round`] gives what every receiver gets,
-//! but of a block with values that are not finite or from 2^126 on, of which a receiver may get others
-//! rounded.
+//! `e` is the least exponent with which the largest value fits. It is a power of two, so scaling by it is
+//! exact. So values that were rounded once do not change again, however later chunks cut the block.
+//! [`Format::round`] therefore gives what every receiver gets. There is one exception. If a block has values
+//! that are not finite or at least 2^126, a receiver may get other values of the block rounded.
 
 use serde::{Deserialize, Serialize};
 use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
 
-/// Bytes of an update that have one exponent.
+/// Bytes of an update that share an exponent.
 pub(super) const BLOCK: u64 = 1024;
 /// Bytes of a float32.
 const VALUE: usize = 4;
-/// Bytes before the pieces of a chunk: the length of what they hold, and their checksum.
+/// Bytes before the pieces of a chunk: the length of the plain chunk, and a checksum.
 pub(super) const PREFACE: usize = 8;
 const ZEROS: u8 = 0;
 const RAW: u8 = 1;
 const F16: u8 = 2;
 const INT8: u8 = 3;
-/// The least exponent: its power and the reciprocal of that are both normal float32.
+/// The least exponent. Its power of two and the reciprocal of that are both normal float32 values.
 const LEAST: i32 = -126;
-/// Values from 2^126 on could be rounded to infinity.
+/// Values from 2^126 on might be rounded to infinity.
 const LARGEST: f32 = 8.507_059e37;
 
-/// What float32 values become.
+/// The format that float32 values are sent in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Half the bytes; the error is at most 2^-11 of a value.
+    /// Half the bytes. The error is at most 2^-11 of each value.
     #[default]
     F16,
-    /// A quarter; the error is at most a 127th of the largest value of 256 neighbours.
+    /// A quarter of the bytes. The error is at most 1/127 of the largest value among 256 neighbours.
     Int8,
 }
 
 impl Format {
-    /// Bytes of a value.
+    /// Bytes of an encoded value.
     pub(super) fn bytes(self) -> usize {
         match self {
             Format::F16 => 2,
@@ -53,7 +53,7 @@ impl Format {
         }
     }
 
-    /// The exponent for values of which `largest` has the largest magnitude, finite and not 0.
+    /// The exponent of a piece. `largest` is its largest magnitude, finite and not 0.
     fn exponent(self, largest: f32) -> i32 {
         let power = (largest.to_bits() >> 23) as i32 - 127;
         let (least, fits): (i32, fn(f32) -> bool) = match self {
@@ -68,7 +68,7 @@ impl Format {
         }
     }
 
-    /// Replaces the float32 values of a whole update by what every receiver gets of them.
+    /// Replaces the float32 values of a whole update by what every receiver gets.
     pub fn round(self, layout: &Layout, update: &mut [u8]) {
         let raw = others(layout);
         let end = layout.bytes().min(update.len() as u64);
@@ -83,10 +83,10 @@ impl Format {
         }
     }
 
-    /// Writes a piece behind what `out` has.
+    /// Appends the encoded piece to `out`.
     pub(super) fn write(self, piece: Range, bytes: &[u8], raw: &Ranges, out: &mut Vec<u8>) {
         let aligned = piece.start.is_multiple_of(VALUE as u64) && bytes.len().is_multiple_of(VALUE);
-        // The whole block's, so that it does not matter how chunks cut it.
+        // Look at the whole block, so that the result does not depend on how chunks cut it.
         let begin = piece.start / BLOCK * BLOCK;
         let other = raw.within(Range::new(begin, begin.saturating_add(BLOCK))).next().is_some();
         let fits = |largest: &f32| *largest < LARGEST && aligned && !other;
@@ -111,7 +111,8 @@ impl Format {
     }
 }
 
-/// Bytes of an update that are no float32 values. What is between tensors is zero, and may count as such.
+/// The ranges of an update that are not float32 values. Padding between tensors is zero, and may count as
+/// float32.
 pub(super) fn others(layout: &Layout) -> Ranges {
     let tensors = layout.tensors().iter().filter(|tensor| tensor.dtype != Dtype::F32);
     tensors.map(|tensor| tensor.range()).filter(|range| !range.is_empty()).collect()
@@ -128,8 +129,8 @@ pub(super) fn pieces(chunk: Range) -> impl Iterator<Item = Range> {
     })
 }
 
-/// How many bytes a chunk's payload holds, and what its checksum is said to be; `None` if its pieces are not
-/// those of so many bytes at `offset`.
+/// The length of the plain chunk, and the checksum in the payload. `None` if the payload does not have
+/// exactly the pieces of a chunk of this length at `offset`.
 pub(super) fn holds(offset: u64, payload: &[u8]) -> Option<(u32, u32)> {
     let (length, rest) = payload.split_first_chunk()?;
     let (sum, mut rest) = rest.split_first_chunk()?;
@@ -140,7 +141,8 @@ pub(super) fn holds(offset: u64, payload: &[u8]) -> Option<(u32, u32)> {
     rest.is_empty().then_some((length, u32::from_le_bytes(*sum)))
 }
 
-/// Bytes that the piece of `length` bytes at the front of `rest` has there; `None` if it can be none.
+/// Bytes of the encoded piece at the front of `rest`, which has `length` plain bytes. `None` if it is not
+/// valid.
 fn written(length: usize, rest: &[u8]) -> Option<usize> {
     let (&head, rest) = rest.split_first()?;
     let width = match head {
@@ -154,7 +156,7 @@ fn written(length: usize, rest: &[u8]) -> Option<usize> {
     known.then_some(2 + length / VALUE * width)
 }
 
-/// Reads the pieces of a chunk at `offset` into `out`, which has the length that [`holds`] says of them.
+/// Decodes the pieces of a chunk at `offset` into `out`. Its length must be what [`holds`] returned.
 pub(super) fn decode(offset: u64, payload: &[u8], out: &mut [u8]) {
     let mut rest = payload.get(PREFACE..).unwrap_or_default();
     for piece in pieces(Range::new(offset, offset.saturating_add(out.len() as u64))) {
@@ -165,7 +167,7 @@ pub(super) fn decode(offset: u64, payload: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Reads what was written of a piece into `out`.
+/// Decodes a piece into `out`.
 fn read(written: &[u8], out: &mut [u8]) {
     let Some((&head, rest)) = written.split_first() else { return };
     match head {
@@ -191,31 +193,31 @@ fn values(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
     bytes.chunks_exact(VALUE).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
 }
 
-/// The largest magnitude; `None` if a value is not finite.
+/// The largest magnitude. `None` if a value is not finite.
 fn largest(bytes: &[u8]) -> Option<f32> {
-    // Magnitudes are in the order of their bits, and those that are not finite are the last.
+    // The bits of magnitudes are in the order of the magnitudes. Those of infinity and NaN are the largest.
     let most = values(bytes).fold(0, |most: u32, value| most.max(value.abs().to_bits()));
     Some(f32::from_bits(most)).filter(|value| value.is_finite())
 }
 
-/// 2 to a power from -126 to 127.
+/// 2 to the power `power`, which is from -126 to 127.
 fn two_to(power: i32) -> f32 {
     f32::from_bits(((power + 127) as u32) << 23)
 }
 
 /// 2^15 as float16.
 const TOP: u16 = 0x7800;
-/// The least normal float16, and what the codes below it count.
+/// The least normal float16, and the step between smaller ones.
 const NORMAL: f32 = 6.103_515_6e-5; // 2^-14
 const STEP: f32 = 5.960_464_5e-8; // 2^-24
 
-/// The float16 next to a value of at most 2^15, ties to even.
+/// The float16 nearest to a value of at most 2^15, ties to even.
 fn half(value: f32) -> u16 {
     let sign = (value.to_bits() >> 16) as u16 & 0x8000;
     let magnitude = value.abs();
     if magnitude < NORMAL {
         let code = (magnitude / STEP).round_ties_even() as u16;
-        // Without a negative zero, blocks of zeros are alike.
+        // Zero has no sign, so that all blocks of zeros are the same.
         return if code == 0 { 0 } else { sign | code };
     }
     let bits = magnitude.to_bits();
@@ -225,7 +227,7 @@ fn half(value: f32) -> u16 {
     sign | (code + u16::from(up))
 }
 
-/// The value of a float16; codes of infinities and of no number, which nobody sends, are large numbers.
+/// The value of a float16. No sender encodes infinity or NaN, so their codes decode to large numbers.
 fn single(code: u16) -> f32 {
     let (exponent, fraction) = (u32::from(code >> 10 & 0x1f), u32::from(code & 0x3ff));
     let magnitude = match exponent {
@@ -260,7 +262,7 @@ mod tests {
         super::values(&update).collect()
     }
 
-    /// What a chunk of an update comes to, by way of its payload.
+    /// What a receiver gets of a chunk of an update, after encoding and decoding.
     fn sent(format: Format, update: &[u8], chunk: Range) -> Vec<u8> {
         let mut payload = [((chunk.end - chunk.start) as u32).to_le_bytes(), [0; 4]].concat();
         for piece in pieces(chunk) {
@@ -293,7 +295,7 @@ mod tests {
                         Format::F16 => (f64::from(a.abs()) / 2048.0).max(largest / 2_f64.powi(39)),
                         Format::Int8 => largest / 127.0,
                     };
-                    // Of values below the least exponent's all digits may go.
+                    // Values below the least exponent's range may lose all digits.
                     prop_assert!(error <= bound.max(2_f64.powi(-127)), "{a} became {b}, largest {largest}");
                 }
             }
@@ -330,7 +332,7 @@ mod tests {
                 assert_eq!(half(-value), if code == 0 { 0 } else { code | 0x8000 });
             }
         }
-        // 1 + 2^-11 is between two of them, and the even one is 1.
+        // 1 + 2^-11 is halfway between two float16 values. The even one is 1.
         assert_eq!(half(1.0 + 1.0 / 2048.0), half(1.0));
         assert_eq!(half(1.0 + 3.0 / 2048.0), half(1.0 + 2.0 / 1024.0));
         assert_eq!((single(0x3c00), single(0x0001), single(0xc000)), (1.0, STEP, -2.0));

@@ -1,15 +1,15 @@
-//! What must hold for any bytes of a compressed chunk; for libFuzzer, and for the test below.
+//! Checks what must hold for any bytes of a compressed chunk. libFuzzer and the test below use it.
 
 use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
 
 use super::codec::{decode, holds, pieces, Format, PREFACE};
 
-/// The bytes behind the first eight, which are an offset, are a chunk's payload or none: one that is has a
-/// bounded length, and is read to its end. Then they are an update: what was rounded once is not changed
-/// again, and a chunk of it says how long it is.
+/// The first eight bytes are an offset. The rest is checked as a chunk's payload: it is refused, or has a
+/// bounded length and is decoded to its end. Then the rest is checked as an update: values that were rounded
+/// once do not change when they are rounded again, and a chunk of them states its length.
 ///
 /// # Panics
-/// If not.
+/// If one of these does not hold.
 pub fn compressed(bytes: &[u8]) {
     let Some((offset, payload)) = bytes.split_first_chunk() else { return };
     if let Some((length, _)) = holds(u64::from_le_bytes(*offset), payload) {
@@ -44,7 +44,7 @@ fn round_trip(format: Format, values: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Chunks of all kinds of pieces, behind their offset.
+    /// Chunks with all kinds of pieces, each after its offset.
     fn samples() -> Vec<Vec<u8>> {
         let mut update: Vec<u8> =
             (0..600).flat_map(|n| ((n as f32 - 300.0) * 1.7e-3).to_le_bytes()).collect();

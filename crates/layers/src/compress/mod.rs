@@ -1,10 +1,10 @@
-//! Updates in fewer bytes: float32 values travel as float16 or int8, and come out as float32.
+//! Sends updates in fewer bytes. float32 values travel as float16 or int8, and arrive as float32.
 //!
-//! A chunk keeps its job, round, sender, layout and offset. Its payload is the length of what it holds and a
-//! checksum (u32, little-endian), and pieces as [`codec`] has them. The checksum is the CRC-32C of the
-//! pieces, and differs from it if what was compressed had another one than its sender knew. Each chunk is
-//! read by itself, so that one that is lost spoils no other. A chunk whose values cannot be made smaller is
-//! sent as several where it would be too long for the transport.
+//! A compressed chunk keeps its job, round, sender, layout and offset. Its payload has the length of the
+//! plain chunk and a checksum (both u32, little-endian), and then pieces (see [`codec`]). The checksum is the
+//! CRC-32C of the pieces. If the plain chunk did not have the checksum that its sender stated, this one is
+//! wrong too. Each chunk is decoded by itself, so a lost chunk affects no other. If the values of a chunk
+//! cannot be made smaller and it would be too long for the transport, it is sent as several chunks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,22 +29,22 @@ use crate::progress::Progress;
 use crate::wrap::{add, nothing, send_instead};
 use crate::{Layer, Links, Side};
 
-/// Bytes that are compressed at a time and sent together.
+/// Bytes that are compressed before they are sent. They are sent as one update.
 const BATCH: usize = 4 << 20;
 const HELLO: &[u8] = b"thalweg compress 1 ";
 
-/// Sends the float32 values of updates in both directions in fewer bytes. Control messages pass as they are.
+/// Sends the float32 values of updates in fewer bytes, in both directions. Control messages do not change.
 ///
-/// Both ends must say the same.
+/// Both ends must have the same format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Compress {
-    /// What values become.
+    /// The format that values are sent in.
     pub format: Format,
 }
 
 impl Compress {
-    /// Bytes of an update whose values all become smaller, in `room` bytes of payload.
+    /// Bytes of an update that fit `room` bytes of payload, if all values become smaller.
     fn holds(self, room: u32) -> u32 {
         let block = 2 + (BLOCK as usize / 4 * self.format.bytes()) as u64;
         let blocks = u64::from(room).saturating_sub(PREFACE as u64) / block;
@@ -92,7 +92,7 @@ impl Links for Compressing {
     }
 }
 
-/// What the side that connects says first.
+/// The first message of the side that connects.
 fn hello(layer: Compress) -> Result<Bytes> {
     let system = |e: serde_json::Error| Error::new(ErrorKind::System, "compress updates", e.to_string());
     Ok([HELLO, &serde_json::to_vec(&layer).map_err(system)?].concat().into())
@@ -116,32 +116,32 @@ fn agree(ours: Compress, message: &[u8]) -> Result<()> {
 struct CompressedLink {
     inner: Arc<dyn Link>,
     layer: Compress,
-    /// The bytes of the last layout that are no float32 values.
+    /// The ranges of the last layout that are not float32 values.
     known: Mutex<Option<(LayoutHash, Arc<Ranges>)>>,
-    /// Bytes that went through the codec into another buffer.
+    /// Bytes that were encoded or decoded into another buffer.
     copied: AtomicU64,
     buffers: Buffers,
     progress: Mutex<Progress>,
 }
 
-/// Chunks that are sent together.
+/// Compressed chunks that are sent together.
 #[derive(Default)]
 struct Batch {
-    /// Their payloads, one behind the other.
+    /// Their payloads, one after the other.
     bytes: Vec<u8>,
-    /// Each one's offset in the update, and its length here.
+    /// The offset of each chunk in the update, and its compressed length.
     chunks: Vec<(u64, u32)>,
 }
 
 impl Batch {
-    /// Begins a chunk whose length is told when it ends.
+    /// Begins a chunk. Its length and checksum are filled in when it ends.
     fn begin(&mut self, offset: u64) {
         self.chunks.push((offset, 0));
         self.bytes.extend_from_slice(&[0; PREFACE]);
     }
 
-    /// Ends the chunk that began at `start` of the bytes and holds `held` bytes of the update, whose checksum
-    /// was wrong by `wrong`.
+    /// Ends the chunk that began at byte `start`. It has `held` plain bytes. `wrong` is the difference (xor)
+    /// between their stated and their real checksum.
     fn end(&mut self, start: usize, held: u64, wrong: u32) {
         let sum = checksum(&self.bytes[start + PREFACE..]) ^ wrong;
         let preface = [(held as u32).to_le_bytes(), sum.to_le_bytes()].concat();
@@ -153,7 +153,7 @@ impl Batch {
 }
 
 impl CompressedLink {
-    /// What of an update is no float32; all of one whose layout nobody says.
+    /// The ranges of an update that are not float32. That is all of it if its layout is unknown.
     fn raw(&self, update: &Outgoing) -> Arc<Ranges> {
         let Some(layout) = update.layout() else { return Arc::new(Ranges::full(u64::MAX)) };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +163,7 @@ impl CompressedLink {
         }
     }
 
-    /// Writes a chunk behind those that `batch` has, in several where one would be longer than `room`.
+    /// Appends a compressed chunk to `batch`. If it would be longer than `room`, appends several.
     fn compress(&self, update: &Outgoing, chunk: &ChunkRef, raw: &Ranges, batch: &mut Batch) -> Result<()> {
         let (header, plain) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
         let wrong = header.payload_checksum ^ checksum(&plain);
@@ -172,7 +172,7 @@ impl CompressedLink {
         let mut begin = chunk.range().start;
         batch.begin(begin);
         for piece in pieces(chunk.range()) {
-            // A piece that stays as it is must fit a chunk of its own.
+            // A piece that cannot be made smaller must fit into a chunk of its own.
             for part in parts(piece, room) {
                 let at = (part.start - chunk.range().start) as usize;
                 let before = batch.bytes.len();
@@ -192,7 +192,7 @@ impl CompressedLink {
     }
 }
 
-/// A piece, or halves of it that fit `room` bytes as they are.
+/// Cuts a piece into parts that fit `room` bytes even if they cannot be made smaller.
 fn parts(piece: Range, room: usize) -> impl Iterator<Item = Range> {
     let fits = (room.saturating_sub(PREFACE + 1).max(64) / 64 * 64) as u64;
     let mut at = piece.start;
@@ -265,7 +265,7 @@ impl Link for CompressedLink {
     }
 }
 
-/// Gives what was read to the sink behind it.
+/// Decodes chunks and passes them to the sink of the layer above.
 struct Reading<'a> {
     link: &'a CompressedLink,
     sink: &'a dyn Sink,
@@ -280,7 +280,7 @@ impl Reading<'_> {
     }
 
     fn deliver(&self, chunk: &ChunkHeader, payload: &[u8], damage: Option<WireError>) {
-        // Of a damaged chunk whose pieces make no sense nobody knows what it was.
+        // If the pieces of a damaged chunk make no sense, its plain length is unknown.
         let Some((length, found)) = holds(chunk.offset, payload) else { return };
         let chunk = ChunkHeader { length, ..*chunk };
         if let Some(mut target) = self.sink.place(&chunk) {
@@ -296,10 +296,10 @@ impl Reading<'_> {
 }
 
 impl Sink for Reading<'_> {
-    /// A buffer of its own for all that comes: the sink's place is larger.
+    /// Receives chunks into buffers of its own, since the plain chunk has another length.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         self.sink.begun(chunk);
-        // At least so much is in it, if nothing became smaller.
+        // The plain chunk has at least this many bytes, even if nothing became smaller.
         let most = u64::from(chunk.length).saturating_sub(PREFACE as u64);
         let plain = most.saturating_sub(most / 64 + 2);
         self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begin(plain);
@@ -321,7 +321,7 @@ impl Sink for Reading<'_> {
         }
     }
 
-    /// Nothing of a chunk can be read behind a hole.
+    /// A chunk with a hole cannot be decoded after the hole, so it is dropped.
     fn holed(&self, _chunk: &ChunkHeader, _target: Target, _holes: &Ranges) -> Option<Target> {
         None
     }

@@ -1,4 +1,5 @@
-//! What comes of sealed chunks: each record that came is opened into its place, and what is lost is a hole.
+//! Opens sealed chunks. Each record that has arrived is decrypted into its place, and lost records become
+//! holes.
 
 use std::sync::atomic::Ordering;
 use std::sync::PoisonError;
@@ -10,7 +11,7 @@ use thalweg_wire::{checksum, ChunkHeader, Range, Ranges, WireError};
 use super::{context, SealedLink, PREFACE};
 use crate::progress::Progress;
 
-/// Gives what is opened to the sink behind it.
+/// Opens chunks and passes them to the sink of the layer above.
 pub(super) struct Opening<'a> {
     pub link: &'a SealedLink,
     pub sink: &'a dyn Sink,
@@ -31,7 +32,7 @@ impl Opening<'_> {
         }
     }
 
-    /// What a chunk says before its records; `None` if this is no sealed chunk.
+    /// Reads what is before the records of a chunk. `None` if this is no sealed chunk.
     fn read(&self, chunk: &ChunkHeader, sealed: &[u8]) -> Option<Preface> {
         let (number, rest) = sealed.split_first_chunk::<8>()?;
         let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -44,8 +45,8 @@ impl Opening<'_> {
         fits.then_some(Preface { chunk, number, sum, grid })
     }
 
-    /// Opens the records that came whole into the chunk's place, and says so to the sink. What came before,
-    /// or too late, is dropped.
+    /// Opens the records that have arrived whole into the chunk's place, and tells the sink. Drops a chunk
+    /// that has come before, or that is too old to know.
     fn open(&self, preface: &Preface, records: &mut [u8], holes: &Ranges) {
         let Preface { chunk, number, grid, .. } = preface;
         let Some((_, opener)) = &self.link.ends else { return };
@@ -60,8 +61,8 @@ impl Opening<'_> {
             self.link.copied.fetch_add(grid.total() - lost.bytes(), Ordering::Relaxed);
             let (authentic, whole) = (self.link.layer.cipher.is_authenticated(), holes.is_empty());
             let proved = lost.is_empty() || lost.bytes() < grid.total();
-            // Of a chunk that came whole all records must be as they were sent; of one with holes one says
-            // that it is genuine, and if none came nobody says that it is not.
+            // If all of a chunk has arrived, all its records must be authentic. If it has holes, one
+            // authentic record proves it. If no record has arrived whole, nothing proves that it is forged.
             let forged =
                 if whole { !lost.is_empty() } else { !authentic || !(proved || opened.refused.is_empty()) };
             if forged {
@@ -75,8 +76,8 @@ impl Opening<'_> {
         self.hand_on(chunk, target, opened);
     }
 
-    /// Gives the sink a chunk with what of it could not be opened and the plaintext's checksum, or says why
-    /// it is refused.
+    /// Passes a chunk to the sink, with the ranges that could not be opened. If there are none, checks the
+    /// checksum of the plaintext. If the chunk is refused, says why.
     fn hand_on(&self, chunk: &ChunkHeader, target: Target, opened: Result<(Ranges, u32), Refused>) {
         let outcome = match opened {
             Ok((lost, _)) if !lost.is_empty() => {
@@ -93,7 +94,7 @@ impl Opening<'_> {
         self.sink.stored(chunk, target, outcome);
     }
 
-    /// The plaintext of the records that were not opened, which are counted.
+    /// The plaintext of the records that were not opened. Counts these records.
     fn lost(&self, grid: &Grid, opened: &Opened) -> Ranges {
         let lost: Ranges = opened.missing.iter().chain(opened.refused.iter()).collect();
         let records: u64 = lost.iter().map(|range| range.len().div_ceil(grid.record().into())).sum();
@@ -101,7 +102,7 @@ impl Opening<'_> {
         lost
     }
 
-    /// A chunk that has come but for `holes`, as it was sent or not.
+    /// Processes a chunk that has arrived except for `holes`. `damage`: the transport found it damaged.
     fn deliver(&self, chunk: &ChunkHeader, sealed: &mut [u8], holes: &Ranges, damage: Option<WireError>) {
         let Some(preface) = self.read(chunk, sealed) else { return };
         let (records, holes) = (&mut sealed[PREFACE..], behind_preface(holes));
@@ -117,30 +118,30 @@ impl Opening<'_> {
     }
 }
 
-/// What a chunk says before its records.
+/// What is before the records of a chunk.
 struct Preface {
-    /// The header of the plaintext.
+    /// The header of the plain chunk.
     chunk: ChunkHeader,
-    /// The stream's number.
+    /// Number of the stream.
     number: u64,
-    /// The plaintext's checksum, hidden.
+    /// The checksum of the plaintext, hidden.
     sum: u32,
     /// Where the records are.
     grid: Grid,
 }
 
-/// The same holes, counted from the first record.
+/// The same holes, relative to the first record.
 fn behind_preface(holes: &Ranges) -> Ranges {
     let shift = |at: u64| at.saturating_sub(PREFACE as u64);
     holes.iter().map(|hole| Range::new(shift(hole.start), shift(hole.end))).collect()
 }
 
 impl Sink for Opening<'_> {
-    /// A buffer of its own for all that comes. The sink is asked for a place when the records are there: it
-    /// would not fit the sealed ones.
+    /// Receives sealed chunks into buffers of its own, since they are longer than the sink's place. The sink
+    /// is asked for a place when the records have arrived.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         self.sink.begun(chunk);
-        // Padding hides how much of the last block is plaintext.
+        // With padding it is unknown how much of the last block is plaintext.
         let padding = if self.link.layer.cipher.is_authenticated() { 0 } else { 15 };
         let plain = self.link.layer.room(chunk.length).saturating_sub(padding);
         self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begin(plain.into());
@@ -159,7 +160,7 @@ impl Sink for Opening<'_> {
         self.take(chunk, target, &Ranges::new(), outcome.err());
     }
 
-    /// The link below keeps whole what a layer above needs whole; if not, nothing of the chunk can be opened.
+    /// If the preface has a hole, nothing of the chunk can be opened.
     fn holed(&self, chunk: &ChunkHeader, target: Target, holes: &Ranges) -> Option<Target> {
         if holes.next(0).is_none_or(|hole| hole.start >= PREFACE as u64) {
             self.take(chunk, target, holes, None);

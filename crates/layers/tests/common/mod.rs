@@ -1,4 +1,4 @@
-//! Links that are encrypted, for the layer that makes its keys from theirs.
+//! Encrypted links, for the layer that derives its keys from theirs.
 #![allow(dead_code, clippy::unwrap_used)] // each file uses a part; a panic is how tests report
 
 use thalweg_transport::Options;
