@@ -1,9 +1,8 @@
-//! How fast streams are sealed and opened on one core: `cargo run --release -p thalweg-seal --example
-//! throughput`, with
-//! `-- --json` a line of JSON for each cell.
+//! Measures how fast streams are sealed and opened on one core. Run it by `cargo run --release -p
+//! thalweg-seal --example throughput`. With `-- --json` it prints a line of JSON for each cell.
 //!
-//! Of each cell the fastest of several passes over 16 MiB, in GB/s of plaintext. Passes are short, so that
-//! one of them is undisturbed.
+//! Each cell is the fastest of several passes over 16 MiB, in GB/s of plaintext. Passes are short, so that at
+//! least one is undisturbed.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Instant;

@@ -1,8 +1,7 @@
-//! AES-256 in CBC mode, chained within a record only, as UniFL has it (section 3.3). Nothing is
-//! authenticated.
+//! AES-256 in CBC mode, chained only within a record, as in UniFL (section 3.3). It authenticates nothing.
 //!
-//! The vector of 16 bytes before a record must be unpredictable: it is the record's nonce, encrypted (NIST SP
-//! 800-38A, appendix C).
+//! Before each record are 16 bytes, the initialization vector. It must be unpredictable, so it is the
+//! record's nonce, encrypted (NIST SP 800-38A, appendix C).
 
 use aes::cipher::block_padding::Pkcs7;
 use aes::cipher::{BlockCipherEncrypt, BlockModeDecrypt, BlockModeEncrypt, InnerIvInit, KeyInit};
@@ -10,7 +9,7 @@ use aes::{Aes256Dec, Aes256Enc};
 
 use crate::Refused;
 
-/// Bytes of a block, and of a vector.
+/// Bytes of a block, and of an initialization vector.
 pub(crate) const BLOCK: usize = 16;
 
 pub(crate) struct Key {
@@ -23,7 +22,7 @@ impl Key {
         Self { encrypt: Aes256Enc::new(&(*key).into()), decrypt: Aes256Dec::new(&(*key).into()) }
     }
 
-    /// Appends the vector and the encrypted record.
+    /// Appends the vector and the encrypted record to `out`.
     pub(crate) fn seal(&self, nonce: &[u8; 12], plain: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         let mut vector = [0; BLOCK];
         vector[..12].copy_from_slice(nonce);
@@ -38,7 +37,7 @@ impl Key {
         sealed.map(drop).map_err(|_| Refused::Length)
     }
 
-    /// Decrypts a record with its vector, in place. Who changed it may not be found out.
+    /// Decrypts a record with its vector, in place. It may not detect that the record was changed.
     pub(crate) fn open<'a>(&self, sealed: &'a mut [u8]) -> Result<&'a [u8], Refused> {
         let (vector, body) = sealed.split_first_chunk_mut::<BLOCK>().ok_or(Refused::Forged)?;
         let mode = cbc::Decryptor::<&Aes256Dec>::inner_iv_init(&self.decrypt, &(*vector).into());
@@ -46,8 +45,8 @@ impl Key {
     }
 }
 
-/// Bytes of a sealed record: the vector, and the plaintext padded to the next whole block, or by one
-/// (PKCS#7).
+/// Bytes of a sealed record: the vector, and the plaintext with padding (PKCS#7). A plaintext of whole blocks
+/// gets a block of padding.
 pub(crate) const fn sealed(plain: u64) -> u64 {
     let block = BLOCK as u64;
     block + (plain / block + 1) * block

@@ -1,11 +1,11 @@
-//! Where the records of a stream are. All of them have the same length but for the last, so that a byte's
-//! offset tells its record, whatever has been lost before it.
+//! Where the records of a stream are. All records but the last have the same length. So the offset of a byte
+//! gives its record, whatever was lost before it.
 
 use thalweg_wire::{Range, Ranges};
 
 use crate::{Refused, Suite};
 
-/// A stream's records: `record` bytes of plaintext in each, the last may have less.
+/// The records of a stream. Each has `record` bytes of plaintext; the last one may have fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
     suite: Suite,
@@ -14,17 +14,17 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Of `total` bytes of plaintext, in records of `record` bytes.
+    /// Creates the grid of `total` bytes of plaintext, in records of `record` bytes.
     ///
     /// # Errors
-    /// [`Refused::Length`] for records of no bytes, or for more than 2^32 of them.
+    /// [`Refused::Length`] if `record` is 0, or if there are more than 2^32 records.
     pub fn new(suite: Suite, total: u64, record: u32) -> Result<Self, Refused> {
         let grid = Self { suite, total, record };
         let fits = record > 0 && grid.records() <= 1 << 32;
         fits.then_some(grid).ok_or(Refused::Length)
     }
 
-    /// Bytes of plaintext.
+    /// Bytes of plaintext in the stream.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -39,35 +39,35 @@ impl Grid {
         self.total.div_ceil(u64::from(self.record.max(1)))
     }
 
-    /// Bytes of a sealed record, if it is not the last.
+    /// Bytes of a sealed record other than the last.
     fn stride(&self) -> u64 {
         self.suite.sealed(self.record.into())
     }
 
-    /// The plaintext of a record; empty beyond the last.
+    /// The range of a record in the plaintext. It is empty after the last record.
     pub fn plain(&self, index: u64) -> Range {
         let start = index.saturating_mul(self.record.into());
         Range::new(start, start.saturating_add(self.record.into()).min(self.total))
     }
 
-    /// The same record when it is sealed.
+    /// The range of a record in the sealed stream.
     pub fn sealed(&self, index: u64) -> Range {
         let (start, plain) = (index.saturating_mul(self.stride()), self.plain(index));
         let bytes = if plain.is_empty() { 0 } else { self.suite.sealed(plain.len()) };
         Range::new(start, start.saturating_add(bytes))
     }
 
-    /// Bytes of the whole stream when it is sealed.
+    /// Bytes of the whole sealed stream.
     pub fn sealed_bytes(&self) -> u64 {
         self.records().checked_sub(1).map_or(0, |last| self.sealed(last).end)
     }
 
-    /// What sealing adds, as a fraction of the plaintext.
+    /// Bytes that sealing adds, as a fraction of the plaintext.
     pub fn overhead(&self) -> f64 {
         (self.sealed_bytes() - self.total) as f64 / (self.total as f64).max(1.0)
     }
 
-    /// The plaintext that is lost if the `holes` of the sealed stream are: that of each record they touch.
+    /// The plaintext that is lost if the sealed stream has these `holes`: all records that they touch.
     pub fn lost(&self, holes: &Ranges) -> Ranges {
         let whole = Range::new(0, self.sealed_bytes());
         let inside = holes.iter().map(|hole| hole.intersect(whole)).filter(|hole| !hole.is_empty());
@@ -108,7 +108,7 @@ mod tests {
     }
 
     proptest! {
-        /// Records follow each other without gaps, and what is lost is what each byte's record says.
+        /// Records follow each other without gaps. A byte is lost exactly if its record is touched.
         #[test]
         fn agrees_with_counting(
             total in 0..600_u64,

@@ -1,13 +1,14 @@
-//! Encryption that survives loss: records are sealed one by one, and each is opened by itself.
+//! Encryption that survives loss. Records are sealed one by one, and each can be opened by itself.
 //!
-//! - A record has a **number**, from which its nonce follows (RFC 5116 section 3.2: a counter), so no nonce is sent
-//!   beside it. No number is used twice with one key. How the number travels is the caller's matter.
-//! - A **header** that stays readable is authenticated with the record.
-//! - Keys follow by HKDF-SHA-256 (RFC 5869) from a secret that both ends share, such as TLS's exporter (RFC 5705), and
-//!   from a label: one for each direction and channel. After [`EPOCH`] records the next key follows, long before the
-//!   limits of RFC 9001 section 6.6 (2^23 records of AES-GCM).
+//! - Each record has a **number**. Its nonce follows from the number (a counter, RFC 5116 section 3.2), so no
+//!   nonce is sent. No number is used twice with one key. The caller decides how the number is sent.
+//! - A record also authenticates a **header**, which stays readable.
+//! - Keys are derived by HKDF-SHA-256 (RFC 5869) from a secret that both ends share, such as TLS's exporter
+//!   (RFC 5705), and from a label for each direction and channel. After [`EPOCH`] records the next key is
+//!   used, long before the limits of RFC 9001 section 6.6 (2^23 records of AES-GCM).
 //! - [`Streams`] seal many bytes as records of one size, which are addressed by their offset.
-//! - An [`Opener`] refuses a record that came before, or is older than what it remembers (RFC 6479).
+//! - An [`Opener`] refuses a record that it has opened before, or that is below its anti-replay window (RFC
+//!   6479).
 //!
 //! ```
 //! use thalweg_seal::{Cipher, Secret};
@@ -43,7 +44,7 @@ pub use stream::{Context, Opened, Stream, StreamOpener, StreamSealer, Streams, S
 
 /// Bytes that sealing adds to a record.
 pub const TAG_BYTES: usize = 16;
-/// Records under one key.
+/// Number of records under one key.
 pub const EPOCH: u64 = 1 << 20;
 
 /// How records are encrypted and authenticated.
@@ -65,18 +66,18 @@ impl Cipher {
     }
 }
 
-/// A record that is not opened, or not sealed.
+/// Why a record was not opened, or not sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// Its number came before.
+    /// Its number was accepted before.
     Replayed,
-    /// It is older than what is remembered.
+    /// Its number is below the anti-replay window.
     Old,
-    /// It was not sealed like this: another key, number or header, damaged or cut.
+    /// It was sealed with another key, number or header, or was damaged or cut.
     Forged,
-    /// It has another length than it should, or there are more records than there can be.
+    /// It does not have the right length, or the stream would have too many records.
     Length,
-    /// There are no numbers left.
+    /// There are no numbers left for records.
     Exhausted,
 }
 
@@ -94,7 +95,7 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// What keys are made from.
+/// The secret from which keys are derived.
 #[derive(Clone)]
 pub struct Secret {
     cipher: Cipher,
@@ -108,17 +109,18 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// From a secret that both ends share, and a salt that need not be secret.
+    /// Creates it from a secret that both ends share, and a salt that need not be secret.
     pub fn new(cipher: Cipher, shared: &[u8; 32], salt: &[u8]) -> Self {
         Self { cipher, key: Arc::new(Salt::new(HKDF_SHA256, salt).extract(shared)) }
     }
 
-    /// Seals what goes one way. There must be one for each label, or numbers are used twice.
+    /// Creates the sealer of one direction. Create only one for each label. Otherwise numbers would be used
+    /// twice.
     pub fn sealer(&self, label: &[u8]) -> Sealer {
         Sealer { keys: Mutex::new(Keys::new(self, label)), next: AtomicU64::new(0) }
     }
 
-    /// Opens what the [`Sealer`] of this label has sealed.
+    /// Creates the opener of what the [`Sealer`] of this label has sealed.
     pub fn opener(&self, label: &[u8]) -> Opener {
         Opener { keys: Keys::new(self, label), replay: Replay::default() }
     }
@@ -160,27 +162,27 @@ fn nonce(number: u64) -> Nonce {
     Nonce::assume_unique_for_key(nonce)
 }
 
-/// Seals what goes one way. Several threads may do so at once.
+/// Seals the records of one direction. Several threads may use it at once.
 pub struct Sealer {
     keys: Mutex<Keys>,
     next: AtomicU64,
 }
 
 impl Sealer {
-    /// The number of the next record, given out once.
+    /// Returns the number of the next record. Each number is returned only once.
     ///
     /// # Errors
-    /// [`Refused::Exhausted`] after 2^63 of them.
+    /// [`Refused::Exhausted`] after 2^63 records.
     pub fn number(&self) -> Result<u64, Refused> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         (number < 1 << 63).then_some(number).ok_or(Refused::Exhausted)
     }
 
-    /// Encrypts `record` in place, under a number of [`Sealer::number`]'s. Returns what authenticates it and
-    /// `header`.
+    /// Encrypts `record` in place. `number` comes from [`Sealer::number`]. Returns the tag that authenticates
+    /// the record and `header`.
     ///
     /// # Errors
-    /// [`Refused::Exhausted`] for a record longer than the cipher takes (64 GiB).
+    /// [`Refused::Exhausted`] if the record is longer than the cipher allows (64 GiB).
     pub fn seal(&self, number: u64, header: &[u8], record: &mut [u8]) -> Result<[u8; TAG_BYTES], Refused> {
         let key = self.keys.lock().unwrap_or_else(PoisonError::into_inner).of(number)?;
         let tag = key.seal_in_place_separate_tag(nonce(number), Aad::from(header), record);
@@ -189,17 +191,18 @@ impl Sealer {
     }
 }
 
-/// Opens what comes one way.
+/// Opens the records of one direction.
 pub struct Opener {
     keys: Keys,
     replay: Replay,
 }
 
 impl Opener {
-    /// Decrypts a record with its tag in place; returns what was sealed. A refused one changes nothing here.
+    /// Decrypts a record with its tag, in place. Returns the plaintext. A refused record does not change the
+    /// opener.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// Why the record is refused.
     pub fn open<'a>(
         &mut self,
         number: u64,
@@ -207,7 +210,7 @@ impl Opener {
         sealed: &'a mut [u8],
     ) -> Result<&'a mut [u8], Refused> {
         self.replay.check(number)?;
-        // Nobody makes us derive keys of any epoch he likes.
+        // Otherwise an attacker could make us derive the keys of any epoch.
         if number / EPOCH > self.replay.newest() / EPOCH + 1 {
             return Err(Refused::Forged);
         }

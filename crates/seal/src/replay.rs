@@ -1,12 +1,12 @@
-//! Which numbers came before.
+//! Anti-replay window (RFC 6479): which numbers have been accepted before.
 
 use crate::Refused;
 
-/// Numbers below the newest that are told apart; what is older is refused.
+/// Size of the window. Numbers this far below the newest are refused as too old.
 pub const REMEMBERED: u64 = (WORDS as u64 - 1) * 64;
 const WORDS: usize = 129;
 
-/// The newest numbers that came, as a ring of bits (RFC 6479).
+/// The newest numbers that were accepted, as a ring of bits (RFC 6479).
 #[derive(Debug, Clone)]
 pub struct Replay {
     bits: [u64; WORDS],
@@ -24,15 +24,15 @@ fn place(number: u64) -> (usize, u64) {
 }
 
 impl Replay {
-    /// The greatest number that came; 0 if none did.
+    /// The greatest number that was accepted; 0 if there is none.
     pub fn newest(&self) -> u64 {
         self.newest.unwrap_or(0)
     }
 
-    /// Whether `number` may be taken.
+    /// Checks that `number` may be accepted.
     ///
     /// # Errors
-    /// [`Refused::Replayed`] if it came, [`Refused::Old`] if nobody knows.
+    /// [`Refused::Replayed`] if it was accepted before, [`Refused::Old`] if it is below the window.
     pub fn check(&self, number: u64) -> Result<(), Refused> {
         let Some(newest) = self.newest.filter(|&newest| number <= newest) else { return Ok(()) };
         if newest - number >= REMEMBERED {
@@ -46,11 +46,11 @@ impl Replay {
         }
     }
 
-    /// `number`, which may be taken, has come.
+    /// Records that `number` is accepted. The caller has checked it.
     pub fn mark(&mut self, number: u64) {
         let first = self.newest.map_or(0, |newest| newest / 64 + 1);
         if self.newest.is_none_or(|newest| number > newest) {
-            // The words that the ring reaches anew are of numbers long past.
+            // The words that the window enters now still have the bits of old numbers.
             for word in (first..=number / 64).rev().take(WORDS) {
                 self.bits[word as usize % WORDS] = 0;
             }
@@ -68,7 +68,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Against a set of all numbers that ever came.
+        /// Compares with a set of all numbers that were ever accepted.
         #[test]
         fn agrees_with_a_set(steps in prop::collection::vec((0..20_000_u64, 0..300_u64), 0..300)) {
             let (mut replay, mut known) = (Replay::default(), BTreeSet::new());

@@ -1,22 +1,23 @@
-//! How long records should be: short ones lose less to a hole, long ones cost less.
+//! Chooses the length of records. Short records lose less to a hole, and long ones have less overhead.
 
-/// Fewest and most bytes of plaintext that [`record_size`] chooses; the upper one is TLS's (RFC 8446 section
-/// 5.1).
+/// Least and most bytes of plaintext that [`record_size`] chooses. The upper limit is that of TLS (RFC 8446
+/// section 5.1).
 pub const RECORD_LIMITS: (u32, u32) = (256, 16 << 10);
 
-/// What records of `record` bytes cost, as a fraction of what is sent: `loss` is the probability, 0 to 1,
-/// that a segment of `segment` bytes is lost, and `overhead` what sealing adds to a record.
+/// The cost of records of `record` bytes, as a fraction of what is sent. `loss` is the probability (0 to 1)
+/// that a segment of `segment` bytes is lost. `overhead` is what sealing adds to a record.
 ///
-/// Records are not aligned with segments. One lost segment touches those that begin within it and the one
-/// before it: of a long stream, `segment + record` bytes on average. So the cost is
-/// `loss * (segment + record) / segment + overhead / (record + overhead)`.
+/// Records are not aligned with segments. A lost segment touches all records that begin in it, and the one
+/// before. In a long stream these are `segment + record` bytes on average. So the cost is `loss * (segment +
+/// record) / segment + overhead / (record + overhead)`.
 pub fn record_cost(record: u32, loss: f64, segment: u32, overhead: u32) -> f64 {
     let (record, segment, overhead) = (f64::from(record), f64::from(segment.max(1)), f64::from(overhead));
     loss * (segment + record) / segment + overhead / (record + overhead)
 }
 
-/// The record size that costs least by [`record_cost`], `sqrt(overhead * segment / loss) - overhead`, as a
-/// multiple of 8 bytes (the longest element), within [`RECORD_LIMITS`]. Without loss it is the greatest.
+/// The record size with the least [`record_cost`]. That is `sqrt(overhead * segment / loss) - overhead`,
+/// rounded to a multiple of 8 bytes (the longest element), within [`RECORD_LIMITS`]. Without loss it is the
+/// upper limit.
 pub fn record_size(loss: f64, segment: u32, overhead: u32) -> u32 {
     let (least, most) = RECORD_LIMITS;
     let best = (f64::from(overhead) * f64::from(segment) / loss.max(0.0)).sqrt() - f64::from(overhead);
@@ -55,7 +56,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against trying every size.
+        /// Compares with trying every size.
         #[test]
         fn no_other_size_costs_less(loss in 1e-5..1.0_f64, segment in 500..9_000_u32, overhead in 1..64_u32) {
             let (least, most) = RECORD_LIMITS;

@@ -1,18 +1,19 @@
 //! Streams of records that are addressed by their offset.
 //!
-//! Record `i` of a stream holds bytes `i * R` to `(i + 1) * R` of the plaintext, and lies at `i * S` of what
-//! is sent, where `S` is the length of a sealed record ([`Grid`]). So a receiver that knows which bytes are
-//! missing loses the records that a hole touches, and no others.
+//! Record `i` of a stream has bytes `i * R` to `(i + 1) * R` of the plaintext. In the sealed stream it begins
+//! at `i * S`, where `S` is the length of a sealed record ([`Grid`]). So if a receiver knows which bytes are
+//! missing, it loses only the records that a hole touches.
 //!
-//! - **Nonce**: 4 bytes of the record's index and 8 of the stream's number, both big-endian (RFC 5116 section 3.2). None
-//!   is sent. [`StreamSealer`] gives each stream a number of its own; the peer has to be told it.
-//! - **Authenticated** with each record: job, round, sender, layout, offset and length of the stream, the record size
-//!   and the record's index. A record of another stream, or at another place, is refused.
-//! - **Keys** follow by HKDF-SHA-256 from a secret that both ends share and from a label; after [`STREAMS`] streams the
-//!   next one follows.
+//! - **Nonce**: 4 bytes of the record's index and 8 of the stream's number, both big-endian (RFC 5116 section
+//!   3.2). It is not sent. [`StreamSealer`] gives each stream a number of its own, which the peer must be
+//!   told.
+//! - **Authenticated** with each record: job, round, sender, layout, offset and length of the stream, the
+//!   record size and the record's index. A record of another stream, or at another place, is refused.
+//! - **Keys** are derived by HKDF-SHA-256 from a secret that both ends share and from a label. After
+//!   [`STREAMS`] streams the next key is used.
 //!
-//! [`Suite::AesCbc`] is for comparison: it authenticates nothing, and whoever can change a record can choose
-//! what bits of its plaintext to turn over.
+//! [`Suite::AesCbc`] is for comparison only. It authenticates nothing, so an attacker who can change a record
+//! can flip chosen bits of its plaintext.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +26,8 @@ use thalweg_wire::Ranges;
 
 use crate::{cbc, Cipher, Grid, Refused, Replay, TAG_BYTES};
 
-/// Streams under one key: of 4 MiB each they are 2^34 blocks, far from where AES-GCM's secrecy wears out
-/// (2^-61 by the bound of RFC 9001 appendix B.1.1).
+/// Number of streams under one key. With 4 MiB in each stream, these are 2^34 blocks. That is far from the
+/// limits of AES-GCM (advantage 2^-61, by the bound of RFC 9001 appendix B.1.1).
 pub const STREAMS: u64 = 1 << 16;
 
 /// How the records of a stream are sealed.
@@ -35,8 +36,8 @@ pub const STREAMS: u64 = 1 << 16;
 pub enum Suite {
     /// Encrypted and authenticated.
     Aead(Cipher),
-    /// AES-256-CBC, chained within a record, with a vector of 16 bytes in each (UniFL, section 3.3).
-    /// **Unauthenticated**.
+    /// AES-256-CBC, chained within a record, with an initialization vector of 16 bytes in each (UniFL,
+    /// section 3.3). **Unauthenticated**.
     AesCbc,
 }
 
@@ -47,11 +48,11 @@ impl Default for Suite {
 }
 
 impl Suite {
-    /// All of them.
+    /// All suites.
     pub const ALL: [Self; 3] =
         [Self::Aead(Cipher::Aes256Gcm), Self::Aead(Cipher::ChaCha20Poly1305), Self::AesCbc];
 
-    /// Its name in a plan.
+    /// Name of the suite in a plan.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Aead(Cipher::Aes256Gcm) => "aes-256-gcm",
@@ -60,7 +61,7 @@ impl Suite {
         }
     }
 
-    /// Whether records that somebody changed are refused.
+    /// Whether a record that somebody changed is refused.
     pub const fn is_authenticated(self) -> bool {
         matches!(self, Self::Aead(_))
     }
@@ -98,25 +99,26 @@ impl From<Suite> for String {
     }
 }
 
-/// What a stream is; authenticated with each of its records.
+/// What a stream contains. Each of its records authenticates this.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Context {
     /// The job.
     pub job: u64,
     /// The round.
     pub round: u32,
-    /// Who sent it: 0 the server, else the client's number.
+    /// The sender: 0 is the server, other numbers are clients.
     pub sender: u32,
     /// The hash of the update's layout.
     pub layout: u64,
-    /// First byte of the stream in the update.
+    /// Offset of the stream's first byte in the update.
     pub offset: u64,
     /// Bytes of plaintext in the stream.
     pub total: u64,
 }
 
 impl Context {
-    /// All of it, the record size and the record's index, each little-endian.
+    /// The additional authenticated data of a record: the context, the record size and the record's index,
+    /// little-endian.
     fn aad(&self, record: u32, index: u32) -> [u8; 48] {
         let mut out = [0; 48];
         out[0..8].copy_from_slice(&self.job.to_le_bytes());
@@ -131,7 +133,7 @@ impl Context {
     }
 }
 
-/// What keys of streams are made from.
+/// The secret from which keys of streams are derived.
 #[derive(Clone)]
 pub struct Streams {
     suite: Suite,
@@ -139,33 +141,35 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// From a secret that both ends share, such as TLS's exporter, and a salt that need not be secret.
+    /// Creates it from a secret that both ends share, such as TLS's exporter, and a salt that need not be
+    /// secret.
     pub fn new(suite: Suite, shared: &[u8; 32], salt: &[u8]) -> Self {
         Self { suite, prk: Arc::new(Salt::new(HKDF_SHA256, salt).extract(shared)) }
     }
 
-    /// Seals streams that go one way. There must be one for each label, or numbers are used twice.
+    /// Creates the sealer of one direction. Create only one for each label. Otherwise numbers would be used
+    /// twice.
     pub fn sealer(&self, label: &[u8]) -> StreamSealer {
         StreamSealer { keys: Mutex::new(Keys::new(self, label)), next: AtomicU64::new(0) }
     }
 
-    /// Opens the streams that the [`StreamSealer`] of this label has sealed.
+    /// Creates the opener of streams that the [`StreamSealer`] of this label has sealed.
     pub fn opener(&self, label: &[u8]) -> StreamOpener {
         StreamOpener(Mutex::new((Keys::new(self, label), Replay::default())))
     }
 
-    /// The one stream of a label, for an update that is sent once: its number is 0, and nobody has to be
-    /// told. The label must say all that tells it from others, as round and sender: sealing other bytes under
-    /// it gives both away.
+    /// The only stream of a label, for an update that is sent once. Its number is 0, so the receiver need not
+    /// be told it. The label must distinguish it from all others, for instance by round and sender. Sealing
+    /// two different plaintexts under one label would reveal both.
     ///
     /// # Errors
-    /// [`Refused::Length`] for a record size that is none.
+    /// [`Refused::Length`] if the record size is impossible.
     pub fn only(&self, label: &[u8], context: &Context, record: u32) -> Result<Stream, Refused> {
         Keys::new(self, &[b"only ", label].concat()).stream(0, context, record)
     }
 }
 
-/// HKDF's output of 32 bytes, which is a key of all suites.
+/// 32 bytes of HKDF's output. That is the key size of all suites.
 struct Bytes32;
 
 impl KeyType for Bytes32 {
@@ -230,17 +234,17 @@ impl Keys {
     }
 }
 
-/// Seals streams that go one way. Several threads may do so at once.
+/// Seals the streams of one direction. Several threads may use it at once.
 pub struct StreamSealer {
     keys: Mutex<Keys>,
     next: AtomicU64,
 }
 
 impl StreamSealer {
-    /// The next stream, with a number that none had before. Seal it once.
+    /// Creates the next stream, with a number of its own. Seal it only once.
     ///
     /// # Errors
-    /// [`Refused::Length`] for a record size that is none, [`Refused::Exhausted`] after 2^63 streams.
+    /// [`Refused::Length`] if the record size is impossible, [`Refused::Exhausted`] after 2^63 streams.
     pub fn stream(&self, context: &Context, record: u32) -> Result<Stream, Refused> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if number >= 1 << 63 {
@@ -250,7 +254,7 @@ impl StreamSealer {
     }
 }
 
-/// Opens streams that come one way, each once. Several threads may do so at once.
+/// Opens the streams of one direction, each once. Several threads may use it at once.
 pub struct StreamOpener(Mutex<(Keys, Replay)>);
 
 impl StreamOpener {
@@ -258,26 +262,26 @@ impl StreamOpener {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream that was sealed with `number`.
+    /// Returns the stream that was sealed with `number`.
     ///
     /// # Errors
-    /// Why it is not to be opened: [`Refused::Replayed`], [`Refused::Old`], [`Refused::Forged`] for a number
-    /// that is too far ahead, [`Refused::Length`] for a record size that is none.
+    /// [`Refused::Replayed`] or [`Refused::Old`] if the number may not be accepted; [`Refused::Forged`] if it
+    /// is too far ahead; [`Refused::Length`] if the record size is impossible.
     pub fn stream(&self, number: u64, context: &Context, record: u32) -> Result<Stream, Refused> {
         let (keys, replay) = &mut *self.lock();
         replay.check(number)?;
-        // Nobody makes us derive keys of any epoch he likes.
+        // Otherwise an attacker could make us derive the keys of any epoch.
         if number / STREAMS > replay.newest() / STREAMS + 1 {
             return Err(Refused::Forged);
         }
         keys.stream(number, context, record)
     }
 
-    /// A record of the stream proved authentic: no other stream with this number is opened. Never say so of
-    /// an unauthenticated one, whose number anybody may have made up.
+    /// Records that an authentic record of the stream was opened. From now on, streams with this number are
+    /// refused. Never call this for an unauthenticated stream, since anybody can make up its number.
     ///
     /// # Errors
-    /// [`Refused::Replayed`] or [`Refused::Old`] if another was faster.
+    /// [`Refused::Replayed`] or [`Refused::Old`] if another thread has been faster.
     pub fn opened(&self, stream: &Stream) -> Result<(), Refused> {
         let (_, replay) = &mut *self.lock();
         replay.check(stream.number)?;
@@ -286,7 +290,7 @@ impl StreamOpener {
     }
 }
 
-/// One stream: its key, and what is authenticated with it.
+/// A stream: its key, and the data that its records authenticate.
 pub struct Stream {
     key: Arc<Key>,
     number: u64,
@@ -294,30 +298,30 @@ pub struct Stream {
     grid: Grid,
 }
 
-/// What came of opening a stream. All other bytes are in their place.
+/// The result of opening a stream. All bytes outside these ranges were decrypted into their place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Opened {
     /// The plaintext of records that a hole touches.
     pub missing: Ranges,
-    /// The plaintext of records that came whole and were refused: damaged, of another stream, or at another
-    /// place.
+    /// The plaintext of records that arrived whole but were refused. They were damaged, or belong to another
+    /// stream or place.
     pub refused: Ranges,
 }
 
 impl Opened {
-    /// Whether nothing is lost.
+    /// Whether all records were opened.
     pub fn is_whole(&self) -> bool {
         self.missing.is_empty() && self.refused.is_empty()
     }
 }
 
 impl Stream {
-    /// Its number.
+    /// Number of the stream.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Where its records are.
+    /// Where the records are.
     pub fn grid(&self) -> &Grid {
         &self.grid
     }
@@ -329,11 +333,11 @@ impl Stream {
         nonce
     }
 
-    /// What hides a checksum of the plaintext, by exclusive or, from who has not the key: part of a tag under
-    /// a nonce that no record has. Nothing for a cipher without tags.
+    /// A mask (xor) that hides the checksum of the plaintext from anybody without the key. It is a part of a
+    /// tag under a nonce that no record uses. 0 for a cipher without tags.
     ///
     /// # Errors
-    /// [`Refused::Length`] for a stream whose records leave no nonce.
+    /// [`Refused::Length`] if the stream has so many records that no nonce is left.
     pub fn pad(&self) -> Result<u32, Refused> {
         let Key::Aead(key) = &*self.key else { return Ok(0) };
         if self.grid.records() > u64::from(u32::MAX) {
@@ -348,7 +352,7 @@ impl Stream {
     /// Appends the sealed stream to `out`.
     ///
     /// # Errors
-    /// [`Refused::Length`] if `plain` has another length than the stream; `out` is as before then.
+    /// [`Refused::Length`] if `plain` does not have the length of the stream. `out` does not change then.
     pub fn seal(&self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
         if plain.len() as u64 != self.grid.total() {
             return Err(Refused::Length);
@@ -374,12 +378,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Opens a stream that came but for the bytes `missing`, and for what lies behind its end. Each record
-    /// that came whole and is authentic is decrypted in place and put where it belongs in `plain`; nothing
-    /// else of that is touched. What is left in `sealed` means nothing.
+    /// Opens a stream of which all bytes have arrived but `missing`, and those after the end of `sealed`.
+    /// Decrypts each record that has arrived whole and is authentic, in place, and copies it to its place in
+    /// `plain`. The rest of `plain` does not change. What remains in `sealed` has no meaning.
     ///
     /// # Errors
-    /// [`Refused::Length`] if `plain` is not as long as the stream.
+    /// [`Refused::Length`] if `plain` does not have the length of the stream.
     pub fn open(&self, sealed: &mut [u8], missing: &Ranges, plain: &mut [u8]) -> Result<Opened, Refused> {
         if plain.len() as u64 != self.grid.total() {
             return Err(Refused::Length);

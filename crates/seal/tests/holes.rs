@@ -1,4 +1,4 @@
-//! What a hole costs: figures 5 and 6 of UniFL, with a chained cipher and with ours, counted byte by byte.
+//! The cost of a hole: figures 5 and 6 of UniFL, with a chained cipher and with ours, counted byte by byte.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use thalweg_seal::{Cipher, Context, Opened, Refused, Stream, Streams, Suite};
 use thalweg_wire::{Range, Ranges};
 
-/// Bytes of payload in a segment: 90 and a half blocks of AES.
+/// Bytes of payload in a segment: 90.5 blocks of AES.
 const SEGMENT: u64 = 1448;
 const AEAD: [Suite; 2] = [Suite::Aead(Cipher::Aes256Gcm), Suite::Aead(Cipher::ChaCha20Poly1305)];
 
@@ -24,7 +24,7 @@ fn stream(suite: Suite, context: &Context, record: u32) -> Stream {
     Streams::new(suite, &[7; 32], b"salt").only(b"update", context, record).unwrap()
 }
 
-/// Opens without the bytes of `holes`, of which nobody knows what they were.
+/// Opens a stream in which the bytes of `holes` have arbitrary values.
 fn open(stream: &Stream, sealed: &[u8], holes: &Ranges) -> (Opened, Vec<u8>) {
     let (mut came, mut plain) = (sealed.to_vec(), vec![0xee; stream.grid().total() as usize]);
     let inside = holes.iter().map(|hole| hole.intersect(Range::new(0, sealed.len() as u64)));
@@ -45,8 +45,8 @@ fn hole(start: u64, bytes: u64) -> Ranges {
     [Range::new(start, start + bytes)].into_iter().collect()
 }
 
-/// A cipher chained through the whole stream, as a connection's is, from an initial vector on. Its reader
-/// gets bytes one after the other: where some were lost before is nothing that a stream tells.
+/// A cipher that is chained through the whole stream of a connection, from one initialization vector. Its
+/// reader gets the bytes one after the other, and cannot see where some were lost.
 fn chained(plain: &[u8], lost: Range) -> Vec<u8> {
     let (key, vector) = ([9; 32], [8; 16]);
     let mut blocks: Vec<Block<aes::Aes256>> =
@@ -60,13 +60,13 @@ fn chained(plain: &[u8], lost: Range) -> Vec<u8> {
     blocks.iter().flatten().copied().collect()
 }
 
-/// Bytes of whole blocks that are where they were and what they were.
+/// Counts the bytes of whole blocks that are correct and in their place.
 fn intact(plain: &[u8], opened: &[u8]) -> u64 {
     plain.chunks_exact(16).zip(opened.chunks_exact(16)).filter(|(a, b)| a == b).count() as u64 * 16
 }
 
-/// Figure 5: three packets decrypt, the fourth is lost, and none of those behind it. Ours loses the records
-/// that the packet carried.
+/// Figure 5: three packets are decrypted, the fourth is lost, and nothing behind it can be decrypted. Our
+/// cipher loses only the records that the packet carried.
 #[test]
 fn figure_5_a_chained_cipher_dies_at_the_first_hole() {
     let plain = pattern(SEGMENT * 20 / 16 * 16);
@@ -81,15 +81,16 @@ fn figure_5_a_chained_cipher_dies_at_the_first_hole() {
             let holes = hole(packet * SEGMENT, SEGMENT);
             let (opened, _) = open(&stream, &bytes, &holes);
             assert!(opened.refused.is_empty());
-            // Sealed, a record of AEAD is as long as a segment: it carries one. One of CBC is 8 bytes longer.
+            // A sealed AEAD record is as long as a segment, so a packet carries one record. A CBC record is 8
+            // bytes longer.
             let touched = if suite.is_authenticated() || packet == 0 { 1 } else { 2 };
             assert_eq!(opened.missing.bytes(), touched * 1432, "{suite:?}, packet {packet}");
         }
     }
 }
 
-/// What the paper does not say: a reader that is told where the hole is, and that it has whole blocks, goes
-/// on after one block more. A chain through the stream dies of what it does not know.
+/// The paper does not mention this. If the reader knows where the hole is, and it consists of whole blocks,
+/// only one more block is lost. A chained stream cannot continue only because the reader does not know.
 #[test]
 fn a_chained_cipher_that_knows_the_hole_would_go_on() {
     let plain = pattern(16 * 400);
@@ -100,15 +101,15 @@ fn a_chained_cipher_that_knows_the_hole_would_go_on() {
     assert_eq!(came[16 * 51..], plain[16 * 141..]);
 }
 
-/// Figure 6: agreeing on a new chain takes a round trip, and what is under way meanwhile is lost too. With a
-/// window of
-/// `window` packets each hole costs its packet and the window behind it; ours costs the packet's records.
+/// Figure 6: both ends need a round trip to agree on a new chain, and what is in flight meanwhile is lost
+/// too. With a window of `window` packets, each hole costs its packet and the window behind it. With our
+/// cipher it costs only the packet's records.
 #[test]
 fn figure_6_new_keys_cost_a_window_and_records_do_not() {
     let (packets, window) = (400_u64, 50_u64);
     let plain = pattern(packets * 1432);
     let drops = [20, 30, 120, 399];
-    // Packets of a chain that begins anew one window after each hole that it sees.
+    // A chain starts again one window after each hole that it sees.
     let (mut lost, mut deaf_until) = (0, 0);
     for packet in 0..packets {
         if packet < deaf_until {
@@ -132,8 +133,8 @@ fn figure_6_new_keys_cost_a_window_and_records_do_not() {
     }
 }
 
-/// One segment somewhere touches as many records as the arithmetic of `record_cost` says: (segment + record)
-/// bytes on average over all places.
+/// A lost segment costs as many bytes of records as `record_cost` assumes: `segment + record` bytes on
+/// average over all places.
 #[test]
 fn a_segment_costs_itself_and_a_record_on_average() {
     let (record, stride) = (1000_u64, 1016_u64);
@@ -141,7 +142,7 @@ fn a_segment_costs_itself_and_a_record_on_average() {
     let places = 10 * stride..11 * stride;
     let lost: u64 = places.clone().map(|at| stream.grid().lost(&hole(at, SEGMENT)).bytes()).sum();
     let mean = lost as f64 / (places.end - places.start) as f64;
-    // Exactly (segment + stride - 1) / stride records, as holes have whole bytes.
+    // With holes of whole bytes, these are exactly (segment + stride - 1) / stride records.
     let expected = (SEGMENT + stride - 1) as f64 / stride as f64 * record as f64;
     assert!((mean - expected).abs() < 1e-9, "{mean} and {expected}");
 }
@@ -190,7 +191,7 @@ fn records_at_another_place_are_refused_and_the_others_are_not() {
         bytes[464..580].copy_from_slice(&third);
         let swapped: Ranges = [Range::new(200, 300), Range::new(400, 500)].into_iter().collect();
         assert_eq!(open(&stream, &bytes, &Ranges::new()).0.refused, swapped);
-        bytes[232..348].copy_from_slice(&third); // the third again, in the fifth's place too
+        bytes[232..348].copy_from_slice(&third); // the third record also in the place of the fifth
         assert_eq!(open(&stream, &bytes, &Ranges::new()).0.refused, hole(400, 100));
     }
 }
@@ -236,8 +237,8 @@ fn lengths_that_do_not_fit_are_an_error() {
     assert_eq!(stream.open(&mut [], &Ranges::new(), &mut [0; 101]), Err(Refused::Length));
 }
 
-/// Why `aes-cbc` is for comparison only: who turns a bit of the vector over turns that bit of the plaintext
-/// over.
+/// This is why `aes-cbc` is for comparison only. Flipping a bit of the vector flips that bit of the
+/// plaintext.
 #[test]
 fn cbc_lets_anybody_choose_bits() {
     let (plain, stream) = (pattern(1000), stream(Suite::AesCbc, &context(1000), 500));
@@ -259,8 +260,8 @@ fn names_are_those_of_plans() {
 }
 
 proptest! {
-    /// Against the plainest model: which record each byte of the plaintext is in, and whether a byte of that
-    /// is missing.
+    /// Compares with the plainest model: the record of each byte of plaintext, and whether a byte of that
+    /// record is missing.
     #[test]
     fn what_comes_is_what_was_sent_and_the_rest_is_named(
         total in 0..3000_u64,
@@ -329,8 +330,8 @@ proptest! {
     }
 }
 
-/// A checksum beside the records says nothing of the plaintext to who has not the key, nor what other
-/// streams' say.
+/// Without the key, the hidden checksum of a stream says nothing about its plaintext. Checksums of other
+/// streams do not help.
 #[test]
 fn a_pad_is_of_one_stream() {
     for suite in AEAD {
