@@ -11,7 +11,7 @@ pub struct App {
     pub flow: Option<FlowId>,
     pub agreed: Option<Agreed>,
     pub got: Ranges,
-    /// Holes reported, whether filled later or not.
+    /// Holes that were reported, whether they were filled later or not.
     pub holes: Ranges,
     pub late: u64,
     pub finished: Option<u64>,
@@ -60,7 +60,7 @@ impl App {
         assert_eq!(all.bytes(), length);
     }
 
-    /// Bytes that are still holes at the end.
+    /// Number of bytes that are still holes at the end.
     pub fn missing(&self) -> u64 {
         self.holes.iter().flat_map(|hole| self.got.missing_in(hole)).map(Range::len).sum()
     }

@@ -1,4 +1,4 @@
-//! What the application chooses: what is masked, held and refused. It is the same for every peer.
+//! What the application chooses: which holes are masked, held or refused. It does not depend on the peer.
 
 use thalweg_masking::{Budget, Ended, Excess, Offload};
 use thalweg_wire::Range;
@@ -53,7 +53,7 @@ fn what_is_masked_and_permitted_and_protected_again() {
     assert_eq!((c.acked(), holes(&c).last().copied()), (Some(6 * M), Some((6 * M + 10, 7 * M))));
     c.data(6 * M, M as usize);
     assert_eq!((c.acked(), c.app.late), (Some(8 * M), M - 10));
-    // The rest came with the retransmission; it is not reported as a duplicate.
+    // The other bytes came with the retransmission, so they are not reported as a duplicate.
     assert_eq!(c.blocks(), vec![]);
 }
 
@@ -72,7 +72,7 @@ fn over_its_budget_a_flow_is_repaired_and_over_the_limit_refused() {
     assert_eq!((c.said.last().unwrap().flags & RST, c.endpoint.flows()), (RST, 0));
 }
 
-/// Late bytes are no gain if the application has already passed the hole.
+/// Late bytes are of no use if the application has already passed the hole.
 #[test]
 fn late_bytes_give_a_budget_back_only_if_they_are_of_use() {
     for of_use in [false, true] {

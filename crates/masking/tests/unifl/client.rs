@@ -9,7 +9,7 @@ use super::wire::*;
 pub const MS: Time = Time::from_millis(1);
 pub const IRS: u32 = 0xffff_f000; // The stream wraps soon.
 
-/// One client and the endpoint, with nothing between them.
+/// A client and the endpoint, with no network between them.
 pub struct Client {
     pub endpoint: Endpoint,
     pub app: App,
@@ -18,7 +18,7 @@ pub struct Client {
     /// The endpoint's initial sequence number.
     pub iss: u32,
     pub scale: u8,
-    /// Segments of the endpoint that the test has not looked at.
+    /// Segments from the endpoint that the test has not read yet.
     pub said: Vec<Seg>,
     pub echo: u32,
     pub highest: u32,
@@ -54,7 +54,7 @@ impl Client {
         Self::with(config, syn())
     }
 
-    /// A client after its SYN and the answer.
+    /// A client after its SYN and the SYN-ACK.
     pub fn with(config: Config, syn: Seg) -> Self {
         let endpoint = Endpoint::new(config, [1, 2]);
         let base = Seg {
@@ -123,7 +123,7 @@ impl Client {
         self.hand_over(seg, Offload::default());
     }
 
-    /// Hands over a segment, or several as a superpacket.
+    /// Passes a segment to the endpoint, or several as a superpacket.
     pub fn hand_over(&mut self, seg: &Seg, offload: Offload) {
         let end = seg.seq.wrapping_add(seg.payload.len() as u32 + u32::from(seg.flags & (FIN | SYN) > 0));
         if end.wrapping_sub(self.highest) as i32 > 0 {
@@ -160,7 +160,7 @@ impl Client {
         while self.endpoint.poll_packet(self.now, &mut packet).is_some() {
             let seg = Seg::decode(&packet);
             if let Some((value, _)) = seg.stamps {
-                // As if the round trip took 40 ms.
+                // Timestamps are as if the RTT were 40 ms.
                 self.echo = value.wrapping_sub(40);
             }
             self.check(&seg);
@@ -168,7 +168,7 @@ impl Client {
         }
     }
 
-    /// Nothing beyond the sent bytes is acknowledged, and the right edge never moves left.
+    /// Checks that only sent bytes are acknowledged, and that the right edge never moves left.
     fn check(&mut self, seg: &Seg) {
         if seg.flags & RST > 0 || seg.port != self.base.port {
             return;
@@ -178,18 +178,18 @@ impl Client {
         let right_edge = seg.ack.wrapping_add(u32::from(seg.window) << scale);
         self.right_edge = self.right_edge.filter(|_| seg.flags & SYN == 0);
         if let Some(before) = self.right_edge.replace(right_edge) {
-            // A FIN is acknowledged without a byte.
+            // A FIN may be acknowledged, which is no byte of the stream.
             assert!(right_edge.wrapping_sub(before) as i32 >= 0, "the right edge moved left: {seg:?}");
         }
     }
 
-    /// The offset of the last acknowledgement.
+    /// The offset that the last ACK acknowledged.
     pub fn acked(&self) -> Option<u64> {
         let ack = self.said.last()?.ack;
         Some(u64::from(ack.wrapping_sub(IRS.wrapping_add(1))))
     }
 
-    /// Stream offsets of the last SACK blocks.
+    /// The last SACK blocks, as stream offsets.
     pub fn blocks(&self) -> Vec<(u64, u64)> {
         let offset = |n: u32| u64::from(n.wrapping_sub(IRS.wrapping_add(1)));
         let last = self.said.last().map(|seg| seg.sack.clone()).unwrap_or_default();

@@ -29,7 +29,8 @@ impl Congestion {
         Self { kind, window, threshold, epoch: None, most: 0.0, origin: 0.0, reno: 0.0 }
     }
 
-    /// `segments` are acknowledged. Only cwnd limits the sender, not the application or the receiver.
+    /// An ACK acknowledged `segments` segments. Only the cwnd limits the sender, not the application or the
+    /// receiver.
     pub fn acknowledged(&mut self, now: Time, segments: f64, rtt: f64) {
         if self.window < self.threshold {
             self.window += segments;
@@ -52,7 +53,7 @@ impl Congestion {
         self.window = (self.window + grow * segments).max(self.reno);
     }
 
-    /// A loss is detected.
+    /// The sender has detected a loss.
     pub fn reduce(&mut self) {
         let beta = if self.kind == Kind::Cubic { BETA } else { 0.5 };
         let converge = self.window < self.most;

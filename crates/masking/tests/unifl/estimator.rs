@@ -3,11 +3,10 @@
 
 use thalweg_masking::Time;
 
-/// The least distance of a timeout from the smoothed RTT (`TCP_RTO_MIN`), and the longest timeout, in
-/// seconds.
+/// Least difference between the RTO and the smoothed RTT (`TCP_RTO_MIN`), and the longest RTO, in seconds.
 const LEAST: f64 = 0.2;
 const MOST: f64 = 120.0;
-/// The timeout before anything is measured.
+/// The RTO before the first RTT sample.
 const FIRST: f64 = 1.0;
 
 /// A sender's estimate of its path, in seconds.
@@ -17,7 +16,7 @@ pub struct Estimator {
     /// Four times the mean deviation, and its maximum in this round trip.
     deviation: f64,
     highest: f64,
-    /// Distance of the timeout from the smoothed RTT.
+    /// Difference between the RTO and the smoothed RTT.
     spread: f64,
     /// The offset whose acknowledgement ends this round trip.
     round: u64,
@@ -26,8 +25,8 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// Takes an RTT sample in seconds. `una` is acknowledged, `next` is sent next. It ends the back-off (RFC
-    /// 6298, 5.7).
+    /// Processes an RTT sample in seconds. `una` is the next offset to be acknowledged, `next` the next to be
+    /// sent. It ends the back-off (RFC 6298, 5.7).
     pub fn measured(&mut self, rtt: f64, una: u64, next: u64) {
         self.doubled = 0;
         match self.smooth {
@@ -51,7 +50,7 @@ impl Estimator {
         self.longest = self.longest.max(self.plain());
     }
 
-    /// Falling RTTs do not lengthen the timeout: they count one eighth.
+    /// Falling RTTs must not lengthen the RTO, so they count one eighth.
     fn deviate(&mut self, error: f64) {
         let change = error.abs() - self.deviation / 4.0;
         self.deviation += if error < 0.0 && change > 0.0 { change / 8.0 } else { change };
@@ -73,7 +72,7 @@ impl Estimator {
         Time::from_secs_f64((self.plain() * f64::from(1 << self.doubled.min(16))).min(MOST))
     }
 
-    /// The timer ran out: the next timeout is twice as long.
+    /// The timer has expired, so the next timeout is twice as long.
     pub fn expired(&mut self) {
         self.doubled += 1;
     }
@@ -95,7 +94,7 @@ fn a_steady_path_has_the_least_timeout_and_one_long_round_trip_makes_it_long() {
     assert!((estimator.timeout().as_secs_f64() - 0.21).abs() < 1e-6, "{estimator:?}");
     estimator.expired();
     assert!((estimator.timeout().as_secs_f64() - 0.42).abs() < 1e-6);
-    // After a timeout, an echo from before it makes the silence an RTT sample, so the next timeout is as long
+    // After a timeout, an echo from before it makes the silence an RTT sample. So the next timeout is as long
     // as the silence.
     let mut once = estimator.clone();
     once.measured(1.01, 1001, 1010);
@@ -103,7 +102,7 @@ fn a_steady_path_has_the_least_timeout_and_one_long_round_trip_makes_it_long() {
     steady(&mut once, 300);
     assert!(once.timeout().as_secs_f64() < 0.22, "forgotten: {once:?}");
     assert!(once.longest() > 1.0);
-    // With repetitions it grows: to 10 s on a path of 10 ms.
+    // With repetitions the RTO grows: to 10 s on a path with an RTT of 10 ms.
     let mut silent = estimator.timeout().as_secs_f64();
     for _ in 0..6 {
         estimator.measured(silent, 5000, 6000);

@@ -1,15 +1,15 @@
-//! The storms of `hostile`, by seed, and their memory.
+//! Runs the storms of `hostile` by seed, and bounds their memory.
 //!
-//! `THALWEG_FUZZ_PACKETS` says how many packets (default: 200,000), `THALWEG_FUZZ_SEED` which.
+//! `THALWEG_FUZZ_PACKETS` is the number of packets (default: 200,000), `THALWEG_FUZZ_SEED` the seed.
 
 use thalweg_dice::Dice;
 
 use super::allocator;
 use super::hostile::{storm, Outcome};
 
-/// More memory than an endpoint with these bounds and its witness ever hold.
+/// An endpoint with these bounds and its witness never need more memory than this.
 const MEMORY: usize = 4 << 20;
-/// Bytes of choices for one endpoint: some thousand packets.
+/// Bytes of choices for one endpoint. They are enough for some thousand packets.
 const CHOICES: usize = 16 << 10;
 
 fn from_environment(name: &str, default: u64) -> u64 {

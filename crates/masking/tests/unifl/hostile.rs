@@ -1,6 +1,6 @@
-//! Arbitrary input for an endpoint, chosen by bytes: handshakes, data, FINs and resets in any state, floods,
-//! scans, forged and damaged packets, over IPv4 and IPv6. After each packet the invariants are checked. It
-//! serves libFuzzer (`fuzz/`) and, by seed, `fuzz`.
+//! Feeds arbitrary input to an endpoint; bytes choose it. There are handshakes, data, FINs and resets in any
+//! state, floods, scans, forged and damaged packets, over IPv4 and IPv6. The invariants are checked after
+//! each packet. libFuzzer (`fuzz/`) uses it, and `fuzz` by seed.
 
 use thalweg_masking::Time;
 use thalweg_masking::{Budget, Checksum, Config, Counters, Endpoint, Offload, Policy, Rate};
@@ -10,10 +10,10 @@ use super::wire::*;
 use super::witness::Witness;
 
 const MS: Time = Time::from_millis(1);
-/// Clients with names. Floods and scans come from others.
+/// Number of clients that the test knows. Floods and scans come from other addresses.
 const CLIENTS: u8 = 12;
 
-/// Small bounds, so that they are reached.
+/// Small bounds, so that the test reaches them.
 pub fn bounds() -> Config {
     let mut policy = Policy::lossy();
     policy.reliable = 0.3;
@@ -35,15 +35,15 @@ pub fn bounds() -> Config {
     }
 }
 
-/// Result.
+/// What happened during a storm.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Outcome {
-    /// Flows connected, pieces of data, holes, streams and flows that ended, forged segments.
+    /// Numbers of flows connected, pieces of data, holes, streams and flows that ended, and forged segments.
     pub seen: [u64; 6],
     pub counters: Counters,
 }
 
-/// Choices made by bytes; zeros after these are used up.
+/// Bytes that make the choices. When they are used up, zeros follow.
 struct Choices<'b>(&'b [u8]);
 
 impl Choices<'_> {
@@ -65,7 +65,7 @@ impl Choices<'_> {
         all[usize::from(self.byte()) % all.len()]
     }
 
-    /// Mostly the number itself, sometimes one near it, seldom any number.
+    /// Usually the number itself, sometimes one near it, and rarely any number.
     fn near(&mut self, number: u32) -> u32 {
         match self.byte() % 16 {
             1 => self.number(),
@@ -136,7 +136,7 @@ impl Storm<'_> {
             ..base
         };
         self.hand_in(syn.encode());
-        // Mostly the handshake goes on.
+        // Usually the handshake continues.
         if let Some(answer) = self.witness.last(&syn).filter(|last| last.flags & SYN > 0).cloned() {
             if which & 0xe0 > 0 {
                 let ack = self.reply(&answer, ACK, 0, &[]);
@@ -166,7 +166,7 @@ impl Storm<'_> {
         }
     }
 
-    /// A plausible segment of a connection, or nearly plausible.
+    /// A segment of a connection that is plausible, or nearly so.
     fn segment(&mut self) {
         let base = self.client();
         let Some(last) = self.witness.last(&base).cloned() else { return self.syn() };
@@ -185,7 +185,7 @@ impl Storm<'_> {
         self.hand_in(seg.encode());
     }
 
-    /// Small pieces anywhere in missing ranges.
+    /// Small pieces at any place of missing ranges.
     fn sliver(&mut self) {
         let base = self.client();
         let Some(last) = self.witness.last(&base).cloned() else { return };
@@ -236,7 +236,7 @@ impl Storm<'_> {
         self.witnessed(&packet, Offload::default());
     }
 
-    /// An attacker off the path, who cannot know our clock, masks nothing.
+    /// An attacker off the path does not know our clock, and so cannot mask anything.
     fn forge(&mut self) {
         let Some((flow, last, at, base)) = self.witness.stamped(self.choices.byte()) else { return };
         let Some(before) = self.endpoint.stats(flow) else { return };
@@ -294,8 +294,8 @@ impl Storm<'_> {
         self.witness.after(&mut self.endpoint, self.now);
     }
 
-    /// Hands in a packet: perhaps damaged, perhaps with checksums repaired, perhaps declared valid by the
-    /// device.
+    /// Passes a packet to the endpoint. It may be damaged, have its checksums corrected, or be declared valid
+    /// by the device.
     fn hand_in(&mut self, mut packet: Vec<u8>) {
         let which = self.choices.byte();
         if which & 3 == 3 {

@@ -1,5 +1,5 @@
-//! The masking TCP endpoint: against a scripted client (`client`), against honest senders over lossy links
-//! (`world`), against anything (`fuzz`).
+//! Tests of the masking TCP endpoint: with a scripted client (`client`), with honest senders over lossy links
+//! (`world`), and with arbitrary input (`fuzz`).
 
 #[path = "../../../wire/tests/fuzz/allocator.rs"]
 mod allocator;

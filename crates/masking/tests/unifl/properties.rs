@@ -1,6 +1,6 @@
-//! Invariants under any input: bytes and holes make up the stream exactly, and no byte is wrong or comes
-//! twice (checked by `App`); the right edge never moves left, and nothing unseen is acknowledged (checked by
-//! `Client` and `World`).
+//! Invariants under any input. Bytes and holes together are exactly the stream, and no byte is wrong or
+//! arrives twice (`App` checks this). The right edge never moves left, and nothing is acknowledged that has
+//! not been sent (`Client` and `World` check this).
 
 use thalweg_dice::Dice;
 use thalweg_linkmodel::{Burst, Shape};
@@ -71,10 +71,10 @@ fn any_order_of_any_pieces_comes_to_the_stream() {
                 }
             }
             let (gaps_now, masks_now) = c.stats().tables;
-            // A caller's ranges may split a gap.
+            // Ranges that the application sets may split a gap.
             assert!(gaps_now <= 20 * 200 && masks_now <= masks * 100 + 2, "{gaps_now} {masks_now}");
         }
-        // Then everything again, as a sender would do in the end, and the FIN.
+        // Then everything is sent again, as a sender would do in the end, and then the FIN.
         for start in (0..STREAM).step_by(1448) {
             c.data(start, (STREAM - start).min(1448) as usize);
         }
@@ -137,7 +137,7 @@ fn a_flow_that_must_not_lose_loses_nothing() {
 
 #[test]
 fn the_paper_and_no_control_lose_more_than_the_default() {
-    // Reno in slow start for ever, 50 Mbit/s, 40 ms, 1 % lost: figure 4 of the paper.
+    // A Reno sender that stays in slow start, at 50 Mbit/s and 40 ms with 1 % loss: figure 4 of the paper.
     let missing = |rate: Rate| {
         let config = Config { rate, ..table::config(0.0) };
         let sender = Sender::new(2, Kind::Reno, 8 << 20);

@@ -19,14 +19,15 @@ const INCAST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/unifl
 const EACH: u64 = 3 << 20;
 const SHARED: u64 = 60_000_000;
 
-/// Jain's index: 1 for equal rates, 1/n if one has all.
+/// Jain's fairness index: 1 for equal rates, 1/n if one flow has all.
 fn jain(rates: &[f64]) -> f64 {
     let sum: f64 = rates.iter().sum();
     sum * sum / (rates.len() as f64 * rates.iter().map(|r| r * r).sum::<f64>())
 }
 
-/// Eight senders with 50 Mbit/s each, 40 ms, over one link of 60 Mbit/s. Slowest against ideal, Jain's index
-/// of what has come when the first is done, and what queues dropped.
+/// Eight senders of 50 Mbit/s each, with an RTT of 40 ms, share a link of 60 Mbit/s. Returns the slowest time
+/// as a multiple of the ideal, Jain's index of what had arrived when the first sender was done, and what
+/// queues dropped.
 fn round(mixed: bool, group: bool, loss: f64, seed: u64) -> (f64, f64, u64, f64) {
     let kind = |i: u16| if mixed && i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
     let senders = (0..8).map(|i| Sender::new(FIRST + i, kind(i), EACH)).collect();
@@ -73,10 +74,10 @@ fn rounds_are_as_recorded_and_fair() {
     assert_recorded(TABLE, &now);
 }
 
-/// So many flows on one endpoint.
+/// Number of flows on one endpoint.
 const FLOWS: u16 = 1000;
 
-/// Flows in memory, entries of their tables, and bytes promised beyond what is acknowledged.
+/// Flows in memory, entries of their tables, and bytes that the window allows beyond what is acknowledged.
 fn held(world: &World) -> (usize, usize, usize, u64) {
     let stats = world.apps.iter().filter_map(|app| world.endpoint.stats(app.flow?));
     stats.fold((world.endpoint.flows(), 0, 0, 0), |(flows, gaps, masks, promised), stats| {
@@ -87,9 +88,9 @@ fn held(world: &World) -> (usize, usize, usize, u64) {
     })
 }
 
-/// A thousand senders of 50 Mbit/s each and 40 ms begin within 200 ms, over one link of 1 Gbit/s with a queue
-/// of 60 ms. Segments are small, so that each flow has many. Returns the world, when each sender began, and
-/// the most that the endpoint held.
+/// A thousand senders of 50 Mbit/s each, with an RTT of 40 ms, begin within 200 ms. They share a link of 1
+/// Gbit/s with a queue of 60 ms. Segments are small, so that each flow has many. Returns the world, when each
+/// sender began, and the most that the endpoint held.
 fn thousand(each: u64) -> (World, Vec<f64>, (usize, usize, usize, u64)) {
     let mut dice = Dice::new(&[FLOWS.into(), 1]);
     let starts: Vec<f64> = (0..FLOWS).map(|_| 0.2 * dice.unit()).collect();
@@ -128,30 +129,32 @@ fn a_thousand_flows_finish_in_bounds_and_share_fairly() {
     let missing: u64 = world.apps.iter().map(|app| app.missing()).sum();
     let missing = missing as f64 / (u64::from(FLOWS) * EACH) as f64;
     println!("{most:?}, {peak} bytes, jain {jain:.4}, missing {missing:.4}, full {}", world.full);
-    // Measured: 85 gaps, 6330 masks and 46.7 MB of window at most, 23.6 MB with all packets under way and all
-    // senders.
+    // Measured: at most 85 gaps, 6330 masked holes and 46.7 MB of window. With all senders and packets in
+    // flight, 23.6 MB.
     let (flows, gaps, masks, promised) = most;
     assert!(flows == FLOWS.into() && gaps < 500 && masks < 12_000 && promised < 50 << 20, "{most:?}");
     assert!(peak < 40 << 20, "{peak} bytes");
-    // Measured: 0.965, and 0.135 missing, nearly all of it where all begin at once.
+    // Measured: 0.965, and 0.135 missing. Nearly all of that is lost while all senders begin at once.
     assert!(jain > 0.93 && missing < 0.16, "{jain} {missing}");
 }
 
 /// Result of a round of eight, in seconds.
 #[derive(Debug)]
 struct Incast {
-    /// Until the last is done.
+    /// When the last sender was done.
     took: f64,
-    /// The same without waiting for lost tails, which only the sender's timer detects (trap 7).
+    /// The same without the time spent waiting for a lost tail, which only the sender's timer detects (trap
+    /// 7).
     carried: f64,
-    /// The longest such wait; retransmissions and reductions of all senders.
+    /// The longest such wait; then retransmissions and reductions of all senders.
     waited: f64,
     repairs: [u64; 2],
     full: u64,
 }
 
-/// Eight senders of 100 Mbit/s each, with 30 to 50 ms, begin at once over one link of 400 Mbit/s with a queue
-/// of 40 ms. Rates are a fifth of the real ones, in packets a second. One packet of a hundred is lost.
+/// Eight senders of 100 Mbit/s each, with RTTs of 30 to 50 ms, begin at once. They share a link of 400 Mbit/s
+/// with a queue of 40 ms. Rates are a fifth of the real ones, in packets a second. One packet in a hundred is
+/// lost.
 fn incast(seed: u64) -> Incast {
     const EACH: u64 = 430_000;
     let kind = |i: u16| if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
@@ -177,8 +180,8 @@ fn incast(seed: u64) -> Incast {
     }
 }
 
-/// A round at full size takes 4.7 s, of which a lost tail is a small part. Of these rounds it is a fifth, so
-/// it is counted separately.
+/// A round at full size takes 4.7 s, and a lost tail is a small part of that. In these rounds it is a fifth,
+/// so it is counted separately.
 #[test]
 fn no_incast_round_is_far_from_the_median() {
     let rounds: Vec<Incast> = (0..200).map(incast).collect();
@@ -205,7 +208,8 @@ fn no_incast_round_is_far_from_the_median() {
     assert_recorded(INCAST, &now);
 }
 
-/// Trap 15: no oscillation, and the base is still that of the path after it was forgotten twice.
+/// Trap 15: the queue does not oscillate. The base delay is still that of the path after it has expired
+/// twice.
 #[test]
 fn trap_15_the_queue_stays_at_its_aim() {
     let shared = Shape { rate: Some(20_000_000), queue_bytes: Some(100_000), ..Shape::default() };
@@ -222,7 +226,7 @@ fn trap_15_the_queue_stays_at_its_aim() {
         all.sort_by(f64::total_cmp);
         [1, 50, 99].map(|percent| 1e3 * all[(all.len() - 1) * percent / 100])
     };
-    // 8 ms at 100 Mbit/s, and the fourth root of five times as much at 20.
+    // The target is 8 ms at 100 Mbit/s. At 20 Mbit/s it is longer by the fourth root of five.
     let aim = 8.0 * 5f64.powf(0.25);
     for (from, to) in [(2, 12), (110, 130)] {
         let [few, half, most] = waits(from, to);
@@ -232,8 +236,8 @@ fn trap_15_the_queue_stays_at_its_aim() {
     }
 }
 
-/// Masked Cubic senders and, if `ordinary` has bytes, an ordinary one, with 40 ms, over one link of 20 Mbit/s
-/// with a queue of `queue` seconds. The flows do not know each other.
+/// Masked Cubic senders share a link of 20 Mbit/s, with an RTT of 40 ms and a queue of `queue` seconds. If
+/// `ordinary` is not 0, an ordinary sender of that many bytes is beside them. The flows are in no group.
 fn beside(masked: u16, ordinary: u64, queue: f64) -> World {
     let count = masked + u16::from(ordinary > 0);
     let total = |i| if i < masked { 1 << 30 } else { ordinary };
@@ -256,7 +260,7 @@ fn gets(world: &mut World, from: u64, to: u64) -> Vec<f64> {
     after.iter().zip(&before).map(|(after, before)| (after - before) * 8.0 / (to - from) as f64).collect()
 }
 
-/// Trap 16: a masked flow beside an ordinary one, each Cubic, on one bottleneck: neither starves.
+/// Trap 16: a masked and an ordinary flow share a bottleneck, and both use Cubic. Neither starves.
 #[test]
 fn trap_16_an_ordinary_flow_keeps_its_part_and_so_does_the_masked() {
     for queue in [0.02, 0.04, 0.1] {
@@ -266,12 +270,13 @@ fn trap_16_an_ordinary_flow_keeps_its_part_and_so_does_the_masked() {
         let missing = world.apps[0].missing() as f64 / world.apps[0].got.bytes() as f64;
         println!("queue of {queue} s: the masked flow has {share:.3} of the path, {missing:.4} missing");
         assert!(rates.iter().sum::<f64>() > 0.85 * 20e6, "the path is used: {rates:?}");
-        // Measured: 0.23, 0.41 and 0.30; what is missing is of the time when both begin.
+        // Measured: 0.23, 0.41 and 0.30. The bytes that are missing were lost when both began.
         assert!((0.2..=0.6).contains(&share) && missing < 0.02, "{queue}: {share}, {missing}");
     }
 }
 
-/// A queue shorter than the target would overflow all the time, and lose a third of what is sent at 3 ms.
+/// A queue shorter than the target would always overflow. With a queue of 3 ms, a third of the bytes would be
+/// lost.
 #[test]
 fn trap_15_a_short_queue_is_not_kept_full() {
     for queue in [0.003, 0.006, 0.01] {
@@ -291,11 +296,11 @@ fn trap_15_a_short_queue_is_not_kept_full() {
     }
 }
 
-/// Masked flows do not take each other for flows that fill the queue.
+/// Masked flows do not mistake each other for flows that fill the queue.
 #[test]
 fn masked_flows_that_do_not_know_each_other_share_and_lose_nothing() {
     let mut world = beside(4, 0, 0.04);
-    // They begin at different lengths of the queue. After ten seconds, all have seen it drained.
+    // They begin while the queue has different lengths. After ten seconds, each has seen it drained.
     gets(&mut world, 0, 12);
     let full = world.full;
     let rates = gets(&mut world, 12, 40);
@@ -319,8 +324,8 @@ fn the_queue_is_short_again_when_the_ordinary_flow_is_gone() {
     assert!(longest < 0.025, "{longest} s in the queue");
 }
 
-/// Four senders begin one second after the first, over one link of 100 Mbit/s with a queue of 40 ms. Returns
-/// the bits a second of each, in quarters of a second, and the drops of the queue.
+/// Four senders begin one second after the first. They share a link of 100 Mbit/s with a queue of 40 ms.
+/// Returns the bits a second of each flow, in quarters of a second, and the drops of the queue.
 fn late(seed: u64) -> (Vec<[f64; 5]>, u64) {
     let kind = |i: u16| if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
     let sender = |i: u16| {
@@ -345,8 +350,8 @@ fn late(seed: u64) -> (Vec<[f64; 5]>, u64) {
     ((1..=16).map(quarter).collect(), world.full)
 }
 
-/// Flows that come later have a higher target until they have their share. The first flow must not take them
-/// for senders that fill the queue, or it would keep half of the link.
+/// Flows that begin later have a higher target until they have their share. The first flow must not mistake
+/// them for flows that fill the queue. Otherwise it would keep half of the link.
 #[test]
 fn a_flow_gives_way_to_those_that_come_later() {
     for seed in 0..6 {
@@ -354,7 +359,7 @@ fn a_flow_gives_way_to_those_that_come_later() {
         let [alone, soon, then] = [3, 8, 15].map(|i: usize| quarters[i]);
         println!("{seed}: {:.2} then {:.2}, {then:.0?}, {full} dropped", jain(&soon), jain(&then));
         assert!(alone[0] > 90e6, "{alone:?}");
-        // Measured: at least 0.79 and 0.955; not one packet but 9 of one seed.
+        // Measured: at least 0.79 and 0.955. No packet was dropped, except 9 with one seed.
         assert!(jain(&soon) > 0.7 && jain(&then) > 0.93 && full < 20, "{soon:?} {then:?} {full}");
     }
 }

@@ -1,11 +1,12 @@
-//! A model of an unmodified TCP sender, as in Linux 6.18: window scale, timestamps, SACK with the loss rule
-//! of RFC 6675, recovery, timeouts, and undoing both by Eifel (`tcp_packet_delayed`) and by reported
+//! A model of an unmodified TCP sender, as in Linux 6.18. It has window scale, timestamps, SACK with the loss
+//! rule of RFC 6675, recovery, and timeouts. It undoes both by Eifel (`tcp_packet_delayed`) and by reported
 //! duplicates.
 //!
-//! An RTT sample is that of the oldest newly acknowledged segment. If one of these was retransmitted, it is
-//! that of newly reported SACK segments; and only without these, it comes from the echo
-//! (`tcp_ack_update_rtt`). So echoes matter just where a retransmission is acknowledged. Not modelled: RACK
-//! (a lost retransmission is left to the timer), tail loss probes, F-RTO, and gradual reduction.
+//! An RTT sample is that of the oldest newly acknowledged segment. If one of the acknowledged segments was
+//! retransmitted, the sample is that of newly reported SACK segments. Only if there are none does it come
+//! from the echo (`tcp_ack_update_rtt`). So echoes matter only when a retransmission is acknowledged. Not
+//! modelled: RACK (only the timer detects a lost retransmission), tail loss probes, F-RTO, and gradual
+//! reduction.
 
 mod recovery;
 
@@ -18,9 +19,9 @@ use super::congestion::{Congestion, Kind};
 use super::estimator::Estimator;
 use super::wire::*;
 
-/// Payload bytes of a segment, where the other end takes as many.
+/// Payload bytes of a segment, if the other end accepts as many.
 const SEGMENT: u64 = 1448;
-/// The first sender's number, and port.
+/// Number of the first sender, and base of the port numbers.
 pub const FIRST: u16 = 2;
 pub const PORTS: u16 = 4000;
 
@@ -30,11 +31,11 @@ struct Sent {
     end: u64,
     at: Time,
     sacked: bool,
-    /// Counts as lost, retransmitted or not.
+    /// Counts as lost, whether it was retransmitted or not.
     lost: bool,
     /// Retransmitted and in flight.
     again: bool,
-    /// Ever retransmitted, so it gives no RTT sample (Karn's rule).
+    /// Was retransmitted at least once, so it gives no RTT sample (Karn's algorithm).
     ever: bool,
 }
 
@@ -55,7 +56,7 @@ pub struct Tally {
     pub reductions: u64,
     pub timeouts: u64,
     pub undone: u64,
-    /// Time spent waiting for timers that ran out.
+    /// Time spent waiting for timers that expired.
     pub waited: Time,
 }
 
@@ -79,7 +80,7 @@ pub struct Sender {
     recovery: Option<Recovery>,
     /// Our clock at the first retransmission that may still be in flight (`retrans_stamp`).
     stamp: Option<u32>,
-    /// Timeouts since the last progress.
+    /// Number of timeouts since the last progress.
     tries: u32,
     segment: u64,
     pub estimator: Estimator,
@@ -246,8 +247,8 @@ impl Sender {
         self.done |= self.una == self.end();
     }
 
-    /// Marks reported segments. Returns whether a duplicate was reported, and when the first newly reported
-    /// segment was sent.
+    /// Marks segments that SACK blocks report. Returns whether a duplicate was reported, and when the first
+    /// newly reported segment was sent.
     fn blocks(&mut self, seg: &Seg, ack: u64) -> (bool, Option<Time>) {
         let base = self.iss.wrapping_add(1);
         let offset =
@@ -296,7 +297,7 @@ impl Sender {
         came
     }
 
-    /// Seconds since the echoed time; the clock counts milliseconds, so at least one.
+    /// Seconds since the echoed time. The clock counts milliseconds, so it is at least one.
     fn since(&self, now: Time, echo: u32) -> f64 {
         f64::from(self.clock(now).wrapping_sub(echo).max(1)) / 1000.0
     }

@@ -1,12 +1,12 @@
-//! Every state of RFC 9293 against SYN, FIN and RST, in order and out of order, and RFC 5961's rules for
-//! forged ones.
+//! Tests SYN, FIN and RST in every state of RFC 9293, in order and out of order, and the rules of RFC 5961
+//! for forged ones.
 
 use thalweg_masking::{Config, Ended};
 
 use super::client::{config, syn, Client, IRS, MS};
 use super::wire::*;
 
-/// All states a listener gets into.
+/// All states that a listener can reach.
 const STATES: [&str; 8] = [
     "syn-received",
     "established",
@@ -18,8 +18,8 @@ const STATES: [&str; 8] = [
     "time-wait",
 ];
 
-/// A client whose connection is in `state`, after 100 bytes in either direction; and the offset of its next
-/// byte.
+/// A client whose connection is in `state`, after 100 bytes in each direction. Also returns the offset of its
+/// next byte.
 fn reach(state: &str) -> (Client, u64) {
     let mut c = Client::new(config());
     if state == "syn-received" {
@@ -124,7 +124,7 @@ fn a_syn_is_challenged_in_every_state() {
         for flags in [SYN, SYN | ACK, SYN | FIN, SYN | RST] {
             let (mut c, next) = reach(state);
             c.said.clear();
-            // Before the expected offset, so that no new connection begins in TIME-WAIT.
+            // It is before the expected offset, so that no new connection begins in TIME-WAIT.
             c.say(flags, next.saturating_sub(50), &[]);
             let open = state != "syn-received";
             let acks = c.said.iter().filter(|seg| seg.flags == ACK).count();
@@ -142,7 +142,7 @@ fn a_fin_is_acknowledged_once_whatever_the_state() {
             c.now += 40 * MS;
         }
         c.said.clear();
-        // In states after its FIN, the FIN again.
+        // In states after the peer's FIN, that FIN arrives again.
         let ended = next == 101;
         let at = if ended { 100 } else { next };
         c.say(ACK | FIN, at, &[]);
@@ -172,7 +172,7 @@ fn what_is_late_in_time_wait_is_not_told() {
     assert_eq!((c.app.late, c.acked()), (0, Some(3001)));
 }
 
-/// As left over by an old connection with the same ports.
+/// Such a FIN is left over from an old connection with the same ports.
 #[test]
 fn an_end_from_before_the_stream_is_none() {
     let mut c = Client::connected(config());
@@ -251,7 +251,7 @@ fn strangers_are_refused() {
     for flags in [RST, RST | ACK, SYN | RST] {
         assert_eq!(answer(Seg { flags, ..syn() }), None);
     }
-    // A port that nobody listens on.
+    // Nobody listens on this port.
     let mut packet = syn().encode();
     packet[22..24].copy_from_slice(&80_u16.to_be_bytes());
     let before = c.endpoint.counters().checksum;
@@ -315,7 +315,7 @@ fn the_way_back_is_reliable() {
     c.listen();
     let sent: Vec<Seg> = std::mem::take(&mut c.said);
     assert_eq!(sent.iter().map(|seg| seg.payload.len()).collect::<Vec<_>>(), [1448, 1448, 1448, 656]);
-    // The first is lost: three duplicate ACKs make it retransmitted at once.
+    // The first segment is lost. Three duplicate ACKs cause its retransmission at once.
     for _ in 0..3 {
         c.say(ACK, next, &[]);
     }
@@ -323,7 +323,7 @@ fn the_way_back_is_reliable() {
         c.said.last().map(|seg| (seg.seq, seg.payload.clone())),
         Some((sent[0].seq, sent[0].payload.clone()))
     );
-    // All lost: a probe repeats the last segment, then timeouts repeat the first.
+    // All segments are lost. A probe repeats the last one, and then timeouts repeat the first one.
     c.said.clear();
     c.pass(5000 * MS);
     assert_eq!(c.said.remove(0).seq, sent[3].seq);

@@ -1,5 +1,5 @@
-//! Goodput and holes of unmodified senders under loss, as a table under version control, and invariants of
-//! each run.
+//! Goodput and holes of unmodified senders under loss, in a table under version control. Each run also checks
+//! invariants.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-masking --test unifl table` writes the table anew.
 
@@ -17,10 +17,10 @@ use super::world::World;
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/unifl.txt");
 const RATE: u64 = 50_000_000;
-/// Bytes of a stream: 1.4 s of the rate.
+/// Bytes of a stream: 1.4 s at the link's rate.
 const BYTES: u64 = 8 << 20;
 
-/// Share of losses that is retransmitted, by name.
+/// Fractions of losses that are retransmitted, by name.
 const REPAIRS: [(&str, f64); 3] = [("masked", 0.0), ("tenth", 0.1), ("whole", 1.0)];
 
 pub fn link(delay_ms: f64, loss: f64) -> Shape {
@@ -89,7 +89,7 @@ fn behaviour_under_loss_is_as_recorded() {
     assert_recorded(TABLE, &table());
 }
 
-/// The missing share of an update on a path that reorders and loses, and the time.
+/// The fraction of an update that is missing after a path that reorders and loses packets, and the time.
 fn missing_after(path: &Shape) -> (f64, Time) {
     let senders = vec![Sender::new(2, Kind::Cubic, BYTES)];
     let mut world = World::new(config(0.0), senders, path, None, 5);
@@ -108,10 +108,10 @@ fn packets_that_are_overtaken_are_not_lost() {
         ("the same, and loss", Shape { reorder: 0.01, ..link(40.0, 0.01) }, 0.01),
     ] {
         let (missing, took) = missing_after(&shape);
-        // Until the receiver has seen how late packets come, some count as lost.
+        // Until the receiver has seen how late packets arrive, it takes some late ones for lost.
         assert!((missing - loss).abs() < 0.02, "{name}: {missing} missing");
-        // A packet that overtakes at the head of a burst is in order. That it makes the path look shorter
-        // must not matter.
+        // A packet that overtakes others at the head of a burst seems to be in order. It makes the path look
+        // shorter, which must not matter.
         assert!(took < calm * 2, "{name}: {took:?} instead of {calm:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Traps found with real kernels: one test each, in the order in which they were found.
+//! Regression tests for problems ("traps") that were found with real kernels: one test each, in the order in
+//! which they were found.
 
 use thalweg_masking::Time;
 use thalweg_masking::{Checksum, Config, Ecn, Ended, Offload, Policy, Rate, Reorder, Undo};
@@ -9,7 +10,7 @@ use super::wire::*;
 
 pub const M: u64 = 1448;
 
-/// Everything is retransmitted.
+/// Under this configuration, every hole is retransmitted.
 pub fn reliable() -> Config {
     Config { policy: Policy::critical(), ..config() }
 }
@@ -20,7 +21,7 @@ pub fn holes(c: &Client) -> Vec<(u64, u64)> {
 
 #[test]
 fn trap_1_checksums_are_complete_when_sent_and_may_be_partial_when_received() {
-    // `Seg::decode` verifies every packet that is sent.
+    // `Seg::decode` verifies every packet that the endpoint sends.
     let mut c = Client::connected(config());
     let mut packet = c.at(ACK, 0, &bytes(0, 100)).encode();
     packet[36] ^= 0xff;
@@ -34,7 +35,7 @@ fn trap_1_checksums_are_complete_when_sent_and_may_be_partial_when_received() {
     assert_eq!(Offload::read(&[1, 1, 0, 0, 0xa8, 5, 20, 0, 16, 0]).checksum, Checksum::Partial);
 }
 
-/// What a device does for `NEEDS_CSUM` (virtio 1.2 section 5.1.6.2).
+/// Does what a device does for `NEEDS_CSUM` (virtio 1.2 section 5.1.6.2).
 fn completed(mut packet: Vec<u8>, vnet: [u8; 10]) -> Vec<u8> {
     let short = |at: usize| usize::from(u16::from_ne_bytes([vnet[at], vnet[at + 1]]));
     let (start, offset) = (short(6), short(8));
@@ -58,7 +59,7 @@ fn trap_1_a_superpacket_has_the_headers_of_its_first_segment() {
         let each = usize::from(offload.segment);
         assert!((1_200..1_460).contains(&each) && packet.len() == usize::from(headers) + 5_000);
         assert_eq!(Seg::decode(&completed(packet.clone(), vnet)).payload, bytes(0, 5_000));
-        // One segment is not cut, and an acknowledgement needs no help.
+        // A single segment is not cut, and an ACK needs no offload.
         c.endpoint.send(now, flow, &bytes(5_000, 100));
         let offload = c.endpoint.poll_packet(now, &mut packet).unwrap();
         assert_eq!(offload, Offload { checksum: Checksum::Partial, segment: 0 });
@@ -108,7 +109,7 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
     c.now += 40 * MS;
     c.data(2 * M, M as usize);
     let last = c.said.last().unwrap().clone();
-    // The newest but one of the timestamps from before the client was told.
+    // The echo is the second newest timestamp from before the report of the loss reached the client.
     assert_eq!((c.acked(), last.stamps.unwrap().1), (Some(8 * M), before + 4));
     c.now += MS;
     c.data(8 * M, 2 * M as usize);
@@ -117,7 +118,7 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
         c.now.as_millis() as u32,
         "and then on with the new"
     );
-    // Without Eifel, the echo is the retransmission's (RFC 7323).
+    // Without Eifel, the endpoint echoes the timestamp of the retransmission (RFC 7323).
     let mut undo = reliable();
     undo.undo.eifel = false;
     let mut c = Client::connected(undo);
@@ -128,7 +129,8 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
 }
 
 /// If the retransmission after a timeout is lost too, the next one follows a second later, after a timeout
-/// twice as long. The echo must be from before the first, or the sender keeps the reduction.
+/// twice as long. The echo must be from before the first retransmission. Otherwise the sender keeps the
+/// reduction.
 #[test]
 fn trap_4_a_repair_by_the_second_timeout_too() {
     let mut c = Client::connected(config());
@@ -143,7 +145,7 @@ fn trap_4_a_repair_by_the_second_timeout_too() {
 }
 
 /// Linux drops its loss marks when it undoes a reduction (`tcp_undo_cwnd_reduction`). With nothing new in
-/// flight it would learn of no other hole: one retransmission for each timeout.
+/// flight, it would detect no other hole, and retransmit only once per timeout.
 #[test]
 fn trap_4_of_several_holes_at_the_end_none_is_undone() {
     let mut c = Client::connected(reliable());
@@ -163,16 +165,16 @@ fn trap_4_of_several_holes_at_the_end_none_is_undone() {
     assert!(echo(&c) < before, "the last of them");
 }
 
-/// A retransmission that is lost with nothing behind it is repeated after a timeout, within the same
-/// recovery. With an echo limited to 200 ms, Linux kept the reduction of the whole recovery and began its
-/// next update in slow start.
+/// If a retransmission is lost and nothing follows it, the sender repeats it after a timeout, within the same
+/// recovery. When echoes were limited to 200 ms, Linux kept the reduction of the whole recovery, and began
+/// its next update in slow start.
 #[test]
 fn trap_4_a_repair_that_is_lost_at_the_end_too() {
     let after = |silence: Time| {
         let mut policy = Policy::lossy();
         policy.protect(Range::new(10 * M, 30 * M));
         let mut c = Client::connected(Config { policy, ..config() });
-        // Ten holes are masked; then two are held.
+        // Ten holes are masked, and then two are held.
         for i in [0, 11, 13, 15, 16] {
             c.data(i * M, M as usize);
             c.pass(MS);
@@ -190,7 +192,7 @@ fn trap_4_a_repair_that_is_lost_at_the_end_too() {
     assert!(echo < told, "from before the first repair: {echo}, {told}");
     let (echo, told, _) = after(600 * MS);
     assert!(echo < told, "after two timeouts: {echo}, {told}");
-    // If no timer can have run out, an old echo does more harm to the sender's timer than good.
+    // If no timer can have expired, an old echo would harm the sender's timer more than it helps.
     let (echo, _, now) = after(190 * MS);
     assert_eq!(echo, now);
 }
@@ -204,9 +206,9 @@ fn trap_4_a_repair_by_timeout_too() {
     assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32 - 1);
 }
 
-/// In recovery, a sender sends one packet more for each ACK that advances, reports something and shows no new
-/// loss (RFC 6937); this makes up for losses. Without anything new it takes the age of the echo for a round
-/// trip. Reported bytes are acknowledged at once, or the sender thinks that they were dropped.
+/// In recovery, a sender sends one more packet for each ACK that advances, reports something and shows no new
+/// loss (RFC 6937). This makes up for losses. If an ACK reports nothing new, the sender takes the age of the
+/// echo for an RTT. Reported bytes must be acknowledged at once, or the sender thinks that they were dropped.
 #[test]
 fn trap_4_ack_division_while_other_holes_are_left() {
     let said = |c: &mut Client, offset, segments| {
@@ -218,7 +220,7 @@ fn trap_4_ack_division_while_other_holes_are_left() {
         let top = |seg: &Seg| seg.sack.iter().map(|&(_, end)| place(end)).max();
         c.said.iter().map(|seg| (place(seg.ack), top(seg))).collect::<Vec<_>>()
     };
-    // The third flight lacks its second and sixth segments; `in_ms` segments come in a millisecond.
+    // In the third flight, the second and sixth segments are lost. `in_ms` segments arrive in a millisecond.
     let missing = |config: Config, in_ms: u32| {
         let mut c = started(config, in_ms);
         for i in [0, 2, 3, 4, 6, 7, 8] {
@@ -239,11 +241,11 @@ fn trap_4_ack_division_while_other_holes_are_left() {
     c.pass(3 * MS);
     assert_eq!(c.acked(), Some(at(5)), "a sixteenth of a round trip is over");
     assert_eq!(said(&mut c, at(5), 1), [(at(16), None)], "nothing else is missing");
-    // If nothing new comes, there is nothing to report.
+    // If nothing new arrives, there is nothing to report.
     let mut c = missing(reliable(), 60);
     c.pass(3 * MS);
     assert_eq!(said(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
-    // A paced sender needs no such help, and a sender that cannot undo its reductions gets none.
+    // A paced sender needs no ACK division. A sender that cannot undo its reductions gets none.
     let mut plain = reliable();
     plain.undo.eifel = false;
     for mut c in [missing(reliable(), 6), missing(plain, 60)] {
@@ -251,10 +253,10 @@ fn trap_4_ack_division_while_other_holes_are_left() {
     }
 }
 
-/// Segments of two flights.
+/// Number of segments in two flights.
 const FLIGHTS: u64 = 210;
 
-/// A client that has sent them, `in_ms` segments in a millisecond.
+/// A client that has sent two flights, `in_ms` segments in a millisecond.
 fn started(config: Config, in_ms: u32) -> Client {
     let mut c = Client::connected(Config { rate: Rate::default(), ..config });
     for (first, end) in [(0, 70), (70, FLIGHTS)] {
@@ -268,13 +270,13 @@ fn started(config: Config, in_ms: u32) -> Client {
     c
 }
 
-/// A sender that learns of new holes before it has filled the old ones does not leave recovery, and its
-/// window does not grow.
+/// A sender that learns of new holes before it has filled the old ones does not leave recovery, so its window
+/// does not grow.
 #[test]
 fn trap_4_the_window_is_frozen_while_a_start_has_holes() {
     let right_edge = |c: &Client| c.stats().right_edge;
     let start = FLIGHTS * M;
-    // The third flight has a hole; `in_ms` segments come in a millisecond.
+    // The third flight has a hole. `in_ms` segments arrive in a millisecond.
     let until_hole = |in_ms: u32| {
         let mut c = started(reliable(), in_ms);
         for i in (0..12).filter(|i| *i != 2) {
@@ -290,12 +292,12 @@ fn trap_4_the_window_is_frozen_while_a_start_has_holes() {
         c.data(start + 12 * M, 4 * M as usize);
         right_edge(c) - before
     };
-    // A paced sender grows in recovery too.
+    // The window of a paced sender grows in recovery too.
     assert!(grows(&mut until_hole(6)) >= 4 * M);
     let mut c = until_hole(60);
     assert_eq!(grows(&mut c), 0);
     let held = right_edge(&c);
-    // After a silence, the window opens a little, once, to show which retransmissions are lost.
+    // After a silence, the window opens a little, once, so that the ACKs show which retransmissions are lost.
     c.pass(15 * MS);
     let trickle = right_edge(&c);
     assert!((2 * M..3 * M).contains(&(trickle - held)), "{}", trickle - held);
@@ -317,11 +319,11 @@ fn trap_5_late_data_fills_the_mask() {
     c.data(7 * M, 4 * M as usize);
     c.pass(20 * MS);
     assert_eq!(holes(&c), [(M, 3 * M)]);
-    // Its timestamp is older than later echoes, but as old as the hole, so it is not too old.
+    // Its timestamp is older than later echoes, but it may be as old as the hole, so PAWS accepts it.
     let seg = Seg { stamps: Some((stamp, c.echo)), ..c.at(ACK, M, &late) };
     c.hand_in(&seg);
     assert_eq!((c.app.late, c.stats().missing, c.endpoint.counters().outdated), (2 * M, 0, 0));
-    // To the sender it is a duplicate.
+    // To the sender this data is a duplicate.
     assert_eq!(c.blocks(), [(M, 3 * M)]);
     c.hand_in(&Seg { stamps: Some((stamp - 1, c.echo)), ..c.at(ACK, M, &late) });
     assert_eq!(c.endpoint.counters().outdated, 1);
@@ -348,8 +350,8 @@ fn trap_6_reordering_is_waited_out() {
     c.pass(2 * MS);
     assert_eq!((c.acked(), holes(&c).len()), (Some(10 * M), 2));
     assert!(c.said.iter().all(|seg| seg.sack.is_empty()), "masked holes are never shown");
-    // A superpacket counts as its segments on the network. But the one that opens a gap counts once, since it
-    // may have overtaken what comes next.
+    // A superpacket counts as the number of its segments on the network. But if it opens a gap, it counts as
+    // one, since it may have overtaken what comes next.
     let four = Offload { checksum: Checksum::Complete, segment: M as u16 };
     let superpacket =
         |c: &mut Client, start: u64| c.hand_over(&c.at(ACK, start, &bytes(start, 4 * M as usize)), four);
@@ -363,7 +365,7 @@ fn trap_6_reordering_is_waited_out() {
     assert_eq!((c.acked(), holes(&c)), (Some(17 * M), vec![(8 * M, 9 * M)]));
 }
 
-/// Two segments overtake many others. While segments come that were sent before a gap, the gap waits.
+/// Two segments overtake many others. A gap waits while segments arrive that were sent before it.
 #[test]
 fn trap_6_a_gap_waits_for_what_was_sent_before_it() {
     let reorder = Reorder { packets: Some(3), ..Reorder::default() };
@@ -376,8 +378,8 @@ fn trap_6_a_gap_waits_for_what_was_sent_before_it() {
     assert_eq!((c.acked(), holes(&c)), (Some(41 * M), vec![]));
 }
 
-/// The rest of a segment with a critical part is masked, and comes again with that part a round trip later.
-/// That is no reordering, and the next gap does not wait longer because of it.
+/// Part of a segment is critical. The rest of it is masked, and arrives with that part a round trip later.
+/// That is no reordering, so the next gap must not wait longer.
 #[test]
 fn trap_6_what_is_sent_again_was_not_overtaken() {
     for stamped in [true, false] {
@@ -408,7 +410,8 @@ fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     assert_eq!(c.app.finished, None);
     c.pass(20 * MS);
     assert_eq!((c.app.finished, holes(&c)), (Some(4 * M), vec![(2 * M, 4 * M)]), "the end tells");
-    // Nothing shows the loss of the last segment. Whoever knows the length ends the connection early.
+    // Nothing shows the loss of the last segment. An application that knows the length ends the connection
+    // early.
     let mut c = Client::connected(config());
     c.data(0, 2 * M as usize);
     c.pass(10_000 * MS);
@@ -419,8 +422,8 @@ fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     assert_eq!((c.app.ended, c.said.last().unwrap().flags & RST), (Some(Ended::Aborted), RST));
 }
 
-/// A single segment that is lost after all others would be retransmitted 200 ms later: its sender expects a
-/// delayed ACK (RFC 8985 section 7.2), unless another segment is unacknowledged too.
+/// If the last segment is lost and it is the only one in flight, the sender would retransmit it 200 ms later,
+/// since it expects a delayed ACK (RFC 8985 section 7.2). A second unacknowledged segment avoids that.
 #[test]
 fn trap_7_the_last_segment_is_acknowledged_late_where_more_is_to_come() {
     let expecting = || {
@@ -435,18 +438,18 @@ fn trap_7_the_last_segment_is_acknowledged_late_where_more_is_to_come() {
     let mut c = expecting();
     c.pass(60 * MS);
     assert_eq!(c.acked(), Some(4 * M), "no sender's timer may run out");
-    // More came: the delayed ACK is sent, and the last new segment is delayed.
+    // More data has arrived, so the delayed ACK is sent, and the ACK of the last new segment is delayed.
     let mut c = expecting();
     c.data(4 * M, 2 * M as usize);
     assert_eq!((c.acked(), c.blocks()), (Some(5 * M), vec![]));
-    // A probe: with the delayed segment, or with the lost one.
+    // A probe arrives: it is the delayed segment again, or the lost one.
     let mut c = expecting();
     c.data(3 * M, M as usize);
     assert_eq!((c.acked(), c.blocks()), (Some(4 * M), vec![(3 * M, 4 * M)]));
     let mut c = expecting();
     c.data(4 * M, M as usize);
     assert_eq!((c.acked(), c.blocks()), (Some(5 * M), vec![(4 * M, 5 * M)]));
-    // Nothing more is to come.
+    // The application expects no more data.
     let mut c = expecting();
     let (flow, now) = (c.app.flow.unwrap(), c.now);
     c.endpoint.expect(now, flow, false);
@@ -459,14 +462,14 @@ fn trap_7_the_last_segment_is_acknowledged_late_where_more_is_to_come() {
     c.data(5 * M, 4 * M as usize);
     c.pass(20 * MS);
     assert_eq!((c.acked(), holes(&c)), (Some(8 * M), vec![(4 * M, 5 * M)]));
-    // The FIN is acknowledged with everything before it.
+    // The ACK of the FIN acknowledges everything before it.
     let mut c = expecting();
     c.say(ACK | FIN, 4 * M, &bytes(4 * M, M as usize));
     assert_eq!(c.acked(), Some(5 * M + 1));
 }
 
-/// Linux reduces its window to 7 segments for a message of a few bytes that its probe has repaired, unless it
-/// hears that the message had come.
+/// When its probe has repaired the loss of a short message, Linux reduces its window to 7 segments. It does
+/// not if an ACK reports that the message had arrived before.
 #[test]
 fn trap_7_a_tail_loss_probe_is_taken_for_needless() {
     let mut c = Client::connected(config());
@@ -511,7 +514,7 @@ fn trap_8_acknowledgements_are_no_train_while_a_sender_starts() {
         longest
     };
     assert!(longest(Rate::default()) <= 6 * MS, "{:?}", longest(Rate::default()));
-    // That controller sees no slow start.
+    // This controller detects no slow start.
     assert!(longest(Rate::None) > 55 * MS, "{:?}", longest(Rate::None));
 }
 
@@ -529,12 +532,12 @@ fn trap_8_a_start_in_bursts_is_not_held_back() {
             c.pass(MS / 60);
         }
         c.pass(end - c.now);
-        // If the window were 1.8 times what a round trip carried and not 2, the sender would wait while the
-        // burst comes.
+        // The window is twice what a round trip carried. With 1.8 times, the sender would have to wait while
+        // the burst arrives.
         burst = burst * 9 / 5;
     }
     assert!(burst > 1000);
-    // A small message that was delayed does not end a start.
+    // A small message that was delayed does not end the start.
     let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
     for i in 0..10 {
         let sent = c.now - if i > 3 { 20 * MS } else { Time::ZERO };
@@ -549,8 +552,8 @@ fn trap_8_a_start_in_bursts_is_not_held_back() {
 
 #[test]
 fn trap_8_and_9_the_window_is_the_only_brake_and_is_never_far_above_what_the_path_carries() {
-    // A path of 1448 bytes a millisecond and 40 ms, whose queue grows beyond 58 kB in flight: the window
-    // stops a sender that would stay in slow start.
+    // The path has 1448 bytes a millisecond and an RTT of 40 ms, and its queue grows beyond 58 kB in flight.
+    // The window must stop a sender that would stay in slow start.
     let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
     let (mut free, mut offset) = (c.now, 0);
     let mut widest = 0;
@@ -582,8 +585,8 @@ fn trap_10_old_timestamps_and_missing_ones() {
     c.hand_in(&Seg { stamps: None, ..c.at(ACK, 2 * M, &bytes(2 * M, 10)) });
     assert_eq!((c.endpoint.counters().outdated, c.stats().highest), (2, 2 * M));
     assert!(c.said.iter().all(|seg| seg.flags == ACK && seg.ack == IRS.wrapping_add(1 + 2 * M as u32)));
-    // After a masked hole, the echo is that of the segment that showed it: it was the first of those
-    // acknowledged.
+    // After a masked hole, the echo is the timestamp of the segment that opened the gap. It is the first of
+    // the acknowledged segments.
     let shown = c.now.as_millis() as u32 + 1;
     for i in 3..6 {
         c.now += MS;
@@ -594,8 +597,8 @@ fn trap_10_old_timestamps_and_missing_ones() {
 
 #[test]
 fn trap_11_window_fields() {
-    // Unscaled in the SYN-ACK, rounded up later, never 0 by rounding. The test's client checks the right
-    // edge.
+    // The window is unscaled in the SYN-ACK and rounded up later, so rounding never makes it 0. The client of
+    // the test checks the right edge.
     for (fixed, scaled) in [(100, 1), (1024, 1), (1025, 2), (5000, 5)] {
         let mut c = Client::connected(Config { rate: Rate::Fixed(fixed), ..config() });
         assert_eq!(c.endpoint.flows(), 1);
@@ -603,7 +606,7 @@ fn trap_11_window_fields() {
         c.pass(10 * MS);
         assert_eq!(c.said.last().map(|seg| seg.window), Some(scaled), "{fixed}");
     }
-    // Without scale on both sides, 64 KiB at most.
+    // If not both sides have the window scale option, the window is at most 64 KiB.
     let mut c = Client::with(config(), Seg { scale: None, ..syn() });
     assert_eq!(c.said[0].scale, None);
     c.finish_handshake();
@@ -615,7 +618,7 @@ fn trap_11_window_fields() {
 fn trap_11_what_the_application_has_no_place_for_is_not_asked_for() {
     let mut c = Client::connected(config());
     let flow = c.app.flow.unwrap();
-    // What was advertised stays; then the window closes.
+    // The receiver does not take back what it has advertised. After that, the window closes.
     c.endpoint.admit(c.now, flow, 10);
     let mut offset = 0;
     while c.stats().right_edge > offset {
@@ -624,7 +627,7 @@ fn trap_11_what_the_application_has_no_place_for_is_not_asked_for() {
         offset += length;
         c.pass(10 * MS);
     }
-    // Rounding up adds half a unit to each acknowledgement.
+    // Rounding up adds half a unit on average to each ACK.
     assert!((65_535..2 * 65_535).contains(&offset), "{offset}");
     assert_eq!(c.said.last().map(|seg| seg.window), Some(0));
     c.said.clear();
@@ -650,12 +653,12 @@ fn trap_12_the_end_after_a_hole_waits_for_it() {
     assert_eq!((c.app.finished, c.app.got.bytes()), (None, 2 * M));
     c.data(M, M as usize);
     assert_eq!((c.app.finished, c.acked()), (Some(3 * M), Some(3 * M + 1)));
-    // A FIN at another offset, and bytes after the FIN, are refused.
+    // The endpoint refuses a FIN at another offset, and bytes after the FIN.
     c.say(ACK | FIN, 5 * M, &[]);
     c.data(3 * M, 100);
     c.say(ACK | FIN, M, &[]);
     assert_eq!((c.app.got.bytes(), c.acked()), (3 * M, Some(3 * M + 1)));
-    // A critical hole before the FIN is filled first.
+    // A critical hole before the FIN must be filled first.
     let mut c = Client::connected(reliable());
     c.say(ACK | FIN, M, &[]);
     c.pass(1000 * MS);
@@ -670,14 +673,14 @@ fn trap_13_a_forged_segment_masks_at_most_a_bound() {
     policy.largest = 10 * M;
     let mut c = Client::connected(Config { policy, ..config() });
     c.data(0, 2 * M as usize);
-    // Without knowing our timestamps: nothing is masked.
+    // Without knowledge of our timestamps, an attacker masks nothing.
     for echo in [0, c.echo.wrapping_add(1 << 30), c.echo.wrapping_sub(20_000), c.echo.wrapping_add(10_000)] {
         let seg = Seg { stamps: Some((c.now.as_millis() as u32, echo)), ..c.at(ACK, 20_000, &[1; 10]) };
         c.hand_in(&seg);
     }
     c.pass(100 * MS);
     assert_eq!((c.endpoint.counters().forged, c.stats().highest, c.app.holes.bytes()), (4, 2 * M, 0));
-    // With our timestamp, a jump over the bound is held, not masked.
+    // With our timestamp, a jump over the limit is held, not masked.
     c.data(13 * M, M as usize);
     c.pass(100 * MS);
     assert_eq!((c.app.holes.bytes(), c.acked(), c.blocks()), (0, Some(2 * M), vec![(13 * M, 14 * M)]));
@@ -689,7 +692,7 @@ fn trap_13_a_forged_segment_masks_at_most_a_bound() {
 
 #[test]
 fn trap_14_nothing_beyond_the_highest_byte_is_acknowledged() {
-    // The test's client checks it at each segment; here with everything that could provoke it.
+    // The client of the test checks this at each segment. Here all input tries to provoke it.
     let mut c = Client::connected(config());
     c.data(0, M as usize);
     c.data(3 * M, M as usize);
@@ -745,7 +748,7 @@ fn trap_15_marks_are_echoed_where_that_is_agreed() {
 
 #[test]
 fn trap_17_only_tcp_is_answered() {
-    // Senders that skip sequence numbers to detect false acknowledgements use other protocols.
+    // Senders that skip sequence numbers to detect optimistic ACKs use other protocols.
     let mut c = Client::connected(config());
     let mut packet = c.at(ACK, 0, &bytes(0, 100)).encode();
     packet[9] = 17;

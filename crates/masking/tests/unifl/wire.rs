@@ -1,4 +1,4 @@
-//! Encodes and decodes segments, independently of the endpoint: a mistake that both share would not be seen.
+//! Encodes and decodes segments independently of the endpoint. A mistake that both shared would not be found.
 
 pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
@@ -6,16 +6,16 @@ pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
 pub const ECE: u8 = 64;
 pub const CWR: u8 = 128;
-/// The listening port.
+/// The port on which the endpoint listens.
 pub const PORT: u16 = 9000;
 
 /// A segment in either direction.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seg {
     pub v6: bool,
-    /// The endpoint's port, for segments that it sends.
+    /// The endpoint's port, if the endpoint sends the segment.
     pub local: u16,
-    /// The client's port, and its host.
+    /// The client's port, and the number of its host.
     pub port: u16,
     pub host: u8,
     pub seq: u32,
@@ -44,7 +44,7 @@ pub fn fold(mut sum: u32) -> u16 {
     sum as u16
 }
 
-/// Corrects the checksums of a packet, as far as it is one.
+/// Corrects the checksums of a packet, if it is one.
 pub fn mend(packet: &mut [u8]) {
     let v6 = packet.first().is_some_and(|first| first >> 4 == 6);
     let (start, addresses) = if v6 { (40, 8..40) } else { (20, 12..20) };
@@ -115,7 +115,7 @@ impl Seg {
         packet
     }
 
-    /// Decodes a segment of the endpoint. Its checksums must be right, with nothing left to a device.
+    /// Decodes a segment of the endpoint. Checks its checksums, which must be complete.
     pub fn decode(packet: &[u8]) -> Seg {
         let v6 = packet[0] >> 4 == 6;
         let (start, addresses, host, length) = if v6 {

@@ -1,4 +1,4 @@
-//! Compares what goes into an endpoint with what comes out of it.
+//! Compares the input of an endpoint with its output.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use thalweg_wire::{Range, Ranges};
 
 use super::wire::*;
 
-/// An address with the number of its version, and a port.
+/// The IP version and address, and the port.
 type Side = ([u8; 17], u16);
 /// A connection: the other side, then ours.
 type Pair = (Side, Side);
 
-/// A connection, from its handshake on, as the network sees it.
+/// A connection as the network sees it, from its handshake on.
 #[derive(Debug)]
 struct Wire {
     last: Seg,
@@ -21,12 +21,12 @@ struct Wire {
     /// Sequence number of the first byte of the stream; other numbers are offsets from it.
     base: u32,
     scale: u8,
-    /// One past the last byte or FIN that came within the window.
+    /// One past the last byte or FIN that arrived within the window.
     top: u64,
     right_edge: u64,
 }
 
-/// A flow, as the application sees it.
+/// A flow as the application sees it.
 #[derive(Debug)]
 struct Live {
     agreed: Agreed,
@@ -36,12 +36,12 @@ struct Live {
     cuts: usize,
 }
 
-/// What is known of an endpoint from outside.
+/// What an observer outside knows about an endpoint.
 pub struct Witness {
     config: Config,
     wires: BTreeMap<Pair, Wire>,
     flows: BTreeMap<FlowId, Live>,
-    /// Flows connected, pieces of data, holes, streams and flows that ended, forged segments.
+    /// Numbers of flows connected, pieces of data, holes, streams and flows that ended, and forged segments.
     pub seen: [u64; 6],
     packet: Vec<u8>,
 }
@@ -63,8 +63,7 @@ impl Witness {
         self.flows.keys().nth(usize::from(which) % self.flows.len().max(1)).copied()
     }
 
-    /// A flow with timestamps, with the last segment sent to it, when, and the sequence number of its first
-    /// byte.
+    /// A flow with timestamps: the last segment sent to it, when, and the sequence number of its first byte.
     pub fn stamped(&self, which: u8) -> Option<(FlowId, Seg, Time, u32)> {
         let flow = self.flow(which)?;
         let agreed = self.flows.get(&flow).map(|live| live.agreed).filter(|agreed| agreed.timestamps)?;
@@ -77,7 +76,7 @@ impl Witness {
         self.flows.entry(flow).and_modify(|live| live.cuts += 2);
     }
 
-    /// A packet is about to be handed in.
+    /// Called before a packet is passed to the endpoint.
     pub fn before(&mut self, packet: &[u8]) {
         let Some((pair, seq, flags, length)) = look(packet).filter(|(_, _, flags, _)| flags & SYN == 0)
         else {
@@ -93,7 +92,8 @@ impl Witness {
         }
     }
 
-    /// No byte comes twice; no hole where bytes came, or over the bound; nothing after the last event.
+    /// Checks that no byte arrives twice, that no hole is where bytes arrived or is over the limit, and that
+    /// nothing follows the last event.
     pub fn event(&mut self, event: &Event<'_>) {
         let live = self.flows.get_mut(&event.flow).filter(|live| !live.ended);
         let kind = match (event.what, live) {
@@ -122,7 +122,7 @@ impl Witness {
         self.seen[kind] += 1;
     }
 
-    /// Takes everything that an endpoint sends, and checks what it holds.
+    /// Reads everything that an endpoint sends, and checks its tables.
     pub fn after(&mut self, endpoint: &mut Endpoint, now: Time) {
         while let Some(event) = endpoint.poll_event() {
             self.event(&event);
@@ -138,7 +138,7 @@ impl Witness {
         self.bounds(endpoint);
     }
 
-    /// Checks a packet that the endpoint has sent; `Seg::decode` checks lengths and checksums.
+    /// Checks a packet that the endpoint has sent. `Seg::decode` checks its lengths and checksums.
     fn said(&mut self, now: Time, packet: &[u8]) {
         let seg = Seg::decode(packet);
         assert!(packet.len() <= self.config.mtu, "{} bytes", packet.len());
@@ -168,7 +168,7 @@ impl Witness {
         (wire.right_edge, wire.last, wire.at) = (right_edge, seg, now);
     }
 
-    /// Memory is bounded, whatever comes.
+    /// Checks that memory is bounded, whatever arrives.
     fn bounds(&mut self, endpoint: &Endpoint) {
         self.flows.retain(|flow, live| {
             let Some(stats) = endpoint.stats(*flow) else {
@@ -206,7 +206,7 @@ fn side(version: u8, address: &[u8]) -> [u8; 17] {
     padded
 }
 
-/// The segment in a packet: both ends, its sequence number, its flags, and its bytes at most.
+/// The segment in a packet: both ends, its sequence number, its flags, and an upper bound of its bytes.
 fn look(packet: &[u8]) -> Option<(Pair, u32, u8, usize)> {
     let version = packet.first()? >> 4;
     let (mut start, from, to) = match version {

@@ -1,4 +1,4 @@
-//! Senders, lossy links, optionally a shared link, and the endpoint, in virtual time.
+//! Senders, lossy links, optionally a shared link, and the endpoint. Time is virtual.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -12,7 +12,7 @@ use thalweg_masking::{Config, Endpoint, FlowId, Offload};
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    /// A packet at the shared link, from a sender.
+    /// A packet of a sender arrives at the shared link.
     Shared(usize, Vec<u8>),
     Endpoint(usize, Vec<u8>),
     Sender(usize, Vec<u8>),
@@ -21,7 +21,7 @@ enum What {
 pub struct World {
     pub now: Time,
     pub endpoint: Endpoint,
-    /// A separate receiver for one sender, by its number.
+    /// A receiver of its own for one sender, by the sender's number.
     other: Option<(usize, Endpoint)>,
     pub senders: Vec<Sender>,
     pub apps: Vec<App>,
@@ -31,7 +31,7 @@ pub struct World {
     pub full: u64,
     group: Option<u32>,
     settled: bool,
-    /// Number of senders that are not done, and their timers.
+    /// Number of senders that are not done, and the senders' timers.
     left: usize,
     timers: BTreeSet<(Time, usize)>,
     armed: Vec<Option<Time>>,
@@ -42,7 +42,7 @@ pub struct World {
     events: BinaryHeap<Reverse<(Time, u64, What)>>,
     count: u64,
     flows: BTreeMap<(bool, FlowId), usize>,
-    /// One past the highest offset that reached the endpoint, and the right edge that it has promised.
+    /// One past the highest offset that reached the endpoint, and the right edge that it has advertised.
     seen: Vec<(u64, u64)>,
 }
 
@@ -88,7 +88,7 @@ impl World {
         self
     }
 
-    /// Establishes connections before any data, as a session does: no SYN is lost.
+    /// Establishes the connections before any data is sent, as a session does. No SYN is lost.
     pub fn settled(mut self) -> Self {
         self.settled = true;
         self
@@ -223,7 +223,7 @@ impl World {
         self.arm(from);
     }
 
-    /// Updates a sender's timer after everything that happens to it.
+    /// Updates a sender's timer. Called after everything that happens to the sender.
     fn arm(&mut self, of: usize) {
         let sender = &self.senders[of];
         let over = sender.done || sender.reset;
@@ -274,7 +274,7 @@ impl World {
         }
     }
 
-    /// Nothing beyond what has come is acknowledged, and the right edge never moves left.
+    /// Checks that nothing is acknowledged that has not arrived, and that the right edge never moves left.
     fn check(&mut self, of: usize, seg: &Seg) {
         if seg.flags & (RST | SYN) > 0 {
             return;
@@ -287,7 +287,7 @@ impl World {
         *right_edge = promised;
     }
 
-    /// Bytes in the queue of the shared link.
+    /// Number of bytes in the queue of the shared link.
     pub fn queued(&mut self) -> u64 {
         let now = self.now;
         self.shared.as_mut().map_or(0, |shared| shared.queue(now).0)

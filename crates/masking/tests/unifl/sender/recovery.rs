@@ -1,20 +1,20 @@
-//! Loss detection of a sender, and when it undoes a reduction: Linux's states Recovery and Loss.
+//! Loss detection of a sender, and when it undoes a reduction: the states Recovery and Loss of Linux.
 
 use thalweg_masking::Time;
 
 use super::super::congestion::Congestion;
 use super::{Sender, Sent};
 
-/// SACKed segments above one after which it counts as lost.
+/// A segment counts as lost if this many segments after it are SACKed.
 const REORDERING: u64 = 3;
 
-/// What to restore if a reduction turns out to be needless.
+/// What to restore if a reduction turns out to be unnecessary.
 #[derive(Debug, Clone)]
 pub(super) struct Recovery {
-    /// One past the last byte sent when it began.
+    /// One past the last byte that had been sent when it began.
     pub high: u64,
     pub before: Congestion,
-    /// Retransmissions not reported as duplicates.
+    /// Number of retransmissions that were not reported as duplicates.
     pub needed: u32,
     pub timeout: bool,
 }
@@ -33,7 +33,7 @@ impl Sender {
         }
         self.tally.timeouts += 1;
         self.tally.waited += waited;
-        // Once for each lost window (`tcp_enter_loss`).
+        // Only once for each lost window (`tcp_enter_loss`).
         let before = match self.recovery.take() {
             Some(recovery) if recovery.high > self.una && (!recovery.timeout || self.tries > 0) => {
                 recovery.before
@@ -50,12 +50,12 @@ impl Sender {
         self.recovery = Some(Recovery { high: self.next, before, needed: 0, timeout: true });
     }
 
-    /// Whether what was sent again may still be under way (`tcp_any_retrans_done`).
+    /// Whether a retransmission may still be in flight (`tcp_any_retrans_done`).
     fn is_repairing(&self) -> bool {
         self.sent.front().is_some_and(|s| s.ever) || self.sent.iter().any(Sent::is_repair)
     }
 
-    /// Recovery is over, or was needless after all.
+    /// Ends the recovery, since it is over or was unnecessary.
     pub(super) fn leave(&mut self, ack: u64, advanced: bool, echo: Option<u32>, duplicate: bool) {
         let Some(recovery) = self.recovery.clone() else {
             self.stamp = self.stamp.filter(|_| self.is_repairing());
@@ -66,8 +66,8 @@ impl Sender {
             (first, _) => first.is_none() && self.sack,
         };
         let whole = ack >= recovery.high;
-        // A partial ACK undoes it only if no other retransmission is in flight, except after a timeout
-        // (`tcp_try_undo_partial`, `_loss`).
+        // A partial ACK undoes the reduction only if no other retransmission is in flight, except after a
+        // timeout (`tcp_try_undo_partial`, `tcp_try_undo_loss`).
         let enough = whole || recovery.timeout || !self.sent.iter().any(Sent::is_repair);
         if duplicate || (advanced && delayed && enough) {
             self.tally.undone += 1;
@@ -83,7 +83,7 @@ impl Sender {
         }
     }
 
-    /// A loss begins a recovery. A lost retransmission is left to the timer.
+    /// A loss begins a recovery. Only the timer detects a lost retransmission.
     pub(super) fn enter(&mut self) {
         let highest = self.sent.iter().rev().find(|s| s.sacked).map(|s| s.start);
         if let Some(highest) = highest {
