@@ -5,7 +5,8 @@
 //! All tasks take turns in each repetition, so that other load on the machine affects all alike. One thread
 //! is used, with chunks of 256 KiB.
 //! - `plain_*`: `a[i] += w * b[i]` over f32 slices of the same size (3 bytes moved for each byte). This is
-//!   the bandwidth reference. It is compiled for the least processor and for this one; ratios are to the faster.
+//!   the bandwidth reference. It is compiled for the least processor and for this one. Ratios are to the
+//!   faster of both.
 //! - `copy`: one buffer is copied to another (2 bytes moved for each byte).
 //! - `fold_*`: an update in memory is added to sums in memory. `fold_first_*`: the first of a round, which
 //!   overwrites the sums.

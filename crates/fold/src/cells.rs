@@ -243,7 +243,8 @@ impl Cells<'_> {
         part: &Weighted,
         limit: f64,
     ) -> bool {
-        let (largest, weight) = (2.0 * limit * f64::from(part.contributions), part.weight()); // sums are rounded
+        // Twice the limit, since sums are rounded.
+        let (largest, weight) = (2.0 * limit * f64::from(part.contributions), part.weight());
         let peak = match self {
             Self::F32(cells) => f64::from(kernels::peak_f32(level, &cells[range.clone()])),
             Self::F64(cells) => kernels::peak_f64(level, &cells[range.clone()]),

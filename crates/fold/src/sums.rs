@@ -11,7 +11,7 @@
 //! | 16..24 | bytes of the cells |
 //! | 24..28 | CRC-32C of the cells, or 0 |
 //! | 28..32 | number of runs |
-//! | 44 a run | first byte of the update (8 bytes), one past the last (8), contributions (4), magnitude (8), units of weight (16) |
+//! | 44 a run | first byte (8), one past the last (8), contributions (4), magnitude (8), units of weight (16) |
 //! | the last 4 | CRC-32C of all before |
 
 use thalweg_wire::{checksum, LayoutHash, Range};

@@ -5,10 +5,12 @@
 //!
 //! | byte | field | |
 //! |---|---|---|
-//! | 0 | number | u64, of the stream on this link and way; nonces follow from it |
+//! | 0 | number | u64, of the stream on this link in this direction; nonces follow from it |
 //! | 8 | length | u32, bytes of plaintext |
-//! | 12 | checksum | u32, CRC-32C of the plaintext, as the sender knew it, hidden by [`thalweg_seal::Stream::pad`] |
-//! | 16 | records | `record` bytes of plaintext in each, the last may have less |
+//! | 12 | checksum | u32, CRC-32C of the plaintext as its sender stated it, hidden by a [pad] |
+//! | 16 | records | each has `record` bytes of plaintext, the last may have fewer |
+//!
+//! [pad]: thalweg_seal::Stream::pad
 //!
 //! All numbers are little-endian. The records authenticate the whole header, the length, and each record's
 //! place. So a transport may send what is behind byte 16 in the clear, and may lose parts of it. Then only

@@ -48,7 +48,7 @@ pub struct Config {
     pub resets: usize,
     /// Most challenge ACKs of a flow in a second (RFC 5961 section 7).
     pub challenges: u32,
-    /// Number of successive retransmission timeouts after which the peer counts as lost.
+    /// The peer counts as lost after more successive retransmission timeouts than this.
     pub tries: u32,
     /// Most retransmissions of our SYN-ACK.
     pub syn_tries: u32,

@@ -19,7 +19,7 @@
 //!                      stream       gaps: waiting, held, masked (by `policy`)     RFC 2018
 //!                      reordering   how long a gap waits                         RFC 8985
 //!                      rate/*       how large the window is
-//!           packet  <- flow/output  acknowledgements, window; data to the client  `outgoing`: RFC 2018, 6298, 8985
+//!           packet  <- flow/output  ACKs, window, data to the client (`outgoing`)     RFC 2018, 6298, 8985
 //! ```
 //!
 //! The receiver never acknowledges bytes beyond the highest one that has arrived. That would be an optimistic

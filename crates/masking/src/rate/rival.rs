@@ -29,7 +29,7 @@ const SMOOTH: f64 = 0.25;
 const DRY: f64 = 0.25;
 /// Window while yielding, as a fraction of what a round trip without queue carries.
 const YIELDS: f64 = 0.9;
-/// After an event or after yielding, no event counts for this many round trips.
+/// No event counts for this many round trips after the flow has started to compete or has yielded.
 const SETTLES: f64 = 2.0;
 /// After this many round trips without an event, the flow yields anyway, to see whether other flows are left.
 const LONGEST: f64 = 50.0;
