@@ -23,20 +23,30 @@ server, tasks = thalweg.Server(App(), clients=1), thalweg.TaskServer()
 node = thalweg.Node(App(), name="node", data=())
 client = thalweg.Client(App(), server.address, name="a", data=())
 member = thalweg.TaskClient(tasks.address, name="b")
+task = tasks.send(None, to="b")
+
+def within(context, use):
+    with context:
+        use()
+
 USES = {
     "Server": [
         lambda: server.wait(1), server.advance, server.round, lambda: server.address, server.absent, server.close,
         lambda: list(thalweg.fedavg(server, 1)), lambda: server.__exit__(None, None, None),
+        lambda: within(server, server.advance),
     ],
     "Client": [client.run, client.close],
     "TaskServer": [
         lambda: tasks.send(None), lambda: tasks.wait(1), lambda: tasks.members, lambda: tasks.address, tasks.absent,
-        lambda: tasks.forget("b"), tasks.close,
+        lambda: tasks.forget("b"), tasks.close, lambda: within(tasks, tasks.absent), lambda: within(task, task.cancel),
     ],
-    "TaskClient": [lambda: next(member), lambda: member.run(lambda task: 1), member.close],
+    "TaskClient": [
+        lambda: next(member), lambda: member.run(lambda task: 1), member.close,
+        lambda: within(member, lambda: next(member)),
+    ],
     "Node": [
         lambda: node.address, lambda: node.connected, lambda: node.meet({"x": "tcp://127.0.0.1:1"}), node.gather,
-        lambda: list(thalweg.dpsgd(node, 1)), node.close,
+        lambda: list(thalweg.dpsgd(node, 1)), node.close, lambda: within(node, node.gather),
     ],
 }
 child = os.fork()
@@ -48,6 +58,7 @@ if child == 0:
             except _core.CoreError as error:
                 assert error.kind == "forked", error.kind
                 assert str(error).startswith(f"{name}: it was made in process {os.getppid()}"), error
+                assert error.__context__ is None, "it is told once"
             else:
                 raise AssertionError(f"a use of {name} did nothing")
     print("all of it was refused", flush=True)

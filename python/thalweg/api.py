@@ -20,7 +20,7 @@ from thalweg import _core, algorithms, apps
 from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake, of_clients
 from thalweg.apps.values import config_of
-from thalweg.errors import PlanError
+from thalweg.errors import PlanError, leaving
 from thalweg.job.attendance import Attendance
 from thalweg.job.parties import CLIENTS, SERVER, evaluators
 from thalweg.machine.waiting import WAIT_SLICE
@@ -264,10 +264,11 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._core.close("the job is over" if error is None else "the server has failed")
-        if self._recording is not None:
-            status = "complete" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
-            self._recording.finish(status, None if error is None else f"{status}: {error!r}")
+        with leaving(error):
+            self._core.close("the job is over" if error is None else "the server has failed")
+            if self._recording is not None:
+                status = "complete" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+                self._recording.finish(status, None if error is None else f"{status}: {error!r}")
 
 
 class Client:

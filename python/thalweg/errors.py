@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from thalweg import _core
+
 
 class ThalwegError(Exception):
     """Base of all errors of this package.
@@ -68,3 +72,8 @@ class BrokerError(ThalwegError):
 
 def _unstopped(sentence: str) -> str:
     return sentence.rstrip().removesuffix(".")
+
+
+def leaving(error: BaseException | None) -> AbstractContextManager[None]:
+    """Return the context for closing an object of the core. If ``error`` is raised already, nothing else is raised."""
+    return nullcontext() if error is None else suppress(_core.CoreError)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from thalweg import _core, apps
 from thalweg.algorithms import choco
-from thalweg.errors import LinkError, PlanError
+from thalweg.errors import LinkError, PlanError, leaving
 from thalweg.job.iterating import Turns, iterate
 from thalweg.job.peer import peer_of_app
 from thalweg.machine.waiting import WAIT_SLICE
@@ -223,10 +223,10 @@ class Node:
         With ``wait="all"`` neighbours need the last model, so this waits until they have it. It gives up when for ten
         seconds no more of them got it.
         """
-        try:
+        from thalweg.job.farewell import farewell
+
+        with farewell(self._core, reason):
             self._core.finish_sending()
-        finally:
-            self._core.close(reason)
 
     def __enter__(self) -> Node:
         return self
@@ -236,10 +236,11 @@ class Node:
     ) -> None:
         from thalweg.job.farewell import reason
 
-        if error is None:
-            self.close()
-        else:
-            self._core.close(reason(error))
+        with leaving(error):
+            if error is None:
+                self.close()
+            else:
+                self._core.close(reason(error))
 
 
 def dpsgd(

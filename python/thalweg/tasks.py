@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from thalweg import _core, bounded_json
 from thalweg.apps.values import encoded
 from thalweg.bounded_json import JsonError
-from thalweg.errors import PlanError
+from thalweg.errors import PlanError, leaving
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import NOTHING, Named, Received, Tensors
 
@@ -123,8 +123,11 @@ class Task:
     def __enter__(self) -> Task:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with leaving(error):
+            self.close()
 
 
 class TaskServer:
@@ -299,7 +302,8 @@ class TaskServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("the job is over" if error is None else "the server has failed")
+        with leaving(error):
+            self.close("the job is over" if error is None else "the server has failed")
 
 
 class Given:
@@ -418,8 +422,11 @@ class TaskClient:
     def __enter__(self) -> TaskClient:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with leaving(error):
+            self.close()
 
 
 def _packed(tensors: Mapping[str, Any] | None) -> Tensors | None:

@@ -35,6 +35,17 @@ def test_a_client_says_why_it_leaves() -> None:
     assert door.said == ["done", "ValueError: no data", "KeyError", "interrupted"]
 
 
+def test_what_ends_a_client_is_raised_though_it_cannot_say_so() -> None:
+    class Shut:
+        def close(self, reason: str) -> None:
+            raise _core.CoreError(reason)
+
+    with pytest.raises(ValueError, match="no data"), farewell(Shut(), "done"):
+        raise ValueError("no data")
+    with pytest.raises(_core.CoreError, match="done"), farewell(Shut(), "done"):
+        pass
+
+
 def test_an_error_of_this_package_says_cause_and_mend() -> None:
     assert reason(thalweg.errors.DataError("it is empty", "Fill it")) == "DataError: it is empty. Fill it"
 

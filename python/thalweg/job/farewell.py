@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from thalweg.errors import leaving
+
 
 class Leaving(Protocol):
     """An end of a job that can leave it: the core's client or node."""
@@ -23,7 +25,8 @@ def farewell(client: Leaving, done: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        client.close(reason(error))
+        with leaving(error):
+            client.close(reason(error))
         raise
     client.close(done)
 
