@@ -1,8 +1,8 @@
 """What peers say, byte by byte, for peers that do not keep to it: frames, the first messages, gRPC's first call.
 
-The formats are those of crates/wire (frame.rs, control.rs with postcard), crates/transports/tcp (preamble.rs),
-crates/transports/shm (frame.rs) and HTTP/2 (RFC 9113, RFC 7541). They are written a second time here, so that no check
-of the code under test stands between an attacker and the wire.
+The formats are those of crates/wire (frame.rs; control.rs and forward.rs with postcard), crates/transports/tcp
+(preamble.rs), crates/transports/shm (frame.rs) and HTTP/2 (RFC 9113, RFC 7541). They are written a second time here, so
+that no check of the code under test stands between an attacker and the wire.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ VERSION: Final = 8
 REFUSED: Final = 3
 # The place of `Authentication` in crates/wire's `Refusal`.
 BAD_PROOF: Final = 1
+# Messages between two ends that forward, in the order of crates/wire's `Forward`.
+READY, OPEN, CREDIT, SENT, MISSING, END, RESET = range(7)
 SHM_OPENING: Final = b"tlwshm\x01\0"
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA: Final = 0
@@ -79,6 +81,27 @@ def hello(name: bytes, random: Random, holes: int = 0) -> bytes:
     proof = b"\x01" + random.randbytes(160)
     said = varint(VERSION) + varint(len(name)) + name + varint(random.getrandbits(63)) + random.randbytes(32)
     return b"\x01" + said + proof + b"\x00" + holding + varint(random.getrandbits(40)) + b"\x00"
+
+
+def challenge(random: Random) -> bytes:
+    """Return the Challenge of a listener that wants no proof."""
+    return b"\x00" + 2 * varint(VERSION) + random.randbytes(32) + b"\x00" + varint(random.getrandbits(40))
+
+
+def near_hello(name: bytes, random: Random) -> bytes:
+    """Return the Hello of a near end that forwards, without a proof."""
+    said = varint(VERSION) + varint(len(name)) + name + varint(random.getrandbits(63)) + random.randbytes(32)
+    return b"\x01" + said + b"\x00\x00\x00" + varint(random.getrandbits(40)) + b"\x03"
+
+
+def forward(what: int, *numbers: int) -> bytes:
+    """Return a message between two ends that forward, of which all fields are numbers."""
+    return b"\x10" + bytes((what,)) + b"".join(map(varint, numbers))
+
+
+def chunk(stream: int, position: int, payload: bytes, damage: int = 0) -> bytes:
+    """Return the frame of bytes of a forwarded stream; ``damage`` makes its checksum wrong."""
+    return header(CHUNK, len(payload), checksum(payload) ^ damage, stream << 40 | position) + payload
 
 
 def offer(random: Random) -> bytes:
