@@ -13,12 +13,13 @@ from thalweg.apps import seed_all
 from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
 from thalweg.job.attendance import Attendance
-from thalweg.job.resent import resent
+from thalweg.job.resent import counted, noted, senders
 from thalweg.job.session import Session
 from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.bound import Bound
 from thalweg.record import RunRecord
+from thalweg.transports import registry
 from thalweg.ui.progress import round_line
 
 if TYPE_CHECKING:
@@ -228,11 +229,13 @@ def recorded(
     """Open the record of a run; when the block ends, record how the run ended. Raises RecordError."""
     bound = Bound("not known for a Flower app, whose messages may be of any size")
     told = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}
+    told |= {"resent": None}
     record = RunRecord.create(plan, told)
     progress.note(f"record: {record.path}")
     try:
         yield record
-        record.note(resent=resent(server, 1))
+        found = counted(server, server.absent, senders(record.rounds()))
+        record.note(resent=noted(found, 1, broker=registry.can(plan.scheme)["broker"]))
         done = sum(1 for _ in record.rounds())
         record.replan(record.plan.merge({"job.rounds": max(1, done)}))
         record.finish("complete")

@@ -8,6 +8,7 @@
 | ``open`` | listens for clients, as the options say, for a model of this layout | where it listens |
 | ``wait`` | waits until its clients are there, at most so long | who is there |
 | ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
+| ``resent`` | counts what was sent again, when the rounds are over | how many segments |
 | ``proofs`` | is asked who its clients are | the proofs that they have shown it |
 | ``forget`` | waits no more for a client | nothing |
 | ``homes`` | knows where clients belong, and sends those there that are at the wrong node | nothing |
@@ -40,9 +41,11 @@ import numpy as np
 from thalweg import _core, bounded_json, machine
 from thalweg.errors import RoundError
 from thalweg.job import moving, worker
+from thalweg.job.attendance import COUNTED
 from thalweg.job.farewell import farewell, reason
 from thalweg.job.gathering import Gathering, SumsExchange, SumsOf, not_understood
 from thalweg.job.others import Answer, Others
+from thalweg.job.resent import WAYS, Counts, counted, totals
 from thalweg.job.sharing import Sharing
 from thalweg.transports import registry
 from thalweg.trees import live
@@ -76,6 +79,9 @@ class Gateway:
         self._drawn: frozenset[str] = frozenset()
         self._undrawn: dict[str, int] = {}
         self._rounds = 0
+        # Clients that sent an update; and whether what was sent again since the job began is counted here.
+        self._senders: set[str] = set()
+        self._counts_all = True
         self._count: Callable[[Mapping[str, Any]], None] = lambda _outcome: None
         self._cpu = machine.cpu_seconds()
 
@@ -139,7 +145,7 @@ class Gateway:
         server = self._server
         if server is None:
             return {"unopened": True}, None
-        if asked in ("forget", "homes", "proofs", "wait"):
+        if asked in ("forget", "homes", "proofs", "resent", "wait"):
             return self._told(server, asked, head), None
         if asked == "round":
             return self._round(server, number, head, None if head.get("kept") else _given(model))
@@ -153,12 +159,20 @@ class Gateway:
         if asked == "wait":
             server.wait(self._expected, head["seconds"])
             return self._state(server)
+        if asked == "resent":
+            return dict(self._resent(server))
         if asked == "forget":
             server.forget(head["client"], head["why"])
             return {}
         self._expected, self._homes = moving.homes(self._name, head)
         server.place_clients(self._expected, self._placed())
         return {}
+
+    def _resent(self, server: _core.Server) -> Counts:
+        if not self._counts_all:
+            return dict.fromkeys(WAYS)
+        own = counted(server, lambda: json.loads(server.departed()), self._senders)
+        return totals([own] if self._role is None else [own, *self._role.others.resent()])
 
     def _placed(self) -> str:
         """Return what the server is told of clients; those that were not drawn for this round take no part in it."""
@@ -188,6 +202,8 @@ class Gateway:
         options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
         options["workers"] = {**options["workers"], "command": live.command()}
         self._expected = options.setdefault("expected", self._expected)
+        # A node that listened before may have had another process then.
+        self._counts_all = self._server is None and head.get("listen") is None
         if self._server is not None:
             self._server.close("the parent opens this node anew")
         layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in head["layout"]])
@@ -239,6 +255,7 @@ class Gateway:
             "first": None if whole is None else after - whole,
         }
         self._rounds += 1
+        self._senders |= {one["client"] for one in outcome["participants"] if one["state"] in COUNTED}
         self._count(outcome)
         sums = server.sums()
         told["held"] = sums is not None

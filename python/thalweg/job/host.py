@@ -22,7 +22,7 @@ from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.ending import RUN, end_badly
 from thalweg.job.exposing import exposing
 from thalweg.job.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
-from thalweg.job.resent import resent
+from thalweg.job.resent import COUNT_SECONDS, Counts, counted, noted, senders, totals
 from thalweg.job.session import SERVER
 from thalweg.job.tree import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
@@ -168,7 +168,8 @@ class Host:
         self.tree.update(live.system(self.plan) | found if found else {})
         if self.tree:
             self.record.note(tree=self.tree)
-        self.record.note(resent=resent(self.server, self.first))
+        with_broker = registry.can(self.plan.scheme)["broker"]
+        self.record.note(resent=noted(self._resent(), self.first, broker=with_broker))
         self.attendance.departed(json.loads(self.server.departed()))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
@@ -187,6 +188,12 @@ class Host:
             return self.server.told()
         told = self.server.tree()
         return {} if told is None else {SERVER: json.loads(told)}
+
+    def _resent(self) -> Counts:
+        """Return how many segments all links of the job sent again."""
+        if isinstance(self.server, Tree):
+            return totals(json.loads(self.server.resent(COUNT_SECONDS)).values())
+        return counted(self.server, lambda: json.loads(self.server.departed()), senders(self.record.rounds()))
 
     def _step(self, number: int, names: Sequence[str]) -> dict[str, Any]:
         """Run a round, evaluate the model if the server does that, and return the journal's entry."""
@@ -281,6 +288,8 @@ def hosting(
     server = listen() if session is None else session.listen(listen)
     try:
         facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
+        # Known when the last round is over; a run that does not come so far leaves null.
+        facts |= {"resent": None}
         facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}
         facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
         facts |= {} if session is None else session.facts()

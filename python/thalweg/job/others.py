@@ -11,6 +11,7 @@ from typing import Any
 from thalweg import _core, bounded_json
 from thalweg.job.asking import Reply, ask
 from thalweg.job.farewell import farewell, reason
+from thalweg.job.resent import Counts, counted
 
 # What a node answers another one: a head, and maybe an arena.
 Answer = tuple[dict[str, Any], "_core.Arena | None"]
@@ -53,6 +54,15 @@ class Others:
     def forget(self, name: str, why: str) -> None:
         """Wait no more for a node that is gone."""
         self._server.forget(name, why)
+
+    def resent(self) -> list[Counts]:
+        """Return what was sent again on links of nodes that joined this one, if any did.
+
+        What this node sent to others, they count.
+        """
+        if not json.loads(self._server.resent(0.0)):
+            return []
+        return [counted(self._server, lambda: json.loads(self._server.departed()), ())]
 
     def close(self, why: str) -> None:
         """Leave all other nodes. Idempotent."""

@@ -16,6 +16,7 @@ from thalweg.job import moving
 from thalweg.job.admitting import Admitting
 from thalweg.job.asking import Reply, ask
 from thalweg.job.judging import Judge
+from thalweg.job.resent import WAYS, Counts, counted
 from thalweg.job.returning import Returning
 from thalweg.job.sharded import Sharded
 from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
@@ -411,8 +412,18 @@ class Tree:
         return json.dumps(found)
 
     def resent(self, timeout: float) -> str:
-        """Return an empty object: the links to clients are the nodes', and a tree keeps no totals of them."""
-        return "{}"
+        """Return the segments retransmitted at each node, and between the root and all of them, as JSON by node.
+
+        They are null for a node that is gone, and for one that was opened more than once: what its former process
+        counted is lost. ``down`` is from whoever listens. Each node waits at most ``resent.COUNT_SECONDS``.
+        """
+        found: dict[str, Counts] = {node.name: dict.fromkeys(WAYS) for node in self._nodes}
+        for heard in self._ask({"do": "resent"}, self._here(), None):
+            if heard.head is not None:
+                found[heard.node.name] = heard.head
+        # Nodes have TCP alone: one that has sent no count has sent nothing.
+        own = counted(self._server, lambda: json.loads(self._server.departed()), ())
+        return json.dumps({**found, "": own})
 
     def forget(self, client: str, why: str = "") -> None:
         """Wait no more for a client whose process has ended."""

@@ -171,7 +171,7 @@ class RunRecord(Record):
             raise RecordError(
                 f"cannot remove {path / queues.FILE}: {error.strerror}", "Correct its permissions"
             ) from error
-        record.note(status="running", resumed_after_round=done)
+        record.note(status="running", resumed_after_round=done, resent=None)
         return record
 
     @property

@@ -228,6 +228,13 @@ class Proofs(Form):
     proofs: dict[Name, Base64]
 
 
+class Resent(Form):
+    """How many segments a node sent again, with its clients and other nodes; null where not all are counted."""
+
+    down: Count | None
+    up: Count | None
+
+
 class Refusable(Form):
     """A node did what it was asked, or refused it for a reason."""
 
@@ -278,6 +285,7 @@ FORMS: Final[Mapping[str, type[Form]]] = {
     "wait": State,
     "round": Round,
     "proofs": Proofs,
+    "resent": Resent,
     "forget": Nothing,
     "homes": Nothing,
     "gone": Nothing,

@@ -1,0 +1,58 @@
+"""A total of what was sent again is a number only if all who sent are counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from thalweg.job import resent
+from thalweg.job.resent import counted, noted, totals
+
+UNKNOWN = {"down": None, "up": None}
+Members = Mapping[str, Mapping[str, "int | None"]]
+
+
+class Core:
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def resent(self, timeout: float) -> str:
+        del timeout
+        return json.dumps(self._members)
+
+
+def here() -> list[str]:
+    return []
+
+
+def test_the_total_is_the_sum_over_all_clients() -> None:
+    core = Core({"a": {"down": 1, "up": 2}, "b": {"down": 10, "up": 0}})
+    assert counted(core, here, {"a", "b"}) == {"down": 11, "up": 2}
+
+
+def test_a_client_that_cannot_count_makes_the_total_unknown() -> None:
+    core = Core({"a": {"down": 1, "up": 2}, "b": {"down": 10, "up": None}})
+    assert counted(core, here, {"a", "b"}) == {"down": 11, "up": None}
+    assert counted(core, here, {"a"}) == {"down": 11, "up": 2}, "who sent no update has none to count"
+
+
+def test_what_a_lost_client_sent_again_is_not_known() -> None:
+    core = Core({"a": {"down": 1, "up": 2}, "b": {"down": 10, "up": 3}})
+    assert counted(core, lambda: [["b", "its link broke", False]], {"a", "b"}) == UNKNOWN
+
+
+def test_a_count_that_does_not_come_in_time_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resent, "COUNT_SECONDS", 0.0)
+    assert counted(Core({"a": {"down": 1, "up": 2}}), here, {"a"}) == UNKNOWN
+
+
+def test_totals_of_several_servers() -> None:
+    assert totals([{"down": 1, "up": 2}, {"down": 3, "up": None}]) == {"down": 4, "up": None}
+    assert totals([]) == UNKNOWN
+
+
+def test_what_a_broker_sends_again_is_noted_as_not_counted() -> None:
+    assert noted({"down": 1, "up": 2}, 1, broker=False) == {"first": 1, "down": 1, "up": 2}
+    assert noted({"down": 1, "up": 2}, 1, broker=True) == {"first": 1, "down": 1, "up": 2, "broker": None}
