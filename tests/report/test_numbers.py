@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.records import make
+from tests.report.records import make, write
+from thalweg.record.tables import read_table
 from thalweg.report import read_runs
 from thalweg.report.numbers import numbers
 from thalweg.report.source import read_run
@@ -31,7 +32,7 @@ def test_of_a_run(wifi: Path) -> None:
     assert found["share_of_bound"]["max"] == pytest.approx(1.0)
     assert found["share_of_bound"]["min"] == pytest.approx(0.25)
     assert found["goodput_bits_per_second"]["max"] == pytest.approx(160e6)
-    assert found["retransmissions"] == 4 * 2 * 3
+    assert found["retransmissions"] == 3 * 7, "as the hosts counted: the record has no count of the run's own"
     assert found["bytes_down"] == found["bytes_up"] == 8_000_000
     assert found["links"][0]["lost_share"] == pytest.approx(0.01)
     assert found["links"][0]["nominal"]["delay"] == 0.02
@@ -57,27 +58,51 @@ def test_what_is_not_known_is_null(bare: Path) -> None:
     assert found["network"] == "loopback"
 
 
-def test_parties_count_where_transfers_do_not(tmp_path: Path) -> None:
-    path = make(tmp_path / "r", parquet=False)
-    journal = path / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"retransmissions": 3', '"retransmissions": null'))
-    assert numbers(read_run(path))["retransmissions"] == 3 * 7
-
-
-def test_a_runs_own_count_goes_before_those_of_its_transfers(tmp_path: Path) -> None:
-    path = make(tmp_path / "r", parquet=False)
+def resent(path: Path, **facts: object) -> int | None:
+    """Return what was sent again as a report says it, with these facts in the manifest."""
     manifest = path / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **facts}))
+    found: int | None = numbers(read_run(path))["retransmissions"]
+    return found
 
-    def note(**resent: int | None) -> int | None:
-        told = {**json.loads(manifest.read_text()), "resent": resent}
-        manifest.write_text(json.dumps(told))
-        found: int | None = numbers(read_run(path))["retransmissions"]
-        return found
 
-    assert note(first=1, down=100, up=30) == 130
-    # Rounds before the run was resumed have only the counts of their transfers.
-    assert note(first=3, down=100, up=None) == 100 + 2 * 2 * 3
-    assert note(first=1, down=None, up=None) == 4 * 2 * 3
+def test_a_sum_over_transfers_is_no_total(tmp_path: Path) -> None:
+    path = make(tmp_path / "r", lab=False)
+    assert resent(path, resent={"first": 1, "down": 100, "up": 30}) == 130
+    for unknown in (
+        None,
+        {"first": 1, "down": 100, "up": None},
+        {"first": 1, "down": None, "up": None},
+        {"first": 3, "down": 100, "up": 30},
+    ):
+        assert resent(path, resent=unknown) is None, unknown
+
+
+def test_emulated_hosts_count_where_the_senders_did_not(tmp_path: Path) -> None:
+    path = make(tmp_path / "r")
+    unknown = {"first": 1, "down": 100, "up": None}
+    assert resent(path, resent=unknown) == 3 * 7
+    assert resent(path, resent={**unknown, "first": 3}) is None, "the hosts are those of the last part"
+    assert resent(path, resent=unknown, resumed_after_round=2) is None
+    assert resent(path, resent=unknown, resumed_after_round=None, status="interrupted") is None
+
+
+def test_hosts_do_not_count_what_is_not_tcp(tmp_path: Path) -> None:
+    chunks = {"transport": {"url": "ltp"}}
+    path = make(tmp_path / "r", plan=chunks)
+    assert resent(path, resent={"first": 1, "down": 100, "up": None}) is None
+    assert resent(path, resent={"first": 1, "down": 100, "up": 30}) == 130
+
+
+@pytest.mark.parametrize(("party", "counted"), [("broker", None), ("server", 3 * 7)])
+def test_what_a_broker_sent_again_only_its_host_counts(tmp_path: Path, party: str, counted: int | None) -> None:
+    """A broker without a host of its own is on the server's, whose count has it."""
+    path = make(tmp_path / "r", plan={"transport": {"url": "mqtt"}})
+    rows = read_table(path, "parties")
+    write(path, "parties", [*rows, {**rows[0], "party": "broker", "retransmitted_segments": None}])
+    told = {"first": 1, "down": 100, "up": 30, "broker": None}
+    assert resent(path, resent=told, broker={"party": party}) == counted
+    assert resent(path, resent=told, broker={"party": party}, emulation="none") is None
 
 
 @pytest.mark.parametrize(

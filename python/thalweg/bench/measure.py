@@ -43,7 +43,7 @@ def numbers(run: Run) -> Numbers:
         "wire_bytes": wire,
         "wire_counted": counted,
         "wire_ratio": divided(wire, None if moved is None else moved[0] + moved[1]),
-        "retransmissions": retransmissions(run, each),
+        "retransmissions": retransmissions(run),
         "cpu_seconds": _by_kind(run, "cpu_seconds", sum),
         "peak_rss_bytes": _by_kind(run, "peak_rss_bytes", max),
         "transport": transport(run),

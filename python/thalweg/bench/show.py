@@ -138,8 +138,9 @@ def _cost_table(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table
     kinds = [kind for kind in KINDS if kind != "others" or any(row["cpu_seconds"][kind] is not None for row in rows)]
     head = ["resent", "wire/update", *(f"CPU {kind}" for kind in kinds), *(f"mem {kind}" for kind in kinds)]
     caption = (
-        "of a run, median over runs; resent: TCP segments; wire/update: bytes of IP on the clients' links where they "
-        "are emulated at packet level, else as the transport counts; mem: the most that one such party had resident"
+        "of a run, median over runs; resent: segments (of ltp: chunks) sent again by all parties of a run, - where not "
+        "all are counted; wire/update: bytes of IP on the clients' links where they are emulated at packet level, else "
+        "as the transport counts; mem: the most that one such party had resident"
     )
     made = _started(axes, head, caption)
     for row in rows:

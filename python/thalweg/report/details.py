@@ -99,7 +99,7 @@ def _bar_words(bar: Bar) -> str:
             words.append(f"{sending} {' to '.join('not known' if end is None else f'{end:.6g}' for end in ends)} s")
         words.append(f"{bar.row['bytes'] or 0} bytes")
         again = bar.row["retransmissions"]
-        words += [] if again is None else [f"{again} segments sent again"]
+        words += [] if again is None else [f"{again} segments sent again, counted since its sender's last transfer"]
     return "<br>".join(words)
 
 

@@ -16,7 +16,7 @@ from thalweg.report.settings import settings
 from thalweg.report.source import Row, Run, json_object
 from thalweg.report.split import splits
 from thalweg.sections.network import LinkSection
-from thalweg.transports import links
+from thalweg.transports import links, registry
 from thalweg.ui.phrases import exactly, phrase
 from thalweg.ui.units import format_rate
 
@@ -69,7 +69,7 @@ def numbers(run: Run, setting: str = "") -> dict[str, Any]:
         "bound_source": _object(run.manifest.get("bound")).get("source"),
         "bytes_down": total(row["bytes_down"] for row in each),
         "bytes_up": total(row["bytes_up"] for row in each),
-        "retransmissions": retransmissions(run, each),
+        "retransmissions": retransmissions(run),
         "machine": {
             "cpu": machine.get("cpu"),
             "cores": machine.get("cores"),
@@ -118,7 +118,6 @@ def rounds(run: Run) -> list[dict[str, Any]]:
                 "goodput_bits_per_second": divided(bits, communication),
                 "bytes_down": row["bytes_down"],
                 "bytes_up": row["bytes_up"],
-                "retransmissions": total(transfer["retransmissions"] for transfer in transfers[row["round"]]),
                 "participants": row["participants"],
                 "expected": row["expected"],
                 "complete": row["complete"],
@@ -241,18 +240,34 @@ def parties(run: Run) -> list[dict[str, Any]]:
     return [{"party": name, "peak_rss_bytes": peak} for name, peak in sorted(peaks.items())]
 
 
-def retransmissions(run: Run, each: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the segments sent again in a run.
+def retransmissions(run: Run) -> int | None:
+    """Return the segments sent again in a run, None unless all who sent are counted.
 
-    Senders count them until the last transfer is confirmed (``resent`` in the manifest). A record without that has the
-    sum over its transfers; if no transport counts, what the emulated hosts sent again.
+    Senders count them until the last transfer is confirmed (``resent`` in the manifest). Where that is not whole, the
+    emulated hosts may have counted all of them. Rows of transfers have no total: they lack what was counted last.
     """
-    resent = _object(run.manifest.get("resent"))
-    told = total(count for count in (resent.get("down"), resent.get("up")) if isinstance(count, int))
-    first = resent.get("first") if told is not None else None
-    before = [row["retransmissions"] for row in each if not isinstance(first, int) or row["round"] < first]
-    counted = total([told, *before])
-    return total(row["retransmitted_segments"] for row in run.parties) if counted is None else counted
+    told = _object(run.manifest.get("resent"))
+    counts = [told.get("down"), told.get("up")]
+    if told.get("first") == 1 and None not in counts and not _able(run, "broker"):
+        return total(counts)
+    return _sent_again_by_hosts(run)
+
+
+def _sent_again_by_hosts(run: Run) -> int | None:
+    """Return what all emulated hosts sent again, where all that the job sends goes over their kernels' TCP."""
+    first = _object(run.manifest.get("resent")).get("first", 1)
+    is_whole = run.status == "complete" and first == 1 and run.manifest.get("resumed_after_round") is None
+    is_tcp = _able(run, "retransmissions") and _able(run, "congestion")
+    if not (is_whole and is_tcp and run.emulation.startswith("packet")):
+        return None
+    # A broker that has no host of its own is on another one, whose count has it.
+    away = {"broker"} - {_object(run.manifest.get("broker")).get("party")}
+    counts = [row["retransmitted_segments"] for row in run.parties if row["party"] not in away]
+    return None if None in counts else total(counts)
+
+
+def _able(run: Run, what: str) -> bool:
+    return any(one["name"] == run.plan.scheme and one["capabilities"][what] for one in registry.transports())
 
 
 def spread(values: Iterable[float | None]) -> dict[str, float] | None:
