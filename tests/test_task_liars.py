@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -187,3 +188,37 @@ def test_a_head_that_nobody_could_read_back_is_an_error_at_the_call(stack: ExitS
     server = served(stack, {})
     with pytest.raises(PlanError, match="cannot be read back"):
         server.send(deep, to="anna")
+
+
+WANTED = {"a": np.zeros(3, np.float32), "w": np.zeros(SHAPE, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"a": WANTED["a"], "v": WANTED["w"]}, r"v\b"),
+        ({"a": WANTED["a"], "w": np.zeros((9, 64), np.float32)}, r"w\b.*\[9, 64\].*\[64, 9\]"),
+        ({"a": WANTED["a"], "w": np.zeros(SHAPE)}, r"w\b.*float64.*float32"),
+        ({"a": WANTED["a"]}, r"w\b"),
+        ({**WANTED, "z": np.zeros(1 << 20)}, r"z\b"),
+        ({"a": np.zeros(4, np.float32), "w": np.zeros(1)}, r"a\b"),
+        ({}, r"a\b"),
+    ],
+)
+@pytest.mark.parametrize("stated", [None, {"a": ("F32", [3]), "w": ("F32", SHAPE)}])
+def test_a_result_of_other_tensors_is_refused_before_a_byte_of_it_is_received(
+    stack: ExitStack, given: dict[str, Any], named: str, stated: Any
+) -> None:
+    """The task states its tensors, or which ones results have: the first that differs is named."""
+    server = served(stack, {
+        "anna": lambda task, _: task.answer(None, {name: array + 1 for name, array in WANTED.items()}),
+        "liar": lambda task, _: task.answer(None, given),
+    })  # fmt: skip
+    task = server.send(None, WANTED if stated is None else None, reduce="mean", returns=stated)
+    mean = task.mean()
+    assert all((mean[name] == 1).all() for name in WANTED)
+    refused = task.replies()["liar"]
+    assert refused.state == "failed"
+    assert re.search(f"cannot be folded with the others: .*{named}", refused.reason or ""), refused.reason
+    assert not refused.tensors
+    assert "up" not in {way["direction"] for way in refused.transfers}, "nothing came"

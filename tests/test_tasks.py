@@ -507,6 +507,8 @@ def test_what_cannot_be_sent_is_said_with_the_mend(server: TaskServer) -> None:
             server.send(None, {"w": np.ones(1)}, to="anna", reduce="mean", missing=missing)
     with pytest.raises(PlanError, match="only of results that are folded"):
         server.send(None, {"w": np.ones(1)}, to="anna", missing=0.5)
+    with pytest.raises(PlanError, match="only results that are folded have stated tensors"):
+        server.send(None, {"w": np.ones(1)}, to="anna", returns=["w"])
     with pytest.raises(_core.CoreError, match="at least one member"):
         server.send(None)
 

@@ -229,7 +229,9 @@ class TaskServer:
         With ``reduce="mean"`` results are folded as they come, and ``Task.mean`` is their mean by weight. The server
         then holds the sums, and results that wait to be folded: 64 MiB of them, or one if it is larger, whatever the
         number of members. ``returns`` names those of the tensors that results have then, by default all; or it is
-        a mapping that says which tensors results have, each name with element type, as ``F32``, and shape.
+        a mapping that says which tensors results have, each name with element type, as ``F32``, and shape. A result
+        with others is refused before anything is allocated or received for it: its reply is ``failed``, and its reason
+        names the first tensor that differs.
 
         ``missing`` is the share of each such tensor, 0 to 1, that may be missing of a result where the transport loses
         some of it, as ``unifl`` and ``ltp`` do; or it says so by name, and 0 for the others. What is lost beyond it is
@@ -246,6 +248,8 @@ class TaskServer:
         """
         packed = _packed(tensors)
         names = self.members if to is None else [to] if isinstance(to, str) else list(to)
+        if reduce is None and returns is not None:
+            raise PlanError("only results that are folded have stated tensors", 'Reduce them: reduce="mean"')
         fold = None if reduce is None else _folded(packed, returns)
         shares = _shares(fold, missing)
         arena, number = (None, 0) if packed is None else (packed.arena.core, packed.id)
