@@ -82,8 +82,8 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
     """Write what FedComm's own code leaves behind, under its keys, for scripts made for that.
 
     Accuracy is in percent. Retransmissions, which FedComm section III.C step 8 promises and its code leaves out,
-    are the senders' sum in each round, or None where nobody counts them. A count that comes after the round's end is in a
-    later round, and the last one in none: ``resent`` in the manifest has the total.
+    are the senders' sum in each round, or None where nobody counts them. A count that comes after the round's end is
+    in a later round, and the last one in none: ``resent`` in the manifest has the total.
     """
     columns: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "training_time": lambda entry: _or(entry.get("fedcomm_seconds"), entry["seconds"]),

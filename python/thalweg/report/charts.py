@@ -165,6 +165,13 @@ def accuracy_rounds(runs: Sequence[Numbers]) -> Chart:
     return chart
 
 
+def client_accuracy_rounds(runs: Sequence[Numbers]) -> Chart:
+    """Return the mean accuracy of the models that clients trained against rounds."""
+    chart = lines("client-accuracy-rounds", runs, ("round", "client_accuracy"), None, 100)
+    chart.layout.update(by_round(runs, "clients' own accuracy (%)"))
+    return chart
+
+
 def accuracy_time(runs: Sequence[Numbers]) -> Chart:
     """Return it against the sum of rounds' times, and where it would be with communication at its lower bound."""
     bound = ("bound_elapsed_seconds", "accuracy")

@@ -57,8 +57,7 @@ def numbers(run: Run, setting: str = "") -> dict[str, Any]:
         "emulation_reason": _object(run.manifest.get("network")).get("reason"),
         "rounds": len(each),
         "rounds_planned": run.plan.job.rounds,
-        "accuracy": next((row["accuracy"] for row in reversed(each) if row["accuracy"] is not None), None),
-        "loss": next((row["loss"] for row in reversed(each) if row["loss"] is not None), None),
+        **{key: last(each, key) for key in ("accuracy", "loss", "client_accuracy", "client_loss")},
         "best_accuracy": max((row["accuracy"] for row in each if row["accuracy"] is not None), default=None),
         "seconds": spread(row["seconds"] for row in each),
         "communication_seconds": spread(row["communication_seconds"] for row in each),
@@ -84,6 +83,11 @@ def numbers(run: Run, setting: str = "") -> dict[str, Any]:
     }
 
 
+def last(each: Sequence[Row], key: str) -> Any:
+    """Return what the last round has under ``key`` in which it is known; None if there is no such round."""
+    return next((row[key] for row in reversed(each) if row[key] is not None), None)
+
+
 def rounds(run: Run) -> list[dict[str, Any]]:
     """Return a row a round, in order; ``elapsed_seconds`` is the sum so far, ``bound`` the least communication."""
     transfers: dict[int, list[Row]] = defaultdict(list)
@@ -105,6 +109,8 @@ def rounds(run: Run) -> list[dict[str, Any]]:
                 "round": row["round"],
                 "accuracy": row["accuracy"],
                 "loss": row["loss"],
+                "client_accuracy": row["client_accuracy"],
+                "client_loss": row["client_loss"],
                 "seconds": seconds,
                 "elapsed_seconds": elapsed,
                 "communication_seconds": communication,

@@ -43,6 +43,16 @@ def _end(of: Numbers) -> str:
 
 
 def _quality(of: Numbers) -> str:
+    return "; ".join(words for words in (_of_server(of), _of_own_clients(of)) if words)
+
+
+def _of_own_clients(of: Numbers) -> str:
+    if of["client_accuracy"] is not None:
+        return f"clients' own accuracy {percent(of['client_accuracy'])}"
+    return "" if of["client_loss"] is None else f"clients' own loss {of['client_loss']:.4g}"
+
+
+def _of_server(of: Numbers) -> str:
     if of["accuracy"] is None:
         return "" if of["loss"] is None else f"loss {of['loss']:.4g}"
     best = of["best_accuracy"]

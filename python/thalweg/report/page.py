@@ -53,6 +53,7 @@ def _one_run(made: Page, run: Run, of: Mapping[str, Any]) -> None:
     if _has_curve([of]):
         made.section("accuracy", "Accuracy", ACCURACY)
         made.chart(charts.accuracy_rounds([of]))
+    _client_accuracy(made, [of])
     split = charts.split_rounds(of)
     if split.traces:
         made.section("rounds", "Rounds", SPLIT_NODES if of["shape"] == "graph" else SPLIT)
@@ -81,6 +82,7 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
         made.chart(charts.accuracy_rounds(numbers))
         made.about(ACCURACY_TIME)
         made.chart(charts.accuracy_time(numbers))
+    _client_accuracy(made, numbers)
     _communication(made, numbers)
     times = charts.round_time(numbers)
     if times.traces:
@@ -100,9 +102,17 @@ def _communication(made: Page, numbers: Numbers) -> None:
         made.chart(chart)
 
 
-def _has_curve(numbers: Numbers) -> bool:
+def _has_curve(numbers: Numbers, key: str = "accuracy") -> bool:
     """Whether any run has more than one accuracy."""
-    return any(sum(row["accuracy"] is not None for row in run["each_round"]) > 1 for run in numbers)
+    return any(sum(row[key] is not None for row in run["each_round"]) > 1 for run in numbers)
+
+
+def _client_accuracy(made: Page, numbers: Numbers) -> None:
+    """Draw what clients said of their own models, if they evaluated in more than one round."""
+    if _has_curve(numbers, "client_accuracy"):
+        about = f"{CLIENT_ACCURACY} {OVER_RUNS}" if _is_repeated(numbers) else CLIENT_ACCURACY
+        made.section("clients", "Clients' own accuracy", about)
+        made.chart(charts.client_accuracy_rounds(numbers))
 
 
 def _is_repeated(numbers: Numbers) -> bool:
@@ -182,7 +192,7 @@ def _left_out(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
         if not run.rounds:
             whys[run.why_no_rounds()] += 1
             continue
-        if of["accuracy"] is None:
+        if of["accuracy"] is None and of["client_accuracy"] is None:
             whys[f"no accuracy: {run.why_no_accuracy()}"] += 1
         if of["bound_seconds"] is None and of["shape"] != "graph":
             whys[f"no lower bound: {of['bound_source'] or 'not known'}"] += 1
@@ -207,6 +217,7 @@ SUMMARY: Final = (
     "which at least one was under way."
 )
 ACCURACY: Final = "Of the global model on the test set."
+CLIENT_ACCURACY: Final = "Mean over clients: each evaluated the model that it had trained, on its test data."
 ACCURACY_TIME: Final = (
     "Accuracy over the time of rounds, evaluations left out. Dotted: the same with communication at its lower bound."
 )

@@ -133,7 +133,9 @@ class Run:
             return self.why_no_rounds()
         if self.plan.is_payload:
             return f"{self.plan.model.name} is moved and not trained, so that it has no accuracy"
-        if any(row["loss"] is not None for row in self.rounds):
+        if any(row["client_accuracy"] is not None for row in self.rounds):
+            return "its clients evaluated their own models, and the server none"
+        if any(row[key] is not None for row in self.rounds for key in ("loss", "client_loss")):
             return f"{self.plan.label} reports a loss and no accuracy"
         return "no round of it was evaluated"
 

@@ -72,6 +72,8 @@ FACTS: Final[Columns] = (
     ("accuracy, last", lambda run: share(run["accuracy"])),
     ("accuracy, best", lambda run: share(run["best_accuracy"])),
     ("loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run["loss"])),
+    ("clients' own accuracy, last", lambda run: share(run["client_accuracy"])),
+    ("clients' own loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run["client_loss"])),
     ("time of a round", lambda run: spread(format_seconds)(run["seconds"])),
     ("communication", lambda run: spread(format_seconds)(run["communication_seconds"])),
     (
