@@ -110,6 +110,59 @@ def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
         assert 0 < row["communication_seconds"] < row["seconds"] + 1
 
 
+PERSONAL = """
+import numpy as np
+
+
+class App:
+    tensors = "!own"
+
+    def model(self):
+        return {"shared": np.zeros(10, np.float32), "own": np.zeros(3, np.float32)}
+
+    def client_data(self, name, index, clients, seed):
+        return index
+
+    def test_data(self):
+        return None
+
+    def train(self, model, data, config):
+        model["shared"] += 1
+        model["own"] += (data + 1) / 8
+        return 1, {}
+
+    def evaluate(self, model, data):
+        return {"accuracy": float(model["own"][0]), "loss": 1 - float(model["own"][0])}
+"""
+
+
+@pytest.mark.parametrize(("evaluate", "of_server"), [((), None), (("--evaluate", "both"), 0.0)])
+def test_clients_of_nodes_evaluate_what_stays_with_them(
+    start: Start, tmp_path: Path, evaluate: tuple[str, ...], of_server: float | None
+) -> None:
+    (tmp_path / "personal.py").write_text(PERSONAL)
+    nodes = ("--aggregation", "tree", "--nodes", "2", "--placement", "worst-fit")
+    run = start("run", "--app", "personal.py:App", "--clients", "3", "--rounds", "2", *nodes, *evaluate, "--json")
+    code, out, said = run.end()
+    assert code == 0, said
+    # Client n adds n / 8 to its own tensor in each round: after two rounds 1/4, 1/2 and 3/4.
+    assert "round 2/2:" in said
+    assert "clients' own accuracy 50.00 %" in said
+    done = json.loads(out)
+    assert [(row["accuracy"], row["client_accuracy"], row["client_loss"]) for row in done["rounds"]] == [
+        (of_server, 0.25, 0.75),
+        (of_server, 0.5, 0.5),
+    ]
+    record = tmp_path / done["record"]
+    assert [row["client_accuracy"] for row in read_table(record, "rounds")] == [0.25, 0.5]
+    rows = {(row["round"], row["client"]): row["accuracy"] for row in read_table(record, "participants")}
+    assert rows == {(number, f"client-{n}"): number * n / 8 for number in (1, 2) for n in (1, 2, 3)}
+    assert start("report", str(record), "--out", "r.html").end()[0] == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "clients&#x27; own accuracy 50.00 %" in page
+    assert "client-accuracy-rounds" in page
+
+
 @pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
 def test_nodes_have_an_emulated_network(result: Run, tmp_path: Path) -> None:
     plan = PLAN.replace("dedicated", "first-finished").replace("64KiB", "256KiB")
