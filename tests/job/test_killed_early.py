@@ -115,6 +115,60 @@ def test_a_tree_whose_only_nodes_are_killed_says_so(dying: Dying, tmp_path: Path
     assert str(record / "log.txt") in caught.value.mend
 
 
+APP = """
+import os
+import signal
+
+import numpy as np
+
+
+class App:
+    def __init__(self, dead):
+        self.dead = dead.split(",")
+
+    def model(self):
+        return {"w": np.zeros(10, np.float32)}
+
+    def client_data(self, name, index, clients, seed):
+        if name in self.dead:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def train(self, model, data, config):
+        model["w"] += 1
+        return 1, {}
+"""
+
+
+def star(folder: Path, dead: list[str], enough: int | None) -> Plan:
+    (folder / "mortal_app.py").write_text(APP)
+    app = {"object": f"{folder / 'mortal_app.py'}:App", "options": {"dead": ",".join(dead)}}
+    job = {"clients": 4, "rounds": 2} | ({} if enough is None else {"enough": enough})
+    return Plan.of({"job": job, "model": {}, "app": app, "record": {"folder": str(folder / "runs")}})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_star_goes_on_without_clients_that_are_killed_before_they_join(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    dead = sorted(random.sample([f"client-{n}" for n in range(1, 5)], random.randint(1, 2)))
+    told = Told()
+    run(star(tmp_path, dead, enough=2), told)
+    rows = rounds_of(tmp_path)
+    assert [counted(row) for row in rows] == [4 - len(dead)] * 2
+    whys = "; ".join(f"{name} is missing: killed by signal 9 (SIGKILL)" for name in dead)
+    said = f"going on with {4 - len(dead)} of 4 clients: {whys}"
+    assert said in told.notes
+    (record,) = (tmp_path / "runs").iterdir()
+    assert said in (record / "log.txt").read_text()
+    assert Record(record).manifest["status"] == "complete"
+
+
+@pytest.mark.parametrize("enough", [None, 4, 3])
+def test_a_star_that_has_too_few_clients_says_who_is_missing(tmp_path: Path, enough: int | None) -> None:
+    dead = ["client-2", "client-3"]
+    with pytest.raises(RoundError, match=r"^client-[23] could not take part: killed by signal 9 \(SIGKILL\)"):
+        run(star(tmp_path, dead, enough), Told())
+
+
 @pytest.mark.parametrize("death", STEPS["graph"])
 def test_a_graph_of_which_a_node_is_killed_too_often_says_so(dying: Dying, tmp_path: Path, death: str) -> None:
     dying("graph", {"node-3": [death] * (on_graph.RESTARTS + 1)})

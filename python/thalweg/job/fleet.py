@@ -159,6 +159,10 @@ class Fleet:
         if member.process is not None:
             _write(member.process.stdin, message)
 
+    def gone(self) -> dict[str, str]:
+        """Return the clients that have ended early, each with why."""
+        return {member.name: member.failure for member in self.members if member.failure is not None}
+
     def check(self) -> None:
         """Raise RoundError with the client's own reason if one has ended early. Called before the first round."""
         for member in self.members:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,16 +126,25 @@ class Host:
         """The sides that evaluate: the server, clients, both or neither."""
         return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
 
-    def wait(self, look: Callable[[], None]) -> None:
-        """Wait until all clients have joined. ``look`` is called several times a second and may raise.
+    def wait(self, look: Callable[[], None], gone: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Wait until all clients are here; ``look`` is called several times a second and may raise.
 
-        A resumed job waits only ``job.grace`` seconds once ``job.enough`` clients have joined, because a client may
-        have gone for good while the server was down. With nodes of a tree it always waits for all.
+        ``gone`` returns clients that will not come, each with why. If ``look`` lets that pass, a star goes on with the
+        others when these are here.
+        A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
+        have gone for good while the server was away.
         """
         job, enough_since = self.plan.job, None
         while (here := self.server.wait(job.clients, WAIT_SLICE)) < job.clients:
             self._tell(self.server.notes())
             look()
+            missing = gone()
+            if missing and isinstance(self.server, _core.Server) and self._are_here(missing):
+                left = job.clients - len(missing)
+                self.server.place_clients(left, "{}")  # so that no round waits for more
+                whys = "; ".join(f"{name} is missing: {why}" for name, why in sorted(missing.items()))
+                self._tell([f"going on with {left} of {job.clients} clients: {whys}"])
+                return
             if self.first == 1 or job.enough is None or here < job.enough or isinstance(self.server, Tree):
                 enough_since = None
                 continue
@@ -143,6 +152,10 @@ class Host:
             if time.monotonic() - enough_since >= job.grace:
                 self._tell([f"going on with {here} of {job.clients} clients: the others did not come"])
                 return
+
+    def _are_here(self, missing: Collection[str]) -> bool:
+        """Return whether all clients of the plan are connected but the ``missing`` ones."""
+        return {*self.plan.members} <= {*missing, *self.connected()}
 
     def known(self) -> list[str]:
         """Return the clients of the last recorded round, sorted by name; none for a new record.

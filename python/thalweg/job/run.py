@@ -69,7 +69,8 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
                 nodes.start(server_trust, client_trust)
             progress.note(f"starting {len(names)} clients")
             fleet.start(names, _orders(host, network, post.trusting(client_trust), names, in_process=in_process))
-            host.wait(lambda: _look(fleet, network))
+            spare = _spare(plan)
+            host.wait(lambda: _look(fleet, network, spare), fleet.gone)
             host.serve(lambda: names)
         finally:
             _end(host, fleet, network, post, nodes, in_process=in_process)
@@ -78,8 +79,15 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     return replace(host.result(server_peak, _peaks(host, fleet, names)), transport_reason=reason)
 
 
-def _look(fleet: Fleet, network: Session) -> None:
-    fleet.check()
+def _spare(plan: Plan) -> int:
+    """Return how many clients may be missing when the first round begins."""
+    job = plan.job
+    return 0 if job.enough is None or job.choose is not None or on_trees.has_nodes(plan) else job.clients - job.enough
+
+
+def _look(fleet: Fleet, network: Session, spare: int) -> None:
+    if len(fleet.gone()) > spare:
+        fleet.check()
     network.check()
 
 
