@@ -172,7 +172,7 @@ class Gateway:
         if not self._counts_all:
             return dict.fromkeys(WAYS)
         own = counted(server, lambda: json.loads(server.departed()), self._senders)
-        return totals([own] if self._role is None else [own, *self._role.others.resent()])
+        return totals([own] if self._exchange is None else [own, *self._exchange.others.resent()])
 
     def _placed(self) -> str:
         """Return what the server is told of clients; those that were not drawn for this round take no part in it."""
