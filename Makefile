@@ -57,9 +57,9 @@ lint: setup lint-rust lint-python check ## all checks that run no tests
 .PHONY: lint-rust
 lint-rust: # rustfmt and clippy; warnings are errors
 	@cargo fmt --version >/dev/null 2>&1 || { echo "error: rustfmt is not installed" >&2; \
-	  echo "mend: rustup component add rustfmt" >&2; exit 1; }
+	  echo "hint: rustup component add rustfmt" >&2; exit 1; }
 	@cargo clippy --version >/dev/null 2>&1 || { echo "error: clippy is not installed" >&2; \
-	  echo "mend: rustup component add clippy" >&2; exit 1; }
+	  echo "hint: rustup component add clippy" >&2; exit 1; }
 	@$(STEP) "rustfmt" cargo fmt --all --check
 	@$(STEP) "rustfmt of fuzz" cargo fmt --manifest-path fuzz/Cargo.toml --check
 	@$(STEP) "clippy" cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings

@@ -27,8 +27,8 @@ def main() -> int:
         sys.stderr.write("interrupted\n")
         leave(interrupted_code())
     except (ThalwegError, *system.ERRORS) as error:
-        cause, mend = explain(error)
-        sys.stderr.write(f"error: {cause}\nmend: {mend}\n")
+        cause, hint = explain(error)
+        sys.stderr.write(f"error: {cause}\nhint: {hint}\n")
         return 2
 
 

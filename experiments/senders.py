@@ -61,7 +61,7 @@ def watched(rivals: int) -> Execute:
             found = watch.stop()
         log.with_name(log.stem + SUFFIX).write_text(json.dumps(found))
         if watch.failure is not None and "error" not in said:
-            return {"error": {"cause": f"its senders were not watched: {watch.failure}", "mend": "See why, try again"}}
+            return {"error": {"cause": f"its senders were not watched: {watch.failure}", "hint": "See why, try again"}}
         return said
 
     return run

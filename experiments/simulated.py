@@ -178,7 +178,7 @@ def main() -> int:
         figure = load(folder)
         found = rows(figure)
     except ThalwegError as error:
-        sys.stderr.write(f"error: {error.cause}\nmend: {error.mend}\n")
+        sys.stderr.write(f"error: {error.cause}\nhint: {error.hint}\n")
         return 2
     why = why_not(figure, folder.parent)
     judged = verdicts(figure, found, accepted=why is None)

@@ -88,7 +88,7 @@ def concerns(version: str, advisory: dict[str, Any]) -> bool:
 def look(database: Path) -> int:
     """Print the advisories that concern a locked crate; return 1 if any is more than a note."""
     if not (database / "crates").is_dir():
-        print(f"error: {database} has no folder crates\nmend: name a copy of RustSec's database")
+        print(f"error: {database} has no folder crates\nhint: name a copy of RustSec's database")
         return 1
     crates, faults, notes = locked(), 0, 0
     for name, version in sorted(crates):

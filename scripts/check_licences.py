@@ -67,7 +67,7 @@ def main() -> int:
         print(fault)
     print(f"{len(crates)} crates, {len(packages)} Python packages, {len(faults)} faults")
     if faults:
-        print(f"mend: replace the dependency; allowed are {', '.join(sorted(ALLOWED))}")
+        print(f"hint: replace the dependency; allowed are {', '.join(sorted(ALLOWED))}")
     return 1 if faults else 0
 
 

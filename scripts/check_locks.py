@@ -93,7 +93,7 @@ def main() -> int:
             print(f"{path.relative_to(ROOT)}: {fault}")
         print(f"{path.relative_to(ROOT)}: {len(faults)} faults")
     if any(found.values()):
-        print("mend: `make lock` or `cargo update` without settings of this machine, then look at the difference;")
+        print("hint: `make lock` or `cargo update` without settings of this machine, then look at the difference;")
         print("      `cargo metadata --manifest-path fuzz/Cargo.toml` if the lock file of fuzz is stale")
     return 1 if any(found.values()) else 0
 

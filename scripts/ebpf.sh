@@ -7,7 +7,7 @@ folder=${1:-objects}
 clang=${CLANG:-clang}
 command -v "$clang" >/dev/null || {
     echo "error: $clang is not installed" >&2
-    echo "mend: Install clang; on Debian, as root: apt install clang" >&2
+    echo "hint: Install clang; on Debian, as root: apt install clang" >&2
     exit 1
 }
 for program in unifl route; do

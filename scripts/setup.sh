@@ -13,9 +13,9 @@ export UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
 python=.venv/bin/python
 stamps=.venv/.stamps
 
-fail() { # cause, mend
+fail() { # cause, hint
     echo "error: $1" >&2
-    echo "mend: $2" >&2
+    echo "hint: $2" >&2
     exit 1
 }
 

@@ -16,10 +16,10 @@ case ":$PATH:" in *:/usr/bin:*) PATH+=:/usr/sbin:/sbin ;; esac
 options=(-o DPkg::Lock::Timeout=120 -o Acquire::Retries=2 -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30)
 export DEBIAN_FRONTEND=noninteractive
 
-give_up() { # cause, mend, packages
+give_up() { # cause, hint, packages
     echo "not installed: ${*:3}"
     echo "cause: $1"
-    echo "mend: $2; until then tests that need them are skipped"
+    echo "hint: $2; until then tests that need them are skipped"
     exit 0
 }
 

@@ -93,7 +93,7 @@ def test_a_config_cannot_replace_what_thalweg_says_itself() -> None:
             for call in (lambda config: thalweg.fedavg(server, 1, config=config), server.round, server.advance):
                 with pytest.raises(PlanError, match=f"config has the key '{key}', which thalweg sets itself") as error:
                     call({"lr": 0.1, key: 1})
-                assert all(own in error.value.mend for own in apps["a"].seen[0])
+                assert all(own in error.value.hint for own in apps["a"].seen[0])
         assert server.number == 1, "no round was begun"
 
 
@@ -128,7 +128,7 @@ def _circle() -> list[Any]:
 def test_a_config_that_is_no_json_is_refused_at_the_call(config: Any, words: str) -> None:
     with thalweg.Server(Constant(1.0), clients=1) as server, pytest.raises(PlanError, match=words) as error:
         thalweg.fedavg(server, 1, config=config)
-    assert error.value.mend
+    assert error.value.hint
 
 
 def test_completion_shows_the_api() -> None:
@@ -284,12 +284,12 @@ class Wider(Constant):
 
 
 def test_both_ends_name_the_first_tensor_of_another_model(caplog: pytest.LogCaptureFixture) -> None:
-    mend = "use the same model and the same tensors at both ends"
-    said = "its model differs: weight is float32 [2, 4] here and float32 [2, 5] at the client; " + mend
+    hint = "use the same model and the same tensors at both ends"
+    said = "its model differs: weight is float32 [2, 4] here and float32 [2, 5] at the client; " + hint
     with thalweg.Server(Constant(1.0), clients=1) as server:
         with pytest.raises(_core.CoreError) as caught:
             thalweg.Client(Wider(1.0), server.address, name="odd").run()
-        assert "weight is float32 [2, 5] here and float32 [2, 4] at the server; " + mend in str(caught.value)
+        assert "weight is float32 [2, 5] here and float32 [2, 4] at the server; " + hint in str(caught.value)
         assert caught.value.kind == "refused"
         with caplog.at_level(logging.INFO, "thalweg"):
             assert server.wait(timeout=0.5) == 0

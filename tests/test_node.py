@@ -80,7 +80,7 @@ def test_a_ring_of_four_mixes(ring: list[Trainer]) -> None:
     assert {event["peer"] for event in events if event["kind"] == "met"} == {"b", "d"}
 
 
-def test_errors_have_a_kind_and_a_mend() -> None:
+def test_errors_have_a_kind_and_a_hint() -> None:
     arena = _core.Arena(layout())
     with pytest.raises(_core.CoreError, match="needs a deadline") as caught:
         _core.Node(arena, "a", "tcp://127.0.0.1:0", '{"wait": "first-chunk"}')

@@ -92,7 +92,7 @@ def test_one_that_cannot_be_installed_is_named_with_the_cause(programs: Path) ->
     assert installed == WANTED
     assert "chromium: E: Unable to locate package" in said
     assert "not installed: chromium\n" in said
-    assert "mend: " in said
+    assert "hint: " in said
 
 
 @pytest.mark.parametrize(("apt", "user", "cause"), [(False, 0, "no apt-get"), (True, 1000, "only root")])

@@ -493,7 +493,7 @@ def test_arrays_with_bytes_in_another_order_are_converted(server: TaskServer, me
         np.testing.assert_array_equal(reply.tensors[name], array)
 
 
-def test_what_cannot_be_sent_is_said_with_the_mend(server: TaskServer) -> None:
+def test_what_cannot_be_sent_is_said_with_the_hint(server: TaskServer) -> None:
     with pytest.raises(PlanError, match="no JSON"):
         server.send({"x": object()}, to="anna")
     with pytest.raises(ModelError):

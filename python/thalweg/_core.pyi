@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 class CoreError(Exception):
-    """Any error of the core; its text is ``operation: cause; mend``."""
+    """Any error of the core; its text is ``operation: cause; hint``."""
 
     kind: str
 

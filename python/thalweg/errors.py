@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet. Each names its cause and the mend."""
+"""The errors a user can cause or meet. Each names its cause and the hint."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from thalweg import _core
 class ThalwegError(Exception):
     """Base of all errors of this package.
 
-    ``cause`` says what went wrong, ``mend`` what to do about it; ``str()`` gives both as two sentences.
+    ``cause`` says what went wrong, ``hint`` what to do about it; ``str()`` gives both as two sentences.
     """
 
-    def __init__(self, cause: str, mend: str) -> None:
+    def __init__(self, cause: str, hint: str) -> None:
         # Both go to Exception.args, so that the error survives the way back from another process.
-        super().__init__(cause, mend)
+        super().__init__(cause, hint)
         self.cause = cause
-        self.mend = mend
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{_unstopped(self.cause)}. {_unstopped(self.mend)}"
+        return f"{_unstopped(self.cause)}. {_unstopped(self.hint)}"
 
 
 class PlanError(ThalwegError):
@@ -61,8 +61,8 @@ class LabError(ThalwegError):
     ``kind`` is that of the core's error where it comes from there, else ``lab``.
     """
 
-    def __init__(self, cause: str, mend: str, kind: str = "lab") -> None:
-        super().__init__(cause, mend)
+    def __init__(self, cause: str, hint: str, kind: str = "lab") -> None:
+        super().__init__(cause, hint)
         self.kind = kind
 
 

@@ -121,7 +121,7 @@ def test_cells_that_failed_are_told_with_their_reason(tmp_path: Path) -> None:
     def execute(path: Path, log: Path, limit: float | None) -> Any:
         plan = Plan.load(path)
         if plan.scheme == "ltp":
-            return {"error": {"cause": "no port", "mend": "Choose one"}}
+            return {"error": {"cause": "no port", "hint": "Choose one"}}
         sections = plan.model_dump(exclude_none=True, include={"transport", "model"})
         return {"record": str(make(Path(plan.record.folder) / "a-record", rounds=2, plan=sections, train=None))}
 

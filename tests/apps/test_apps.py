@@ -96,19 +96,19 @@ def test_what_an_app_imports_later_is_found(here: Path, monkeypatch: pytest.Monk
 def test_what_is_no_app(here: Path, text: str, words: str) -> None:
     with pytest.raises(PlanError, match=words) as caught:
         apps.load(text)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_the_nearest_name_is_said(here: Path) -> None:
     with pytest.raises(PlanError) as caught:
         apps.load("some_app:Hwole")
-    assert "'Whole'" in caught.value.mend
+    assert "'Whole'" in caught.value.hint
 
 
 def test_a_flower_app_says_which_commands_run_it() -> None:
     with pytest.raises(PlanError, match="is a Flower app") as caught:
         apps.load("flower:my/app")
-    assert "thalweg flower run my/app" in caught.value.mend
+    assert "thalweg flower run my/app" in caught.value.hint
 
 
 def test_options_are_for_what_can_be_called(here: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_train_returns(returned: Any) -> None:
 def test_what_train_must_not_return(returned: Any) -> None:
     with pytest.raises(AppError, match=r"train\(\) of the app returned") as caught:
         apps.trained(returned)
-    assert "samples" in caught.value.mend
+    assert "samples" in caught.value.hint
     assert len(caught.value.cause) < 130
 
 

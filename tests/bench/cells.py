@@ -52,7 +52,7 @@ class Fake:
             raise KeyboardInterrupt
         self.ran.append((plan.scheme, plan.job.seed))
         if self.ran[-1] in self.fail:
-            return {"error": {"cause": "it broke", "mend": "Mend it"}}
+            return {"error": {"cause": "it broke", "hint": "Fix it"}}
         return {"record": str(made)}
 
 

@@ -66,14 +66,14 @@ def test_a_run_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
     tcp, memory = found["cells"]
     assert (tcp["status"], tcp["repetitions"], tcp["failed"]) == ("partly", 1, 1)
     assert (memory["status"], memory["repetitions"], memory["failed"]) == ("failed", 0, 2)
-    assert memory["reasons"] == ["it broke. Mend it"]
+    assert memory["reasons"] == ["it broke. Fix it"]
     assert memory["communication_seconds"] is None
     assert sum("failed after" in line and "it broke" in line for line in heard.lines) == 3
     assert again(made).run(Quiet(), execute=(idle := Fake()))["failed"] == 3
     assert idle.ran == []
-    mended = Fake()
-    assert again(made).run(Quiet(), retry=True, execute=mended)["failed"] == 0
-    assert set(mended.ran) == {("tcp", 0), ("memory", 0), ("memory", 1)}
+    fixed = Fake()
+    assert again(made).run(Quiet(), retry=True, execute=fixed)["failed"] == 0
+    assert set(fixed.ran) == {("tcp", 0), ("memory", 0), ("memory", 1)}
 
 
 def test_a_result_without_a_record_is_a_failure(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_limit_is_the_plans(tmp_path: Path) -> None:
 
     def execute(plan: Path, log: Path, limit: float | None) -> dict[str, dict[str, str]]:
         limits.append(limit)
-        return {"error": {"cause": "no", "mend": "no"}}
+        return {"error": {"cause": "no", "hint": "no"}}
 
     bench(tmp_path, limit=12.5, repetitions=1).run(Quiet(), execute=execute)
     assert limits == [12.5, 12.5]
@@ -136,7 +136,7 @@ def test_a_preview_runs_nothing_and_learns_from_what_was_run(tmp_path: Path) -> 
 
 def test_the_page_shows_runs_that_left_no_record(tmp_path: Path) -> None:
     made = bench(tmp_path, repetitions=1)
-    made.run(Quiet(), execute=lambda plan, log, limit: {"error": {"cause": "no port", "mend": "Choose one"}})
+    made.run(Quiet(), execute=lambda plan, log, limit: {"error": {"cause": "no port", "hint": "Choose one"}})
     page = made.page()
     assert page is not None
     assert "no port. Choose one" in page.read_text()

@@ -93,7 +93,7 @@ def test_stress_in_words_as_a_table_and_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "cause", "mend"),
+    ("axes", "cause", "hint"),
     [
         ({"transprot": ["tcp"]}, "'transprot', which is no axis", "Did you mean 'transport'"),
         ({"job": [1]}, "'job', which is no axis", "job.clients"),
@@ -114,11 +114,11 @@ def test_stress_in_words_as_a_table_and_none() -> None:
         ({"job.clients": list(range(1, 1002)), "job.rounds": list(range(1, 11))}, "10010 cells", "Split"),
     ],
 )
-def test_what_is_refused(axes: dict[str, Any], cause: str, mend: str) -> None:
+def test_what_is_refused(axes: dict[str, Any], cause: str, hint: str) -> None:
     with pytest.raises(PlanError) as caught:
         matrix(axes)
     assert cause in caught.value.cause
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(

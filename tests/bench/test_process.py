@@ -16,7 +16,7 @@ from thalweg.bench import process
         ("import os; os.kill(os.getpid(), 9)", "its process was killed by signal 9"),
         ("raise SystemExit(3)", "its process ended with exit code 3"),
         ("print('no JSON')", "its process ended with exit code 0"),
-        ("""print('{"error": {"cause": "c", "mend": "m"}}'); raise SystemExit(1)""", "c"),
+        ("""print('{"error": {"cause": "c", "hint": "m"}}'); raise SystemExit(1)""", "c"),
         ("import time; time.sleep(600)", "it took longer than 500.0 ms"),
     ],
 )

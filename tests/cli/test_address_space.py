@@ -25,8 +25,8 @@ def test_a_job_beyond_the_limit_is_an_error_in_two_lines(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    *_, error, mend = done.stderr.splitlines()
+    *_, error, hint = done.stderr.splitlines()
     assert error.startswith("error: "), done.stderr
     assert "ulimit -v" in error, done.stderr
-    assert mend.startswith("mend: "), done.stderr
+    assert hint.startswith("hint: "), done.stderr
     assert "backtrace" not in done.stderr

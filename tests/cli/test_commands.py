@@ -95,7 +95,7 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "cause", "mend"),
+    ("arguments", "cause", "hint"),
     [
         (["run", "none.toml"], "cannot read the plan none.toml", "Give the path"),
         (["run", "--rounds", "0"], "the command line: rounds in [job] is 0", "Give rounds as at least 1"),
@@ -130,14 +130,14 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
         ([*PROXY, "--holes", "/none/holes"], "/none/holes: No such file", "unix:PATH"),
     ],
 )
-def test_an_error_is_two_lines_and_a_code(arguments: list[str], cause: str, mend: str) -> None:
+def test_an_error_is_two_lines_and_a_code(arguments: list[str], cause: str, hint: str) -> None:
     code, out, err = invoke(*arguments)
     lines = err.splitlines()
     assert code == (1 if arguments[0] in ("export", "report") else 2), err
     assert lines[-2].startswith("error: ")
     assert cause in lines[-2]
-    assert lines[-1].startswith("mend: ")
-    assert mend in lines[-1]
+    assert lines[-1].startswith("hint: ")
+    assert hint in lines[-1]
     assert out == ""
 
 
@@ -147,7 +147,7 @@ def test_an_unknown_key_in_a_plan_exits_with_2(tmp_path: Path) -> None:
     code, out, err = invoke("run", str(path), "--json")
     assert code == 2
     assert "unknown key 'runds' in [job]" in err
-    assert json.loads(out)["error"]["mend"].startswith("Did you mean 'rounds'?")
+    assert json.loads(out)["error"]["hint"].startswith("Did you mean 'rounds'?")
 
 
 def test_transports() -> None:
@@ -203,7 +203,7 @@ def test_a_server_others_can_reach_names_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "cause", "mend"),
+    ("arguments", "cause", "hint"),
     [
         (["--listen", "tcp://0.0.0.0:0", "--to", ":9"], "nothing says who may join", "thalweg pki init"),
         (
@@ -213,9 +213,9 @@ def test_a_server_others_can_reach_names_what_is_missing() -> None:
         ),
     ],
 )
-def test_an_end_that_cannot_forward_says_why(arguments: list[str], cause: str, mend: str) -> None:
+def test_an_end_that_cannot_forward_says_why(arguments: list[str], cause: str, hint: str) -> None:
     code, out, err = invoke("forward", *arguments, "--json")
     assert code == 1
     error = json.loads(out)["error"]
     assert cause in error["cause"]
-    assert mend in error["mend"], err
+    assert hint in error["hint"], err

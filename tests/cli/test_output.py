@@ -31,7 +31,7 @@ def test_an_error_is_one_document_too(capfd: pytest.CaptureFixture[str]) -> None
 
     with pytest.raises(PlanError):
         fail()
-    assert json.loads(capfd.readouterr().out) == {"error": {"cause": "it is bad", "mend": "make it good"}}
+    assert json.loads(capfd.readouterr().out) == {"error": {"cause": "it is bad", "hint": "make it good"}}
 
 
 def test_for_people_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

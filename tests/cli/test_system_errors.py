@@ -110,9 +110,9 @@ def test_every_command_is_tested() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(("error", "cause", "mend"), ERRORS)
-def test_what_the_system_refuses_has_a_cause_and_a_mend(
-    monkeypatch: pytest.MonkeyPatch, command: str, error: Exception, cause: str, mend: str
+@pytest.mark.parametrize(("error", "cause", "hint"), ERRORS)
+def test_what_the_system_refuses_has_a_cause_and_a_hint(
+    monkeypatch: pytest.MonkeyPatch, command: str, error: Exception, cause: str, hint: str
 ) -> None:
     monkeypatch.setattr(module_of(command), "output", failing(error))
     words = [*command.split(), *NEEDED[command]]
@@ -121,14 +121,14 @@ def test_what_the_system_refuses_has_a_cause_and_a_mend(
     assert code == 1
     first, second = err.splitlines()[-2:]
     assert first.startswith(f"error: {cause}")
-    assert second.startswith("mend: ")
-    assert mend in second
+    assert second.startswith("hint: ")
+    assert hint in second
     assert out == ""
     code, out, err, _ = invoke(*command.split(), "--json", *NEEDED[command])
     assert code == 1
     said = json.loads(out)["error"]
     assert said["cause"].startswith(cause)
-    assert mend in said["mend"]
+    assert hint in said["hint"]
 
 
 def test_what_fails_before_a_command_is_known_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_what_fails_before_a_command_is_known_is_told_too(monkeypatch: pytest.Mo
     monkeypatch.setattr(cli.Commands, "make_context", lambda *_, **__: refuse(error))
     code, _, err, raised = invoke("run")
     assert (code, isinstance(raised, SystemExit)) == (1, True)
-    assert err.startswith("error: Input/output error\nmend: ")
+    assert err.startswith("error: Input/output error\nhint: ")
 
 
 def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +151,9 @@ def test_two_paths_are_both_named() -> None:
 
 def test_all_of_a_kind_have_words() -> None:
     for number in errno.errorcode:
-        cause, mend = system.explain(OSError(number, os.strerror(number)))
+        cause, hint = system.explain(OSError(number, os.strerror(number)))
         assert cause
-        assert mend
+        assert hint
 
 
 def test_who_reads_no_more_is_told_nothing() -> None:
@@ -166,7 +166,7 @@ def test_who_reads_no_more_is_told_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "cause", "mend"),
+    ("words", "cause", "hint"),
     [
         (["run", "--bogus", "--json"], "--bogus", "thalweg run --help"),
         (["--json", "run"], "--json", "--help"),
@@ -176,12 +176,12 @@ def test_who_reads_no_more_is_told_nothing() -> None:
         (["bogus", "--json"], "No such command 'bogus'", "--help"),
     ],
 )
-def test_a_command_line_that_means_nothing_obeys_json(words: list[str], cause: str, mend: str) -> None:
+def test_a_command_line_that_means_nothing_obeys_json(words: list[str], cause: str, hint: str) -> None:
     code, out, err, _ = invoke(*words)
     assert code == 2
     said = json.loads(out)["error"]
     assert cause in said["cause"]
-    assert mend in said["mend"]
+    assert hint in said["hint"]
     assert said["cause"] in err
 
 
@@ -227,7 +227,7 @@ def test_an_interruption_before_a_command_is_known_is_told_too(monkeypatch: pyte
 def test_a_path_that_is_not_utf_8_is_one_clear_error(words: tuple[str, ...]) -> None:
     code, out, err, _ = invoke(*words)
     assert (code, out) == (2, "")
-    assert "' is not UTF-8\nmend: Give the file or folder a name in UTF-8" in err
+    assert "' is not UTF-8\nhint: Give the file or folder a name in UTF-8" in err
     code, out, _, _ = invoke(*words, "--json")
     assert code == 2
     assert "is not UTF-8" in json.loads(out)["error"]["cause"]

@@ -1,4 +1,4 @@
-"""The data sets: right sizes, right order, and a damaged or hostile file is refused with cause and mend."""
+"""The data sets: right sizes, right order, and a damaged or hostile file is refused with cause and hint."""
 
 from __future__ import annotations
 
@@ -165,12 +165,12 @@ def test_the_argument_wins_over_the_environment(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
-def test_a_missing_folder_is_named_with_the_mend(name: str, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_with_the_hint(name: str, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     with pytest.raises(DataError) as caught:
         data.load(name, root=gone)
     assert str(gone) in caught.value.cause
-    assert "THALWEG_DATA" in caught.value.mend
+    assert "THALWEG_DATA" in caught.value.hint
     with pytest.raises(DataError, match=f"no .* in {tmp_path}"):
         data.load(name, root=tmp_path)
 

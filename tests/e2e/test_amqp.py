@@ -84,7 +84,7 @@ def test_a_given_broker_is_used_and_left_alone(result: Run, broker: Broker, tmp_
     assert Path(f"/proc/{broker.pid}").exists()
 
 
-def test_a_refused_login_ends_the_run_with_the_mend(start: Start, broker: Broker, tmp_path: Path) -> None:
+def test_a_refused_login_ends_the_run_with_the_hint(start: Start, broker: Broker, tmp_path: Path) -> None:
     arguments = given(broker, tmp_path)
     (tmp_path / "login").write_text("guest:guest\n")
     code, _, err = start("run", "--model", "payload:64KiB", *arguments).end()

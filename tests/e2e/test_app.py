@@ -152,7 +152,7 @@ def test_server_and_clients_take_apps(start: Start) -> None:
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
-    ("arguments", "code", "cause", "mend"),
+    ("arguments", "code", "cause", "hint"),
     [
         ([], 2, "trains an app of its own", "--app"),
         (
@@ -170,14 +170,14 @@ def test_server_and_clients_take_apps(start: Start) -> None:
     ],
 )
 def test_a_client_without_the_app_or_with_another_is_told(
-    start: Start, arguments: list[str], code: int, cause: str, mend: str
+    start: Start, arguments: list[str], code: int, cause: str, hint: str
 ) -> None:
     server = start("server", "--app", "own:Head", "--clients", "1", "--rounds", "1")
     found, out, err = start("client", address(server), "--name", "a", *arguments, "--json").end()
     assert found == code, err
     said = json.loads(out)["error"]
     assert cause in said["cause"]
-    assert mend in said["mend"]
+    assert hint in said["hint"]
     server.process.send_signal(signal.SIGINT)
     server.end()
 
@@ -199,7 +199,7 @@ def test_an_app_that_cannot_be_is_an_error(
     assert found == code, err
     said = json.loads(out)["error"]
     assert words in said["cause"]
-    assert said["mend"]
+    assert said["hint"]
     assert ("Traceback" in err) == (code == 1), "the traceback is of the app's own code"
     assert not (tmp_path / "runs").exists()
 

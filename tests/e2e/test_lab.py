@@ -174,7 +174,7 @@ def test_a_keeper_that_is_killed_ends_the_run_with_that_reason(start: Start, tmp
     code, _, err = program.end()
     assert code == 1
     assert "error: the keeper of the lab was killed by signal 9" in err
-    assert "mend: " in err
+    assert "hint: " in err
     assert nothing_left_of(state)
     (folder,) = (tmp_path / "runs").iterdir()
     record = Record(folder)
@@ -337,7 +337,7 @@ def test_a_link_is_changed_while_it_runs(start: Start, result: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "cause", "mend"),
+    ("arguments", "code", "cause", "hint"),
     [
         (["down"], 1, "no lab runs", "lab up"),
         (["exec", "--lab", "gone", "--", "true"], 1, "there is no lab gone", "lab up"),
@@ -354,11 +354,11 @@ def test_a_link_is_changed_while_it_runs(start: Start, result: Run) -> None:
         (["set", "client-1", "loss=5%"], 1, "no lab runs", "lab up"),
     ],
 )
-def test_errors_say_what_to_do(start: Start, arguments: Sequence[str], code: int, cause: str, mend: str) -> None:
+def test_errors_say_what_to_do(start: Start, arguments: Sequence[str], code: int, cause: str, hint: str) -> None:
     got, _, err = start("lab", *arguments).end()
     assert got == code, err
     assert cause in err.splitlines()[-2]
-    assert mend in err.splitlines()[-1]
+    assert hint in err.splitlines()[-1]
 
 
 def bare(tool: str, *arguments: str) -> tuple[int, str]:
@@ -382,4 +382,4 @@ def test_without_tun_it_says_so() -> None:
     code, err = bare("unshare", "--mount", "sh", "-c", hide, "sh")
     assert code != 0
     assert "/dev/net/tun" in err
-    assert err.splitlines()[-1].startswith("mend: ")
+    assert err.splitlines()[-1].startswith("hint: ")

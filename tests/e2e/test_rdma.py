@@ -17,7 +17,7 @@ Run = Callable[..., Any]
 
 
 def missing() -> str:
-    """Why this machine has no RDMA device, with the mend; empty if it has one."""
+    """Why this machine has no RDMA device, with the hint; empty if it has one."""
     try:
         return "" if _core.rdma_devices() else "no device"
     except _core.CoreError as error:
@@ -41,7 +41,7 @@ def test_without_a_device_links_are_tcp_and_the_log_says_why(result: Run, tmp_pa
     notices = [line for line in log.splitlines() if "is served as tcp" in line]
     assert len(notices) == 1
     assert why in notices[0]
-    assert any(mend in notices[0] for mend in ("apt install", "rdma link", "ulimit"))
+    assert any(hint in notices[0] for hint in ("apt install", "rdma link", "ulimit"))
 
 
 def test_under_tls_it_asks_for_seals_or_trust(result: Run, tmp_path: Path) -> None:

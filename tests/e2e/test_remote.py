@@ -87,7 +87,7 @@ def test_a_wrong_token_does_not_get_in(start: Start, tmp_path: Path) -> None:
     code, _, err = start("client", address(server), *token, "--patience", "5").end()
     assert code == 1
     assert "token" in err
-    assert "mend: " in err
+    assert "hint: " in err
 
 
 @pytest.mark.usefixtures("pki")
@@ -117,7 +117,7 @@ def test_an_app_of_ones_own(start: Start, tmp_path: Path) -> None:
 def test_nobody_there(start: Start) -> None:
     code, _, err = start("client", "tcp://127.0.0.1:1", "--patience", "0.1").end()
     assert code == 1
-    assert "mend: " in err
+    assert "hint: " in err
 
 
 def test_a_server_that_waits_for_clients_can_be_interrupted(start: Start, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_links_at_message_level_for_want_of_permission(tmp_path: Path) -> None:
         [*run, "--emulator", "packet"], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
     )
     assert refused.returncode == 1
-    assert "mend: " in refused.stderr
+    assert "hint: " in refused.stderr
     assert len(list((tmp_path / "runs").iterdir())) == 1, "and nothing is started"
 
 
@@ -192,7 +192,7 @@ def test_a_round_with_too_few_updates_ends_the_job(start: Start, tmp_path: Path)
     code, _, err = program.end()
     assert code == 1
     assert "updates came" in err
-    assert "mend: " in err
+    assert "hint: " in err
     (folder,) = (tmp_path / "runs").iterdir()
     assert Record(folder).manifest["status"] == "failed"
     assert len(Record(folder).entries) >= 1, "the rounds before are kept"
@@ -249,14 +249,14 @@ def test_a_port_in_use(start: Start) -> None:
         code, _, err = start("run", "--model", "payload:1MiB", "--transport", f"tcp://127.0.0.1:{port}").end()
     assert code == 1
     assert f"127.0.0.1:{port}" in err
-    assert "mend: choose another port" in err
+    assert "hint: choose another port" in err
 
 
 def test_a_congestion_control_the_kernel_does_not_have(start: Start) -> None:
     code, _, err = start("run", "--model", "payload:1MiB", "--congestion", "nosuch").end()
     assert code == 2
     assert "nosuch" in err
-    assert "mend: " in err
+    assert "hint: " in err
 
 
 def test_a_missing_data_folder_starts_nothing(start: Start, tmp_path: Path) -> None:

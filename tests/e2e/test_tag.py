@@ -59,7 +59,7 @@ def test_a_schema_that_cannot_be_run_is_refused_before_anything_starts(
     code, out, err = start("run", *TREE, "--tag", schema(tmp_path, *groups, **more), "--record", "made").end()
     assert (code, out) == (2, "")
     assert said in err
-    assert "mend: " in err
+    assert "hint: " in err
     assert "starting" not in err
     assert not (tmp_path / "made").exists()
 
@@ -74,4 +74,4 @@ def test_a_cycle_is_refused_with_its_line(start: Callable[..., Program], tmp_pat
     assert code == 2
     assert ", line " in err
     assert "closes a cycle" in err
-    assert "mend: " in err
+    assert "hint: " in err

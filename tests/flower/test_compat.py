@@ -40,7 +40,7 @@ def test_telemetry_is_off_before_flower_is_imported() -> None:
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
-def test_without_flower_the_mend_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 

@@ -174,7 +174,7 @@ def test_what_thalweg_cannot_make_is_said_and_nothing_is_written(tmp_path: Path)
         (CIFAR10, "missing", ("app/task.py:2",)),
     ]
     assert "thalweg does not have a/b" in str(made[0].reason)
-    assert "--substitute digits" in str(made[1].mend)
+    assert "--substitute digits" in str(made[1].hint)
     assert [call.where for call in unclear] == ["app/task.py:4"]
     assert not (tmp_path / "to").exists()
 

@@ -140,7 +140,7 @@ def test_what_links_lose_of_folded_replies_is_not_sent_again(tmp_path: Path, tra
     assert 0.85 < coverage_of(said, output) < 1
 
 
-def test_a_flower_app_has_no_other_way_to_mend(tmp_path: Path) -> None:
+def test_a_flower_app_has_no_other_way_out(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"repair\.policy has no effect for a Flower app"):
         ran("adder", tmp_path, **over("ltp", **{"repair.resend": False, "repair.policy": "zero"}))
 
@@ -223,7 +223,7 @@ def test_a_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
     for told in (record.manifest["reason"], error["cause"]):
         assert told.startswith(said)
         assert "at faulty/client_app.py:22; then the ServerApp raised KeyError" in told
-    assert str(record.path / "log.txt") in error["mend"]
+    assert str(record.path / "log.txt") in error["hint"]
     assert "this client cannot train" in (record.path / "log.txt").read_text()
 
 

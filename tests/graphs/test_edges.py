@@ -21,7 +21,7 @@ def test_an_edge_may_stand_once_or_once_in_each_direction(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "cause", "mend"),
+    ("text", "cause", "hint"),
     [
         ("", "line 1 of {path} is '', not a number of nodes", "Begin with the number of nodes"),
         ("0 1\n1 2", "line 1 of {path} is '0 1', not a number of nodes", "an edge a line"),
@@ -35,13 +35,13 @@ def test_an_edge_may_stand_once_or_once_in_each_direction(tmp_path: Path) -> Non
         ("4\n0 1\n1 2", "node 3 has no edge", "as: 0 3"),
     ],
 )
-def test_what_is_no_graph_is_refused_with_its_line(tmp_path: Path, text: str, cause: str, mend: str) -> None:
+def test_what_is_no_graph_is_refused_with_its_line(tmp_path: Path, text: str, cause: str, hint: str) -> None:
     path = tmp_path / "graph.edges"
     path.write_text(text)
     with pytest.raises(PlanError) as caught:
         edges.read(path, 4)
     assert cause.format(path=path) in caught.value.cause
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

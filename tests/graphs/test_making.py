@@ -62,7 +62,7 @@ def test_degrees(word: str, nodes: int, degrees: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "nodes", "cause", "mend"),
+    ("word", "nodes", "cause", "hint"),
     [
         ("ring", 1, "nobody to exchange with", "at least two nodes"),
         ("3-regular", 3, "cannot be 3-regular", "1-regular to 2-regular"),
@@ -77,11 +77,11 @@ def test_degrees(word: str, nodes: int, degrees: list[int]) -> None:
         ("full", 2_000, "1,999,000 edges, over 1,000,000", "fewer nodes"),
     ],
 )
-def test_what_cannot_be_is_refused(word: str, nodes: int, cause: str, mend: str) -> None:
+def test_what_cannot_be_is_refused(word: str, nodes: int, cause: str, hint: str) -> None:
     with pytest.raises(PlanError) as caught:
         make(parse(word), nodes, 0)
     assert cause in caught.value.cause
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
 
 
 def test_edges_that_are_expected() -> None:

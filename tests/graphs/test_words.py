@@ -27,7 +27,7 @@ def test_words_are_read(text: str, word: Word) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cause", "mend"),
+    ("text", "cause", "hint"),
     [
         ("rings", "unknown graph 'rings'", "Did you mean 'ring'?"),
         ("", "unknown graph ''", "Write ring, K-regular"),
@@ -41,8 +41,8 @@ def test_words_are_read(text: str, word: Word) -> None:
         ("file:", "names no file", "Write file:PATH"),
     ],
 )
-def test_what_means_no_graph_is_refused(text: str, cause: str, mend: str) -> None:
+def test_what_means_no_graph_is_refused(text: str, cause: str, hint: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse(text)
     assert cause in caught.value.cause
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint

@@ -82,7 +82,7 @@ def test_a_ray_that_is_missing_or_old_is_named(monkeypatch: pytest.MonkeyPatch, 
     installed(monkeypatch, release)
     with pytest.raises(PlanError, match=said) as caught:
         require(plan("ray"))
-    assert "pip install 'ray>=2.52'" in caught.value.mend
+    assert "pip install 'ray>=2.52'" in caught.value.hint
     installed(monkeypatch, "2.60.0")
     require(plan("ray"))
 
@@ -113,7 +113,7 @@ def test_the_record_says_where_ray_has_put_nodes(tmp_path: Path) -> None:
 
 def test_a_node_that_ray_cannot_start_is_lost_with_the_reason(tmp_path: Path) -> None:
     told = Told(tmp_path)
-    told.hears("ended", "node-0", report={"error": {"cause": "no such thalweg", "mend": "Install it"}})
+    told.hears("ended", "node-0", report={"error": {"cause": "no such thalweg", "hint": "Install it"}})
     assert told.lost == [("node-0", "no such thalweg")]
     assert told.ray.is_over("node-0")
     assert not told.ray.is_over("node-1")
@@ -141,7 +141,7 @@ def test_a_node_that_cannot_join_has_last_words() -> None:
     order = {"name": "node-0", **where, "options": options, "trust": {}, "threads": None}
     said = json.loads(NodeActor(json.dumps(order), version("thalweg")).serve())
     assert "refused" in said["error"]["cause"]
-    assert said["error"]["mend"]
+    assert said["error"]["hint"]
     assert said["peak_rss_bytes"] > 0
     assert "node-0: connect" in said["log"], "what it said goes to the record's log"
 

@@ -97,7 +97,7 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:
             exposing(str(port), print, clients=list),
         ):
             pass
-    assert "--metrics" in caught.value.mend
+    assert "--metrics" in caught.value.hint
 
 
 def test_nobody_listens_without_being_asked() -> None:

@@ -46,7 +46,7 @@ def test_what_ends_a_client_is_raised_though_it_cannot_say_so() -> None:
         pass
 
 
-def test_an_error_of_this_package_says_cause_and_mend() -> None:
+def test_an_error_of_this_package_says_cause_and_hint() -> None:
     assert reason(thalweg.errors.DataError("it is empty", "Fill it")) == "DataError: it is empty. Fill it"
 
 

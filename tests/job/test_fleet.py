@@ -37,7 +37,7 @@ def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
     assert "refused" in why
     with pytest.raises(RoundError, match="client-1 could not take part") as caught:
         fleet.check()
-    assert caught.value.mend
+    assert caught.value.hint
     assert "client-1" in (tmp_path / "log.txt").read_text()
 
 

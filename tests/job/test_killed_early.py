@@ -112,7 +112,7 @@ def test_a_tree_whose_only_nodes_are_killed_says_so(dying: Dying, tmp_path: Path
         run(plan("tree", tmp_path, restarts=0), Told())
     assert "there is no other node" in caught.value.cause
     (record,) = (tmp_path / "runs").iterdir()
-    assert str(record / "log.txt") in caught.value.mend
+    assert str(record / "log.txt") in caught.value.hint
 
 
 APP = """
@@ -176,4 +176,4 @@ def test_a_graph_of_which_a_node_is_killed_too_often_says_so(dying: Dying, tmp_p
     with pytest.raises(RoundError, match=why) as caught:
         run(plan("graph", tmp_path), Told())
     (record,) = (tmp_path / "runs").iterdir()
-    assert str(record / "log.txt") in caught.value.mend
+    assert str(record / "log.txt") in caught.value.hint

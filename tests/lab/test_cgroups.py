@@ -61,7 +61,7 @@ def test_without_a_controller_or_permission_it_says_so(tmp_path: Path, monkeypat
         Groups({"client-1": 0.2})
     with pytest.raises(LabError, match="cannot make groups") as caught:
         Groups({"client-1": 0.2}, Hierarchy(1, tmp_path / "none"))
-    assert "cpu_quota" in caught.value.mend
+    assert "cpu_quota" in caught.value.hint
 
 
 def test_only_what_the_dead_left_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

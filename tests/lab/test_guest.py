@@ -35,7 +35,7 @@ def built() -> None:
     except LabError as error:
         if os.environ.get("THALWEG_GUEST") == "required":
             raise
-        pytest.skip(f"{error.cause}; {error.mend}")
+        pytest.skip(f"{error.cause}; {error.hint}")
 
 
 def thalweg(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -71,7 +71,7 @@ def test_rdma_behind_a_limiter_on_its_device_is_refused() -> None:
     Plan.of({**plan, "transport": {"url": "tcp"}})
     with pytest.raises(PlanError, match="waits in a loop") as error:
         Plan.of({**plan, "transport": {"url": "rdma"}})
-    assert error.value.mend == "Take network.limiter = 'path'"
+    assert error.value.hint == "Take network.limiter = 'path'"
 
 
 def test_no_plan_of_virtual_time_runs_in_real_time() -> None:
@@ -83,12 +83,12 @@ def test_no_plan_of_virtual_time_runs_in_real_time() -> None:
         pass
 
 
-def test_without_its_kernel_the_mend_is_make_guest(tmp_path: Path) -> None:
+def test_without_its_kernel_the_hint_is_make_guest(tmp_path: Path) -> None:
     done = thalweg(tmp_path, *JOB, *NETWORK, "--json", XDG_CACHE_HOME=str(tmp_path))
     error = json.loads(done.stdout)["error"]
     assert done.returncode != 0
     assert error["cause"].startswith("there is no guest kernel")
-    assert error["mend"] == "Run `make guest`"
+    assert error["hint"] == "Run `make guest`"
     assert not list(tmp_path.glob("runs/*"))
 
 
@@ -225,7 +225,7 @@ def test_a_program_that_polls_is_ended_by_the_outer_limit(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LabError, match="the outer limit of virtual time") as error:
         guest.run(["/bin/sh", "-c", "while :; do :; done"], limit=4)
-    assert "polls without sleeping" in error.value.mend
+    assert "polls without sleeping" in error.value.hint
 
 
 def said(*arguments: str, code: int = 0) -> Any:
@@ -253,7 +253,7 @@ def test_a_build_that_cannot_be_says_what_is_missing(tmp_path: Path) -> None:
     error = json.loads(done.stdout)["error"]
     assert done.returncode != 0
     assert "programs are missing: bc bison flex" in error["cause"]
-    assert error["mend"].startswith("apt-get install bc bison flex")
+    assert error["hint"].startswith("apt-get install bc bison flex")
 
 
 @pytest.mark.usefixtures("built")

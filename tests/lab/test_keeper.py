@@ -34,7 +34,7 @@ def test_what_the_core_refuses_is_told(keep: Keep) -> None:
     lab, _, _ = keep()
     with pytest.raises(PlanError, match="there is no link nowhere") as caught:
         lab.set("nowhere", None, {})
-    assert caught.value.mend == "take another"
+    assert caught.value.hint == "take another"
     assert lab.status()["elapsed"] == 1.5, "and it goes on"
 
 
@@ -146,7 +146,7 @@ def test_impossible_changes_change_nothing(
 def test_a_keeper_that_cannot_make_a_lab_says_why_and_leaves_nothing(runtime: Path) -> None:
     with pytest.raises((LabError, PlanError)) as caught:
         client.start('{"hosts": 3}', "wan")
-    assert caught.value.mend
+    assert caught.value.hint
     assert list(states.labs_folder().iterdir()) == []
 
 

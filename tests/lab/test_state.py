@@ -38,7 +38,7 @@ def test_a_name_is_taken_once(runtime: Path) -> None:
     assert stat.S_IMODE(first.folder.stat().st_mode) == 0o700
     with pytest.raises(LabError, match="a lab named wan runs already") as caught:
         states.claim("wan", unique=False)
-    assert "thalweg lab down wan" in caught.value.mend
+    assert "thalweg lab down wan" in caught.value.hint
     assert [states.claim("wan", unique=True).name for _ in range(2)] == ["wan-2", "wan-3"]
     states.release(first)
     assert states.claim("wan", unique=False).name == "wan"
@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_written(runtime: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / "file"))
     with pytest.raises(LabError, match="cannot write") as caught:
         states.claim("wan", unique=True)
-    assert "root" in caught.value.mend
+    assert "root" in caught.value.hint
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(LabError, match="emulated networks need root: cannot write"):
         states.claim("wan", unique=True)

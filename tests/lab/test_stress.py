@@ -61,7 +61,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(LabError, match="stress-ng is not installed") as caught:
         stress.Stress(section(cpu=99), CLIENTS, Nowhere()).check(emulated=True)
-    assert "apt install stress-ng" in caught.value.mend
+    assert "apt install stress-ng" in caught.value.hint
     with pytest.raises(PlanError, match="there are none"):
         stress.Stress(section(network="250mbit"), CLIENTS, Nowhere()).check(emulated=False)
 

@@ -48,7 +48,7 @@ def test_sizes_follow_from_the_configurations() -> None:
         assert (spec.values, spec.parameters, spec.layout_bytes) == (size, size, 4 * size)
 
 
-def test_without_the_extra_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_hint_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelError, match=r"'gpt2-mini\+lora4' needs transformers: .*pip install 'peft>="):
         models.build("gpt2-mini+lora4")

@@ -237,11 +237,11 @@ def test_payload_runs_never_load_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_errors_name_cause_and_mend_and_survive_another_process() -> None:
+def test_errors_name_cause_and_hint_and_survive_another_process() -> None:
     error = errors.PlanError("rounds is 0.", "Give 1 or more")
     assert str(error) == "rounds is 0. Give 1 or more"
-    assert (error.cause, error.mend) == ("rounds is 0.", "Give 1 or more")
+    assert (error.cause, error.hint) == ("rounds is 0.", "Give 1 or more")
     back = copy.copy(error)  # by the same hook as pickling
-    assert (type(back), str(back), back.mend) == (errors.PlanError, str(error), error.mend)
+    assert (type(back), str(back), back.hint) == (errors.PlanError, str(error), error.hint)
     for name in ("PlanError", "DataError", "ModelError", "LinkError", "RoundError", "RecordError"):
         assert issubclass(getattr(errors, name), errors.ThalwegError)

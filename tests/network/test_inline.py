@@ -144,7 +144,7 @@ def test_what_is_no_network_is_explained(text: str, words: str) -> None:
     with pytest.raises(PlanError) as caught:
         Plan.of({}).merge({"network": text})
     assert words in str(caught.value)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_what_only_packets_show_is_refused(text: str, words: str) -> None:
     with pytest.raises(PlanError) as caught:
         layers(text)
     assert words in caught.value.cause
-    assert "needs root" in caught.value.mend
+    assert "needs root" in caught.value.hint
 
 
 def test_the_core_takes_it() -> None:

@@ -82,7 +82,7 @@ def test_a_layer_around_a_link_knows_of_clients_alone() -> None:
     assert "clients" not in layers
     with pytest.raises(PlanError, match=r"nodes\.link is of many at once") as caught:
         message_layers(plan({"rate": "50mbit"}, link="1gbit"))
-    assert "emulator = 'packet'" in caught.value.mend
+    assert "emulator = 'packet'" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_a_layer_around_a_link_knows_of_clients_alone() -> None:
 def test_networks_of_one_server_are_refused(network: dict[str, Any], cause: str) -> None:
     with pytest.raises(PlanError, match=cause) as caught:
         plan(network)
-    assert caught.value.mend.startswith("Remove ")
+    assert caught.value.hint.startswith("Remove ")

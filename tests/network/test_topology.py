@@ -203,7 +203,7 @@ def test_an_impossible_topology_is_explained(table: dict[str, Any], words: str) 
     with pytest.raises(PlanError) as caught:
         network(**table)
     assert words in str(caught.value)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("names", [["Anna"], ["a b"], ["-a"], ["a" * 32], ["switch"], ["bottleneck"], ["a", "a"], []])
@@ -258,18 +258,18 @@ def test_many_nodes_fit_a_graph_that_do_not_fit_a_mesh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "words", "mend"),
+    ("topology", "words", "hint"),
     [
         ("rign", "unknown topology 'rign'", "Did you mean 'ring'? Known: star, bottleneck"),
         ("mash", "unknown topology 'mash'", "Did you mean 'mesh'?"),
         ("9-regular", "cannot be 9-regular", ""),
     ],
 )
-def test_a_word_that_is_no_topology_is_refused(topology: str, words: str, mend: str) -> None:
+def test_a_word_that_is_no_topology_is_refused(topology: str, words: str, hint: str) -> None:
     with pytest.raises(PlanError) as caught:
         Plan.of({"job": {"clients": 4}, "network": {"rate": MBIT, "topology": topology}})
     assert words in caught.value.cause
-    assert mend in (caught.value.mend or "")
+    assert hint in (caught.value.hint or "")
 
 
 def test_peers_need_no_way_to_a_server() -> None:

@@ -61,7 +61,7 @@ def test_the_command_line_names_an_app() -> None:
 def test_what_cannot_be(table: dict[str, Any], words: str) -> None:
     with pytest.raises((PlanError, ModelError), match=words) as caught:
         Plan.of(table)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_another_app_is_another_experiment() -> None:
@@ -79,7 +79,7 @@ def test_clients_hear_which_app_it_is_and_load_none_because_of_it() -> None:
     }  # fmt: skip
     with pytest.raises(PlanError, match="trains an app of its own, 'my_app:App'") as caught:
         Described("a", data_root=None, threads=None).prepare(config)
-    assert "--app" in caught.value.mend
+    assert "--app" in caught.value.hint
 
 
 BENCH = """

@@ -256,7 +256,7 @@ def test_a_key_without_effect_is_refused(path: str, job: str) -> None:
         "beside an app",
     )
     assert any(words in caught.value.cause for words in wanted), caught.value.cause
-    assert "emove" in caught.value.mend
+    assert "emove" in caught.value.hint
 
 
 @pytest.mark.parametrize(("path", "job"), sorted(cases(with_effect=True)))
@@ -310,20 +310,20 @@ def test_a_key_that_needs_another_one_says_so(said: dict[str, Any], path: str, w
     with pytest.raises(PlanError, match=f"{path} has no effect") as caught:
         made("star", said)
     assert why in caught.value.cause
-    assert caught.value.mend == f"Remove {path}"
+    assert caught.value.hint == f"Remove {path}"
 
 
 def test_all_of_them_are_named_at_once() -> None:
     with pytest.raises(PlanError) as caught:
         made("flower", {"job.rounds": 3, "job.choose": 2, "record.checkpoint_every": 2})
     assert caught.value.cause.count("has no effect for a Flower app") == 3
-    assert caught.value.mend == "Remove job.rounds; Remove job.choose; Remove record.checkpoint_every"
+    assert caught.value.hint == "Remove job.rounds; Remove job.choose; Remove record.checkpoint_every"
 
 
 def test_what_makes_a_key_mean_something_is_said() -> None:
     with pytest.raises(PlanError) as caught:
         Plan.of({}).merge({"job.wait": "none"})
-    assert caught.value.mend == "Remove job.wait, or give job.graph"
+    assert caught.value.hint == "Remove job.wait, or give job.graph"
     with pytest.raises(PlanError) as caught:
         made("tree", {"tree.placement": "first-fit"})
-    assert caught.value.mend == "Remove tree.placement, or take several nodes (--nodes)"
+    assert caught.value.hint == "Remove tree.placement, or take several nodes (--nodes)"

@@ -14,7 +14,7 @@ from thalweg.plan import Plan
 
 
 @pytest.mark.parametrize(
-    ("text", "cause", "mend"),
+    ("text", "cause", "hint"),
     [
         ("[job]\nrunds = 3", "unknown key 'runds' in [job]", "Did you mean 'rounds'?"),
         ("[jib]\nrounds = 3", "unknown key 'jib'", "Did you mean 'job'?"),
@@ -34,11 +34,11 @@ from thalweg.plan import Plan
         ("[stress]\ncpus = 99", "unknown key 'cpus' in [stress]", "Did you mean 'cpu'?"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_nearest_known_one(text: str, cause: str, mend: str) -> None:
+def test_an_unknown_key_is_named_with_the_nearest_known_one(text: str, cause: str, hint: str) -> None:
     with pytest.raises(PlanError) as caught:
         Plan.loads(text, "my.toml")
     assert caught.value.cause == f"my.toml: {cause}"
-    assert caught.value.mend.startswith(mend)
+    assert caught.value.hint.startswith(hint)
 
 
 def test_a_plan_names_its_algorithm() -> None:
@@ -47,7 +47,7 @@ def test_a_plan_names_its_algorithm() -> None:
     assert '[algorithm]\nname = "fedavg"' in plan.to_toml()
     with pytest.raises(PlanError, match="unknown algorithm 'fedavgg'") as caught:
         Plan.loads("[algorithm]\nname = 'fedavgg'")
-    assert caught.value.mend == "Did you mean 'fedavg'? Known: fedavg, dpsgd, choco"
+    assert caught.value.hint == "Did you mean 'fedavg'? Known: fedavg, dpsgd, choco"
 
 
 def test_another_algorithm_is_another_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_wrong_value_is_named_with_what_was_expected(text: str, cause: str) ->
     with pytest.raises(PlanError) as caught:
         Plan.loads(text, "my.toml")
     assert caught.value.cause.startswith(f"my.toml: {cause}")
-    assert caught.value.mend.startswith("Give ")
+    assert caught.value.hint.startswith("Give ")
 
 
 def test_a_size_says_how_sizes_are_written() -> None:
@@ -138,7 +138,7 @@ def test_all_wrong_keys_are_named_at_once() -> None:
         "unknown key 'rounds' in [training] (move it to [job]); "
         "unknown key 'los' in [network] (did you mean 'loss'?); object in [app] is missing"
     )
-    assert caught.value.mend == "Correct each of them"
+    assert caught.value.hint == "Correct each of them"
 
 
 def test_another_kind_of_file_does_not_fill_the_terminal() -> None:
@@ -195,7 +195,7 @@ def test_an_impossible_combination_says_what_to_change(text: str, words: str) ->
     with pytest.raises(ThalwegError) as caught:
         Plan.loads(text)
     assert words in caught.value.cause
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_an_unknown_model_is_a_model_error() -> None:

@@ -40,7 +40,7 @@ def test_an_algorithm_of_graphs_needs_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "cause", "mend"),
+    ("said", "cause", "hint"),
     [
         ({"job.graph": "rnig"}, "unknown graph 'rnig'", "Did you mean 'ring'?"),
         ({"job.graph": "3-regular", "job.clients": 5}, "cannot be 3-regular", "even number"),
@@ -63,11 +63,11 @@ def test_an_algorithm_of_graphs_needs_one() -> None:
         ({"stress.parties": ["server"], "stress.cpu": 50}, "stress.parties names 'server'", "Known: node-1 to node-4"),
     ],
 )
-def test_what_cannot_be_together_is_refused(said: dict[str, Any], cause: str, mend: str) -> None:
+def test_what_cannot_be_together_is_refused(said: dict[str, Any], cause: str, hint: str) -> None:
     with pytest.raises(PlanError) as caught:
         ring(**said)
     assert cause in caught.value.cause
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
 
 
 def test_waiting_with_and_without_a_deadline() -> None:

@@ -116,7 +116,7 @@ def test_what_ray_cannot_have_is_named(sections: dict[str, Any], named: str) -> 
 def test_a_tree_needs_its_shape(section: str) -> None:
     with pytest.raises(PlanError, match=rf"\[{section}\] is of aggregation trees") as caught:
         check(Plan.of({section: {}}))
-    assert "--aggregation tree" in caught.value.mend
+    assert "--aggregation tree" in caught.value.hint
 
 
 def test_workers_fold_whole_updates() -> None:

@@ -39,14 +39,14 @@ def records(tmp_path: Path) -> list[Path]:
     fast = [run(tmp_path, f"a{number}", "tcp") for number in range(3)]
     slow = [run(tmp_path, f"b{number}", "grpc", 4) for number in range(3)]
     network = {"profile": "wifi", "topology": "star"}
-    return [*fast, *slow, failed(tmp_path, "c", "grpc", reason="it broke. Mend it", network=network)]
+    return [*fast, *slow, failed(tmp_path, "c", "grpc", reason="it broke. Fix it", network=network)]
 
 
 def test_cells_have_failures_with_their_reasons(records: list[Path], tmp_path: Path) -> None:
     found = cells([numbers(read_run(path)) for path in records], [lost(tmp_path)])
     rows = {cell.transport: cell.table() for cell in found}
     assert list(rows) == ["tcp", "grpc", "udp"], "the fastest first, and those without a time last"
-    assert (rows["grpc"]["runs"], rows["grpc"]["failed"], rows["grpc"]["reasons"]) == (3, 1, ["it broke. Mend it"])
+    assert (rows["grpc"]["runs"], rows["grpc"]["failed"], rows["grpc"]["reasons"]) == (3, 1, ["it broke. Fix it"])
     assert (rows["udp"]["runs"], rows["udp"]["failed"]) == (0, 1)
     assert rows["udp"]["reasons"] == ["the port is taken. Choose another"]
     assert rows["udp"]["communication_seconds"] is None
@@ -71,7 +71,7 @@ def test_the_page_answers_first(records: list[Path], tmp_path: Path) -> None:
     places = [main.index(words) for words in ("tcp is fastest", 'data-name="communication-time"', "<td>0.83", "summary")
               if words in main]  # fmt: skip
     assert places == sorted(places)
-    for words in ("udp failed", "the port is taken. Choose another", "failed; it broke. Mend it"):
+    for words in ("udp failed", "the port is taken. Choose another", "failed; it broke. Fix it"):
         assert words in main, words
     assert made["verdicts"][0]["network"] == "wifi"
     assert [cell["failed"] for cell in made["cells"]] == [0, 1, 1]

@@ -64,4 +64,4 @@ def test_a_folder_that_cannot_be_made(wifi: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="cannot write figures") as caught:
         report([wifi], tmp_path / "r.html", tmp_path / "file" / "figures")
-    assert "--figures" in caught.value.mend
+    assert "--figures" in caught.value.hint

@@ -197,7 +197,7 @@ def test_a_place_that_cannot_be_written(wifi: Path, tmp_path: Path, place: str) 
     (tmp_path / "folder").mkdir()
     with pytest.raises(RecordError, match="cannot write the report") as caught:
         report([wifi], tmp_path / place)
-    assert "--out" in caught.value.mend
+    assert "--out" in caught.value.hint
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -231,9 +231,9 @@ def test_the_command_refuses(arguments: list[str], code: int, tmp_path: Path) ->
     assert not (tmp_path / "r.html").exists()
 
 
-def test_the_command_names_cause_and_mend(wifi: Path, tmp_path: Path) -> None:
+def test_the_command_names_cause_and_hint(wifi: Path, tmp_path: Path) -> None:
     (wifi / "rounds.parquet").write_text("no table")
     done = invoke(wifi, "--out", tmp_path / "r.html", "--json")
     assert done.exit_code == 1
     assert "rounds.parquet is damaged" in done.stderr.splitlines()[-2]
-    assert json.loads(done.stdout)["error"]["mend"].startswith("Make it anew: thalweg export")
+    assert json.loads(done.stdout)["error"]["hint"].startswith("Make it anew: thalweg export")

@@ -128,11 +128,11 @@ def test_a_damaged_manifest(wifi: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"),
+    ("name", "hint"),
     [("rounds", "thalweg export"), ("transfers", "thalweg export"), ("links", "remove it"), ("queues", "remove it")],
 )
 @pytest.mark.parametrize("damage", ["cut", "text", "types", "key"])
-def test_a_damaged_table(wifi: Path, name: str, mend: str, damage: str) -> None:
+def test_a_damaged_table(wifi: Path, name: str, hint: str, damage: str) -> None:
     path = wifi / f"{name}.parquet"
     table = pyarrow.parquet.read_table(path)
     if damage == "cut":
@@ -148,7 +148,7 @@ def test_a_damaged_table(wifi: Path, name: str, mend: str, damage: str) -> None:
         pyarrow.parquet.write_table(table.drop_columns([column]), path)
     with pytest.raises(RecordError, match=rf"{name}\.parquet is damaged") as caught:
         read_run(wifi)
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("entry", [{"round": 1}, {"round": 1, "transfers": 3, "clients": []}, {"round": -1}])

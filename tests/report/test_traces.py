@@ -101,7 +101,7 @@ def test_long_traces_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.
     ["", "nothing\n", "[1]\n", '{"peer": "a"}\n', '{"peer": "a", "time": 1, "waits": "tea"}\n',
      '{"peer": "a", "time": 1, "waits": []}\n', '{"peer": 7, "time": 1}\n', f"{'[' * 100_000}\n"],
 )  # fmt: skip
-def test_what_is_no_trace_is_refused_with_the_mend(tmp_path: Path, text: str) -> None:
+def test_what_is_no_trace_is_refused_with_the_hint(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.jsonl").write_text(text)
     with pytest.raises(RecordError, match=r"t\.jsonl") as refused:
         read_traces(tmp_path / "t.jsonl")

@@ -229,7 +229,7 @@ def test_what_cannot_be_brought_back_is_an_error_that_changes_nothing(way: Calla
     before = bytes(np.asarray(bound.arena.core))
     with pytest.raises(ModelError, match=rf"after train\(\) .*{words}") as caught:
         bound.collect("train()")
-    assert caught.value.mend
+    assert caught.value.hint
     assert bytes(np.asarray(bound.arena.core)) == before
     with pytest.raises(ModelError, match=words):
         bound.restore("train()")

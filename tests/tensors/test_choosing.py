@@ -89,13 +89,13 @@ def test_a_lora_model_sends_its_adapters_alone(words: Any) -> None:
 def test_words_that_choose_nothing_are_errors_with_the_nearest_names(words: Any, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         layout_of(network(), words)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_the_nearest_name_is_said() -> None:
     with pytest.raises(ModelError) as caught:
         layout_of(network(), "1.runing_mean")
-    assert "'1.running_mean'" in caught.value.mend
+    assert "'1.running_mean'" in caught.value.hint
 
 
 def test_trainable_needs_something_to_be_trained() -> None:
@@ -154,7 +154,7 @@ def test_both_ends_must_choose_the_same() -> None:
     core = bind(network(), "2.*").arena.core
     with pytest.raises(ModelError, match=r"job's: 0\.weight \(float32 .*\) is in this model and missing") as caught:
         attach(network(), core)
-    assert "the same choice of tensors" in caught.value.mend
+    assert "the same choice of tensors" in caught.value.hint
 
 
 def test_arrays_are_chosen_by_name() -> None:

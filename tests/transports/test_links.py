@@ -69,7 +69,7 @@ def test_a_node_of_a_tree_knows_who_issues_tokens_and_has_no_secret(tmp_path: Pa
     for lacking in [(None, identity), (token, None), (None, None)]:
         with pytest.raises(LinkError, match="who may join this node") as caught:
             links.tree_node_trust("tcp://0.0.0.0:7", *lacking)
-        assert "--role tree-node --host HOST" in caught.value.mend
+        assert "--role tree-node --host HOST" in caught.value.hint
 
 
 def test_a_local_run_makes_its_own_trust() -> None:

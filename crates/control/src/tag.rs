@@ -13,16 +13,16 @@ use thiserror::Error;
 /// Most roles and channels, and most groups of a channel.
 const MOST: usize = 1_000;
 
-/// What is wrong with a schema, where, and how to mend it.
+/// What is wrong with a schema, where, and how to fix it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("line {line}: {cause}; {mend}")]
+#[error("line {line}: {cause}; {hint}")]
 pub struct Fault {
     /// Line of the file, from 1.
     pub line: usize,
     /// What is wrong.
     pub cause: String,
     /// What to do.
-    pub mend: String,
+    pub hint: String,
 }
 
 /// A tree of roles.
@@ -148,8 +148,8 @@ pub fn read(text: &str) -> Result<Tag, Fault> {
     Ok(Tag { name, roles, channels })
 }
 
-fn fault<T>(line: usize, cause: impl Into<String>, mend: impl Into<String>) -> Result<T, Fault> {
-    Err(Fault { line, cause: cause.into(), mend: mend.into() })
+fn fault<T>(line: usize, cause: impl Into<String>, hint: impl Into<String>) -> Result<T, Fault> {
+    Err(Fault { line, cause: cause.into(), hint: hint.into() })
 }
 
 /// The text, of which all raw values are parts.
@@ -166,7 +166,7 @@ impl<'a> Source<'a> {
         serde_json::from_str(part).map_err(|error| Fault {
             line: self.line(part) + error.line().saturating_sub(1),
             cause: format!("this is no schema of Flame: {error}"),
-            mend: "Write JSON with roles (name, isDataConsumer) and channels (name, pair, groupBy)".into(),
+            hint: "Write JSON with roles (name, isDataConsumer) and channels (name, pair, groupBy)".into(),
         })
     }
 
@@ -245,11 +245,11 @@ fn associations<'a>(source: &Source<'a>, roles: &[RoleText<'a>], pairs: &[Pair])
         let (label, line) = source.name(raw)?;
         let Some(pair) = pairs.iter().find(|pair| pair.name.0 == *channel) else {
             let known: Vec<&str> = pairs.iter().map(|pair| pair.name.0.as_str()).collect();
-            let mend = format!("Known channels: {}", known.join(", "));
+            let hint = format!("Known channels: {}", known.join(", "));
             return fault(
                 line,
                 format!("groupAssociation names the channel {channel:?}, which is not there"),
-                mend,
+                hint,
             );
         };
         if !pair.groups.is_empty() && !pair.groups.iter().any(|group| group.label == label) {

@@ -64,7 +64,7 @@ fn an_unknown_role_is_refused_with_its_line() {
     let fault = refused(&with(r#"["trainer", "middle-aggregator"]"#, r#"["trainer", "midle"]"#));
     assert_eq!(fault.line, 11);
     assert_eq!(fault.cause, "the channel \"param-channel\" ends at \"midle\", which is no role");
-    assert_eq!(fault.mend, "Known roles: trainer, middle-aggregator, top-aggregator");
+    assert_eq!(fault.hint, "Known roles: trainer, middle-aggregator, top-aggregator");
 }
 
 #[test]
@@ -72,10 +72,10 @@ fn cycles_are_refused_with_the_channel_that_closes_them() {
     let third = r#""channels": [
     {"name": "short-cut", "pair": ["trainer", "top-aggregator"]},"#;
     let fault = refused(&with(r#""channels": ["#, third));
-    assert_eq!((fault.line, fault.mend.as_str()), (20, "Remove one of the channels between them"));
+    assert_eq!((fault.line, fault.hint.as_str()), (20, "Remove one of the channels between them"));
     assert!(fault.cause.starts_with("the channel \"global-channel\" closes a cycle"), "{}", fault.cause);
     let fault = refused(&with(r#"["trainer", "middle-aggregator"]"#, r#"["trainer", "trainer"]"#));
-    assert!(fault.cause.contains("with itself") && fault.mend.contains("job.graph"));
+    assert!(fault.cause.contains("with itself") && fault.hint.contains("job.graph"));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn what_is_no_tree_is_refused() {
         let fault = refused(&text);
         assert!(fault.cause.contains(cause), "{cause}: {fault}");
         assert_eq!(fault.line, line, "{fault}");
-        assert!(!fault.mend.is_empty());
+        assert!(!fault.hint.is_empty());
     }
 }
 

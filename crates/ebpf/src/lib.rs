@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_denied_has_a_mend() {
+    fn what_is_denied_has_a_hint() {
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         assert!(explain(&denied).contains("CAP_BPF"));
         assert!(!explain(&io::Error::from(io::ErrorKind::NotFound)).contains("CAP_BPF"));

@@ -53,7 +53,7 @@ fn a_weight_of_zero_is_no_participant() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_a_mend() {
+fn what_does_not_fit_is_refused_with_a_hint() {
     let accumulator = accumulator(100);
     let says = |error: FoldError, words: &str| assert!(error.to_string().contains(words), "{error}");
     says(accumulator.fold(300, &[0; 101], 1.0).unwrap_err(), "layout hashes");

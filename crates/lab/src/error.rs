@@ -33,23 +33,23 @@ impl ErrorKind {
     }
 }
 
-/// A lab's error: `operation: cause; mend`.
+/// A lab's error: `operation: cause; hint`.
 #[derive(Debug, Clone, Error)]
-#[error("{operation}: {context}{}", mend.map(|m| format!("; {m}")).unwrap_or_default())]
+#[error("{operation}: {context}{}", hint.map(|m| format!("; {m}")).unwrap_or_default())]
 pub struct Error {
     kind: ErrorKind,
     operation: &'static str,
     context: String,
-    mend: Option<&'static str>,
+    hint: Option<&'static str>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, operation: &'static str, context: impl Into<String>) -> Self {
-        Self { kind, operation, context: context.into(), mend: None }
+        Self { kind, operation, context: context.into(), hint: None }
     }
 
-    pub(crate) fn mend(mut self, mend: &'static str) -> Self {
-        self.mend = Some(mend);
+    pub(crate) fn hint(mut self, hint: &'static str) -> Self {
+        self.hint = Some(hint);
         self
     }
 
@@ -64,10 +64,10 @@ impl Error {
         let context = format!("{what}: {error}");
         match error.kind() {
             Io::PermissionDenied => Self::new(ErrorKind::Permission, operation, context)
-                .mend("run it as root, or take emulator = \"message\", which needs no rights"),
+                .hint("run it as root, or take emulator = \"message\", which needs no rights"),
             Io::NotFound => Self::new(ErrorKind::Unsupported, operation, context)
-                .mend("take a kernel that has it, or emulator = \"message\""),
-            Io::ResourceBusy => Self::new(ErrorKind::InUse, operation, context).mend("choose another name"),
+                .hint("take a kernel that has it, or emulator = \"message\""),
+            Io::ResourceBusy => Self::new(ErrorKind::InUse, operation, context).hint("choose another name"),
             _ => Self::new(ErrorKind::System, operation, context),
         }
     }

@@ -154,10 +154,10 @@ fn set(host: &str, key: &str, value: &str) -> Result<()> {
         let error = |kind| Error::new(kind, "lab", format!("{key} = {value:?} of host {host:?}: {e}"));
         match e.raw_os_error() {
             Some(libc::EPERM) => {
-                error(ErrorKind::Permission).mend("take a setting that a namespace may change")
+                error(ErrorKind::Permission).hint("take a setting that a namespace may change")
             }
-            Some(libc::EINVAL) => error(ErrorKind::Config).mend("take a value that the setting can have"),
-            _ => error(ErrorKind::Unsupported).mend("take a setting that this kernel has in a namespace"),
+            Some(libc::EINVAL) => error(ErrorKind::Config).hint("take a value that the setting can have"),
+            _ => error(ErrorKind::Unsupported).hint("take a setting that this kernel has in a namespace"),
         }
     })
 }

@@ -60,7 +60,7 @@ pub fn enter(path: &Path, hosts: Option<&Path>) -> Result<()> {
     let shown = path.display().to_string();
     let file = File::open(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
-            Error::new(ErrorKind::System, "enter", format!("{shown}: the lab has gone")).mend("start it anew")
+            Error::new(ErrorKind::System, "enter", format!("{shown}: the lab has gone")).hint("start it anew")
         }
         _ => Error::io("enter", &shown, &e),
     })?;

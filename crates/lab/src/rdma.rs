@@ -46,12 +46,12 @@ fn refused(what: &str, error: &io::Error) -> Error {
         // No netlink of RDMA, or no rxe in it.
         Some(libc::EPROTONOSUPPORT | libc::EINVAL | libc::EOPNOTSUPP) => {
             Error::new(ErrorKind::Unsupported, "lab", format!("{what}: the kernel has no rxe ({error})"))
-                .mend("take --clock virtual, whose kernel has it")
+                .hint("take --clock virtual, whose kernel has it")
         }
         // What the kernel says of a name that another device has.
         Some(libc::ENFILE) => {
             Error::new(ErrorKind::InUse, "lab", format!("{what}: another lab has a device of this name"))
-                .mend("wait until that lab has ended, or take it down: thalweg lab down")
+                .hint("wait until that lab has ended, or take it down: thalweg lab down")
         }
         _ => Error::io("lab", what, error),
     }

@@ -241,5 +241,5 @@ fn shape(link: &str, shape: &Shape) -> Result<()> {
 }
 
 pub(crate) fn impossible(context: String) -> Error {
-    Error::new(ErrorKind::Config, "lab", context).mend("correct the network's description")
+    Error::new(ErrorKind::Config, "lab", context).hint("correct the network's description")
 }

@@ -303,14 +303,14 @@ fn a_namespace_does_what_is_asked_inside() {
 
 /// Only the guest kernel serves RDMA in each host's namespace: there every host has a device, elsewhere it is said.
 #[test]
-fn rdma_devices_are_there_or_missing_with_the_mend() {
+fn rdma_devices_are_there_or_missing_with_the_hint() {
     let mut spec = two(json!({}), json!({}));
     spec["devices"] = json!("rdma");
     match Lab::new(&Spec::parse(&spec.to_string()).unwrap()) {
         Ok(lab) => assert_eq!(lab.hosts()["b"]["rdma"], "rxe1"),
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("skipped: {error}");
-            assert!(error.to_string().contains(';'), "no mend: {error}");
+            assert!(error.to_string().contains(';'), "no hint: {error}");
         }
         Err(error) => assert_eq!(error.kind(), ErrorKind::Permission, "{error}"),
     }

@@ -105,7 +105,7 @@ impl Emulate {
 }
 
 fn impossible(error: ShapeError) -> Error {
-    Error::new(ErrorKind::Unsupported, "emulate a link", error.to_string()).mend("correct the network's keys")
+    Error::new(ErrorKind::Unsupported, "emulate a link", error.to_string()).hint("correct the network's keys")
 }
 
 impl Layer for Emulate {
@@ -180,7 +180,7 @@ impl Hello {
     fn decode(message: &[u8]) -> Result<Self> {
         let none =
             || Error::new(ErrorKind::Corrupt, "emulate a link", "the peer does not say what it is like");
-        let json = message.strip_prefix(HELLO).ok_or_else(|| none().mend("give both sides the layer"))?;
+        let json = message.strip_prefix(HELLO).ok_or_else(|| none().hint("give both sides the layer"))?;
         serde_json::from_slice(json)
             .map_err(|e| Error::new(ErrorKind::Corrupt, "emulate a link", e.to_string()))
     }

@@ -58,7 +58,7 @@ impl Fault {
         let times = [("delay_ms", self.delay_ms), ("jitter_ms", self.jitter_ms)];
         let bad = |(name, value): &(&str, f64)| {
             Error::new(ErrorKind::Unsupported, "check faults", format!("{name} is {value}"))
-                .mend("probabilities go from 0 to 1, times from 0 to 3600000 ms")
+                .hint("probabilities go from 0 to 1, times from 0 to 3600000 ms")
         };
         let outside = |most: f64| move |(_, value): &&(&str, f64)| !(0.0..=most).contains(value);
         let first = shares.iter().find(outside(1.0)).or_else(|| times.iter().find(outside(3.6e6)));

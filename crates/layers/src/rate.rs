@@ -24,7 +24,7 @@ impl Rate {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let bad = |why: &str| {
             Error::new(ErrorKind::Unsupported, "parse rate", format!("{text:?}: {why}"))
-                .mend("write a number and bit, kbit, mbit or gbit, such as 20mbit")
+                .hint("write a number and bit, kbit, mbit or gbit, such as 20mbit")
         };
         let (digits, factor) = UNITS
             .iter()
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_with_the_mend() {
+    fn refuses_with_the_hint() {
         for text in
             ["", "20", "mbit", "20mbps", "20MBit", "-1mbit", "1e3mbit", "infbit", "nanbit", "0mbit", "1 mbit"]
         {

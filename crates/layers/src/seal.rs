@@ -183,7 +183,7 @@ impl Links for Sealing {
             let said =
                 format!("the peer seals with {}, this end with {}", theirs.describe(), self.layer.describe());
             return Err(Error::new(ErrorKind::Security, "seal updates", said)
-                .mend("give both ends the same cipher, record size and loss"));
+                .hint("give both ends the same cipher, record size and loss"));
         }
         Ok(self.wrap(inner, number))
     }
@@ -191,7 +191,7 @@ impl Links for Sealing {
 
 fn no_secret() -> Error {
     Error::new(ErrorKind::Security, "seal updates", "the ends of the link share no secret to make keys from")
-        .mend("encrypt the link: security.tls = \"on\", or a pki folder; or leave out layers.seal")
+        .hint("encrypt the link: security.tls = \"on\", or a pki folder; or leave out layers.seal")
 }
 
 /// The first message of the side that connects.
@@ -210,7 +210,7 @@ impl Hello {
 
     fn decode(message: &[u8]) -> Result<Self> {
         let none = || Error::new(ErrorKind::Security, "seal updates", "the peer does not seal its updates");
-        let json = message.strip_prefix(HELLO).ok_or_else(|| none().mend("give both sides the layer"))?;
+        let json = message.strip_prefix(HELLO).ok_or_else(|| none().hint("give both sides the layer"))?;
         serde_json::from_slice(json)
             .map_err(|e| Error::new(ErrorKind::Security, "seal updates", format!("what the peer says: {e}")))
     }

@@ -308,7 +308,7 @@ fn refused(end: &Result<Arc<dyn Link>>, words: &[&str]) {
 }
 
 #[tokio::test]
-async fn links_without_a_secret_are_refused_with_the_mend() {
+async fn links_without_a_secret_are_refused_with_the_hint() {
     let memory = Seal::default().wrap(Arc::new(Memory));
     let listener =
         memory.listen(&Address::parse("memory://seal:0").unwrap(), &Options::default()).await.unwrap();

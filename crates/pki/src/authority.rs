@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_with_the_mend() {
+    fn refuses_with_the_hint() {
         let made = Authority::new("job", 10).unwrap();
         let other = Authority::new("job", 10).unwrap();
         let error = Authority::load(made.certificate_pem(), &other.key_pem()).unwrap_err().to_string();

@@ -173,7 +173,7 @@ fn other(elements: u64) -> Arc<Layout> {
     Arc::new(Layout::pack(tensors.map(|(name, n)| (name, Dtype::F32, vec![n]))).expect("a valid layout"))
 }
 
-const MEND: &str = "use the same model and the same tensors at both ends";
+const HINT: &str = "use the same model and the same tensors at both ends";
 
 #[test]
 fn both_ends_name_the_first_tensor_that_differs() {
@@ -184,11 +184,11 @@ fn both_ends_name_the_first_tensor_that_differs() {
     world.pass(SECOND);
     let seen = &world.clients[1].seen;
     let told = format!(
-        "this model differs from the server's: b is float32 [7] here and float32 [334] at the server; {MEND}"
+        "this model differs from the server's: b is float32 [7] here and float32 [334] at the server; {HINT}"
     );
     assert_eq!(seen.finished, Some(Err(told)));
     assert_eq!(seen.connections, 1, "the same model would be refused again");
-    let why = format!("its model differs: b is float32 [334] here and float32 [7] at the client; {MEND}");
+    let why = format!("its model differs: b is float32 [334] here and float32 [7] at the client; {HINT}");
     assert_eq!(world.server.log, ["+good".to_string(), format!("!c: {why}")]);
     let departed: Vec<_> = world.server.machine.departed().collect();
     assert_eq!(departed, [("c", why.as_str(), true)]);
@@ -245,7 +245,7 @@ fn what_a_tensor_is_at_the_server_the_server_knows_itself() {
         let actions = server.say(link, Control::Differs { tensor: tensor.into(), spec });
         assert_eq!(refusal(&actions, link).0, Refusal::Layout);
         let [(client, reason)] = turned_away(&actions)[..] else { unreachable!("{actions:?}") };
-        assert!(client == name && reason.contains(expected) && reason.ends_with(MEND), "{reason}");
+        assert!(client == name && reason.contains(expected) && reason.ends_with(HINT), "{reason}");
         assert!(!server.party.machine.is_member(link));
         assert!(server.party.machine.take_reported(link) && !server.party.machine.take_reported(link));
     }

@@ -251,7 +251,7 @@ fn a_flood_of_offers_takes_no_place_of_others() {
 }
 
 #[test]
-fn an_offer_of_another_layout_or_of_nothing_is_refused_with_the_mend() {
+fn an_offer_of_another_layout_or_of_nothing_is_refused_with_the_hint() {
     let (mut server, _) = with_two(MS);
     let ours = server.layout.hash();
     for (link, samples, layout, words) in

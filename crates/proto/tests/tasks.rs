@@ -84,7 +84,7 @@ fn results_are_folded_once_each_and_share_the_staging() {
 }
 
 #[test]
-fn what_cannot_be_folded_is_refused_with_the_mend() {
+fn what_cannot_be_folded_is_refused_with_the_hint() {
     let members = [("a", Does::Echoes), ("b", Does::Returns(tensors("v", 1000))), ("c", Does::Echoes)];
     let mut world = TaskWorld::joined(6, config(), &members);
     world.members[2].weight = 0.0;
@@ -268,7 +268,7 @@ fn a_task_can_be_cancelled_at_any_time() {
 }
 
 #[test]
-fn bad_plans_are_refused_with_the_mend() {
+fn bad_plans_are_refused_with_the_hint() {
     let mut world = TaskWorld::new(10, TaskConfig { max_open: 1, ..config() });
     let refused = |world: &mut TaskWorld, plan: TaskPlan| world.open_plan(plan).unwrap_err();
     assert!(refused(&mut world, plan(1, 1, &[], None)).contains("at least one member"));

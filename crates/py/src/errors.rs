@@ -7,7 +7,7 @@ pyo3::create_exception!(
     thalweg._core,
     CoreError,
     pyo3::exceptions::PyException,
-    "Any error of the core; its text is `operation: cause; mend`, its `kind` says what to branch on."
+    "Any error of the core; its text is `operation: cause; hint`, its `kind` says what to branch on."
 );
 
 /// An exception of `kind`.

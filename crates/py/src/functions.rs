@@ -19,7 +19,7 @@ pub fn transports() -> PyResult<String> {
     serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", &e.to_string()))
 }
 
-/// The RDMA devices of this machine, as a JSON list; an error says why there are none, and the mend.
+/// The RDMA devices of this machine, as a JSON list; an error says why there are none, and the hint.
 #[pyfunction]
 pub fn rdma_devices() -> PyResult<String> {
     let devices = runtime::rdma_devices().map_err(|why| core_error("unsupported", &why))?;

@@ -25,7 +25,7 @@ pub(crate) mod masking {
         pub async fn open(_: ProxySettings, _: mpsc::Sender<String>) -> Result<Self> {
             let context = "built without the feature `unifl`";
             Err(Error::new(ErrorKind::Unsupported, "open the proxy", context)
-                .mend("build with --features unifl"))
+                .hint("build with --features unifl"))
         }
 
         pub fn listening(&self) -> String {

@@ -28,7 +28,7 @@ pub async fn in_time<T>(
 fn late(address: &Address, limit: Duration) -> Error {
     let context = format!("{address} did not answer within {} ms", limit.as_millis());
     Error::new(ErrorKind::Timeout, CONNECT, context)
-        .mend("check the address and the firewall, or raise connect_timeout_ms")
+        .hint("check the address and the firewall, or raise connect_timeout_ms")
 }
 
 /// The first of the host's addresses that answers; each gets its share of the time.

@@ -102,7 +102,7 @@ async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doork
                 Err(error) if gone_again(&error) => {}
                 Err(error) => {
                     let error = Error::io(ACCEPT, "no new connection", &error)
-                        .mend("if there are too many open files, raise the limit (ulimit -n)");
+                        .hint("if there are too many open files, raise the limit (ulimit -n)");
                     if admission.ready.send(Box::pin(std::future::ready(Err(error)))).await.is_err() {
                         return;
                     }

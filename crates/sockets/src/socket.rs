@@ -131,7 +131,7 @@ impl AsyncWrite for Socket {
 pub async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
     let none = |why: String| {
         Error::new(ErrorKind::Address, operation, format!("{address} does not resolve{why}"))
-            .mend("check the host name, or write the address as a number")
+            .hint("check the host name, or write the address as a number")
     };
     let found = lookup_host(address.authority()).await.map_err(|e| none(format!(": {e}")))?;
     let found: Vec<SocketAddr> = found.collect();
@@ -172,7 +172,7 @@ fn granted(operation: &'static str, option: &str, wanted: u32, got: io::Result<u
     if got < wanted {
         let context = format!("{option} of {wanted} bytes; the system grants {got}");
         return Err(Error::new(ErrorKind::Unsupported, operation, context)
-            .mend("ask for less, or raise net.core.wmem_max and net.core.rmem_max"));
+            .hint("ask for less, or raise net.core.wmem_max and net.core.rmem_max"));
     }
     Ok(())
 }
@@ -184,14 +184,14 @@ fn choose_congestion(operation: &'static str, socket: &TcpSocket, name: &str) ->
         let list = list.unwrap_or_else(|_| "(unknown)".into());
         let context = format!("congestion control {name:?}: {error}; available here: {}", list.trim());
         Error::new(ErrorKind::Unsupported, operation, context)
-            .mend("choose an available one, or load its kernel module")
+            .hint("choose an available one, or load its kernel module")
     })
 }
 
 #[cfg(not(target_os = "linux"))]
 fn choose_congestion(operation: &'static str, _: &TcpSocket, name: &str) -> Result<()> {
     let context = format!("congestion control {name:?} cannot be chosen on this system");
-    Err(Error::new(ErrorKind::Unsupported, operation, context).mend("leave the option out"))
+    Err(Error::new(ErrorKind::Unsupported, operation, context).hint("leave the option out"))
 }
 
 #[cfg(all(test, target_os = "linux"))]

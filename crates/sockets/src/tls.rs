@@ -17,8 +17,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 const BINDING: &[u8] = b"EXPORTER-thalweg-session";
 const VERSIONS: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
-fn security(operation: &'static str, context: impl Into<String>, mend: &'static str) -> Error {
-    Error::new(ErrorKind::Security, operation, context).mend(mend)
+fn security(operation: &'static str, context: impl Into<String>, hint: &'static str) -> Error {
+    Error::new(ErrorKind::Security, operation, context).hint(hint)
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -31,10 +31,10 @@ fn unusable(operation: &'static str, error: &dyn std::fmt::Display) -> Error {
 
 fn certificates(operation: &'static str, what: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>> {
     let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    let mend = "give certificates in PEM, as `thalweg pki` writes them";
-    let found = found.map_err(|e| security(operation, format!("tls.{what} is not PEM: {e}"), mend))?;
+    let hint = "give certificates in PEM, as `thalweg pki` writes them";
+    let found = found.map_err(|e| security(operation, format!("tls.{what} is not PEM: {e}"), hint))?;
     if found.is_empty() {
-        return Err(security(operation, format!("tls.{what} holds no certificate"), mend));
+        return Err(security(operation, format!("tls.{what} holds no certificate"), hint));
     }
     Ok(found)
 }
@@ -45,8 +45,8 @@ fn identity(
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
     let chain = certificates(operation, "identity.certificate", &identity.certificate)?;
     let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes());
-    let mend = "give the key in PEM, as `thalweg pki` writes it";
-    let key = key.map_err(|e| security(operation, format!("tls.identity.key is no key: {e}"), mend))?;
+    let hint = "give the key in PEM, as `thalweg pki` writes it";
+    let key = key.map_err(|e| security(operation, format!("tls.identity.key is no key: {e}"), hint))?;
     Ok((chain, key))
 }
 
@@ -65,8 +65,8 @@ fn roots(operation: &'static str, authority: &str) -> Result<RootCertStore> {
 pub fn server(tls: &Tls) -> Result<Arc<ServerConfig>> {
     let operation = "listen";
     let own = tls.identity.as_ref().ok_or_else(|| {
-        let mend = "make one with `thalweg pki issue` and set tls.identity";
-        security(operation, "a server under tls needs a certificate of its own", mend)
+        let hint = "make one with `thalweg pki issue` and set tls.identity";
+        security(operation, "a server under tls needs a certificate of its own", hint)
     })?;
     let (chain, key) = identity(operation, own)?;
     let builder = ServerConfig::builder_with_provider(provider())
@@ -105,8 +105,8 @@ pub fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, Server
     config.resumption = Resumption::disabled();
     let name = tls.server_name.as_ref().unwrap_or(&address.host);
     let name = ServerName::try_from(name.clone()).map_err(|e| {
-        let mend = "set tls.server_name to a name in the server's certificate";
-        security(operation, format!("{name:?} cannot be a certificate's name: {e}"), mend)
+        let hint = "set tls.server_name to a name in the server's certificate";
+        security(operation, format!("{name:?} cannot be a certificate's name: {e}"), hint)
     })?;
     Ok((Arc::new(config), name))
 }
@@ -163,7 +163,7 @@ pub fn explain(operation: &'static str, who: impl std::fmt::Display, error: &io:
     let Some(cause) = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) else {
         return Error::io(operation, who, error);
     };
-    let (what, mend) = match cause {
+    let (what, hint) = match cause {
         rustls::Error::InvalidCertificate(why) => untrusted(why),
         rustls::Error::AlertReceived(alert) => alerted(*alert),
         rustls::Error::NoCertificatesPresented => {
@@ -181,7 +181,7 @@ pub fn explain(operation: &'static str, who: impl std::fmt::Display, error: &io:
         }
         other => (format!("failed: {other}"), "check the certificates at both ends"),
     };
-    security(operation, format!("{who} {what}"), mend)
+    security(operation, format!("{who} {what}"), hint)
 }
 
 const ISSUE: &str = "make a certificate with `thalweg pki issue NAME` and set tls.identity";

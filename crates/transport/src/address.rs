@@ -27,7 +27,7 @@ impl Address {
     pub fn parse(text: &str) -> Result<Self> {
         let bad = |why: &str| {
             Error::new(ErrorKind::Address, "parse address", format!("{text:?}: {why}"))
-                .mend("write it as scheme://host:port, such as tcp://127.0.0.1:7070")
+                .hint("write it as scheme://host:port, such as tcp://127.0.0.1:7070")
         };
         let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("there is no scheme://"))?;
         if scheme.is_empty() || !scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_with_the_mend() {
+    fn refuses_with_the_hint() {
         for text in [
             "127.0.0.1:7070",
             "TCP://h:1",

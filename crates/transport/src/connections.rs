@@ -54,8 +54,8 @@ impl ConnectionLimit {
         let context = format!(
             "{total} connections at a time need more than half of the {descriptors} files that this process may open"
         );
-        let mend = format!("give --connections {} or less, or raise the limit (ulimit -n)", most.max(1));
-        Err(Error::new(ErrorKind::Unsupported, operation, context).mend(mend))
+        let hint = format!("give --connections {} or less, or raise the limit (ulimit -n)", most.max(1));
+        Err(Error::new(ErrorKind::Unsupported, operation, context).hint(hint))
     }
 
     fn share(&self, origin: Origin) -> usize {

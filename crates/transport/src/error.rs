@@ -1,4 +1,4 @@
-//! What can go wrong on a transport: the kind, the operation, the context, the mend, and whether to try again.
+//! What can go wrong on a transport: the kind, the operation, the context, the hint, and whether to try again.
 
 use std::borrow::Cow;
 
@@ -48,19 +48,19 @@ pub struct Error {
     kind: ErrorKind,
     operation: &'static str,
     context: String,
-    mend: Option<Cow<'static, str>>,
+    hint: Option<Cow<'static, str>>,
 }
 
 impl Error {
     /// An error of `kind` while doing `operation`, with what a person needs to know.
     pub fn new(kind: ErrorKind, operation: &'static str, context: impl Into<String>) -> Self {
-        Self { kind, operation, context: context.into(), mend: None }
+        Self { kind, operation, context: context.into(), hint: None }
     }
 
     /// Adds what a person can do about it. A command shows it in a line of its own, so it names what is to be done.
     #[must_use]
-    pub fn mend(mut self, mend: impl Into<Cow<'static, str>>) -> Self {
-        self.mend = Some(mend.into());
+    pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
+        self.hint = Some(hint.into());
         self
     }
 
@@ -72,7 +72,7 @@ impl Error {
     /// Translates a system error.
     pub fn io(operation: &'static str, context: impl std::fmt::Display, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
-        let (kind, mend) = match error.kind() {
+        let (kind, hint) = match error.kind() {
             Io::AddrInUse => (ErrorKind::InUse, Some("choose another port, or end the program that has it")),
             Io::AddrNotAvailable => (ErrorKind::Address, Some("listen on an address this machine has")),
             Io::ConnectionRefused => {
@@ -88,7 +88,7 @@ impl Error {
             }
             _ => (ErrorKind::System, None),
         };
-        Self { kind, operation, context: format!("{context}: {error}"), mend: mend.map(Cow::Borrowed) }
+        Self { kind, operation, context: format!("{context}: {error}"), hint: hint.map(Cow::Borrowed) }
     }
 
     /// The link has ended.
@@ -100,7 +100,7 @@ impl Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.operation, self.context)?;
-        self.mend.as_ref().map_or(Ok(()), |mend| write!(f, "; {mend}"))
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "; {hint}"))
     }
 }
 

@@ -146,7 +146,7 @@ pub trait Link: Send + Sync {
     }
 
     /// What people should know of the link: the device that it goes over, or why it is otherwise than asked, with what a
-    /// machine or the path lacks, the mend, and what is done instead. It is said once, when the link has been made.
+    /// machine or the path lacks, the hint, and what is done instead. It is said once, when the link has been made.
     fn notice(&self) -> Option<String> {
         None
     }

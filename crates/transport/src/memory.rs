@@ -53,7 +53,7 @@ fn listeners() -> MutexGuard<'static, Listeners> {
 fn choose_port(address: &Address, taken: &Listeners) -> Result<Address> {
     let used = || {
         Error::new(ErrorKind::InUse, "listen", format!("{address} has a listener"))
-            .mend("choose another name or port")
+            .hint("choose another name or port")
     };
     let with = |port| Address { port, ..address.clone() };
     let free = match address.port {
@@ -98,11 +98,11 @@ impl Transport for Memory {
         refuse_options("connect", options)?;
         let nobody = || {
             Error::new(ErrorKind::Unreachable, "connect", format!("nobody listens at {address}"))
-                .mend("start the server first, in this process")
+                .hint("start the server first, in this process")
         };
         let full = |_| {
             Error::new(ErrorKind::Timeout, "connect", format!("{address} has {BACKLOG} links to accept"))
-                .mend("accept links faster, or raise connect_timeout_ms")
+                .hint("accept links faster, or raise connect_timeout_ms")
         };
         let backlog = listeners().get(address).cloned().ok_or_else(nobody)?;
         let guest = backlog.lobby.as_ref().map(|lobby| lobby.enter(Origin::Unknown));
@@ -121,7 +121,7 @@ fn refuse_options(operation: &'static str, options: &Options) -> Result<()> {
     ];
     wanted.iter().find(|(_, set)| *set).map_or(Ok(()), |(name, _)| {
         let context = format!("the memory transport has no {name}");
-        Err(Error::new(ErrorKind::Unsupported, operation, context).mend("leave that option out"))
+        Err(Error::new(ErrorKind::Unsupported, operation, context).hint("leave that option out"))
     })
 }
 
@@ -275,7 +275,7 @@ impl Link for MemoryLink {
         let (length, limit) = (message.len(), MAX_CONTROL as usize);
         if length > limit {
             let context = format!("a control message of {length} bytes is over the limit of {limit}");
-            return Err(Error::new(ErrorKind::Unsupported, "send control", context).mend("send less metrics"));
+            return Err(Error::new(ErrorKind::Unsupported, "send control", context).hint("send less metrics"));
         }
         self.push("send control", Frame::Control(message), length).await
     }

@@ -36,7 +36,7 @@ impl TraceFile {
         }
         let file = OpenOptions::new().append(true).create(true).open(path).map_err(|error| {
             Error::new(ErrorKind::System, "open trace", format!("{path}: {error}"))
-                .mend("name a file in a folder that exists and that this user may write to")
+                .hint("name a file in a folder that exists and that this user may write to")
         })?;
         Ok(Some(Self(Arc::new(file))))
     }

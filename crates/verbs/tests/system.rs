@@ -4,17 +4,17 @@ use thalweg_verbs::{system, Error};
 
 /// Whatever is missing, the error says what to do, and nothing crashes.
 #[test]
-fn what_is_missing_is_said_with_the_mend() {
+fn what_is_missing_is_said_with_the_hint() {
     match system::devices() {
         Ok(devices) => println!("devices: {devices:?}"),
         Err(error) => {
             println!("none: {error}");
-            let mend = match &error {
+            let hint = match &error {
                 Error::NoLibrary(_) => "apt install",
                 Error::NoDevice(_) => "rdma link",
                 Error::Locked(_) | Error::Refused(_) => "",
             };
-            assert!(!mend.is_empty() && error.to_string().contains(mend), "{error:?}");
+            assert!(!hint.is_empty() && error.to_string().contains(hint), "{error:?}");
             assert!(system::device(None).is_err());
         }
     }

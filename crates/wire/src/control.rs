@@ -51,7 +51,7 @@ pub enum Control {
     Refused {
         /// Why.
         code: Refusal,
-        /// Cause and mend, for a person.
+        /// Cause and hint, for a person.
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },

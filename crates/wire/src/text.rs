@@ -95,7 +95,7 @@ fn shortened(mut text: String, most: usize) -> String {
 /// Whether a client can have this name.
 ///
 /// # Errors
-/// Why not, with the mend.
+/// Why not, with the hint.
 pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME {
         return Err(format!("a client's name must have 1 to {MAX_NAME} bytes"));

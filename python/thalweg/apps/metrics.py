@@ -5,7 +5,7 @@ Usage is what this package measures of a client's process. They travel as ``{"me
 most 16 KiB of strict JSON, and are never mixed: an app may report a ``train_seconds`` of its own. A client that
 evaluates its own model adds ``{"evaluation": {"accuracy", "loss"}}``.
 
-The sender refuses what does not fit, with the mend. The server believes nobody: what does not fit is dropped, with a
+The sender refuses what does not fit, with the hint. The server believes nobody: what does not fit is dropped, with a
 note of the client, the key and the reason, once each.
 """
 

@@ -198,11 +198,11 @@ def _judge(said: Mapping[str, Any], record: Path | None) -> dict[str, Any]:
     """Return how a run ended: with numbers, or a reason."""
     error = said.get("error")
     if error is None and record is None:
-        error = {"cause": "it left no record", "mend": "See its log"}
+        error = {"cause": "it left no record", "hint": "See its log"}
     if error is None and record is not None:
         try:
             return {"status": "complete", "reason": None, "numbers": measure(record)}
         except (RecordError, PlanError) as broken:
-            error = {"cause": broken.cause, "mend": broken.mend}
-    words = error if isinstance(error, dict) else {"cause": str(error), "mend": ""}
-    return {"status": "failed", "reason": str(ThalwegError(words["cause"], words["mend"])), "numbers": None}
+            error = {"cause": broken.cause, "hint": broken.hint}
+    words = error if isinstance(error, dict) else {"cause": str(error), "hint": ""}
+    return {"status": "failed", "reason": str(ThalwegError(words["cause"], words["hint"])), "numbers": None}

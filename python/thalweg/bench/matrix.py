@@ -128,5 +128,5 @@ def _plan(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
 def _refusal(number: int, settings: Mapping[str, str], error: ThalwegError, source: str) -> PlanError:
     return PlanError(
         f"{source}: cell {number} ({label(settings)}) cannot be: {error.cause}",
-        f"{error.mend}. Or leave such cells out with impossible = 'skip'",
+        f"{error.hint}. Or leave such cells out with impossible = 'skip'",
     )

@@ -21,7 +21,7 @@ COMMAND: Final = (sys.executable, "-m", "thalweg.bench.worker")
 
 
 def execute(plan: Path, log: Path, limit: float | None) -> dict[str, Any]:
-    """Run a plan and return its result, or ``{"error": {"cause", "mend"}}``; what it says goes to ``log``.
+    """Run a plan and return its result, or ``{"error": {"cause", "hint"}}``; what it says goes to ``log``.
 
     After ``limit`` seconds it is ended. Raises KeyboardInterrupt, after the process has ended.
     """
@@ -62,5 +62,5 @@ def _result(printed: bytes, code: int, log: Path) -> dict[str, Any]:
     return _error(f"its process {how}", f"See {log}")
 
 
-def _error(cause: str, mend: str) -> dict[str, Any]:
-    return {"error": {"cause": cause, "mend": mend}}
+def _error(cause: str, hint: str) -> dict[str, Any]:
+    return {"error": {"cause": cause, "hint": hint}}

@@ -62,15 +62,15 @@ class Commands(TyperGroup):
         except UsageError as error:
             error.show()
             if asks_for_json(words):
-                mend = f"See `{error.ctx.command_path if error.ctx else 'thalweg'} --help`"
-                print_document({"error": {"cause": error.format_message(), "mend": mend}})
+                hint = f"See `{error.ctx.command_path if error.ctx else 'thalweg'} --help`"
+                print_document({"error": {"cause": error.format_message(), "hint": hint}})
             code = error.exit_code
         except Exception as error:
             code = report(error)
             if code is None:
                 raise
             if isinstance(error, NotTextError) and asks_for_json(words):
-                print_document({"error": {"cause": error.cause, "mend": error.mend}})
+                print_document({"error": {"cause": error.cause, "hint": error.hint}})
         sys.exit(code if isinstance(code, int) else 0)
 
     def make_context(self, *args: Any, **given: Any) -> Any:
@@ -138,19 +138,19 @@ def report(error: Exception) -> int | None:
     if isinstance(error, BrokenPipeError) and nobody_reads(sys.stdout):
         return FAILED  # as in `thalweg transports | head -1`, where nobody asks for more
     if isinstance(error, (ThalwegError, *system.ERRORS)) or (core is not None and isinstance(error, core.CoreError)):
-        cause, mend = explain(error)
+        cause, hint = explain(error)
         code = exit_code(error)
         if isinstance(error, AppError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
     elif isinstance(error, ImportError) and "_core" in str(error) and "thalweg" in (error.name or ""):
-        cause, mend, code = (
+        cause, hint, code = (
             "the compiled core is not installed",
             "Run `make setup`, or install the wheel that `make wheel` makes",
             FAILED,
         )
     else:
         return None
-    sys.stderr.write(f"error: {cause}\nmend: {mend}\n")
+    sys.stderr.write(f"error: {cause}\nhint: {hint}\n")
     return code
 
 

@@ -198,7 +198,7 @@ def data(
 
 def _show_made(to: Path, made: Made) -> None:
     if made.state == "missing":
-        typer.echo(f"{made.name}: cannot be made: {made.reason}\nmend: {made.mend}", err=True)
+        typer.echo(f"{made.name}: cannot be made: {made.reason}\nhint: {made.hint}", err=True)
         return
     words = "is there already" if made.state == "kept" else "written"
     substitute = ", SUBSTITUTE" if made.substitute else ""

@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.data.cifar10_pickle import read_python_batch
 from thalweg.data.dataset import CHANNELS, SIDE, Dataset, Images, Labels, Split
-from thalweg.data.files import mend, places, read_bounded
+from thalweg.data.files import hint, places, read_bounded
 from thalweg.errors import DataError
 
 NAME: Final = "cifar10"
@@ -41,7 +41,7 @@ def load(root: Path | None) -> Split:
         batches[name.removesuffix(".bin")] = read(content, f"{name} in {source}")
     missing = [name for name in BATCHES if name not in batches]
     if missing:
-        raise DataError(f"{source} lacks {', '.join(missing)}", mend(NAME))
+        raise DataError(f"{source} lacks {', '.join(missing)}", hint(NAME))
     return _dataset([batches[name] for name in TRAIN], True), _dataset([batches[TEST]], False)
 
 
@@ -69,7 +69,7 @@ def _source(candidates: list[Path]) -> Path:
         for archive in (place / name for name in ARCHIVES):
             if archive.is_file():
                 return archive
-    raise DataError(f"no CIFAR-10 batches and no archive of them in {', '.join(map(str, candidates))}", mend(NAME))
+    raise DataError(f"no CIFAR-10 batches and no archive of them in {', '.join(map(str, candidates))}", hint(NAME))
 
 
 def _loose(folder: Path) -> Iterator[tuple[str, bytes]]:

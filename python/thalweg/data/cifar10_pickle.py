@@ -19,7 +19,7 @@ from thalweg.errors import DataError
 
 PIXELS: Final = CHANNELS * SIDE * SIDE
 CLASSES: Final = 10
-MEND: Final = "Fetch CIFAR-10's Python version again, or use its binary version"
+HINT: Final = "Fetch CIFAR-10's Python version again, or use its binary version"
 DAMAGED: Final = (
     pickle.UnpicklingError,
     ArithmeticError,
@@ -43,14 +43,14 @@ def read_python_batch(content: bytes, where: str) -> tuple[Images, Labels]:
     try:
         batch = _Unpickler(io.BytesIO(content)).load()
     except DAMAGED as error:
-        raise DataError(f"{where} is not a CIFAR-10 batch: {error}", MEND) from error
+        raise DataError(f"{where} is not a CIFAR-10 batch: {error}", HINT) from error
     data, labels = (batch.get("data"), batch.get("labels")) if isinstance(batch, dict) else (None, None)
     if not isinstance(data, _ByteArray) or not isinstance(labels, list):
-        raise DataError(f"{where} lacks the array 'data' or the list 'labels'", MEND)
+        raise DataError(f"{where} lacks the array 'data' or the list 'labels'", HINT)
     if data.shape != (len(labels), PIXELS) or not labels:
-        raise DataError(f"{where} has data of shape {data.shape} for {len(labels)} labels of {PIXELS} bytes each", MEND)
+        raise DataError(f"{where} has data of shape {data.shape} for {len(labels)} labels of {PIXELS} bytes each", HINT)
     if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
-        raise DataError(f"{where} has a label that is not one of 0..{CLASSES - 1}", MEND)
+        raise DataError(f"{where} has a label that is not one of 0..{CLASSES - 1}", HINT)
     images = np.frombuffer(data.content, dtype=np.uint8).reshape(-1, CHANNELS, SIDE, SIDE)
     return images, np.array(labels, dtype=np.int64)
 

@@ -36,8 +36,8 @@ def _topics() -> dict[str, str]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        mend = "Use a Python with its whole standard library; some systems have it in a package of its own"
-        raise DataError(f"this Python has no texts of help(): {error}", mend) from error
+        hint = "Use a Python with its whole standard library; some systems have it in a package of its own"
+        raise DataError(f"this Python has no texts of help(): {error}", hint) from error
     return topics
 
 

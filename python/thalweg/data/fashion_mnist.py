@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.data.dataset import SIDE, Dataset, Split, pad_grey
-from thalweg.data.files import mend, places, read_bounded
+from thalweg.data.files import hint, places, read_bounded
 from thalweg.errors import DataError
 
 NAME: Final = "fashion-mnist"
@@ -32,7 +32,7 @@ def _folder(candidates: list[Path]) -> Path:
     for place in candidates:
         if _file(place, _images_name("train")) is not None:
             return place
-    raise DataError(f"no {_images_name('train')} or .gz of it in {', '.join(map(str, candidates))}", mend(NAME))
+    raise DataError(f"no {_images_name('train')} or .gz of it in {', '.join(map(str, candidates))}", hint(NAME))
 
 
 def _part(folder: Path, part: str) -> Dataset:
@@ -53,7 +53,7 @@ def _file(folder: Path, name: str) -> Path | None:
 def _existing(folder: Path, name: str) -> Path:
     path = _file(folder, name)
     if path is None:
-        raise DataError(f"{folder} has no {name} and no {name}.gz", mend(NAME))
+        raise DataError(f"{folder} has no {name} and no {name}.gz", hint(NAME))
     return path
 
 

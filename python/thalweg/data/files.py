@@ -33,11 +33,11 @@ def places(name: str, root: Path | None, system: Sequence[Path] = ()) -> list[Pa
     found = [place for place in tried if place.exists()]
     if not found:
         where = ", ".join(map(str, tried)) if tried else "nowhere to look"
-        raise DataError(f"the data set {name!r} is not there (tried: {where})", mend(name))
+        raise DataError(f"the data set {name!r} is not there (tried: {where})", hint(name))
     return found
 
 
-def mend(name: str) -> str:
+def hint(name: str) -> str:
     """Say what a user can do when the files of data set ``name`` are missing."""
     hints = {
         "fashion-mnist": "Install Debian's package dataset-fashion-mnist, or give a folder of IDX files",

@@ -120,7 +120,7 @@ def _guest() -> Check:
     try:
         return Check("guest", True, str(guest.kernel()), cost)
     except LabError as error:
-        return Check("guest", False, error.cause, f"{cost}. {error.mend}")
+        return Check("guest", False, error.cause, f"{cost}. {error.hint}")
 
 
 def _cgroup() -> Check:
@@ -237,7 +237,7 @@ def _data(name: str) -> Callable[[], Check]:
         try:
             return Check(f"data {name}", True, _where(name), cost)
         except DataError as error:
-            return Check(f"data {name}", False, error.cause, f"{cost}. {error.mend}")
+            return Check(f"data {name}", False, error.cause, f"{cost}. {error.hint}")
 
     return check
 

@@ -87,14 +87,14 @@ def _checked(found: Any, kind: type[Any], reference: str) -> Any:
 def read(path: Path) -> AppFolder:
     """Read a Flower app's settings from its folder. Raises PlanError if the folder is not a Flower app."""
     file = path / FILE
-    mend = "Name the folder of a Flower app, which has a pyproject.toml with [tool.flwr.app]"
+    hint = "Name the folder of a Flower app, which has a pyproject.toml with [tool.flwr.app]"
     try:
         with file.open("rb") as stream:
             text = stream.read(LARGEST_FILE + 1)
     except OSError as error:
-        raise PlanError(f"cannot read {file}: {error.strerror}", mend) from error
+        raise PlanError(f"cannot read {file}: {error.strerror}", hint) from error
     if len(text) > LARGEST_FILE:
-        raise PlanError(f"{file} has more than {LARGEST_FILE} bytes", mend)
+        raise PlanError(f"{file} has more than {LARGEST_FILE} bytes", hint)
     flower = _section(toml.loads(text.decode(errors="replace"), str(file)), "tool", "flwr")
     components = _section(flower, "app", "components")
     references = [components.get(name) for name in ("serverapp", "clientapp")]
@@ -102,7 +102,7 @@ def read(path: Path) -> AppFolder:
         one if isinstance(one, str) and re.fullmatch(r"[\w.]+:[\w.]+", one) else None for one in references
     )
     if server is None or client is None:
-        raise PlanError(f"{file} does not say where its ServerApp and ClientApp are, as module:object", mend)
+        raise PlanError(f"{file} does not say where its ServerApp and ClientApp are, as module:object", hint)
     config = dict(_flat(_section(flower, "app", "config")))
     return AppFolder(path, server, client, config, _nodes(_section(flower, "federations")))
 

@@ -97,7 +97,7 @@ class Made:
     rows: Mapping[str, int] | None = None
     substitute: bool = False
     reason: str | None = None
-    mend: str | None = None
+    hint: str | None = None
 
     def facts(self) -> dict[str, Any]:
         return {**vars(self), "where": list(self.where), "rows": None if self.rows is None else dict(self.rows)}
@@ -122,7 +122,7 @@ def prepare(
         try:
             made.append(replace(_make(to, name, names[name], root=root, substitute=substitute), where=where))
         except DataError as error:
-            made.append(Made(name, where, "missing", reason=error.cause, mend=error.mend))
+            made.append(Made(name, where, "missing", reason=error.cause, hint=error.hint))
     return made, [call for call in calls if call.name is None]
 
 
@@ -136,8 +136,8 @@ def _make(to: Path, name: str, subset: str | None, *, root: Path | None, substit
         label, source = _noted(folder)
         return Made(name, (), "kept", source, substitute=label == SUBSTITUTE)
     if name not in KNOWN:
-        mend = f"Put its files into {folder}, or have the app use one of {', '.join(KNOWN)}"
-        raise DataError(f"thalweg does not have {name}", mend)
+        hint = f"Put its files into {folder}, or have the app use one of {', '.join(KNOWN)}"
+        raise DataError(f"thalweg does not have {name}", hint)
     config = "default" if name == IRIS else PICTURES[name].config
     if subset not in (None, config):
         raise DataError(f"thalweg does not have {name} as {subset!r}", f"Have the app use {config!r}, the default")
@@ -160,7 +160,7 @@ def _images(
     except DataError as error:
         if substitute is None:
             also = f"; or add --substitute {SUBSTITUTES[0]}, which puts handwritten digits in its place"
-            raise DataError(error.cause, f"{error.mend}{also}") from error
+            raise DataError(error.cause, f"{error.hint}{also}") from error
         chosen, classes, replaced = substitute, DIGITS, True
         split = data.load(chosen)
     source = f"{PARTS.get(chosen, chosen)}: {len(split[0]):,} images to train, {len(split[1]):,} to test"

@@ -174,7 +174,7 @@ class Fleet:
         error = member.report.get("error", {})
         return RoundError(
             f"{member.name} could not take part: {error.get('cause', member.failure)}",
-            error.get("mend", f"See {self._log}"),
+            error.get("hint", f"See {self._log}"),
         )
 
     def peaks(self) -> list[int | None] | None:

@@ -237,8 +237,8 @@ class Course:
         """Return why a node could not take part and what to do: from its final report, if it wrote one."""
         error = self.fleet.reports().get(name, {}).get("error", {})
         again = f", {self._restarts + 1} times" if self._restarts else ""
-        cause, mend = error.get("cause", f"{why}{again}"), error.get("mend", f"See {self._record.log_path}")
-        return f"{name} could not take part: {cause}", mend
+        cause, hint = error.get("cause", f"{why}{again}"), error.get("hint", f"See {self._record.log_path}")
+        return f"{name} could not take part: {cause}", hint
 
     def _lost(self, name: str, why: str) -> None:
         self.gone[name] = why

@@ -2,7 +2,7 @@
 
 It reads its order as one line of JSON from standard input, so that no secret stands on a command line. When it ends it
 writes its final report as one line of JSON to standard output: ``{"peak_rss_bytes", "cpu_seconds"}``, with
-``{"error": {"cause", "mend"}}`` if it failed. It never outlives its parent. The order's ``place`` names the network
+``{"error": {"cause", "hint"}}`` if it failed. It never outlives its parent. The order's ``place`` names the network
 namespace and the cgroup that the process enters before it does anything else.
 """
 
@@ -58,12 +58,12 @@ def _run(spec: dict[str, Any], find: Callable[[], Work]) -> tuple[dict[str, Any]
         find()(spec, note)
         return {}, 0
     except (ThalwegError, _core.CoreError) as error:
-        cause, mend = explain(error)
-        _log(name, f"{cause}; {mend}")
-        return {"error": {"cause": cause, "mend": mend}}, 1
+        cause, hint = explain(error)
+        _log(name, f"{cause}; {hint}")
+        return {"error": {"cause": cause, "hint": hint}}, 1
     except Exception as error:  # noqa: BLE001 - the run gets it in the report, and the log has the traceback
         traceback.print_exc()
-        return {"error": {"cause": reason(error), "mend": "See the record's log.txt for where it was raised"}}, 1
+        return {"error": {"cause": reason(error), "hint": "See the record's log.txt for where it was raised"}}, 1
     finally:
         if share is not None:
             share.close()

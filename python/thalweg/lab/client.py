@@ -228,8 +228,8 @@ def start(
 
 def error_of(said: Mapping[str, Any]) -> LabError | PlanError:
     """Return the exception for a keeper's answer ``{"error": ...}``."""
-    kind, cause, mend = str(said.get("kind")), str(said["cause"]), str(said["mend"])
-    return PlanError(cause, mend) if kind == "config" else LabError(cause, mend, kind)
+    kind, cause, hint = str(said.get("kind")), str(said["cause"]), str(said["hint"])
+    return PlanError(cause, hint) if kind == "config" else LabError(cause, hint, kind)
 
 
 def _order(process: subprocess.Popen[bytes], order: Mapping[str, Any]) -> dict[str, Any]:

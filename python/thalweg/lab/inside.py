@@ -89,7 +89,7 @@ def main() -> int:
         os.execvp(program[0], program)  # noqa: S606 - no shell is wanted
     except OSError as error:
         sys.stderr.write(
-            f"error: cannot start {program[0]}: {error.strerror}\nmend: Give a program that is installed\n"
+            f"error: cannot start {program[0]}: {error.strerror}\nhint: Give a program that is installed\n"
         )
     return NOT_FOUND
 

@@ -1,7 +1,7 @@
 """The process that holds a lab: ``python -m thalweg.lab.keeper``.
 
 1. It reads one line of JSON from standard input: ``{"spec", "name", "unique", "attached", "cgroups"}``.
-2. It makes the lab and prints one line: ``{"ready": {"name"}}`` or ``{"error": {"cause", "mend", "kind"}}``.
+2. It makes the lab and prints one line: ``{"ready": {"name"}}`` or ``{"error": {"cause", "hint", "kind"}}``.
 3. It answers requests, a line of JSON each, on a Unix socket in the lab's folder. A request is
    ``{"do": "status" | "samples" | "start" | "set" | "down", ...}``, an answer ``{"ok": ...}`` or ``{"error": ...}``.
    ``down`` may give the seconds of ``grace`` that programs inside get to end.
@@ -223,8 +223,8 @@ def _ok(value: str) -> str:
     return f'{{"ok": {value}}}'
 
 
-def _error(kind: str, cause: str, mend: str) -> str:
-    return json.dumps({"error": {"cause": cause, "mend": mend, "kind": kind}})
+def _error(kind: str, cause: str, hint: str) -> str:
+    return json.dumps({"error": {"cause": cause, "hint": hint, "kind": kind}})
 
 
 def main() -> int:
@@ -236,7 +236,7 @@ def main() -> int:
         reaper.reap()
         state = states.claim(order["name"], unique=order["unique"])
     except ThalwegError as error:
-        print(_error(getattr(error, "kind", "lab"), error.cause, error.mend), flush=True)  # noqa: T201 - the protocol
+        print(_error(getattr(error, "kind", "lab"), error.cause, error.hint), flush=True)  # noqa: T201 - the protocol
         return 1
     try:
         lab, state = make(state, order["spec"], order.get("cgroups", ()))

@@ -14,7 +14,7 @@ from thalweg.errors import ModelError
 if TYPE_CHECKING:
     from torch import nn
 
-MEND: Final = "pip install 'peft>=0.15' 'transformers>=4.50'"
+HINT: Final = "pip install 'peft>=0.15' 'transformers>=4.50'"
 
 # What differs from GPT-2 small: 12 layers, 12 heads, width 768, 50,257 tokens, contexts of 1,024.
 SIZES: Final[dict[str, dict[str, int]]] = {
@@ -35,7 +35,7 @@ def build(name: str, classes: int) -> nn.Module:
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
-        raise ModelError(f"the model {name!r} needs transformers: {error}", MEND) from error
+        raise ModelError(f"the model {name!r} needs transformers: {error}", HINT) from error
     made = GPT2LMHeadModel(GPT2Config(use_cache=False, bos_token_id=None, eos_token_id=None, **SIZES[plain]))
     return cast("nn.Module", _adapted(made, name, int(rank)) if rank else made).train()
 
@@ -45,7 +45,7 @@ def _adapted(network: Any, name: str, rank: int) -> Any:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ModelError(f"the model {name!r} needs peft: {error}", MEND) from error
+        raise ModelError(f"the model {name!r} needs peft: {error}", HINT) from error
     # GPT-2's layers hold their matrices as (inputs, outputs), which peft has to be told.
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=[ADAPTED], fan_in_fan_out=True)
     return inject_adapter_in_model(config, network)

@@ -57,14 +57,14 @@ def parse(name: str, network_bytes: Callable[[str, Dtype], int | None]) -> Paylo
     if network is not None:
         return PayloadSpec({"payload": network}, dtype)
     multiple = ELEMENT_BYTES[dtype] if count is None else TENSOR_BYTES
-    mend = f"Give a positive multiple of {multiple} bytes, with a unit of B KB MB GB KiB MiB GiB, as payload:8MiB"
-    mend += ", or a network" if count is None else ""
+    hint = f"Give a positive multiple of {multiple} bytes, with a unit of B KB MB GB KiB MiB GiB, as payload:8MiB"
+    hint += ", or a network" if count is None else ""
     try:
         each = parse_size(size)
     except ValueError as error:
-        raise ModelError(f"the payload {name!r} has no size: {error}", mend) from error
+        raise ModelError(f"the payload {name!r} has no size: {error}", hint) from error
     if each == 0 or each % multiple:
-        raise ModelError(f"the payload {name!r} is {each} bytes, not a positive multiple of {multiple}", mend)
+        raise ModelError(f"the payload {name!r} is {each} bytes, not a positive multiple of {multiple}", hint)
     tensors = {"payload": each} if count is None else {f"payload.{place}": each for place in range(count)}
     return PayloadSpec(tensors, dtype)
 

@@ -16,7 +16,7 @@ from thalweg.sections.network import LinkSection
 NONE: Final = "none"
 _FLAGS: Final = ("clamp", "keep_order", "down")
 _DIRECTIONS: Final = ("up", "down")
-_MEND: Final = (
+_HINT: Final = (
     "Write a profile, keys as rate=100mbit,rtt=40ms,loss=1%, or both as wan,loss=2%; up.rate=5mbit is of one way"
 )
 # The keys of a plan's [network] that a profile on the command line replaces.
@@ -35,7 +35,7 @@ def parse(text: str) -> dict[str, Any]:
         if not equals and number == 0 and word and word not in KEYS:
             table["profile"] = word
         elif not equals:
-            raise PlanError(f"{text!r}: {word!r} is neither a key with a value nor the profile in front", _MEND)
+            raise PlanError(f"{text!r}: {word!r} is neither a key with a value nor the profile in front", _HINT)
         else:
             _put(table, text, key, value)
     _check(table, text)

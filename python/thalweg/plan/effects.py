@@ -341,11 +341,11 @@ def check_tree(plan: Plan) -> None:
 
 def _refuse(plan: Plan, paths: Collection[str]) -> None:
     job = job_of(plan)
-    found = [(path, why, mend) for path in paths if is_given(plan, path) for why, mend in _faults(plan, job, path)]
+    found = [(path, why, hint) for path in paths if is_given(plan, path) for why, hint in _faults(plan, job, path)]
     if not found:
         return
     causes = "; ".join(f"{path} has no effect {IN[job]}: {why}" for path, why, _ in found)
-    raise PlanError(causes, "; ".join(mend for _, _, mend in found))
+    raise PlanError(causes, "; ".join(hint for _, _, hint in found))
 
 
 def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:

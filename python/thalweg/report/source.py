@@ -202,7 +202,7 @@ def _written(folder: Path, name: str) -> Any:
     return _parquet(path, name, "Restore it from a copy, or remove it; the report goes without it")
 
 
-def _parquet(path: Path, name: str, mend: str) -> Any:
+def _parquet(path: Path, name: str, hint: str) -> Any:
     """Return the columns of a file with their types; columns that it lacks are null. Raises RecordError."""
     import pyarrow
 
@@ -210,7 +210,7 @@ def _parquet(path: Path, name: str, mend: str) -> Any:
         table = reading.table(path)
         lacking = [key for key in KEYS[name] if key not in table.column_names]
         if lacking:
-            raise RecordError(f"{path} is damaged: it has no column {lacking[0]}", mend)
+            raise RecordError(f"{path} is damaged: it has no column {lacking[0]}", hint)
         columns = [
             table[field.name].cast(field.type)
             if field.name in table.column_names
@@ -221,7 +221,7 @@ def _parquet(path: Path, name: str, mend: str) -> Any:
         return whole.filter(_keyed(whole, KEYS[name]))
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())
-        raise RecordError(f"{path} is damaged: {said[:200]}", mend) from error
+        raise RecordError(f"{path} is damaged: {said[:200]}", hint) from error
 
 
 def _keyed(table: Any, keys: Sequence[str]) -> Any:

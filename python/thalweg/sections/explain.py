@@ -1,4 +1,4 @@
-"""From pydantic's findings to one error that names each wrong key, its section, the cause and the mend."""
+"""From pydantic's findings to one error that names each wrong key, its section, the cause and the hint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Finding(NamedTuple):
     """What is wrong with a key.
 
     ``where`` is how its section is written. ``guess`` says what may be meant, and may be empty; ``rest`` is the other
-    part of the mend.
+    part of the hint.
     """
 
     where: str

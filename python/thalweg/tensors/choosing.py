@@ -17,7 +17,7 @@ from thalweg.errors import ModelError
 
 TRAINABLE: Final = "trainable"
 NOT: Final = "!"
-_MEND: Final = "Give names or patterns as 'head.*' or '!*.running_mean', or 'trainable'"
+_HINT: Final = "Give names or patterns as 'head.*' or '!*.running_mean', or 'trainable'"
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Choice:
     def __init__(self, words: str | Iterable[str] | None = None) -> None:
         """``words`` is a list of words, or a single one; None chooses all tensors. Raises ModelError for a bad word."""
         if words is not None and not isinstance(words, Iterable):
-            raise ModelError(f"tensors is a {type(words).__name__}", _MEND)
+            raise ModelError(f"tensors is a {type(words).__name__}", _HINT)
         given: list[Any] = [words] if isinstance(words, str) else list(words or ())
         for word in given:
             if not isinstance(word, str) or word in ("", NOT):
-                raise ModelError(f"tensors has {word!r}, which is no pattern", _MEND)
+                raise ModelError(f"tensors has {word!r}, which is no pattern", _HINT)
         self.words = given
         self._adds = [(word, _rule(word)) for word in given if not word.startswith(NOT)]
         self._takes = [(word, _rule(word.removeprefix(NOT))) for word in given if word.startswith(NOT)]
@@ -68,7 +68,7 @@ class Choice:
                     raise _nothing(word, tensors)
         chosen = [self.takes(tensor) for tensor in tensors]
         if self.words and not any(chosen):
-            raise ModelError(f"tensors = {self.words} leaves no tensor that travels", _MEND)
+            raise ModelError(f"tensors = {self.words} leaves no tensor that travels", _HINT)
         return chosen
 
     def __str__(self) -> str:
@@ -98,4 +98,4 @@ def _nothing(word: str, tensors: Sequence[Named]) -> ModelError:
     names = [name for tensor in tensors for name in tensor.names]
     near = get_close_matches(plain.replace("*", ""), names, n=3, cutoff=0.3) or names[:3]
     said = f"no tensor of the model fits {plain!r}, which tensors asks for"
-    return ModelError(said, f"The nearest names are {', '.join(map(repr, near))}" if near else _MEND)
+    return ModelError(said, f"The nearest names are {', '.join(map(repr, near))}" if near else _HINT)

@@ -126,8 +126,8 @@ def read_token(path: Path) -> Token:
     lines = [line.strip() for line in head.splitlines() if line.strip() and not line.startswith("#")]
     values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines[1:])}
     if lines[:1] == [OLD_TOKEN_HEAD]:
-        mend = "Make a new one with `thalweg pki issue NAME --role ROLE`, from the server's pki folder"
-        raise PlanError(f"{path} is a token of an earlier release, which names no role", mend)
+        hint = "Make a new one with `thalweg pki issue NAME --role ROLE`, from the server's pki folder"
+        raise PlanError(f"{path} is a token of an earlier release, which names no role", hint)
     if lines[:1] != [TOKEN_HEAD] or not {"name", "role", "token", "issuer"} <= values.keys():
         raise PlanError(f"{path} is not a token", "Name the NAME.token that `thalweg pki issue NAME` made")
     if path.stat().st_mode & 0o077:
@@ -152,10 +152,10 @@ def _addresses(name: str) -> list[str]:
     return found
 
 
-def _refuse_existing(paths: Sequence[Path], mend: str) -> None:
+def _refuse_existing(paths: Sequence[Path], hint: str) -> None:
     there = [path for path in paths if path.exists()]
     if there:
-        raise PlanError(f"{there[0]} is there already and is not overwritten", mend)
+        raise PlanError(f"{there[0]} is there already and is not overwritten", hint)
 
 
 def _make_folder(folder: Path) -> None:

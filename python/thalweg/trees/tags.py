@@ -45,8 +45,8 @@ def read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise PlanError(f"{path} is not text in UTF-8", "Save it as UTF-8") from error
     except _core.CoreError as error:
-        cause, _, mend = str(error).rpartition("; ")
-        raise PlanError(f"{path}, {cause}", mend) from None
+        cause, _, hint = str(error).rpartition("; ")
+        raise PlanError(f"{path}, {cause}", hint) from None
     return tree
 
 

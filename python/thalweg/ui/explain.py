@@ -1,4 +1,4 @@
-"""Errors in words: the cause and the mend, and what exit code they mean."""
+"""Errors in words: the cause and the hint, and what exit code they mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAILED: Final = 1
 SOME_FAILED: Final = 3
 
 # Kinds of the core's errors -> what can be done where the core itself does not say.
-_MENDS: Final = {
+_HINTS: Final = {
     "unreachable": "Start the server first, or check the address",
     "timeout": "Check the network between the machines, or whether the peer is overloaded",
     "security": "Check the certificates and tokens; `thalweg pki` makes new ones",
@@ -26,21 +26,21 @@ _USER_KINDS: Final = ("address", "options", "unsupported", "layout")
 
 
 def explain(error: Exception) -> tuple[str, str]:
-    """Return the cause and the mend of a ThalwegError, a CoreError or an error of the system."""
+    """Return the cause and the hint of a ThalwegError, a CoreError or an error of the system."""
     if isinstance(error, ThalwegError):
-        return error.cause, error.mend
+        return error.cause, error.hint
     if isinstance(error, system.ERRORS):
         return system.explain(error)
     kind = getattr(error, "kind", "")
-    cause, _, mend = str(error).rpartition("; ")
-    # Why a round fails is said by clients, who could write a mend of their own.
+    cause, _, hint = str(error).rpartition("; ")
+    # Why a round fails is said by clients, who could write a hint of their own.
     if cause and kind != "round":
-        return cause, mend
-    return str(error), _MENDS.get(kind, "See `thalweg doctor` for what this machine can do")
+        return cause, hint
+    return str(error), _HINTS.get(kind, "See `thalweg doctor` for what this machine can do")
 
 
 def exit_code(error: Exception) -> int:
-    """Return 2 for what the user can mend in a plan or an argument, 1 for a job that cannot go on."""
+    """Return 2 for what the user can fix in a plan or an argument, 1 for a job that cannot go on."""
     by_user = (
         isinstance(error, (PlanError, DataError, ModelError, MetricsError)) or getattr(error, "kind", "") in _USER_KINDS
     )

@@ -22,7 +22,7 @@ def output(*, as_json: bool) -> Iterator[Emit]:
     """Give a function that takes the result.
 
     With ``as_json`` it is printed at the end, and whatever else is written to standard output meanwhile, by any
-    library, goes to standard error. An error becomes ``{"error": {"cause", "mend"}}``. Otherwise nothing is done.
+    library, goes to standard error. An error becomes ``{"error": {"cause", "hint"}}``. Otherwise nothing is done.
     """
     if not as_json:
         yield lambda _: None
@@ -71,6 +71,6 @@ def _words(error: BaseException) -> dict[str, str]:
     from thalweg.ui.explain import explain
 
     if not isinstance(error, Exception):
-        return {"cause": "interrupted", "mend": "Start it again, with --resume where there is a record"}
-    cause, mend = explain(error)
-    return {"cause": cause, "mend": mend}
+        return {"cause": "interrupted", "hint": "Start it again, with --resume where there is a record"}
+    cause, hint = explain(error)
+    return {"cause": cause, "hint": hint}

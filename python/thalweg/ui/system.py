@@ -6,7 +6,7 @@ import errno
 import subprocess
 from typing import Final
 
-# Those that this module puts in words. A command that meets one ends with a cause and a mend, never with a traceback.
+# Those that this module puts in words. A command that meets one ends with a cause and a hint, never with a traceback.
 ERRORS: Final = (OSError, subprocess.SubprocessError)
 
 _ROOM: Final = "Make room on that disk, or give another folder"
@@ -16,7 +16,7 @@ _FILES: Final = "Raise the limit of open files (ulimit -n), or take fewer client
 _PATH: Final = "Give another path"
 _AGAIN: Final = "Try again; `thalweg doctor` says what this machine can do"
 
-_MENDS: Final = {
+_HINTS: Final = {
     errno.ENOENT: "Check the path; if it is a program, install it",
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
@@ -46,14 +46,14 @@ _MENDS: Final = {
 
 
 def explain(error: OSError | subprocess.SubprocessError) -> tuple[str, str]:
-    """Return the cause and the mend of an error of the system, or of a program that was started."""
+    """Return the cause and the hint of an error of the system, or of a program that was started."""
     if isinstance(error, subprocess.TimeoutExpired):
         return f"{_program(error.cmd)} did not end within {error.timeout:g} s", _AGAIN
     if isinstance(error, subprocess.CalledProcessError):
         how = f"was killed by signal {-error.returncode}" if error.returncode < 0 else f"ended with {error.returncode}"
         return f"{_program(error.cmd)} {how}", _AGAIN
     if isinstance(error, OSError):
-        return _cause(error), _MENDS.get(error.errno or 0, _AGAIN)
+        return _cause(error), _HINTS.get(error.errno or 0, _AGAIN)
     return _plain(error), _AGAIN
 
 

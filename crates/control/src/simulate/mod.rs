@@ -141,12 +141,12 @@ pub struct Cpu {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Impossible {
     /// Something is missing, or more than the bounds.
-    #[error("{what}; {mend}")]
+    #[error("{what}; {hint}")]
     Bounds {
         /// What.
         what: &'static str,
         /// What to do.
-        mend: &'static str,
+        hint: &'static str,
     },
     /// No update can be counted.
     #[error("round {round}: only {placed} of {goal} updates have a node ({reasons}); give every group a node that serves it")]
@@ -205,7 +205,7 @@ impl Scenario {
 
     /// Refuses what is out of bounds.
     pub fn check(&self) -> Result<(), Impossible> {
-        let refuse = |what, mend| Err(Impossible::Bounds { what, mend });
+        let refuse = |what, hint| Err(Impossible::Bounds { what, hint });
         if self.nodes.is_empty() || self.nodes.len() > MOST.0 {
             return refuse("there must be 1 to 1,000 nodes", "change [nodes]");
         }

@@ -101,7 +101,7 @@ fn hello(layer: Compress) -> Result<Bytes> {
 fn agree(ours: Compress, message: &[u8]) -> Result<()> {
     let refuse = |said: String| {
         let error = Error::new(ErrorKind::Unsupported, "compress updates", said);
-        Err(error.mend("give both ends the same layers.compress"))
+        Err(error.hint("give both ends the same layers.compress"))
     };
     let Some(json) = message.strip_prefix(HELLO) else {
         return refuse("the peer does not compress its updates".into());

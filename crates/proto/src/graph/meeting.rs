@@ -331,7 +331,7 @@ impl Agrees for Alike {
             return Err((Refusal::Protocol, format!("{name:?} does not say what it is a node of")));
         };
         let start = self.start.zip(theirs.start).is_some_and(|(ours, theirs)| ours != theirs);
-        let (what, mend) = if self.plan != theirs.plan {
+        let (what, hint) = if self.plan != theirs.plan {
             ("plan", "start all nodes with the same plan")
         } else if self.graph != theirs.graph {
             ("graph", "give all nodes the same graph, with the same seed")
@@ -340,6 +340,6 @@ impl Agrees for Alike {
         } else {
             return Ok(());
         };
-        Err((Refusal::Job, format!("{name:?} has another {what} than this node; {mend}")))
+        Err((Refusal::Job, format!("{name:?} has another {what} than this node; {hint}")))
     }
 }

@@ -53,13 +53,13 @@ impl Reaching {
     /// connection.
     pub(crate) fn reason(&self, connected: bool) -> String {
         let seconds = self.patience.max(ATTEMPT).as_secs_f64();
-        let mend = "check the address and the transport, or raise the patience";
+        let hint = "check the address and the transport, or raise the patience";
         match &self.failed {
             _ if connected => format!(
-                "the peer took the connection, but did not let this client into a job within {seconds:.1} s; {mend}"
+                "the peer took the connection, but did not let this client into a job within {seconds:.1} s; {hint}"
             ),
             Some(reason) => reason.clone(),
-            None => format!("the peer did not answer within {seconds:.1} s; {mend}"),
+            None => format!("the peer did not answer within {seconds:.1} s; {hint}"),
         }
     }
 }

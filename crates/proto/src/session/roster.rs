@@ -26,7 +26,7 @@ pub trait Admission: Send {
     /// Checks a client's proof and certificate against the nonce it was sent.
     ///
     /// # Errors
-    /// Cause and mend, for the client's user.
+    /// Cause and hint, for the client's user.
     fn admit(&self, link: LinkId, challenge: &Nonce, hello: &Hello) -> Result<(), String>;
 }
 

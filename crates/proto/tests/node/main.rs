@@ -496,12 +496,12 @@ fn both_neighbours_name_the_tensor_that_differs() {
     world.pass(5 * SECOND);
     let [dialled] = &world.parties[1].refused[..] else { unreachable!("one refusal") };
     let [dialler] = &world.parties[0].finished[..] else { unreachable!("one end") };
-    let mend = "use the same model and the same tensors at both ends";
+    let hint = "use the same model and the same tensors at both ends";
     let ours =
-        format!("its model differs: w is float64 [200] here and float64 [17] at the neighbour; {mend}");
+        format!("its model differs: w is float64 [200] here and float64 [17] at the neighbour; {hint}");
     assert!(dialled.ends_with(&format!("is not let in: {ours}")), "{dialled}");
     let theirs = "w is float64 [17] here and float64 [200] at the neighbour";
-    assert_eq!(*dialler, format!("this model differs from the neighbour's: {theirs}; {mend}"));
+    assert_eq!(*dialler, format!("this model differs from the neighbour's: {theirs}; {hint}"));
 }
 
 #[test]

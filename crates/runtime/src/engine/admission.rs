@@ -103,13 +103,13 @@ pub fn check_forwarded_proof(
 
 /// Why a token was not accepted where the role `required` is asked for, and what to do, for the person who reads it.
 fn explain(required: pki::Role, name: &str, why: pki::Unproven) -> String {
-    let mend = format!("issue one with `thalweg pki issue {name} --role {required}`");
+    let hint = format!("issue one with `thalweg pki issue {name} --role {required}`");
     match why {
         pki::Unproven::Role(role) => {
-            format!("the token of {name:?} is for the role {role}, and here {required} is asked for; {mend}")
+            format!("the token of {name:?} is for the role {role}, and here {required} is asked for; {hint}")
         }
         pki::Unproven::Token => {
-            format!("the token of {name:?} is wrong; {mend}, from the server's own pki folder")
+            format!("the token of {name:?} is wrong; {hint}, from the server's own pki folder")
         }
         pki::Unproven::Proof => {
             format!("the proof of {name:?} is of another link or job; use the same version on both sides")
@@ -261,8 +261,8 @@ mod tests {
                 let found = gate.admit(1, &CHALLENGE, &shown);
                 assert_eq!(found.is_ok(), asked == role, "{role} where {asked} is asked for: {found:?}");
                 if let Err(why) = found {
-                    let mend = format!("thalweg pki issue a --role {asked}");
-                    assert!(why.contains(&format!("for the role {role}")) && why.contains(&mend), "{why}");
+                    let hint = format!("thalweg pki issue a --role {asked}");
+                    assert!(why.contains(&format!("for the role {role}")) && why.contains(&hint), "{why}");
                 }
             }
         }

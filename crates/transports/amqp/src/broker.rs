@@ -43,7 +43,7 @@ impl Broker {
     ) -> Result<Self> {
         let login = options.login.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Security, CONNECT, format!("{place}: a broker wants to know who one is"))
-                .mend("set security.login_file to a file with one line user:password")
+                .hint("set security.login_file to a file with one line user:password")
         })?;
         in_time(place, options, Self::log_in(place, options, uri(place, login, vhost), what, ending)).await
     }

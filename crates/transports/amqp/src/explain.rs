@@ -21,7 +21,7 @@ pub(crate) fn explain(operation: &'static str, place: &dyn std::fmt::Display, er
         | lapin::ErrorKind::SerialisationError(_)
         | lapin::ErrorKind::InvalidProtocolVersion(_) => {
             Error::new(ErrorKind::Corrupt, operation, format!("{place} does not speak AMQP 0-9-1: {error}"))
-                .mend("check the address and the port")
+                .hint("check the address and the port")
         }
         lapin::ErrorKind::MissingHeartbeatError => {
             Error::closed(operation, format!("{place}: the broker has sent no heartbeat for too long"))
@@ -34,25 +34,25 @@ fn refused(operation: &'static str, place: &dyn std::fmt::Display, code: u16, sa
     let error = |kind| Error::new(kind, operation, format!("{place}: the broker says {code} {said}"));
     match code {
         ACCESS_REFUSED => {
-            error(ErrorKind::Security).mend("check user, password and permissions of security.login_file")
+            error(ErrorKind::Security).hint("check user, password and permissions of security.login_file")
         }
         NOT_ALLOWED if said.contains("not found") => error(ErrorKind::Address)
-            .mend("make the virtual host, or set transport.options.vhost to one there is"),
-        NOT_ALLOWED => error(ErrorKind::Security).mend("give the user permissions on the virtual host"),
+            .hint("make the virtual host, or set transport.options.vhost to one there is"),
+        NOT_ALLOWED => error(ErrorKind::Security).hint("give the user permissions on the virtual host"),
         NOT_FOUND => {
-            error(ErrorKind::Unreachable).mend("start the server first, with the same transport.options")
+            error(ErrorKind::Unreachable).hint("start the server first, with the same transport.options")
         }
         RESOURCE_LOCKED => error(ErrorKind::InUse)
-            .mend("end the server that has this job's name at the broker, or take another name"),
+            .hint("end the server that has this job's name at the broker, or take another name"),
         PRECONDITION_FAILED if said.contains("larger than") => {
             // The broker does not state its limit in any other way.
-            error(ErrorKind::Closed).mend(
+            error(ErrorKind::Closed).hint(
                 "set transport.options.max_message to the broker's limit, lower transport.chunk, or raise the broker's \
                  max_message_size",
             )
         }
         CONNECTION_FORCED => {
-            error(ErrorKind::Closed).mend("start the broker again: parties come back by themselves")
+            error(ErrorKind::Closed).hint("start the broker again: parties come back by themselves")
         }
         _ => error(ErrorKind::Closed),
     }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_refusal_has_its_kind_and_its_mend() {
+    fn each_refusal_has_its_kind_and_its_hint() {
         for (code, said, kind, word) in [
             (403, "ACCESS_REFUSED - Login was refused", ErrorKind::Security, "login_file"),
             (530, "NOT_ALLOWED - vhost x not found", ErrorKind::Address, "vhost"),
@@ -81,8 +81,8 @@ mod tests {
             let error = refused("test", &"here", code, said);
             assert_eq!(error.kind(), kind, "{error}");
             let text = error.to_string();
-            let mend = text.rsplit("; ").next().unwrap();
-            assert!(mend.contains(word), "{error}");
+            let hint = text.rsplit("; ").next().unwrap();
+            assert!(hint.contains(word), "{error}");
         }
     }
 }

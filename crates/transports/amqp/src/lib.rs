@@ -115,13 +115,13 @@ impl Post for AmqpPost {
         let chosen = options.own.read(SETTINGS)?;
         if address.scheme != "amqp" || address.port.is_none_or(|port| port == 0) {
             return Err(Error::new(ErrorKind::Address, "open", format!("{address} is not amqp://host:port"))
-                .mend(
+                .hint(
                     "write the broker's address as amqp://127.0.0.1:5672, with a /job if several share it",
                 ));
         }
         if options.streams != 1 {
             return Err(Error::new(ErrorKind::Unsupported, "open", "an amqp link has one stream")
-                .mend("leave streams at 1"));
+                .hint("leave streams at 1"));
         }
         Ok(Arc::new(AmqpCarrier::open(side, address, options, &chosen).await?))
     }

@@ -122,7 +122,7 @@ impl Ledger {
             Ok(Confirmation::Nack(_)) => {
                 let context = format!("{}: the broker could not keep a message", self.place);
                 let full =
-                    Error::closed(PUBLISH, context).mend("read the broker's log: its disk may be full");
+                    Error::closed(PUBLISH, context).hint("read the broker's log: its disk may be full");
                 self.ending.set(full);
                 return false;
             }

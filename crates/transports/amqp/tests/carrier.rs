@@ -209,7 +209,7 @@ fn under_an_alarm_publishing_waits_and_receiving_goes_on() {
 }
 
 #[test]
-fn a_message_over_the_brokers_limit_ends_the_carrier_with_the_mend() {
+fn a_message_over_the_brokers_limit_ends_the_carrier_with_the_hint() {
     let _alone = alone();
     let Some(node) = shared() else { return };
     run(async {

@@ -129,12 +129,12 @@ fn refused(shared: &LinkState, status: &Status) -> Error {
     let error = explain(shared, status);
     if status.code() == tonic::Code::FailedPrecondition {
         let context = format!("{}: {}", shared.who, status.message());
-        return Error::new(ErrorKind::Unsupported, CONNECT, context).mend(ALIKE);
+        return Error::new(ErrorKind::Unsupported, CONNECT, context).hint(ALIKE);
     }
     match error.kind() {
         ErrorKind::Corrupt => {
             let context = format!("{} is not a thalweg grpc server ({})", shared.who, status.message());
-            Error::new(ErrorKind::Corrupt, CONNECT, context).mend("check the address and the port")
+            Error::new(ErrorKind::Corrupt, CONNECT, context).hint("check the address and the port")
         }
         _ => Error::closed(CONNECT, format!("{} hung up ({})", shared.who, status.message())),
     }
@@ -144,7 +144,7 @@ fn no_answer(error: Error, tls: bool) -> Error {
     if error.kind() != ErrorKind::Closed {
         return error;
     }
-    error.mend(if tls {
+    error.hint(if tls {
         "try again; if it stays so, check that the server has tls set"
     } else {
         "try again; if it stays so, check that a thalweg server listens there"

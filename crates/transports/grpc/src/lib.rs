@@ -105,12 +105,12 @@ impl Transport for Grpc {
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {
     if address.scheme != "grpc" || address.port.is_none() {
         return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not grpc://host:port"))
-            .mend("write it as grpc://127.0.0.1:7070"));
+            .hint("write it as grpc://127.0.0.1:7070"));
     }
     if options.streams != 1 {
         let context = format!("{} streams; a grpc link is one HTTP/2 connection", options.streams);
         return Err(Error::new(ErrorKind::Unsupported, operation, context)
-            .mend("leave streams out, or take the tcp transport"));
+            .hint("leave streams out, or take the tcp transport"));
     }
     options.own.read(SETTINGS).map(drop)
 }

@@ -120,7 +120,7 @@ fn no_call(shared: &LinkState, ended: hyper::Result<()>) -> Error {
     match ended {
         Err(error) if !crate::connect::is_cut(&error) => {
             let text = context(&format_args!("does not speak HTTP/2 as gRPC does ({error})"));
-            Error::new(ErrorKind::Corrupt, ACCEPT, text).mend("check the address and the port")
+            Error::new(ErrorKind::Corrupt, ACCEPT, text).hint("check the address and the port")
         }
         _ => Error::closed(ACCEPT, context(&"left before its first call")),
     }

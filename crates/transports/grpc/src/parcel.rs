@@ -36,7 +36,7 @@ pub(crate) fn seal(update: &Outgoing, largest: usize) -> Result<Bytes> {
     let Some(length) = fits else {
         let context = format!("an update of {length} bytes as one message; largest is {largest}");
         return Err(Error::new(ErrorKind::Unsupported, "send update", context)
-            .mend("set a higher transport.options.largest at both ends, or mode = \"stream\""));
+            .hint("set a higher transport.options.largest at both ends, or mode = \"stream\""));
     };
     let mut message = BytesMut::with_capacity(length);
     encode_key(1, WireType::LengthDelimited, &mut message);

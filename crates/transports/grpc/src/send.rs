@@ -140,7 +140,7 @@ pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).hint("send less metrics"));
     }
     let end = hand_over(shared, operation, || Ok(frame::control(message))).await?;
     shared.until_flushed(operation, end).await
@@ -150,7 +150,7 @@ pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
 pub(crate) fn check(update: &Outgoing) -> Result<()> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
-        return Err(Error::new(ErrorKind::Unsupported, "send update", context).mend("set a smaller chunk"));
+        return Err(Error::new(ErrorKind::Unsupported, "send update", context).hint("set a smaller chunk"));
     }
     Ok(())
 }

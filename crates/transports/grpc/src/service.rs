@@ -79,7 +79,7 @@ impl Service {
             let (theirs, ours) = (mode(asked), mode(ours));
             let context = format!("{} asks for mode {theirs}; this server has {ours}", self.shared.who);
             let error = Error::new(ErrorKind::Unsupported, "accept", context);
-            let _ = caller.send(Err(error.mend(ALIKE)));
+            let _ = caller.send(Err(error.hint(ALIKE)));
             return Status::failed_precondition(format!("the server has mode {ours}, not {theirs}"))
                 .into_http();
         }
@@ -102,7 +102,7 @@ impl Service {
             let context = format!("{} {what}", self.shared.who);
             let error = Error::new(ErrorKind::Corrupt, "accept", context);
             // It fails if nobody waits for the link any more.
-            let _ = caller.send(Err(error.mend("check the address and the port")));
+            let _ = caller.send(Err(error.hint("check the address and the port")));
         }
     }
 }

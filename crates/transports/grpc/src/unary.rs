@@ -237,7 +237,7 @@ async fn piece(shared: &LinkState, unary: &Unary, update: &Outgoing, is_first: b
 pub(crate) fn refused(shared: &LinkState) -> Error {
     shared.check("send update").err().unwrap_or_else(|| {
         Error::new(ErrorKind::Unsupported, "send update", format!("{} did not take the update", shared.who))
-            .mend("set transport.options.largest alike at both ends")
+            .hint("set transport.options.largest alike at both ends")
     })
 }
 

@@ -1,4 +1,4 @@
-//! Options that are kept, and options that are refused with the mend; counters; servers that are none of ours.
+//! Options that are kept, and options that are refused with the hint; counters; servers that are none of ours.
 #![allow(clippy::unwrap_used)]
 
 use bytes::Bytes;

@@ -70,7 +70,7 @@ fn critical(chosen: &Chosen) -> Result<Ranges> {
     let parts = text.split(',').filter(|_| !text.trim().is_empty());
     parts.map(range).collect::<Option<Ranges>>().ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, "read options", format!("critical is {text:?}"))
-            .mend("write ranges of bytes, start-end with commas between them, as 0-65536,131072-132096")
+            .hint("write ranges of bytes, start-end with commas between them, as 0-65536,131072-132096")
     })
 }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_are_no_ranges_is_refused_with_the_mend() {
+    fn what_are_no_ranges_is_refused_with_the_hint() {
         for text in ["x", "5", "9-3", "4-4", "0-1,,2-3", "-1-4", "0-99999999999999999999"] {
             let error = set("critical", Value::Text(text.into())).unwrap_err();
             assert!(error.to_string().contains("0-65536"), "{text}: {error}");

@@ -103,11 +103,11 @@ pub(crate) async fn update(
 ) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {CHUNK}", chunk.range().len());
-        return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a smaller chunk"));
+        return Err(Error::new(ErrorKind::Unsupported, SEND, context).hint("set a smaller chunk"));
     }
     if update.chunks().len() > MAX_PIECES {
         let context = format!("an update of {} chunks; one has at most {MAX_PIECES}", update.chunks().len());
-        return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a larger chunk"));
+        return Err(Error::new(ErrorKind::Unsupported, SEND, context).hint("set a larger chunk"));
     }
     shared.check(SEND)?;
     shared.detached.fetch_or(update.is_detached(), Relaxed);

@@ -11,7 +11,7 @@ mod common;
 use common::{link, listen, small};
 
 #[tokio::test]
-async fn what_it_cannot_do_it_refuses_with_the_mend() {
+async fn what_it_cannot_do_it_refuses_with_the_hint() {
     let own = |name: &str, value| Settings::default().with(name, value);
     let wanted = [
         (Options { congestion: Some("cubic".into()), ..small() }, "leave that option out"),
@@ -21,11 +21,11 @@ async fn what_it_cannot_do_it_refuses_with_the_mend() {
         (Options { own: own("critical", Value::Text("all".into())), ..small() }, "write ranges of bytes"),
         (Options { own: own("paced", Value::Flag(false)), ..small() }, "close_percent"),
     ];
-    for (options, mend) in wanted {
+    for (options, hint) in wanted {
         let at = Address::parse("ltp://127.0.0.1:0").unwrap();
         let error = Ltp.listen(&at, &options).await.map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains(mend), "{error}");
+        assert!(error.to_string().contains(hint), "{error}");
     }
 }
 

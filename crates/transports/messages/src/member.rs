@@ -133,7 +133,7 @@ impl Hello<'_> {
 
 fn nobody(address: &Address, why: &str) -> Error {
     Error::new(ErrorKind::Unreachable, CONNECT, format!("{address}: {why}"))
-        .mend("start the server first, or check the address")
+        .hint("start the server first, or check the address")
 }
 
 /// Tells the listener which retained chunks this member holds. This is the first message on the link.

@@ -58,7 +58,7 @@ impl Half {
         });
         agreed.map(Some).map_err(|_| {
             Error::new(ErrorKind::Security, "agree on a secret", "the other end gives no half of a secret")
-                .mend("set security on both sides")
+                .hint("set security on both sides")
         })
     }
 }

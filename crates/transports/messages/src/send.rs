@@ -30,7 +30,7 @@ const PART: usize = 256 << 10;
 pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).mend("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).hint("send less metrics"));
     }
     tokio::select! {
         biased;
@@ -83,7 +83,7 @@ pub(crate) fn check_chunks(shared: &LinkState, update: &Outgoing) -> Result<()> 
         None => Ok(()),
         Some(chunk) => {
             let context = format!("a chunk of {} bytes; one has at most {most}", chunk.range().len());
-            Err(Error::new(ErrorKind::Unsupported, UPDATE, context).mend("set a smaller transport.chunk"))
+            Err(Error::new(ErrorKind::Unsupported, UPDATE, context).hint("set a smaller transport.chunk"))
         }
     }
 }

@@ -318,7 +318,7 @@ impl Switchboard {
         let office = offices.entry(address.clone()).or_default();
         match side {
             Side::Listener if office.listener.is_some() => {
-                return Err(used().mend("choose another port"));
+                return Err(used().hint("choose another port"));
             }
             Side::Listener => (office.listener, office.dice) = (Some(inbox), self.0.habits.seed),
             Side::Member(id) => {

@@ -276,7 +276,7 @@ impl Core {
         }
         let context = format!("a message of {bytes} bytes; the broker takes {most}");
         Err(Error::new(ErrorKind::Unsupported, "publish", context)
-            .mend("make transport.chunk smaller, or raise the broker's limit"))
+            .hint("make transport.chunk smaller, or raise the broker's limit"))
     }
 
     /// Ends the connection, and returns the error for the reader.

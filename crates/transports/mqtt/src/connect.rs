@@ -57,7 +57,7 @@ pub(crate) async fn open(side: Side, address: &Address, options: &Options) -> Re
 async fn attempt(side: Side, address: &Address, options: &Options) -> Result<MqttCarrier> {
     if options.streams > 1 {
         let context = format!("{} streams; a party has one connection to the broker", options.streams);
-        return Err(Error::new(ErrorKind::Unsupported, CONNECT, context).mend("leave out transport.streams"));
+        return Err(Error::new(ErrorKind::Unsupported, CONNECT, context).hint("leave out transport.streams"));
     }
     let chosen = options.own.read(SETTINGS)?;
     let version = if chosen.text("version") == "3.1.1" { Version::V311 } else { Version::V5 };
@@ -66,7 +66,7 @@ async fn attempt(side: Side, address: &Address, options: &Options) -> Result<Mqt
     if retain && version == Version::V311 {
         let context = "retain with version 3.1.1, which cannot say when the broker is to forget";
         return Err(Error::new(ErrorKind::Unsupported, CONNECT, context)
-            .mend("leave out transport.options.version or retain"));
+            .hint("leave out transport.options.version or retain"));
     }
     let wanted_packet = chosen.number("max_packet") as usize;
     let address = named(side, address)?;
@@ -99,7 +99,7 @@ async fn attempt(side: Side, address: &Address, options: &Options) -> Result<Mqt
     let max_message = (MAX_CHUNK as usize + HEAD_BYTES).min(packet.saturating_sub(overhead));
     if max_message < HEAD_BYTES + LEAST {
         let context = format!("packets may have {packet} bytes, which leaves {max_message} for a message");
-        return Err(Error::new(ErrorKind::Unsupported, CONNECT, context).mend(format!(
+        return Err(Error::new(ErrorKind::Unsupported, CONNECT, context).hint(format!(
             "raise the broker's limit, or transport.options.max_packet, to {} bytes or more",
             overhead + HEAD_BYTES + LEAST
         )));
@@ -154,13 +154,13 @@ fn named(side: Side, address: &Address) -> Result<Address> {
         (None, Side::Member(_)) => {
             let context = format!("{address} says no job, and a broker has many");
             return Err(Error::new(ErrorKind::Address, CONNECT, context)
-                .mend("take the address that the server prints, as mqtt://HOST:PORT/JOB"));
+                .hint("take the address that the server prints, as mqtt://HOST:PORT/JOB"));
         }
     }
     if address.port.unwrap_or(0) == 0 {
         let context = format!("{address} has no port, and this transport starts no broker");
         return Err(Error::new(ErrorKind::Address, CONNECT, context)
-            .mend("give the broker's port; `thalweg run` starts a broker of its own"));
+            .hint("give the broker's port; `thalweg run` starts a broker of its own"));
     }
     Ok(address)
 }
@@ -171,7 +171,7 @@ fn prefix(text: &str) -> Result<String> {
     if text.is_empty() || text.starts_with('/') || text.ends_with('/') || !text.chars().all(good) {
         let context = format!("prefix {text:?} cannot begin topics");
         return Err(Error::new(ErrorKind::Unsupported, CONNECT, context)
-            .mend("use letters, digits, dots, dashes and underscores, with slashes between"));
+            .hint("use letters, digits, dots, dashes and underscores, with slashes between"));
     }
     Ok(text.into())
 }
@@ -198,7 +198,7 @@ async fn dial(address: &Address, options: &Options) -> Result<(Socket, Reading, 
 /// Adds a hint to the error of a broker that does not answer.
 fn no_broker(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Unreachable => error.mend("start the broker first, or check the address"),
+        ErrorKind::Unreachable => error.hint("start the broker first, or check the address"),
         _ => error,
     }
 }
@@ -207,14 +207,14 @@ fn no_broker(error: Error) -> Error {
 async fn accepted(inbox: &mut Inbox, address: &Address, options: &Options) -> Result<Limits> {
     let answer = inbox.next().await.map_err(|error| match error.kind() {
         ErrorKind::Closed => Error::closed(CONNECT, format!("{address} hung up before it answered"))
-            .mend("check whether the broker wants TLS, and whether it speaks this version of MQTT"),
+            .hint("check whether the broker wants TLS, and whether it speaks this version of MQTT"),
         _ => error,
     })?;
     match answer.0 {
         Incoming::Accepted(limits) => Ok(limits),
         Incoming::Refused(why, true) => {
             let context = format!("{address} refused the login: {why}");
-            Err(Error::new(ErrorKind::Security, CONNECT, context).mend(if options.login.is_some() {
+            Err(Error::new(ErrorKind::Security, CONNECT, context).hint(if options.login.is_some() {
                 "correct the file that security.login_file names"
             } else {
                 "give the broker's user and password in a file with security.login_file"
@@ -223,11 +223,11 @@ async fn accepted(inbox: &mut Inbox, address: &Address, options: &Options) -> Re
         Incoming::Refused(why, false) => {
             let context = format!("{address} refused the connection: {why}");
             Err(Error::new(ErrorKind::Unsupported, CONNECT, context)
-                .mend("take the other transport.options.version, or see the broker's log"))
+                .hint("take the other transport.options.version, or see the broker's log"))
         }
         other => {
             let context = format!("{address} answered {other:?}");
-            Err(Error::new(ErrorKind::Corrupt, CONNECT, context).mend("check that it is an MQTT broker"))
+            Err(Error::new(ErrorKind::Corrupt, CONNECT, context).hint("check that it is an MQTT broker"))
         }
     }
 }
@@ -242,7 +242,7 @@ fn suits(limits: &Limits, qos: u8, address: &Address) -> Result<()> {
         return Ok(());
     };
     Err(Error::new(ErrorKind::Unsupported, CONNECT, format!("{address} {missing}"))
-        .mend("lower transport.options.qos, or change the broker's configuration"))
+        .hint("lower transport.options.qos, or change the broker's configuration"))
 }
 
 /// Registers a listener: checks that the job has none yet, subscribes, and publishes the retained message
@@ -252,7 +252,7 @@ async fn appear(carrier: &MqttCarrier, client: &str) -> Result<()> {
         let other = String::from_utf8_lossy(&other[..other.len().min(32)]).into_owned();
         let context = format!("{} has a listener already ({other})", carrier.core().address);
         return Err(Error::new(ErrorKind::InUse, "listen", context)
-            .mend("take another job's name behind the slash; one that was killed is forgotten within 90 s"));
+            .hint("take another job's name behind the slash; one that was killed is forgotten within 90 s"));
     }
     let own = Bytes::copy_from_slice(client.as_bytes());
     *carrier.core().listener.lock().unwrap_or_else(PoisonError::into_inner) = own;
@@ -273,7 +273,7 @@ async fn join(carrier: &MqttCarrier, id: MemberId) -> Result<()> {
     let Some(listener) = who_is_here(carrier, topics, HERE).await? else {
         let context = format!("the broker is there, and no server of {}", carrier.core().address);
         return Err(Error::new(ErrorKind::Unreachable, CONNECT, context)
-            .mend("start the server first, or check the job's name behind the slash"));
+            .hint("start the server first, or check the job's name behind the slash"));
     };
     *carrier.core().listener.lock().unwrap_or_else(PoisonError::into_inner) = listener;
     Ok(())
@@ -308,7 +308,7 @@ async fn subscribe(carrier: &MqttCarrier, topics: Vec<String>) -> Result<Option<
     if done != Ok(true) {
         let context = format!("{} refused a subscription to {}", carrier.core().address, topics.join(", "));
         return Err(Error::new(ErrorKind::Security, CONNECT, context)
-            .mend("let this login read and write the job's topics at the broker"));
+            .hint("let this login read and write the job's topics at the broker"));
     }
     Ok(here)
 }

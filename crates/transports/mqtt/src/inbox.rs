@@ -38,7 +38,7 @@ impl Inbox {
     pub(crate) async fn next(&mut self) -> Result<(Incoming, u64)> {
         let corrupt = |why: String| {
             Error::new(ErrorKind::Corrupt, RECEIVE, format!("what is no MQTT: {why}"))
-                .mend("check that a broker listens at the address, and whether it wants TLS")
+                .hint("check that a broker listens at the address, and whether it wants TLS")
         };
         loop {
             while self.skip > 0 {

@@ -80,7 +80,7 @@ async fn after_the_brokers_restart_the_listener_is_there_again() {
 }
 
 #[tokio::test]
-async fn no_broker_is_unreachable_with_the_mend() {
+async fn no_broker_is_unreachable_with_the_hint() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = Address::parse(&format!("mqtt://127.0.0.1:{free}/job")).unwrap();
     let error = thalweg_mqtt::transport().listen(&address, &options(&[])).await.err().unwrap();

@@ -80,7 +80,7 @@ pub(crate) enum End {
 
 fn corrupt(what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, SHAKE, format!("{what}; the peer is no rdma of this version"))
-        .mend("use the same transport and version at both ends")
+        .hint("use the same transport and version at both ends")
 }
 
 struct Messages<'a>(&'a dyn Link);

@@ -123,7 +123,7 @@ impl Transport for Rdma {
         let choices = Choices::read(options)?;
         let late = || {
             let context = format!("{address} did not finish its handshake in time");
-            Error::new(ErrorKind::Timeout, "connect", context).mend("raise connect_timeout_ms")
+            Error::new(ErrorKind::Timeout, "connect", context).hint("raise connect_timeout_ms")
         };
         let connecting = async {
             let inner = Tcp.connect(&as_tcp(address), &inner(options)).await?;
@@ -158,12 +158,12 @@ pub(crate) async fn finish(
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {
     if address.scheme != "rdma" || address.port.is_none() {
         return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not rdma://host:port"))
-            .mend("write it as rdma://192.0.2.1:7070"));
+            .hint("write it as rdma://192.0.2.1:7070"));
     }
     let wanted = [("congestion", options.congestion.is_some()), ("streams", options.streams != 1)];
     wanted.iter().find(|(_, set)| *set).map_or(Ok(()), |(name, _)| {
         let context = format!("the rdma transport has no {name}");
-        Err(Error::new(ErrorKind::Unsupported, operation, context).mend("leave that option out"))
+        Err(Error::new(ErrorKind::Unsupported, operation, context).hint("leave that option out"))
     })
 }
 

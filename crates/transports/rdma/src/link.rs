@@ -287,7 +287,7 @@ impl Link for RdmaLink {
     async fn send_update(&self, update: &Update) -> Result<SendReport> {
         if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
             let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
-            return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a smaller chunk"));
+            return Err(Error::new(ErrorKind::Unsupported, SEND, context).hint("set a smaller chunk"));
         }
         self.shared.check(SEND)?;
         let started = Instant::now();

@@ -87,7 +87,7 @@ fn same_user(operation: &'static str, theirs: u32, ours: u32, who: &str) -> Resu
         return Ok(());
     }
     let context = format!("{who} runs as user {theirs}, this process as user {ours}");
-    Err(Error::new(ErrorKind::Security, operation, context).mend("run both as one user, or take tcp"))
+    Err(Error::new(ErrorKind::Security, operation, context).hint("run both as one user, or take tcp"))
 }
 
 #[cfg(test)]

@@ -228,7 +228,7 @@ fn cloned(
 
 fn no_memory(error: &ArenaError) -> Error {
     Error::new(ErrorKind::System, SEND, format!("no shared memory: {error}"))
-        .mend("raise the limit of open files (ulimit -n), or take tcp")
+        .hint("raise the limit of open files (ulimit -n), or take tcp")
 }
 
 #[cfg(test)]

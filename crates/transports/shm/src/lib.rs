@@ -74,6 +74,6 @@ fn check(operation: &'static str, options: &Options) -> Result<()> {
     ];
     wanted.iter().find(|(_, set)| *set).map_or(Ok(()), |(what, _)| {
         let context = format!("bytes stay in this machine's memory, so there is no choice of {what}");
-        Err(Error::new(ErrorKind::Unsupported, operation, context).mend("leave that option out"))
+        Err(Error::new(ErrorKind::Unsupported, operation, context).hint("leave that option out"))
     })
 }

@@ -51,7 +51,7 @@ impl Listener for ShmListener {
             Err(error) => {
                 tokio::time::sleep(PAUSE).await;
                 let error = Error::io(ACCEPT, "no new connection", &error)
-                    .mend("if there are too many open files, raise the limit (ulimit -n)");
+                    .hint("if there are too many open files, raise the limit (ulimit -n)");
                 Ok(Box::pin(std::future::ready(Err(error))))
             }
         }

@@ -41,7 +41,7 @@ pub(crate) fn open(address: &Address) -> Result<(OwnedFd, Address)> {
 pub(crate) fn new_socket(operation: &'static str) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|e| {
-        Error::io(operation, "no socket", &e.into()).mend("raise the limit of open files (ulimit -n)")
+        Error::io(operation, "no socket", &e.into()).hint("raise the limit of open files (ulimit -n)")
     })
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn name(port: u16) -> rustix::io::Result<SocketAddrUnix> {
 pub(crate) fn port_of(operation: &'static str, address: &Address) -> Result<u16> {
     let bad = |why: &str| {
         Error::new(ErrorKind::Address, operation, format!("{address}: {why}"))
-            .mend("write it as shm://localhost:7070, or take tcp to reach another machine")
+            .hint("write it as shm://localhost:7070, or take tcp to reach another machine")
     };
     if address.scheme != "shm" || !address.is_local() {
         return Err(bad("shared memory is this machine's own"));

@@ -66,7 +66,7 @@ impl Writer {
 pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).mend("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).hint("send less metrics"));
     }
     let mut writer = shared.writer.lock().await;
     shared.check(CONTROL)?;
@@ -92,7 +92,7 @@ impl Drop for Call<'_> {
 pub(crate) async fn update(shared: &Arc<Shared>, update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
-        return Err(Error::new(ErrorKind::Unsupported, UPDATE, context).mend("set a smaller chunk"));
+        return Err(Error::new(ErrorKind::Unsupported, UPDATE, context).hint("set a smaller chunk"));
     }
     shared.check(UPDATE)?;
     let started = Instant::now();

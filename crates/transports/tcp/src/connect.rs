@@ -117,7 +117,7 @@ fn no_answer(address: &Address, error: &std::io::Error, tls: bool) -> Error {
     if explained.kind() != ErrorKind::Closed {
         return explained;
     }
-    explained.mend(if tls {
+    explained.hint(if tls {
         "try again; if it stays so, check that the server has tls set"
     } else {
         "try again; if it stays so, check that a thalweg server listens there"

@@ -74,7 +74,7 @@ pub(crate) async fn ask(
     stream.read_exact(&mut answer).await.map_err(|e| failed(&e))?;
     key.check(SERVER, &said, &answer).then_some(()).ok_or_else(|| {
         let context = "whoever took a data connection is not the server of the link";
-        Error::new(ErrorKind::Security, "connect", context).mend("look for what changes bytes on the way")
+        Error::new(ErrorKind::Security, "connect", context).hint("look for what changes bytes on the way")
     })
 }
 

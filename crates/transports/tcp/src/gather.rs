@@ -100,7 +100,7 @@ impl Gathering {
     ) -> Result<Pending> {
         if table.len() >= MAX_WAITING {
             let context = format!("{MAX_WAITING} links wait for their connections already");
-            return Err(Error::new(ErrorKind::System, ACCEPT, context).mend("let the client try again"));
+            return Err(Error::new(ErrorKind::System, ACCEPT, context).hint("let the client try again"));
         }
         let (whole, rest) = oneshot::channel();
         let (data, connections) = (key.is_some(), (0..connections).map(|_| None).collect());

@@ -77,11 +77,11 @@ impl Transport for Tcp {
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {
     if address.scheme != "tcp" || address.port.is_none() {
         return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not tcp://host:port"))
-            .mend("write it as tcp://127.0.0.1:7070"));
+            .hint("write it as tcp://127.0.0.1:7070"));
     }
     if !(1..=MAX_STREAMS).contains(&options.streams) {
         let context = format!("{} streams; a link has 1 to {MAX_STREAMS}", options.streams);
-        return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("set streams within that"));
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).hint("set streams within that"));
     }
     Ok(())
 }

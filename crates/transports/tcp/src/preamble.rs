@@ -62,7 +62,7 @@ impl Preamble {
         let bad = |why: String| Error::new(ErrorKind::Corrupt, operation, why);
         if bytes[4] != VERSION {
             return Err(bad(format!("the peer speaks version {} of tcp links, we {VERSION}", bytes[4]))
-                .mend("use the same release at both ends"));
+                .hint("use the same release at both ends"));
         }
         let (stream, streams, flags) = (bytes[5], bytes[6], bytes[7]);
         if !(1..=MAX_STREAMS).contains(&streams) || stream >= streams || flags > 1 {
@@ -96,7 +96,7 @@ fn check_magic(operation: &'static str, magic: [u8; 4]) -> Result<()> {
         MAGIC => Ok(()),
         other => {
             let context = format!("the peer is not a thalweg tcp link (it began with {other:02x?})");
-            Err(Error::new(ErrorKind::Corrupt, operation, context).mend("check the address and the port"))
+            Err(Error::new(ErrorKind::Corrupt, operation, context).hint("check the address and the port"))
         }
     }
 }

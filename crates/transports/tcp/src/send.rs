@@ -143,7 +143,7 @@ pub(crate) async fn control(shared: &Arc<LinkState>, lanes: &[Lane], message: By
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
-        return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("send less metrics"));
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).hint("send less metrics"));
     }
     let mut frame = begin(shared, lanes, 0, operation).await?;
     frame.header = shared.marks.as_ref().map(Marks::encode).unwrap_or_default();
@@ -157,7 +157,7 @@ pub(crate) async fn control(shared: &Arc<LinkState>, lanes: &[Lane], message: By
 pub(crate) async fn update(shared: &Arc<LinkState>, lanes: &[Lane], update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
-        return Err(Error::new(ErrorKind::Unsupported, "send update", context).mend("set a smaller chunk"));
+        return Err(Error::new(ErrorKind::Unsupported, "send update", context).hint("set a smaller chunk"));
     }
     shared.check("send update")?;
     let started = Instant::now();

@@ -44,7 +44,7 @@ async fn reach(address: &Address, to: SocketAddr, options: &Options, dialect: &D
 fn silent(address: &Address, limit: Duration) -> Error {
     let context = format!("{address} did not answer within {} ms", limit.as_millis());
     Error::new(ErrorKind::Timeout, CONNECT, context)
-        .mend("let TCP and UDP through the firewall, take tcp, or raise connect_timeout_ms")
+        .hint("let TCP and UDP through the firewall, take tcp, or raise connect_timeout_ms")
 }
 
 /// The address of the control connection, at the same host and port.
@@ -56,7 +56,7 @@ pub(crate) fn control_address(to: SocketAddr) -> Address {
 pub(crate) async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
     let none = |why: String| {
         Error::new(ErrorKind::Address, operation, format!("{address} does not resolve{why}"))
-            .mend("check the host name, or write the address as a number")
+            .hint("check the host name, or write the address as a number")
     };
     let found = lookup_host(address.authority()).await.map_err(|e| none(format!(": {e}")))?;
     let found: Vec<SocketAddr> = found.collect();

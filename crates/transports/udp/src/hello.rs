@@ -67,10 +67,10 @@ pub fn check(operation: &'static str, address: &Address, options: &Options, dial
             operation,
             format!("{address} is not {name}://host:port"),
         )
-        .mend("write host and port, such as 127.0.0.1:7070, behind the transport's name"));
+        .hint("write host and port, such as 127.0.0.1:7070, behind the transport's name"));
     }
     let unsupported =
-        |what: String, mend| Err(Error::new(ErrorKind::Unsupported, operation, what).mend(mend));
+        |what: String, hint| Err(Error::new(ErrorKind::Unsupported, operation, what).hint(hint));
     if options.congestion.is_some() {
         return unsupported(
             format!("the {name} transport has no choice of congestion"),
@@ -193,5 +193,5 @@ fn numbers<const N: usize>(
 fn strange(operation: &'static str, dialect: &Dialect) -> Error {
     let context = format!("the peer's first words are not those of a {} link", dialect.name);
     Error::new(ErrorKind::Corrupt, operation, context)
-        .mend("check that both ends use the same transport, in the same release")
+        .hint("check that both ends use the same transport, in the same release")
 }

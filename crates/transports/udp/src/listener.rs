@@ -84,7 +84,7 @@ impl Shaker {
         let late = |_| {
             let context = format!("{who}: no datagram of its handshake came in {} ms", limit.as_millis());
             Err(Error::new(ErrorKind::Timeout, ACCEPT, context)
-                .mend("let UDP through the firewall, or take tcp"))
+                .hint("let UDP through the firewall, or take tcp"))
         };
         let ends = timeout(limit, self.answer(inner)).await.unwrap_or_else(late)?;
         (self.make)(ends, &self.options)

@@ -56,7 +56,7 @@ pub(crate) fn secret(operation: &'static str, choice: u8, peer: &Peer, key: &Key
 
 fn disagree(operation: &'static str) -> Error {
     Error::new(ErrorKind::Security, operation, "the ends do not agree whether and how datagrams are sealed")
-        .mend("set tls at both ends, or at neither, and use the same release")
+        .hint("set tls at both ends, or at neither, and use the same release")
 }
 
 /// One end of a link.

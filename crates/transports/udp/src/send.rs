@@ -206,7 +206,7 @@ pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<Shared>)) {
 pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
-        return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a smaller chunk"));
+        return Err(Error::new(ErrorKind::Unsupported, SEND, context).hint("set a smaller chunk"));
     }
     shared.check(SEND)?;
     shared.detached.fetch_or(update.is_detached(), Relaxed);

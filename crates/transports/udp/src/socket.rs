@@ -140,7 +140,7 @@ impl Unbound {
 fn elsewhere(operation: &'static str, ip: IpAddr, from: SocketAddr) -> Error {
     let context = format!("the control connection comes from {ip}, and its datagrams from {}", from.ip());
     Error::new(ErrorKind::Security, operation, context)
-        .mend("let UDP and TCP leave the client's network by the same address, or take tcp")
+        .hint("let UDP and TCP leave the client's network by the same address, or take tcp")
 }
 
 /// A socket that is only asked what the kernel supports.
@@ -200,7 +200,7 @@ impl Lane {
         if quinn_udp::is_msg_size_err(error) {
             let context = format!("{}: the system sends no datagrams of this length", self.peer);
             return Err(Error::new(ErrorKind::Unsupported, "send update", context)
-                .mend("set a smaller chunk, or a larger send_buffer"));
+                .hint("set a smaller chunk, or a larger send_buffer"));
         }
         Ok(())
     }

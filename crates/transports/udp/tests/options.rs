@@ -11,17 +11,17 @@ mod common;
 use common::{link, listen, small};
 
 #[tokio::test]
-async fn what_it_cannot_do_it_refuses_with_the_mend() {
+async fn what_it_cannot_do_it_refuses_with_the_hint() {
     let wanted = [
         (Options { congestion: Some("cubic".into()), ..small() }, "leave that option out"),
         (Options { streams: 2, ..small() }, "leave streams at 1"),
         (Options { receive_buffer: Some(1 << 30), ..small() }, "mem_max"),
     ];
-    for (options, mend) in wanted {
+    for (options, hint) in wanted {
         let at = Address::parse("udp://127.0.0.1:0").unwrap();
         let error = Udp.listen(&at, &options).await.map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains(mend), "{error}");
+        assert!(error.to_string().contains(hint), "{error}");
     }
 }
 
@@ -65,7 +65,7 @@ async fn a_trace_has_a_line_for_what_the_sender_believed() {
 }
 
 #[tokio::test]
-async fn a_trace_that_cannot_be_written_is_refused_with_the_mend() {
+async fn a_trace_that_cannot_be_written_is_refused_with_the_hint() {
     let traced = Settings::default().with("trace", Value::Text("/no such folder/trace".into()));
     let listener = listen(&Udp, &small()).await;
     let options = Options { own: traced, ..small() };

@@ -90,7 +90,7 @@ impl Transport for Unifl {
 fn check(operation: &'static str, address: &Address) -> Result<()> {
     if address.scheme != "unifl" || address.port.is_none() {
         return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not unifl://host:port"))
-            .mend("write it as unifl://192.0.2.1:7070"));
+            .hint("write it as unifl://192.0.2.1:7070"));
     }
     Ok(())
 }

@@ -97,7 +97,7 @@ impl ZmqCarrier {
         let mut peers = self.peers();
         if peers.refused.len() < IN_A_ROW as usize {
             let error = Error::new(kind, "accept", format!("{}: {what}", self.sockets.address));
-            peers.refused.push_back(error.mend("give both ends the files of the same `thalweg pki init`"));
+            peers.refused.push_back(error.hint("give both ends the files of the same `thalweg pki init`"));
         }
     }
 

@@ -21,8 +21,8 @@ pub(crate) enum Keys {
     Member(Key),
 }
 
-fn bad(operation: &'static str, context: &str, mend: &'static str) -> Error {
-    Error::new(ErrorKind::Security, operation, context).mend(mend)
+fn bad(operation: &'static str, context: &str, hint: &'static str) -> Error {
+    Error::new(ErrorKind::Security, operation, context).hint(hint)
 }
 
 /// The key in the block with this label: 32 bytes in base64.
@@ -66,14 +66,14 @@ impl Keys {
         if tls.require_client {
             let context = "zmq asks clients for no certificates: CURVE has none";
             return Err(Error::new(ErrorKind::Unsupported, operation, context)
-                .mend("leave require_client out; clients are known by their tokens"));
+                .hint("leave require_client out; clients are known by their tokens"));
         }
-        let mend = "take the server.key that `thalweg pki init` of this release writes";
+        let hint = "take the server.key that `thalweg pki init` of this release writes";
         let secret = tls.identity.as_ref().and_then(|identity| block(&identity.key, SECRET));
         let secret =
-            secret.ok_or_else(|| bad(operation, "the server's key file has no key for CURVE", mend))?;
+            secret.ok_or_else(|| bad(operation, "the server's key file has no key for CURVE", hint))?;
         let public =
-            public_key(&secret).map_err(|_| bad(operation, "the server's key for CURVE is none", mend))?;
+            public_key(&secret).map_err(|_| bad(operation, "the server's key for CURVE is none", hint))?;
         if block(&tls.authority, PUBLIC).is_some_and(|expected| expected != public) {
             let context = "the server's key for CURVE is not the one in the authority's file";
             return Err(bad(operation, context, "take both files from the same `thalweg pki init`"));
@@ -87,11 +87,11 @@ impl Keys {
     /// [`ErrorKind::Security`] if the authority's file has no public key.
     pub(crate) fn member(options: &Options) -> Result<Self> {
         let Some(tls) = &options.tls else { return Ok(Self::None) };
-        let mend = "take the ca.crt or the token that `thalweg pki` of this release writes";
+        let hint = "take the ca.crt or the token that `thalweg pki` of this release writes";
         let public = block(&tls.authority, PUBLIC);
         public
             .map(Self::Member)
-            .ok_or_else(|| bad("connect", "the authority's file has no key for CURVE", mend))
+            .ok_or_else(|| bad("connect", "the authority's file has no key for CURVE", hint))
     }
 
     /// Sets the keys on a socket.

@@ -185,17 +185,17 @@ impl Post for ZmqPost {
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<u16> {
     let Some(port) = address.port.filter(|_| address.scheme == "zmq" && address.job.is_none()) else {
         return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not zmq://host:port"))
-            .mend("write it as zmq://127.0.0.1:7070"));
+            .hint("write it as zmq://127.0.0.1:7070"));
     };
     if options.streams != 1 {
         let context = format!("{} streams; a zmq link is one connection", options.streams);
         return Err(Error::new(ErrorKind::Unsupported, operation, context)
-            .mend("leave streams out, or take the tcp transport"));
+            .hint("leave streams out, or take the tcp transport"));
     }
     if options.login.is_some() {
         let context = "a login; there is no broker to log in to";
         return Err(Error::new(ErrorKind::Unsupported, operation, context)
-            .mend("leave login_file out, or take a transport with a broker"));
+            .hint("leave login_file out, or take a transport with a broker"));
     }
     Ok(port)
 }
@@ -291,7 +291,7 @@ async fn in_time<T>(
     let answered = waited.map_err(|_| {
         let context =
             format!("{address} does not answer as a server with pattern = \"{}\" does", pattern.name());
-        Error::new(ErrorKind::Timeout, "connect", context).mend("set the same pattern at both ends")
+        Error::new(ErrorKind::Timeout, "connect", context).hint("set the same pattern at both ends")
     })?;
     answered.map_err(|error| Error::io("connect", address, &error))
 }

@@ -182,7 +182,7 @@ pub(crate) async fn connect(
 async fn established(address: &Address, monitor: &Monitor, options: &Options, until: Instant) -> Result<i32> {
     let operation = "connect";
     let fail =
-        |kind, what: &str, mend| Err(Error::new(kind, operation, format!("{address} {what}")).mend(mend));
+        |kind, what: &str, hint| Err(Error::new(kind, operation, format!("{address} {what}")).hint(hint));
     let mut descriptor = None;
     loop {
         while let Some(happened) = monitor.next().map_err(|e| system(operation, address, &e))? {
@@ -195,31 +195,31 @@ async fn established(address: &Address, monitor: &Monitor, options: &Options, un
                 }
                 Happened::Ready => return Ok(descriptor.unwrap_or(-1)),
                 Happened::Unreachable => {
-                    let mend = "start the server first, or check the address";
-                    return fail(ErrorKind::Unreachable, "refuses connections", mend);
+                    let hint = "start the server first, or check the address";
+                    return fail(ErrorKind::Unreachable, "refuses connections", hint);
                 }
                 Happened::Refused { keys: true } => {
-                    let mend =
+                    let hint =
                         "give both ends the files of the same `thalweg pki init`, or set tls at neither";
-                    return fail(ErrorKind::Security, "does not have the key that is expected of it", mend);
+                    return fail(ErrorKind::Security, "does not have the key that is expected of it", hint);
                 }
                 Happened::Refused { .. } | Happened::Ended(_) if options.tls.is_some() => {
-                    let mend = "give both ends the files of the same `thalweg pki init`";
+                    let hint = "give both ends the files of the same `thalweg pki init`";
                     return fail(
                         ErrorKind::Security,
                         "hung up in the handshake: it has another key, or none",
-                        mend,
+                        hint,
                     );
                 }
                 Happened::Refused { .. } | Happened::Ended(_) => {
-                    let mend = "check that a thalweg zmq server listens there, and that tls is set at both ends or neither";
-                    return fail(ErrorKind::Closed, "hung up in the handshake", mend);
+                    let hint = "check that a thalweg zmq server listens there, and that tls is set at both ends or neither";
+                    return fail(ErrorKind::Closed, "hung up in the handshake", hint);
                 }
             }
         }
         if timeout_at(until, monitor.came()).await.is_err() {
-            let mend = "check the address and the firewall, or raise connect_timeout_ms";
-            return fail(ErrorKind::Timeout, "did not answer in time", mend);
+            let hint = "check the address and the firewall, or raise connect_timeout_ms";
+            return fail(ErrorKind::Timeout, "did not answer in time", hint);
         }
     }
 }

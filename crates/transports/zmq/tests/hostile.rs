@@ -158,7 +158,7 @@ async fn keys_at_one_end_only_are_refused() {
 }
 
 #[tokio::test]
-async fn files_without_a_key_and_options_it_cannot_have_are_refused_with_the_mend() {
+async fn files_without_a_key_and_options_it_cannot_have_are_refused_with_the_hint() {
     let trust = Trust::new();
     let listening = |change: &dyn Fn(&mut Tls)| {
         let mut options = trust.listen("router");

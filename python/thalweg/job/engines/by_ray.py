@@ -110,7 +110,7 @@ class Ray:
         for driver in self._fleet.members:
             if driver.failure is not None:
                 error = driver.report.get("error", {})
-                raise RoundError(error.get("cause", f"Ray's process {driver.failure}"), error.get("mend", _LOG))
+                raise RoundError(error.get("cause", f"Ray's process {driver.failure}"), error.get("hint", _LOG))
         if self._failed is not None:
             raise RoundError(*self._failed)
 
@@ -145,8 +145,8 @@ class Ray:
             if "error" in said["report"]:
                 self._gone(node, **said["report"]["error"])
 
-    def _gone(self, node: str, cause: str, mend: str) -> None:
-        self._failed = self._failed or (f"{node} could not take part: {cause}", mend)
+    def _gone(self, node: str, cause: str, hint: str) -> None:
+        self._failed = self._failed or (f"{node} could not take part: {cause}", hint)
         self._lost(node, cause)
 
     def _ended(self, _driver: str, why: str) -> None:

@@ -32,7 +32,7 @@ class NodeActor:
         here = version("thalweg")
         if here != self._release:
             cause = f"its machine has thalweg {here}, and the run {self._release}"
-            return json.dumps({"error": {"cause": cause, "mend": "Install the same release on all machines"}})
+            return json.dumps({"error": {"cause": cause, "hint": "Install the same release on all machines"}})
         order = json.dumps({**self._order, "parent": os.getpid()}).encode() + b"\n"
         with tempfile.TemporaryFile() as log:
             command, pipe = [sys.executable, "-m", PROGRAM], subprocess.PIPE
@@ -60,4 +60,4 @@ def _tail(log: IO[bytes]) -> str:
 
 
 def _early(code: int) -> dict[str, str]:
-    return {"cause": f"it ended with exit code {code}", "mend": "See the record's log.txt for what it said"}
+    return {"cause": f"it ended with exit code {code}", "hint": "See the record's log.txt for what it said"}

@@ -204,8 +204,8 @@ def _died(error: Exception) -> dict[str, str]:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     missing = next((line for line in lines if line.startswith("ModuleNotFoundError")), None)
     if missing is not None:
-        return {"cause": missing, "mend": "Install the same release of thalweg on all machines of the cluster"}
-    return {"cause": lines[0] if lines else type(error).__name__, "mend": "See `ray logs actor` for what it said"}
+        return {"cause": missing, "hint": "Install the same release of thalweg on all machines of the cluster"}
+    return {"cause": lines[0] if lines else type(error).__name__, "hint": "See `ray logs actor` for what it said"}
 
 
 def _say(what: str, node: str | None = None, **facts: Any) -> None:

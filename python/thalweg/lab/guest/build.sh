@@ -11,8 +11,8 @@ digest=$(cat "$here/kernel.config" "$here/build.sh" "$here"/patches/*.patch | sh
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/thalweg/guest/$digest
 [ "${1:-}" != --where ] || { echo "$cache/linux"; exit 0; }
 
-fail() { # cause, mend
-    printf 'error: %s\nmend: %s\n' "$1" "$2" >&2
+fail() { # cause, hint
+    printf 'error: %s\nhint: %s\n' "$1" "$2" >&2
     exit 1
 }
 [ ! -x "$cache/linux" ] || { echo "the guest kernel is there: $cache/linux"; exit 0; }

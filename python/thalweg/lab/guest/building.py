@@ -22,18 +22,18 @@ def build() -> dict[str, Any]:
         [guest.HERE / "build.sh"], stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
     )
     if process.returncode != 0:
-        cause, mend = _words(process.stderr)
-        raise LabError(f"the guest kernel could not be built: {cause}", mend)
+        cause, hint = _words(process.stderr)
+        raise LabError(f"the guest kernel could not be built: {cause}", hint)
     return {"kernel": str(guest.kernel()), "built": not there, "seconds": round(time.monotonic() - begun, 1)}
 
 
 def _words(said: str) -> tuple[str, str]:
-    """Return cause and mend from the output of ``build.sh``, or its last line as the cause."""
+    """Return cause and hint from the output of ``build.sh``, or its last line as the cause."""
     lines = said.strip().splitlines()
     cause = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    mend = [line.removeprefix("mend: ") for line in lines if line.startswith("mend: ")]
+    hint = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
     last = lines[-1] if lines else "it says nothing"
-    return (cause or [last])[-1], (mend or ["Look at what it says above; a build goes on where it was"])[-1]
+    return (cause or [last])[-1], (hint or ["Look at what it says above; a build goes on where it was"])[-1]
 
 
 def status() -> dict[str, Any]:
@@ -43,8 +43,8 @@ def status() -> dict[str, Any]:
     """
     where = subprocess.run([guest.HERE / "build.sh", "--where"], capture_output=True, text=True, check=False)
     if where.returncode != 0:
-        cause, mend = _words(where.stderr)
-        raise LabError(f"there is no guest kernel: {cause}", mend)
+        cause, hint = _words(where.stderr)
+        raise LabError(f"there is no guest kernel: {cause}", hint)
     path = Path(where.stdout.strip())
     there = path.is_file()
     return {"there": there, "kernel": str(path), "bytes": path.stat().st_size if there else None}

@@ -44,7 +44,7 @@ impl Map {
     pub(super) async fn open(place: &str) -> Result<Self> {
         let failed = |error: io::Error| {
             Error::new(ErrorKind::Address, "open the hole map", format!("{place}: {error}"))
-                .mend("give a file that can be written, unix:PATH for a socket, or - for standard output")
+                .hint("give a file that can be written, unix:PATH for a socket, or - for standard output")
         };
         let (lines, waiting) = mpsc::channel(WAITING);
         if let Some(path) = place.strip_prefix(SOCKET) {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_be_written_is_refused_with_the_mend() {
+    fn a_place_that_cannot_be_written_is_refused_with_the_hint() {
         let error = run(Map::open("/no/such/folder/holes")).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Address);
         assert!(error.to_string().contains("unix:PATH"), "{error}");

@@ -94,7 +94,7 @@ impl Proxy {
         if let Some(back) = servers.iter().find(|&&to| settings::leads_back(at, to)) {
             let context = format!("the server {back} is the proxy itself, which listens at {at}");
             return Err(Error::new(ErrorKind::Address, OPEN, context)
-                .mend("give the server another port, or let it listen at 127.0.0.1 and the proxy at another address"));
+                .hint("give the server another port, or let it listen at 127.0.0.1 and the proxy at another address"));
         }
         let map = Map::open(&settings.holes).await?;
         let (newcomers, new) = mpsc::channel(WAITING);
@@ -226,12 +226,12 @@ async fn in_front(
 /// The error that loss cannot be masked. `why` may end with a hint, after a semicolon.
 fn unmasked(at: SocketAddr, why: &str) -> Error {
     const PLAIN: &str = "give --plain for an ordinary TCP proxy";
-    let (cause, mend) = match why.rsplit_once("; ") {
-        Some((cause, mend)) => (cause, format!("{mend}, or {PLAIN}")),
+    let (cause, hint) = match why.rsplit_once("; ") {
+        Some((cause, hint)) => (cause, format!("{hint}, or {PLAIN}")),
         None => (why, PLAIN.to_owned()),
     };
     let context = format!("loss cannot be masked at {at}: {cause}");
-    Error::new(ErrorKind::Unsupported, OPEN, context).mend(mend)
+    Error::new(ErrorKind::Unsupported, OPEN, context).hint(hint)
 }
 
 impl ProxyState {

@@ -82,7 +82,7 @@ impl ProxySettings {
         let options = Options { own: self.own.clone(), receive_buffer: self.buffer, ..Options::default() };
         if settings::backend(&options)? == settings::Backend::Ebpf {
             return Err(unsupported("backend is \"ebpf\", but the proxy has \"tun\" alone".into())
-                .mend("leave the option out"));
+                .hint("leave the option out"));
         }
         let (limits, config) = settings::read(&options)?;
         let limits = Limits { content: Content::Plain { reliable: self.reliable }, ..limits };
@@ -97,7 +97,7 @@ impl ProxySettings {
     pub(super) fn acceptor(&self, descriptors: u64) -> Result<Acceptor> {
         let Ok(patience) = Duration::try_from_secs_f64(self.first_byte) else {
             return Err(unsupported(format!("first_byte is {} seconds", self.first_byte))
-                .mend("give it as seconds, not negative"));
+                .hint("give it as seconds, not negative"));
         };
         ConnectionLimit::check(OPEN, self.connections, 2, descriptors)?;
         let bounds = Bounds { patience, ..Bounds::of_process(descriptors) };
@@ -117,7 +117,7 @@ impl ProxySettings {
         match Duration::try_from_secs_f64(seconds) {
             Ok(idle) if !idle.is_zero() && idle <= EVER => Ok(Some(idle)),
             _ => Err(unsupported(format!("idle is {seconds} seconds"))
-                .mend("give it more than 0 and at most a year, or leave it out")),
+                .hint("give it more than 0 and at most a year, or leave it out")),
         }
     }
 
@@ -151,12 +151,12 @@ fn within(name: &str, value: u64, least: u64, most: u64) -> Result<()> {
         return Ok(());
     }
     Err(unsupported(format!("{name} is {value}, but must be from {least} to {most}"))
-        .mend("give a number in these bounds"))
+        .hint("give a number in these bounds"))
 }
 
 fn written_badly(name: &str, text: &str) -> Error {
     Error::new(ErrorKind::Address, OPEN, format!("{name} is {text:?}, which is no HOST:PORT"))
-        .mend("write it as 192.0.2.1:9000, or :9000")
+        .hint("write it as 192.0.2.1:9000, or :9000")
 }
 
 fn parse(name: &str, text: &str, host: &str) -> Result<Address> {

@@ -1,4 +1,4 @@
-"""The mends of errors, read from the sources: each is shown on a line of its own, so it must name what to do."""
+"""The hints of errors, read from the sources: each is shown on a line of its own, so it must name what to do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROOT: Final = Path(__file__).parents[2]
 EMPTY: Final = re.compile(r"(mend|correct|fix|repair|change|solve) (it|that|this|them)\b", re.IGNORECASE)
 
 
-def python_mends() -> Iterator[tuple[str, str]]:
-    """The second argument of each error that has a cause and a mend."""
+def python_hints() -> Iterator[tuple[str, str]]:
+    """The second argument of each error that has a cause and a hint."""
     for path in (ROOT / "python/thalweg").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2):
@@ -24,13 +24,13 @@ def python_mends() -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", first
 
 
-def rust_mends() -> Iterator[tuple[str, str]]:
+def rust_hints() -> Iterator[tuple[str, str]]:
     for path in (ROOT / "crates").rglob("src/**/*.rs"):
-        for found in re.finditer(r'\.mend\(\s*"([^"]+)"', path.read_text()):
+        for found in re.finditer(r'\.hint\(\s*"([^"]+)"', path.read_text()):
             yield str(path.relative_to(ROOT)), found[1]
 
 
-def test_every_mend_names_what_is_to_be_done() -> None:
-    mends = [*python_mends(), *rust_mends()]
-    assert len(mends) > 300, "they are found"
-    assert [where for where, text in mends if EMPTY.match(text)] == []
+def test_every_hint_names_what_is_to_be_done() -> None:
+    hints = [*python_hints(), *rust_hints()]
+    assert len(hints) > 300, "they are found"
+    assert [where for where, text in hints if EMPTY.match(text)] == []
