@@ -20,7 +20,7 @@ from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
 CRATES: Final = ROOT / "crates"
-PURE: Final = ("control", "dice", "fold", "linkmodel", "masking", "pieces", "proto", "sending", "wire")
+PURE: Final = ("control", "fold", "linkmodel", "masking", "proto", "rdma-proto", "rng", "sending", "wire")
 # What a pure crate must not name, in words of the standard library and of popular crates.
 IMPURE: Final = {
     r"\b(std|core)::net\b": "sockets",

@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use thalweg_control::{decide, smoothed, Client, Config, Node, Policy, Split, State, UPDATE};
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 const NODES: u32 = 100;
 const CLIENTS: u32 = 10_000;

@@ -17,7 +17,7 @@ HELPER(long, message_apply, BPF_FUNC_msg_apply_bytes, struct sk_msg_md *message,
 HELPER(long, message_pull, BPF_FUNC_msg_pull_data, struct sk_msg_md *message, __u32 start, __u32 end, __u64 flags);
 
 enum {
-	NOTE = 64, // bytes of a note, and where its fields are: crates/node/src/note.rs
+	NOTE = 64, // bytes of a note, and where its fields are: crates/workers/src/note.rs
 	DESTINATION = 0,
 	SOURCE = 2,
 	FOLLOWING = 56,

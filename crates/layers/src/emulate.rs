@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use thalweg_dice::Dice;
 use thalweg_linkmodel::{Shape, ShapeError};
+use thalweg_rng::Dice;
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, NoChunks, Outgoing, Peer, Result, SendReport, Sink,
 };

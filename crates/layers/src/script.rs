@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 use crate::Fault;
 

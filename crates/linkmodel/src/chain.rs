@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 /// Cells of the distribution's table.
 const CELLS: usize = 8192;

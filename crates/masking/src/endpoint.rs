@@ -22,7 +22,7 @@ use super::sequence::before;
 use super::siphash::siphash;
 use super::{Address, Peer, Tuple};
 use crate::Time;
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 /// Microseconds after which the initial sequence number rises by one (RFC 6528 section 3).
 const SEQUENCE_STEP: u128 = 4;

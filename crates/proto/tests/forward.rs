@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use thalweg_dice::Dice;
 use thalweg_proto::{Fetched, ForwardConfig, ForwardEvent, Mux};
+use thalweg_rng::Dice;
 use thalweg_wire::control::{Control, Forward};
 use thalweg_wire::forward::offset;
 use thalweg_wire::Ranges;

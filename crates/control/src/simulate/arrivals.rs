@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 use super::costs::at_rate;
 use super::Scenario;

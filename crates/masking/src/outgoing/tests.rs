@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use thalweg_wire::Ranges;
 
 use super::*;
-use thalweg_dice::Dice;
 use thalweg_linkmodel::{Fate, Pipe, Shape};
+use thalweg_rng::Dice;
 
 const MS: Time = Time::from_millis(1);
 const SEGMENT: u64 = 1448;

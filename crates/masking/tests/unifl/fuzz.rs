@@ -2,7 +2,7 @@
 //!
 //! `THALWEG_FUZZ_PACKETS` is the number of packets (default: 200,000), `THALWEG_FUZZ_SEED` the seed.
 
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 use super::allocator;
 use super::hostile::{storm, Outcome};

@@ -2,10 +2,10 @@
 //! arrives twice (`App` checks this). The right edge never moves left, and nothing is acknowledged that has
 //! not been sent (`Client` and `World` check this).
 
-use thalweg_dice::Dice;
 use thalweg_linkmodel::{Burst, Shape};
 use thalweg_masking::Time;
 use thalweg_masking::{Config, Policy, Rate};
+use thalweg_rng::Dice;
 use thalweg_wire::Range;
 
 use super::client::{config, syn, Client, MS};

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use thalweg_dice::Dice;
 use thalweg_linkmodel::Shape;
 use thalweg_masking::Time;
 use thalweg_masking::{Config, Policy, Rate};
+use thalweg_rng::Dice;
 
 use super::allocator;
 use super::congestion::Kind;

@@ -19,7 +19,7 @@ pub(crate) fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_dice::Dice;
+    use thalweg_rng::Dice;
 
     const MS: u64 = 1000;
 

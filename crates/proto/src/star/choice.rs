@@ -1,6 +1,6 @@
 //! Which of the clients that are there take part in a round.
 
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 /// Who takes part where a round wants fewer clients than are there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -12,12 +12,12 @@ use std::time::Duration;
 use serde_json::{json, Value};
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, Summary, SumsHead};
-use thalweg_node::{
+use thalweg_shm_pool::{Class, Object, Plan, Pool, Slot};
+use thalweg_wire::{Layout, Range, Ranges};
+use thalweg_workers::{
     Carriage, Count, DataPlane, Doing, Handovers, Launcher, NodeRoutes, Program, Split, Start, Stretch, Team,
     TeamConfig, Template, Timeline, HANDOVER_BOUNDS,
 };
-use thalweg_pool::{Class, Object, Plan, Pool, Slot};
-use thalweg_wire::{Layout, Range, Ranges};
 
 use super::mending::Mending;
 use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writable};
@@ -304,7 +304,7 @@ fn percentile(rising: &[u64], percent: usize) -> Option<f64> {
 /// The reason why this process cannot be a worker.
 pub fn work() -> Result<(), Error> {
     let socket = input().map_err(|e| Error::new("system", "start worker", e.to_string()))?;
-    thalweg_node::work(socket).map_err(|reason| Error::new("system", "work", reason))
+    thalweg_workers::work(socket).map_err(|reason| Error::new("system", "work", reason))
 }
 
 /// In a template process: waits for the node's request for a worker, on the socket that is this process's
@@ -314,7 +314,7 @@ pub fn work() -> Result<(), Error> {
 /// # Errors
 /// `system`, with the system's error.
 pub fn asked() -> Result<Option<i32>, Error> {
-    let heard = input().and_then(|socket| thalweg_node::asked(&socket));
+    let heard = input().and_then(|socket| thalweg_workers::asked(&socket));
     heard
         .map(|end| end.map(IntoRawFd::into_raw_fd))
         .map_err(|e| Error::new("system", "wait for a node's request", e.to_string()))
@@ -326,7 +326,7 @@ pub fn asked() -> Result<Option<i32>, Error> {
 /// # Errors
 /// `system`, with the system's error.
 pub fn forked(process: u32) -> Result<(), Error> {
-    let told = input().and_then(|socket| thalweg_node::forked(&socket, process));
+    let told = input().and_then(|socket| thalweg_workers::forked(&socket, process));
     told.map_err(|e| Error::new("system", "tell of a worker", e.to_string()))
 }
 
@@ -343,7 +343,7 @@ fn input() -> io::Result<UnixStream> {
 pub fn hop(most: u64) -> Result<(), Error> {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
     let ends = input.and_then(|one| Ok((one, std::io::stdout().as_fd().try_clone_to_owned()?)));
-    let passed = ends.and_then(|(one, other)| thalweg_node::hop(one, other, most));
+    let passed = ends.and_then(|(one, other)| thalweg_workers::hop(one, other, most));
     passed.map_err(|e| Error::new("system", "hop", e.to_string()))
 }
 

@@ -74,7 +74,7 @@ impl Arrivals {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-    use thalweg_dice::Dice;
+    use thalweg_rng::Dice;
 
     #[test]
     fn the_ranges_are_the_newest_of_what_came() {

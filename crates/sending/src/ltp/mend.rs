@@ -122,7 +122,7 @@ fn packets(kept: &VecDeque<(u64, Vec<u8>)>, block: Block) -> Vec<(u32, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_dice::Dice;
+    use thalweg_rng::Dice;
 
     const BLOCK: Block = Block { first: 10, count: 4 };
 

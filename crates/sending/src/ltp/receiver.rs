@@ -178,7 +178,7 @@ fn is_later(one: u16, other: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_dice::Dice;
+    use thalweg_rng::Dice;
 
     const MS: Time = Time::from_millis(1);
 

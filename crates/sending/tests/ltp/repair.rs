@@ -5,8 +5,8 @@
 
 use std::fmt::Write;
 
-use thalweg_dice::Dice;
 use thalweg_linkmodel::{Burst, Shape};
+use thalweg_rng::Dice;
 use thalweg_sending::ltp::{Ack, Block, Closed, Piece, Rule, Sender, What, MAX_BLOCK};
 use thalweg_sending::Time;
 use thalweg_wire::Range;

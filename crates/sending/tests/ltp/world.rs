@@ -4,8 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use thalweg_dice::Dice;
 use thalweg_linkmodel::{Cause, Fate, Pipe, Shape};
+use thalweg_rng::Dice;
 use thalweg_sending::ltp::{Ack, Ended, Packet, Part, Piece, Rebuild, Receiver, Rule, Sender, What};
 use thalweg_sending::Time;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
-use thalweg_dice::Dice;
 use thalweg_ltp::{Ltp, CHUNK};
+use thalweg_rng::Dice;
 use thalweg_tcp::Tcp;
 use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Settings, Share, Transport, Value};
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_pieces::Grant;
+use thalweg_rdma_proto::Grant;
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Remote, Work};
 use thalweg_wire::{checksum, Range};

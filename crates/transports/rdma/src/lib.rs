@@ -8,12 +8,12 @@
 //! ```text
 //! words      messages between the two ends of a link, beside the session's control messages
 //! hello      the handshake: endpoints, rings, a first packet over each pair
-//! outgoing   sender that writes; thalweg-pieces decides which piece is written when
+//! outgoing   sender that writes; thalweg-rdma-proto decides which piece is written when
 //! incoming   receiver of these; it revokes a grant before it looks at the bytes
 //! assembling receiver that copies pieces with headers out of one slot (FedRDMA's first version)
 //! printed    receiver that polls for a chunk's header (FedRDMA-E as printed)
 //! lending    sender whose chunks the peer reads
-//! reading    receiver that reads; thalweg-pieces decides which piece is read when
+//! reading    receiver that reads; thalweg-rdma-proto decides which piece is read when
 //! joined     receiving end of the pair that the peer writes over; rejoins after a loss
 //! arrivals   what all receivers share: credit, received chunks, wakers
 //! shared     a link's tasks: read, write, drive, pull

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_pieces::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
+use thalweg_rdma_proto::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::{FrameHeader, Range, MAX_CHUNK};

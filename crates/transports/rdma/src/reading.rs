@@ -6,7 +6,7 @@ use std::task::Context;
 use std::time::Instant;
 
 use thalweg_arena::Claim;
-use thalweg_pieces::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
+use thalweg_rdma_proto::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::FrameHeader;

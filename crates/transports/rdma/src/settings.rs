@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use thalweg_pieces::{Config, Cut, Flight, HEADER, MOST_PIECE};
+use thalweg_rdma_proto::{Config, Cut, Flight, HEADER, MOST_PIECE};
 use thalweg_transport::{Kind, Need, Options, Result, Setting};
 use thalweg_wire::MAX_CHUNK;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_arena::{Arena, Claim};
-use thalweg_pieces::Credits;
+use thalweg_rdma_proto::Credits;
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::Device;
 use thalweg_wire::Range;

@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use thalweg_arena::Claim;
-use thalweg_dice::Dice;
+use thalweg_rng::Dice;
 
 use crate::{Done, Fault, Memory, Remote, Work};
 

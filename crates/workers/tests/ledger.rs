@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use thalweg_dice::Dice;
 use thalweg_fold::{Accumulator, Precision, SumsHead};
-use thalweg_node::{Action, Base, Ledger, Lie, Order, Split};
-use thalweg_pool::{Key, Name};
+use thalweg_rng::Dice;
+use thalweg_shm_pool::{Key, Name};
 use thalweg_wire::{Dtype, Layout};
+use thalweg_workers::{Action, Base, Ledger, Lie, Order, Split};
 
 const STAGING: usize = 3;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use thalweg_arena::{Access, Arena, ArenaError};
-use thalweg_pool::{Class, Full, Key, Name, Object, Plan, Pool, PoolError, ReadError, Reader, Slot};
+use thalweg_shm_pool::{Class, Full, Key, Name, Object, Plan, Pool, PoolError, ReadError, Reader, Slot};
 use thalweg_wire::{Range, Ranges};
 
 const NOW: Duration = Duration::ZERO;

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use thalweg_dice::Dice;
-use thalweg_node::{asked, forked};
+use thalweg_rng::Dice;
+use thalweg_workers::{asked, forked};
 
 use super::worker::{die, vanish};
 use super::{below, STARTED, TEMPLATE};

@@ -18,7 +18,7 @@
 //! `Refused` a reason; behind `Committed` the nanoseconds of CPU time that its process has had (8 bytes), and the head of
 //! its sums.
 
-use thalweg_pool::{Key, Name};
+use thalweg_shm_pool::{Key, Name};
 
 /// Bytes of a note.
 pub const NOTE_BYTES: usize = 64;

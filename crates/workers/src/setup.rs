@@ -13,7 +13,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 use thalweg_fold::Precision;
-use thalweg_pool::{Class, Plan};
+use thalweg_shm_pool::{Class, Plan};
 use thalweg_wire::{Layout, Range};
 
 /// Most bytes of a set-up.

@@ -15,7 +15,7 @@ use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_pool::Object;
+use thalweg_shm_pool::Object;
 
 use crate::launch::{Launcher, Process};
 

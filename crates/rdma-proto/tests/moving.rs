@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use thalweg_dice::Dice;
-use thalweg_pieces::{Config, Cut, Flight, Grant, Job, Mover, Outcome, Task, Verdict};
+use thalweg_rdma_proto::{Config, Cut, Flight, Grant, Job, Mover, Outcome, Task, Verdict};
+use thalweg_rng::Dice;
 use thalweg_wire::Ranges;
 
 const MS: Duration = Duration::from_millis(1);

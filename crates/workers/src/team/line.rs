@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{send, SendFlags};
 use thalweg_fold::SumsHead;
-use thalweg_pool::Object;
+use thalweg_shm_pool::Object;
 
 use crate::clock;
 use crate::freight::Freight;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use thalweg_arena::{Arena, ArenaError};
 use thalweg_control::autoscaler::Knobs;
 use thalweg_fold::{Accumulator, Precision};
-use thalweg_pool::{Object, Pool};
+use thalweg_shm_pool::{Object, Pool};
 use thalweg_wire::Layout;
 
 pub use counts::{Counts, Handovers, HANDOVER_BOUNDS};

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::process::{getpid, kill_process, pidfd_getfd, pidfd_open, PidfdFlags, PidfdGetfdFlags, Signal};
-use thalweg_node::{work_with, Kind, Note};
-use thalweg_pool::Name;
+use thalweg_shm_pool::Name;
+use thalweg_workers::{work_with, Kind, Note};
 
 /// The fault comes first over the socket, in a line: `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`,
 /// `forge 2`, `lie 2`. `vanish 300`: it dies 300 microseconds after its first order.

@@ -18,7 +18,7 @@ mod words;
 use std::collections::{BTreeMap, VecDeque};
 
 use share::Share;
-use thalweg_pool::{Key, Name};
+use thalweg_shm_pool::{Key, Name};
 
 pub use words::{Action, Base, Lie, Order, Split};
 

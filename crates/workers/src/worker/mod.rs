@@ -12,7 +12,7 @@ use saying::Saying;
 use sums::TwoSums;
 use thalweg_arena::{Access, Arena};
 use thalweg_fold::Contribution;
-use thalweg_pool::{Reader, View};
+use thalweg_shm_pool::{Reader, View};
 
 use crate::clock;
 use crate::hearing::{Heard, Hearing, Message};

@@ -7,8 +7,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use thalweg_node::{Kind, Note, Routes, NOTE_BYTES};
-use thalweg_pool::Name;
+use thalweg_shm_pool::Name;
+use thalweg_workers::{Kind, Note, Routes, NOTE_BYTES};
 
 const PLENTY: u64 = 1000;
 

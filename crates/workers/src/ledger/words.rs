@@ -1,7 +1,7 @@
 //! What a ledger says, and what it is told.
 
 use thalweg_fold::SumsHead;
-use thalweg_pool::Name;
+use thalweg_shm_pool::Name;
 use thiserror::Error;
 
 /// How updates are shared out among workers.

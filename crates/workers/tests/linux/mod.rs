@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
-use thalweg_dice::Dice;
 use thalweg_fold::{Accumulator, Precision, Repair};
-use thalweg_node::{
+use thalweg_rng::Dice;
+use thalweg_shm_pool::{Class, Object, Plan, Pool};
+use thalweg_wire::{Dtype, Layout, Ranges};
+use thalweg_workers::{
     Carriage, DataPlane, Launched, Launcher, NodeRoutes, Process, Program, Split, Start, Team, TeamConfig,
     Template,
 };
-use thalweg_pool::{Class, Object, Plan, Pool};
-use thalweg_wire::{Dtype, Layout, Ranges};
 
 pub const WORKER: &str = "THALWEG_NODE_WORKER";
 pub const TEMPLATE: &str = "THALWEG_NODE_TEMPLATE";
@@ -512,7 +512,7 @@ pub fn be_a_hop() {
     let most = std::env::args().next_back().unwrap().parse().unwrap();
     let input = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let output = std::io::stdout().as_fd().try_clone_to_owned().unwrap();
-    thalweg_node::hop(input, output, most).unwrap();
+    thalweg_workers::hop(input, output, most).unwrap();
 }
 
 /// A node that has worked, and then waits for its end.
