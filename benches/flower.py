@@ -33,7 +33,7 @@ ARRAYS: Final = 8
 ROUNDS: Final = 5
 POINTS: Final = 0.002
 #: Seconds that a system may take to start, or a run of it.
-PATIENCE: Final = 600.0
+TIMEOUT: Final = 600.0
 #: Seconds that a program has to end by itself.
 END: Final = 20.0
 BIN: Final = Path(sys.executable).parent
@@ -72,7 +72,7 @@ def peak_rss(pid: int) -> int:
 
 def listening(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until a program accepts connections."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
         if process.poll() is not None:
             raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {log.read_text()[-2000:]}")
@@ -111,7 +111,7 @@ def flower(size: int, rounds: int, folder: Path) -> dict[str, Any]:
             running.enter_context(started(node, environment, folder / f"supernode-{number}.log"))
         command = [str(BIN / "flwr"), "run", str(APP), "bench", "--stream"]
         command += ["--run-config", run_config(size, rounds, output)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if not output.exists():
             raise RuntimeError(f"Flower's run left no result: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         found: dict[str, Any] = json.loads(output.read_text())
@@ -126,7 +126,7 @@ def ours(fold: str) -> Callable[[int, int, Path], dict[str, Any]]:
         output = folder / "rounds.json"
         command = [sys.executable, "-m", "thalweg", "flower", "run", str(APP), "--clients", str(CLIENTS), "--json"]
         command += ["--fold", fold, "--run-config", run_config(size, rounds, output), "--record", str(folder / "runs")]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if done.returncode or not output.exists():
             raise RuntimeError(f"thalweg's run failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         found: dict[str, Any] = json.loads(output.read_text())

@@ -25,7 +25,7 @@ START: Final = 5.0
 RESUME: Final = 20.0
 # Values of tree.start.
 WAYS: Final = {"template": "template", "program": "always"}
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 60.0
 
 
 def starting() -> list[Figure]:
@@ -79,10 +79,10 @@ def _kill(process: int) -> float:
 
 def _until_ready(one: _core.Server, count: int) -> None:
     """Wait until so many workers of a server have said that they are ready."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while json.loads(one.tree() or "{}")["now"]["ready"] < count:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"worker {count} was not ready within {PATIENCE:.0f} s")
+            raise TimeoutError(f"worker {count} was not ready within {TIMEOUT:.0f} s")
         time.sleep(0.002)
 
 

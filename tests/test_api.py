@@ -307,13 +307,13 @@ def test_a_name_that_is_taken_is_refused() -> None:
         first = thalweg.Client(Constant(1.0), server.address, name="same")
         first._core.join()
         with pytest.raises(_core.CoreError, match='named "same" is connected'):
-            thalweg.Client(Constant(1.0), server.address, name="same", patience=0.0).run()
+            thalweg.Client(Constant(1.0), server.address, name="same", timeout=0.0).run()
         first.close()
 
 
 def test_nobody_listens() -> None:
     with pytest.raises(_core.CoreError, match=r"refused.*start the server first"):
-        thalweg.Client(Constant(1.0), "tcp://127.0.0.1:1", name="alone", patience=0.0).run()
+        thalweg.Client(Constant(1.0), "tcp://127.0.0.1:1", name="alone", timeout=0.0).run()
 
 
 def test_a_closed_server_says_so() -> None:

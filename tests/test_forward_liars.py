@@ -34,7 +34,7 @@ class End:
     """An end of a path, in a thread. It ends by itself with the first event after ``over``."""
 
     def __init__(self, **config: Any) -> None:
-        own = {"window": WINDOW, "liveness": LIMIT, "patience": LIMIT, "connections": 8}
+        own = {"window": WINDOW, "liveness": LIMIT, "timeout": LIMIT, "connections": 8}
         self._forwarder = _core.Forwarder(json.dumps({**own, **config}))
         listens = json.loads(self._forwarder.listening)["listen"]
         self.port = int(listens.rpartition(":")[2])

@@ -56,7 +56,7 @@ GUESTS, CONNECTIONS, LOBBY = (f"crates/transport/src/{name}.rs" for name in ("gu
 # The lobby of guests: a quarter of the descriptors, half of that an address, 20 s.
 FULL = Shown(GUESTS, "when_it_is_full_the_address_with_the_most_gives_way")
 SHARE = Shown(GUESTS, "beyond_its_share_an_address_displaces_its_own_oldest_silent_one")
-PATIENCE = Shown(LOBBY, "a_guest_has_to_go_in_time")
+TIMEOUT = Shown(LOBBY, "a_guest_has_to_go_in_time")
 # Behind the admission queue, where no handshake tells who comes: permits for connections.
 CARRIED = Shown(CONNECTIONS, "carried_connections_are_bounded_in_number")
 OF_AN_ADDRESS = Shown(CONNECTIONS, "carried_connections_are_bounded_for_each_address")
@@ -66,13 +66,13 @@ READERS = "crates/transports/unifl/src/proxy/readers.rs"
 PAGES = "tests/job/test_page_server.py"
 OWN = "one connection that this process makes itself, and then no listener any more"
 LISTENERS: dict[str, Port | Own] = {
-    "crates/sockets/src/door.rs": Port(1, "lobby.enter(", FULL, SHARE, PATIENCE),
-    "crates/transports/shm/src/listener.rs": Port(1, "lobby.enter(", FULL, SHARE, PATIENCE),
+    "crates/sockets/src/door.rs": Port(1, "lobby.enter(", FULL, SHARE, TIMEOUT),
+    "crates/transports/shm/src/listener.rs": Port(1, "lobby.enter(", FULL, SHARE, TIMEOUT),
     "crates/transports/zmq/src/open.rs": Port(
-        1, "lobby.enter(", FULL, SHARE, PATIENCE, "crates/transports/zmq/src/visitors.rs"
+        1, "lobby.enter(", FULL, SHARE, TIMEOUT, "crates/transports/zmq/src/visitors.rs"
     ),
-    "crates/runtime/src/engine/hub.rs": Port(1, "Lobby::new(", FULL, SHARE, PATIENCE),
-    "crates/runtime/src/forward/far.rs": Port(1, "Lobby::new(", FULL, SHARE, PATIENCE),
+    "crates/runtime/src/engine/hub.rs": Port(1, "Lobby::new(", FULL, SHARE, TIMEOUT),
+    "crates/runtime/src/forward/far.rs": Port(1, "Lobby::new(", FULL, SHARE, TIMEOUT),
     "crates/runtime/src/forward/near.rs": Port(
         1,
         "acceptor.enter(",

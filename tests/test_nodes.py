@@ -173,7 +173,7 @@ def test_who_is_not_there_is_named() -> None:
     with Node(Arrays(), name="b", data=1.0) as node:
         node.meet({"a": ""})
         with pytest.raises(LinkError, match="b has not met a after 0"):
-            list(dpsgd(node, 1, patience=0))
+            list(dpsgd(node, 1, timeout=0))
 
 
 @pytest.mark.parametrize("weights", [{"b": 0.0}, {"b": 0.7, "c": 0.7}, {"x": 0.1}])

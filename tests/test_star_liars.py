@@ -21,7 +21,7 @@ URL = "tcp://127.0.0.1:0"
 # Turns a hang into a failure.
 LIMIT = 60.0
 SEEDS = 40
-PATIENCE = 0.5
+TIMEOUT = 0.5
 ROUNDS = 2
 ELEMENTS = 576
 DEEP = "[" * 10_000
@@ -116,7 +116,7 @@ def test_the_mean_is_that_of_the_updates_that_count(stack: ExitStack, seed: int,
         for trust in local_trust(SecuritySection(tls="off"), URL)
     )
     # Whoever sends nothing is waited for until the deadline; an update that is late for it must not count.
-    deadline = PATIENCE if any(lie.does == "nothing" for lie in lies.values()) else None
+    deadline = TIMEOUT if any(lie.does == "nothing" for lie in lies.values()) else None
     job = {"expected": len(lies), "enough": 1, "precision": precision, "deadline": deadline}
     server = _core.Server(arena, URL, json.dumps({**own, **job}))
     clients = {name: Client(server.address, name, member, lie) for name, lie in lies.items()}

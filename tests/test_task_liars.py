@@ -69,7 +69,7 @@ def served(stack: ExitStack, members: dict[str, Work]) -> TaskServer:
                 work(task, client)
 
     for name, work in members.items():
-        client = TaskClient(server.address, name=name, patience=2.0)
+        client = TaskClient(server.address, name=name, timeout=2.0)
         thread = threading.Thread(target=serve, args=(client, work), daemon=True)
         thread.start()
         stack.callback(thread.join, LIMIT)

@@ -282,10 +282,10 @@ class Client:
         name: str,
         data: Any = None,
         token_file: Path | str | None = None,
-        patience: float = 30.0,
+        timeout: float = 30.0,
         tensors: str | Sequence[str] | None = None,
     ) -> None:
-        """Begin to connect to the server at ``url``; ``patience`` is how many seconds to go on trying.
+        """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
         Without ``data`` the app's ``client_data()`` or ``train_data()`` is asked for it. ``token_file`` is what
         ``thalweg pki issue`` made; ``tensors`` says which tensors travel, as the server's does. Raises LinkError,
@@ -295,7 +295,7 @@ class Client:
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
-        options = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "patience": patience}
+        options = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "timeout": timeout}
         self.app, self.name, self.data = app, name, data
         self._bound = bind(app.model(), apps.own_tensors(app, tensors), shared=registry.lends(url))
         self.model, self.arena = self._bound.model, self._bound.arena

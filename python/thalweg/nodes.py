@@ -152,14 +152,14 @@ class Node:
         self._weights = chosen
         self._core.meet(json.dumps(dict(neighbours)), self.number + 1, *self._turns().told(self.number + 1, 0))
 
-    def gather(self, patience: float = 60.0) -> None:
-        """Wait until all neighbours are connected. Raises LinkError if they are not after ``patience`` seconds."""
-        end = time.monotonic() + patience
+    def gather(self, timeout: float = 60.0) -> None:
+        """Wait until all neighbours are connected. Raises LinkError if they are not after ``timeout`` seconds."""
+        end = time.monotonic() + timeout
         while self._core.gather(len(self._weights), WAIT_SLICE) < len(self._weights):
             self._tell()
             if time.monotonic() > end:
                 away = sorted(set(self._weights) - set(self.connected))
-                raise LinkError(f"{self.name} has not met {', '.join(away)} after {patience:g} s", "Start them first")
+                raise LinkError(f"{self.name} has not met {', '.join(away)} after {timeout:g} s", "Start them first")
 
     def iterations(self, rounds: int, data: Any, every: int, gamma: float | None = None) -> Iterator[Iteration]:
         """Run so many iterations and yield each; ``dpsgd`` is what this is for."""
@@ -249,7 +249,7 @@ def dpsgd(
     *,
     data: Any = None,
     every: int = 1,
-    patience: float = 60.0,
+    timeout: float = 60.0,
     gamma: float | None = None,
 ) -> Iterator[Step]:
     """Run iterations of decentralized SGD (Lian et al. 2017) on a node and yield each as it ends.
@@ -261,12 +261,12 @@ def dpsgd(
     neighbours know of it, and go by ``gamma`` towards their mean; with 1 it is DCD-PSGD. All nodes must have the same.
     ``thalweg.step_size`` says which one suits a graph. A node needs ``wait="all"``, and memory for five more models.
 
-    Raises LinkError if a neighbour is not there after ``patience`` seconds, CoreError if one refuses this node,
+    Raises LinkError if a neighbour is not there after ``timeout`` seconds, CoreError if one refuses this node,
     RoundError if a difference is missing, PlanError for what cannot be, and what training raises.
     """
     if every < 1 or rounds < 1:
         raise PlanError(f"dpsgd has rounds = {rounds} and every = {every}", "Give 1 or more")
-    node.gather(patience)
+    node.gather(timeout)
     for done in node.iterations(rounds, data, every, gamma):
         yield Step(done.number, (done.evaluation or {}).get("metrics", {}), done.samples, done.report)
 

@@ -359,8 +359,8 @@ class Given:
 class TaskClient:
     """A member that is given tasks, and comes back by itself when the link breaks: iterate over it for tasks."""
 
-    def __init__(self, url: str, *, name: str, token_file: Path | str | None = None, patience: float = 30.0) -> None:
-        """Begin to connect to the server at ``url``; ``patience`` is how many seconds to go on trying.
+    def __init__(self, url: str, *, name: str, token_file: Path | str | None = None, timeout: float = 30.0) -> None:
+        """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
         ``token_file`` is what ``thalweg pki issue NAME --role task-member`` made. Raises LinkError, PlanError.
         """
@@ -368,7 +368,7 @@ class TaskClient:
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
-        config = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "patience": patience}
+        config = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "timeout": timeout}
         self.name = name
         self._core = _core.TaskClient(url, name, json.dumps(config))
 

@@ -207,7 +207,7 @@ def test_a_server_others_can_reach_names_what_is_missing() -> None:
     [
         (["--listen", "tcp://0.0.0.0:0", "--to", ":9"], "nothing says who may join", "thalweg pki init"),
         (
-            ["--listen", "127.0.0.1:0", "--via", "tcp://127.0.0.1:1", "--patience", "0"],
+            ["--listen", "127.0.0.1:0", "--via", "tcp://127.0.0.1:1", "--timeout", "0"],
             "127.0.0.1:1",
             "tart the server first",
         ),

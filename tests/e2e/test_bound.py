@@ -31,7 +31,7 @@ RECEIVE_BUFFER: Final = 32 << 20
 # From asm-generic/socket.h; Python has no names for them.
 SO_TIMESTAMPNS: Final = 35
 SO_RCVBUFFORCE: Final = 33
-PATIENCE: Final = 30.0
+TIMEOUT: Final = 30.0
 # Queues hold all that is sent, so that the link is never without: it does not matter how busy this machine is.
 PATHS: Final[dict[str, tuple[str, dict[str, Any], list[Stage]]]] = {
     "no loss": ("rate=20mbit,queue=16MiB", {}, [Stage(20e6)]),
@@ -90,7 +90,7 @@ def flood(lab: RunningLab, packets: int) -> list[int]:
         receiver.settimeout(0.05)
         while sending.is_alive() or under_way(lab):
             drain(receiver, times)
-        sending.join(PATIENCE)
+        sending.join(TIMEOUT)
         drain(receiver, times)
     return times
 

@@ -312,7 +312,7 @@ def node(start: Start, plan: Path, name: str, *, shows: str | None = None) -> Pr
     """Start a node with its certificate, or with that of another."""
     whose = shows or name
     return start("node", plan.name, "--name", name, "--json", "--ca", "pki/ca.crt", "--cert", f"pki/{whose}.crt",
-                 "--key", f"pki/{whose}.key", "--patience", "60")  # fmt: skip
+                 "--key", f"pki/{whose}.key", "--timeout", "60")  # fmt: skip
 
 
 def test_nodes_on_their_own_meet_under_mutual_tls(start: Start, guarded: Path, tmp_path: Path) -> None:

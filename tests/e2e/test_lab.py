@@ -27,7 +27,7 @@ Run = Callable[..., Any]
 # Waits on a host of a lab until it is ended.
 SLEEP = [sys.executable, "-c", "import sys, time; print('here', flush=True); time.sleep(600)"]
 ADDRESS = [sys.executable, "-c", "import socket; print(socket.gethostbyname('server'), flush=True)"]
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")]
@@ -62,7 +62,7 @@ def only(folder: Path) -> State:
 
 def until(look: Callable[[], Any]) -> Any:
     """What ``look`` returns once that is something."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not (found := look()):
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.02)
@@ -76,7 +76,7 @@ def ended(pid: int) -> bool:
     except OSError as error:
         return error.errno == errno.ESRCH
     try:
-        return bool(select.select([watch], [], [], PATIENCE)[0])
+        return bool(select.select([watch], [], [], TIMEOUT)[0])
     finally:
         os.close(watch)
 

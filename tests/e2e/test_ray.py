@@ -32,7 +32,7 @@ Start = Callable[..., Program]
 TOKEN: Final = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
 JOB: Final = ("--model", "payload:1MiB", "--clients", "4", "--aggregation", "tree", "--placement", "worst-fit")
 # Seconds that a raylet may take to be there on a loaded machine.
-PATIENCE: Final = 120
+TIMEOUT: Final = 120
 
 
 class Cluster:
@@ -57,7 +57,7 @@ class Cluster:
             return subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while not ready():
             assert time.monotonic() < until, self.log.read_text()
             assert all(process.poll() is None for process in self.processes), self.log.read_text()
@@ -72,7 +72,7 @@ class Cluster:
         every = below([process.pid for process in self.processes])
         for process in reversed(self.processes):
             process.terminate()
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT)
         for pid in every:
             if "ray" in _command(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -151,7 +151,7 @@ def test_a_ray_of_ones_own_leaves_nothing(start: Start, tmp_path: Path) -> None:
     (folder,) = {part for pid in every for part in _command(pid).split() if part.startswith("--session-dir=")}
     run.process.send_signal(signal.SIGINT)
     assert run.end()[0] == 130
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while left := [pid for pid in every if _command(pid)]:
         assert time.monotonic() < until, [_command(pid) for pid in left]
         time.sleep(0.1)

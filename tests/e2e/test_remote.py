@@ -84,7 +84,7 @@ def test_a_wrong_token_does_not_get_in(start: Start, tmp_path: Path) -> None:
     assert start("pki", "issue", "anna", "--dir", "other").end()[0] == 0
     server = start("server", "--clients", "1", "--listen", "tcp://0.0.0.0:0", "--pki", "pki")
     token = ["--token-file", "other/anna.token", "--ca", "pki/ca.crt"]
-    code, _, err = start("client", address(server), *token, "--patience", "5").end()
+    code, _, err = start("client", address(server), *token, "--timeout", "5").end()
     assert code == 1
     assert "token" in err
     assert "hint: " in err
@@ -93,7 +93,7 @@ def test_a_wrong_token_does_not_get_in(start: Start, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("pki")
 def test_without_a_token_nobody_gets_in(start: Start) -> None:
     server = start("server", "--clients", "1", "--listen", "tcp://0.0.0.0:0", "--pki", "pki")
-    code, _, err = start("client", address(server), "--ca", "pki/ca.crt", "--patience", "5").end()
+    code, _, err = start("client", address(server), "--ca", "pki/ca.crt", "--timeout", "5").end()
     assert code == 1
     assert "--token-file" in err
 
@@ -104,7 +104,7 @@ def test_an_app_of_ones_own(start: Start, tmp_path: Path) -> None:
     (tmp_path / "other_app.py").write_text(APP.replace("Linear(4, 2)", "Linear(5, 2)"))
     server = start("server", "--app", "my_app:App", "--clients", "1", "--rounds", "1")
     url = address(server)
-    code, _, err = start("client", url, "--app", "other_app:App", "--name", "anna", "--patience", "5").end()
+    code, _, err = start("client", url, "--app", "other_app:App", "--name", "anna", "--timeout", "5").end()
     assert code == 1
     assert "weight is float32 [2, 5] here and float32 [2, 4] at the server" in " ".join(err.split())
     told = server.until("was not let in")
@@ -115,7 +115,7 @@ def test_an_app_of_ones_own(start: Start, tmp_path: Path) -> None:
 
 
 def test_nobody_there(start: Start) -> None:
-    code, _, err = start("client", "tcp://127.0.0.1:1", "--patience", "0.1").end()
+    code, _, err = start("client", "tcp://127.0.0.1:1", "--timeout", "0.1").end()
     assert code == 1
     assert "hint: " in err
 
@@ -132,7 +132,7 @@ def test_a_server_that_waits_for_clients_can_be_interrupted(start: Start, tmp_pa
 
 
 def test_a_client_that_waits_for_a_server_can_be_interrupted(start: Start) -> None:
-    client = start("client", "tcp://127.0.0.1:1", "--patience", "600")
+    client = start("client", "tcp://127.0.0.1:1", "--timeout", "600")
     client.until("joining")
     client.process.send_signal(signal.SIGINT)
     code, _, err = client.end()

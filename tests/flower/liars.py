@@ -198,7 +198,7 @@ class Member:
 
     def __init__(self, address: str, name: str, answer: Callable[[Given, Member], object]) -> None:
         self.name = name
-        self.client = TaskClient(address, name=name, patience=2.0)
+        self.client = TaskClient(address, name=name, timeout=2.0)
         self._answer = answer
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()

@@ -58,7 +58,7 @@ class Network:
         """Add a node for each answer, all with the same number of partitions."""
         for at, answer in enumerate(answers):
             name = f"client-{at + 1}"
-            client = TaskClient(self.server.address, name=name, patience=2.0)
+            client = TaskClient(self.server.address, name=name, timeout=2.0)
             app = app_of(answer)
             apps = Apps(lambda app=app: app, seeded=False)  # type: ignore[misc]
             node = Node(name, apps, {"partition-id": at, "num-partitions": len(answers)})

@@ -22,7 +22,7 @@ from thalweg import _core
 
 # Turns a hang into a failure.
 LIMIT: Final = 60.0
-PATIENCE: Final = 0.5
+TIMEOUT: Final = 0.5
 SEEDS: Final = 20
 ROUNDS: Final = 2
 ELEMENTS: Final = 20_000
@@ -118,7 +118,7 @@ class Neighbour:
         """Run an iteration, unless the hub ends before; return the number of the next."""
         self.node.begin(number, self.weights, None, to)
         number = self.node.ready(number)
-        while (report := self.node.wait(number, PATIENCE)) is None:
+        while (report := self.node.wait(number, TIMEOUT)) is None:
             if self.hub_is_done.is_set():
                 return number + 1
         self.reports.append(json.loads(report))
@@ -161,7 +161,7 @@ def test_the_model_is_the_mix_of_the_bytes_that_count(stack: ExitStack, seed: in
     # Of two neighbours the one dials whose name comes first.
     members = {f"{'a' if waits else random.choice('az')}-{at}": lie for at, lie in enumerate(chosen)}
     values = {name: 2.0**at / WEIGHT for at, name in enumerate(members)}
-    config = {"wait": "deadline", "deadline": PATIENCE if waits else LIMIT, "mixing": mixing, "chunk": CHUNK}
+    config = {"wait": "deadline", "deadline": TIMEOUT if waits else LIMIT, "mixing": mixing, "chunk": CHUNK}
     hub, model = opened(stack, HUB, config)
     neighbours = {name: Neighbour(stack, name, values[name], lie, config) for name, lie in members.items()}
     weights = json.dumps(dict.fromkeys(members, WEIGHT))

@@ -137,7 +137,7 @@ def test_a_machine_with_another_release_says_so() -> None:
 
 def test_a_node_that_cannot_join_has_last_words() -> None:
     where = {"url": "tcp://127.0.0.1:1", "listen": "tcp://127.0.0.1:0"}
-    options = {"transport": {}, "patience": 0.1}
+    options = {"transport": {}, "timeout": 0.1}
     order = {"name": "node-0", **where, "options": options, "trust": {}, "threads": None}
     said = json.loads(NodeActor(json.dumps(order), version("thalweg")).serve())
     assert "refused" in said["error"]["cause"]

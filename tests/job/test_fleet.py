@@ -15,9 +15,9 @@ from thalweg.sections import TransportSection
 NOBODY = "tcp://127.0.0.1:1"
 
 
-def orders(patience: float) -> Orders:
+def orders(timeout: float) -> Orders:
     config = {"round": 1, "model": "payload:4KB"}
-    return Orders(NOBODY, {"patience": patience}, config, data_root=None, threads=1)
+    return Orders(NOBODY, {"timeout": timeout}, config, data_root=None, threads=1)
 
 
 def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
         ended.set()
 
     fleet = Fleet(tmp_path / "log.txt", on_end)
-    fleet.start(["client-1"], orders(patience=0.1))
+    fleet.start(["client-1"], orders(timeout=0.1))
     assert ended.wait(60)
     fleet.stop()
     ((name, why),) = told
@@ -44,7 +44,7 @@ def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
 def test_those_that_do_not_end_are_ended(tmp_path: Path) -> None:
     told: list[str] = []
     fleet = Fleet(tmp_path / "log.txt", lambda name, _: told.append(name))
-    fleet.start(["client-1", "client-2"], orders(patience=600))
+    fleet.start(["client-1", "client-2"], orders(timeout=600))
     fleet.stop(grace=0)
     codes = [member.process.returncode for member in fleet.members if member.process is not None]
     assert codes == [-15, -15]
@@ -59,7 +59,7 @@ def test_ctrl_c_may_come_before_a_client_is_read(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            fleet.start(["client-1"], orders(patience=600))
+            fleet.start(["client-1"], orders(timeout=600))
     fleet.stop(grace=0)
     (member,) = fleet.members
     assert member.process is not None
@@ -77,7 +77,7 @@ def test_clients_have_the_congestion_control_that_they_are_dealt() -> None:
     section = TransportSection(congestion="bbr", client_congestion=["reno", "cubic"])
     names = ["client-1", "client-2", "client-3"]
     dealt = {name: section.congestion_of(place) for place, name in enumerate(names)}
-    given = {**vars(orders(patience=1.0)), "options": {"transport": {"congestion": "bbr", "streams": 2}}}
+    given = {**vars(orders(timeout=1.0)), "options": {"transport": {"congestion": "bbr", "streams": 2}}}
     made = [Orders(**{**given, "congestion": dealt}).of(name, at)["options"] for at, name in enumerate(names, 1)]
     assert [one["transport"]["congestion"] for one in made] == ["reno", "cubic", "reno"]
     assert all(one["transport"]["streams"] == 2 for one in made)

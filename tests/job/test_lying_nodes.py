@@ -107,14 +107,14 @@ def order(url: str, name: str) -> dict[str, Any]:
         "url": url,
         "listen": URL,
         "clients": len(HOMES[name]),
-        "options": {"token": token("tree-node", name), "transport": {}, "tree": True, "patience": 5.0},
+        "options": {"token": token("tree-node", name), "transport": {}, "tree": True, "timeout": 5.0},
         "trust": {"issuer": ISSUER},
     }
 
 
 def take_part(url: str, name: str) -> None:
     arena = _core.Arena(layout())
-    client = _core.Client(url, name, json.dumps({"token": token("client", name), "patience": 1.0}), arena)
+    client = _core.Client(url, name, json.dumps({"token": token("client", name), "timeout": 1.0}), arena)
     with suppress(_core.CoreError):
         client.join()
         while (task := client.next()) is not None:
@@ -419,7 +419,7 @@ def test_only_a_token_of_a_node_joins_as_one(role: str, name: str) -> None:
     own = {"issuer": ISSUER, "job": JOB, "transport": {}, "tree": True}
     with_tree = Tree(_core.Arena(layout()), URL, 1, {"transport": {}, "expected": 1}, own, top="dedicated")
     try:
-        options = {"token": token(role, name), "tree": True, "patience": 5.0}
+        options = {"token": token(role, name), "tree": True, "timeout": 5.0}
         member = _core.TaskClient(with_tree.address, name, json.dumps(options))
         with pytest.raises(_core.CoreError, match=f"for the role {role}, and here tree-node is asked for"):
             member.join()
@@ -440,7 +440,7 @@ def test_the_name_of_a_connected_node_is_not_given_to_another_holder() -> None:
         )
         first.join()
         for shown in (token("tree-node", "east"), token("client", "west"), "aa" * 32):
-            options = {"token": shown, "tree": True, "patience": 5.0}
+            options = {"token": shown, "tree": True, "timeout": 5.0}
             other = _core.TaskClient(server.address, "west", json.dumps(options))
             with pytest.raises(_core.CoreError, match=r"token of .west. is"):
                 other.join()

@@ -29,7 +29,7 @@ def test_a_plan_says_where_the_server_and_the_token_are(tmp_path: Path) -> None:
         congestion=None,
         login_file=None,
         own={},
-        patience=0,
+        timeout=0,
     )
     with pytest.raises(ThalwegError, match=r"own\.token"):
         join_job(membership, None, None, None, print)

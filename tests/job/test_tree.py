@@ -61,10 +61,10 @@ def mean(number: int, clients: list[str]) -> bytes:
     return bytes(np.asarray(arena))
 
 
-def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: None, patience: float = 1.0) -> None:
+def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: None, timeout: float = 1.0) -> None:
     """Be a client until the job is over, or its node is gone."""
     arena = _core.Arena(layout())
-    client = _core.Client(url, name, json.dumps({"token": TOKEN, "patience": patience}), arena)
+    client = _core.Client(url, name, json.dumps({"token": TOKEN, "timeout": timeout}), arena)
     try:
         client.join()
         while (task := client.next()) is not None:
@@ -136,7 +136,7 @@ def job(
     before: Callable[[Job, str, int], None] = lambda *_: None,
     *,
     come: bool = False,
-    patience: float = 1.0,
+    timeout: float = 1.0,
     choose: int | None = None,
     **options: Any,
 ) -> Iterator[Job]:
@@ -168,7 +168,7 @@ def job(
                 before(made, client, number)
 
             url = made.address_of(client)
-            threads.append(threading.Thread(target=take_part, args=(url, client, own_before, patience)))
+            threads.append(threading.Thread(target=take_part, args=(url, client, own_before, timeout)))
             threads[-1].start()
         while tree.wait(len(CLIENTS), None) < len(CLIENTS):
             pass
@@ -235,7 +235,7 @@ def test_nodes_that_come_with_other_clients_than_the_job_has_are_refused() -> No
 
 @pytest.mark.parametrize(("top", "come"), [("dedicated", False), ("first-finished", False), ("dedicated", True)])
 def test_a_node_that_is_started_anew_is_back_in_the_next_round_with_its_clients(top: str, come: bool) -> None:
-    with job(top, come=come, expected=len(CLIENTS), patience=60.0, grace=30.0) as made:
+    with job(top, come=come, expected=len(CLIENTS), timeout=60.0, grace=30.0) as made:
         assert made.round(1)["complete"]
         made.kill_unseen("node-3")
         made.start("node-3", 9)
@@ -385,7 +385,7 @@ def test_a_lost_node_is_back_in_the_next_round_with_its_clients(top: str) -> Non
         if (client, number) == ("c", 1):
             made.kill("node-2")
 
-    with job(top, before, patience=60.0) as made:
+    with job(top, before, timeout=60.0) as made:
         made.tree.returning.restart = made.again
         outcome = made.round(1)
         assert counted(outcome) == {"a", "b", "d", "e"}
@@ -399,7 +399,7 @@ def test_a_lost_node_is_back_in_the_next_round_with_its_clients(top: str) -> Non
 
 @pytest.mark.parametrize("top", TOPS)
 def test_updates_that_were_counted_before_their_node_was_lost_are_not_folded_twice(top: str) -> None:
-    with job(top, patience=60.0) as made:
+    with job(top, timeout=60.0) as made:
         made.tree.returning.restart = made.again
         inner = made.tree._top.finish
 
@@ -442,7 +442,7 @@ def test_clients_of_a_node_that_does_not_come_back_go_on_at_others(top: str) -> 
         if (client, number) == ("d", 2):
             made.kill("node-3")
 
-    with job(top, before, patience=60.0, grace=30.0) as made:
+    with job(top, before, timeout=60.0, grace=30.0) as made:
         made.tree.returning.is_over = lambda _: True
         assert made.round(1)["complete"]
         outcome = made.round(2)
@@ -462,7 +462,7 @@ def test_clients_of_a_node_that_does_not_come_back_go_on_at_others(top: str) -> 
 
 @pytest.mark.parametrize("top", ["dedicated", "first-finished"])
 def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(top: str) -> None:
-    with job(top, patience=60.0, grace=30.0) as made:
+    with job(top, timeout=60.0, grace=30.0) as made:
         made.tree.returning.is_over = lambda _: True
         inner = made.tree._top.finish
 
@@ -481,7 +481,7 @@ def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(to
 
 
 def test_a_node_that_is_away_too_long_loses_its_clients_to_others() -> None:
-    with job("dedicated", come=True, expected=len(CLIENTS), patience=60.0, grace=30.0) as made:
+    with job("dedicated", come=True, expected=len(CLIENTS), timeout=60.0, grace=30.0) as made:
         assert made.round(1)["complete"]
         made.tree.returning.away = 0.0
         made.kill_unseen("node-1")
@@ -498,7 +498,7 @@ def test_a_client_whose_process_has_ended_moves_nowhere() -> None:
             made.tree.forget("e", "killed")
             raise _core.CoreError("its process has ended")
 
-    with job("dedicated", before, patience=60.0) as made:
+    with job("dedicated", before, timeout=60.0) as made:
         made.tree.returning.is_over = lambda _: True
         assert counted(made.round(1)) == {"a", "b", "c", "d"}
         made.kill("node-3")
@@ -530,7 +530,7 @@ def test_others_are_drawn_in_place_of_clients_whose_node_is_lost() -> None:
             killed.append(next(node for node, clients in PLACED.items() if client in clients))
             made.kill(killed[0])
 
-    with job("dedicated", before, patience=60.0, choose=2, grace=30.0) as made:
+    with job("dedicated", before, timeout=60.0, choose=2, grace=30.0) as made:
         made.tree.returning.is_over = lambda _: True
         assert made.round(1)["complete"]
         outcome = made.round(2)

@@ -16,7 +16,7 @@ from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord, stores
 from thalweg.record.keeper import Keeper
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 class Slow(fs.FileSystemHandler):  # type: ignore[misc]
@@ -27,7 +27,7 @@ class Slow(fs.FileSystemHandler):  # type: ignore[misc]
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
         self.asked.release()
-        assert self.go_on.wait(PATIENCE)
+        assert self.go_on.wait(TIMEOUT)
         return self.files.open_output_stream(path, metadata=metadata)
 
     def get_type_name(self) -> str:
@@ -138,7 +138,7 @@ def test_slow_storage_gets_the_newest_and_nobody_waits_for_it(tmp_path: Path, ar
     keeper = Keeper(store)
     arena[0] = 1
     keeper.put(1, TENSORS, arena)
-    assert slow.asked.acquire(timeout=PATIENCE)
+    assert slow.asked.acquire(timeout=TIMEOUT)
     for number in (2, 3, 4):
         arena[0] = number
         keeper.put(number, TENSORS, arena)
@@ -148,7 +148,7 @@ def test_slow_storage_gets_the_newest_and_nobody_waits_for_it(tmp_path: Path, ar
     assert list(tmp_path.rglob("*.safetensors")) == []
     arena[0] = 99  # rounds go on
     slow.go_on.set()
-    keeper.close(PATIENCE)
+    keeper.close(TIMEOUT)
     assert (keeper.facts()["written"], keeper.last, keeper.notes()) == (2, 4, [])
     again = bytearray(len(arena))
     assert stores.rounds(store) == [4, 1]
@@ -159,7 +159,7 @@ def test_storage_that_never_answers_does_not_keep_the_job_from_ending(tmp_path: 
     slow = Slow(fs.LocalFileSystem())
     keeper = Keeper(stores.Objects(fs.PyFileSystem(slow), str(tmp_path / "run"), "slow://run"))
     keeper.put(1, TENSORS, arena)
-    assert slow.asked.acquire(timeout=PATIENCE)
+    assert slow.asked.acquire(timeout=TIMEOUT)
     keeper.close(0)
     keeper.close(0)
     said = "the storage did not take the checkpoint of round 1 within 0 s; the last that it has is that of round None"
@@ -177,7 +177,7 @@ def test_storage_that_never_answers_does_not_keep_the_job_from_ending(tmp_path: 
 def test_a_failure_is_said_and_the_next_one_is_tried(arena: bytearray, error: Exception, said: str) -> None:
     keeper = Keeper(Full(error))
     keeper.put(1, TENSORS, arena)
-    keeper.close(PATIENCE)
+    keeper.close(TIMEOUT)
     (note,) = keeper.notes()
     assert note.startswith(said)
     assert (keeper.facts()["failed"], keeper.last) == (1, None)

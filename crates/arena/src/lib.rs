@@ -250,16 +250,16 @@ impl Arena {
         self.claim_within(range, Duration::ZERO)
     }
 
-    /// As [`Arena::claim`], waiting up to `patience` for others to let go. Blocks the thread.
+    /// As [`Arena::claim`], waiting up to `timeout` for others to let go. Blocks the thread.
     ///
     /// # Errors
     /// As [`Arena::claim`], after the wait.
-    pub fn claim_within(&self, range: Range, patience: Duration) -> Result<Claim, ArenaError> {
+    pub fn claim_within(&self, range: Range, timeout: Duration) -> Result<Claim, ArenaError> {
         self.inner.check(range)?;
         if !self.inner.writable {
             return Err(ArenaError::ReadOnly);
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut holds = self.inner.holds();
         loop {
             let busy = match self.inner.conflict(&holds, range, true) {
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patient_claim_gets_the_range_when_it_is_released() {
+    fn a_claim_that_waits_gets_the_range_when_it_is_released() {
         let arena = arena();
         let loan = arena.lend(arena.range()).unwrap();
         let other = arena.clone();

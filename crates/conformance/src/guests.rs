@@ -19,7 +19,7 @@ const FEW: usize = 32;
 
 /// The factory's listener with a lobby for so many guests.
 fn with_lobby(factory: &Factory, guests: usize) -> Factory {
-    let bounds = Bounds { total: guests, share: guests, patience: Duration::from_secs(60) };
+    let bounds = Bounds { total: guests, share: guests, timeout: Duration::from_secs(60) };
     let listen = Options { lobby: Some(Lobby::new(bounds)), ..factory.listen.clone() };
     factory.clone().options(listen, factory.connect.clone())
 }

@@ -65,9 +65,9 @@ impl Recorder {
         Self { foreseen: Box::new(foreseen), ..self }
     }
 
-    /// Whether nobody has a place any more, or will have none within `patience`. Blocks the thread.
-    pub fn is_free(&self, patience: Duration) -> bool {
-        self.arena.claim_within(self.arena.range(), patience).is_ok()
+    /// Whether nobody has a place any more, or will have none within `timeout`. Blocks the thread.
+    pub fn is_free(&self, timeout: Duration) -> bool {
+        self.arena.claim_within(self.arena.range(), timeout).is_ok()
     }
 
     /// What it has been told so far.

@@ -232,8 +232,8 @@ async fn cancel_and_close_wake_a_sender_on_a_link_that_is_down() {
         assert_eq!(sent.unwrap_err().kind(), ErrorKind::Closed);
         // On the long link the message has left. Closing waits a little more than a second for it to arrive.
         assert_eq!(message.err().map(|error| error.kind()), (name != "far").then_some(ErrorKind::Closed));
-        let patience = if name == "far" { 1100 * MS } else { Duration::ZERO };
-        assert!(start.elapsed() <= patience + MS, "{name}: {:?}", start.elapsed());
+        let timeout = if name == "far" { 1100 * MS } else { Duration::ZERO };
+        assert!(start.elapsed() <= timeout + MS, "{name}: {:?}", start.elapsed());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::policy::Policy;
 use super::rate::Rate;
-use super::stream::Patience;
+use super::stream::ReorderWindow;
 use crate::Time;
 
 /// Settings that all flows of an endpoint share.
@@ -143,9 +143,9 @@ impl Default for Reorder {
 
 impl Reorder {
     /// How long gaps wait if the minimum RTT is `rtt`.
-    pub(super) fn patience(&self, rtt: Option<Time>) -> Patience {
+    pub(super) fn reorder_window(&self, rtt: Option<Time>) -> ReorderWindow {
         let share = rtt.unwrap_or_default().mul_f64(self.share.clamp(0.0, 10.0));
         let most = self.most.max(self.least);
-        Patience { time: share.max(self.least).min(most), packets: self.packets, most }
+        ReorderWindow { time: share.max(self.least).min(most), packets: self.packets, most }
     }
 }

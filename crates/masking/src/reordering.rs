@@ -1,7 +1,7 @@
 //! Measures how late reordered segments of a flow arrive. Gaps wait a little longer than that, as in RACK
 //! (RFC 8985 section 6.2).
 
-use super::stream::Patience;
+use super::stream::ReorderWindow;
 use crate::Time;
 
 /// After this many holes without a reordered segment between them, the flow forgets earlier observations.
@@ -35,11 +35,11 @@ impl Reordering {
     }
 
     /// How long gaps wait on this path. Neither limit is less than in `set`.
-    pub fn patience(&self, set: Patience) -> Patience {
+    pub fn reorder_window(&self, set: ReorderWindow) -> ReorderWindow {
         let time = (self.late * 5 / 4).min(set.most).max(set.time);
         let seen = u32::try_from(self.distance).unwrap_or(u32::MAX).saturating_add(1);
         let packets = set.packets.map(|least| if self.distance == 0 { least } else { least.max(seen) });
-        Patience { time, packets, ..set }
+        ReorderWindow { time, packets, ..set }
     }
 }
 
@@ -48,23 +48,23 @@ mod tests {
     use super::*;
 
     const MS: Time = Time::from_millis(1);
-    const SET: Patience =
-        Patience { time: Time::from_millis(10), packets: Some(3), most: Time::from_millis(50) };
+    const SET: ReorderWindow =
+        ReorderWindow { time: Time::from_millis(10), packets: Some(3), most: Time::from_millis(50) };
 
-    fn patience(seen: &[(Time, u64)]) -> (Time, Option<u32>) {
+    fn reorder_window(seen: &[(Time, u64)]) -> (Time, Option<u32>) {
         let mut reordering = Reordering::default();
         seen.iter().for_each(|&(late, distance)| reordering.filled(late, distance, SET.most));
-        let patience = reordering.patience(SET);
-        (patience.time, patience.packets)
+        let reorder_window = reordering.reorder_window(SET);
+        (reorder_window.time, reorder_window.packets)
     }
 
     #[test]
     fn waits_a_little_longer_than_the_latest_packet_took() {
-        assert_eq!(patience(&[]), (10 * MS, Some(3)));
-        assert_eq!(patience(&[(4 * MS, 33)]), (10 * MS, Some(34)));
-        assert_eq!(patience(&[(4 * MS, 33), (20 * MS, 7)]), (25 * MS, Some(34)));
-        assert_eq!(patience(&[(48 * MS, 1)]), (50 * MS, Some(3)), "never beyond what is set");
-        assert_eq!(patience(&[(51 * MS, 400)]), (10 * MS, Some(3)), "that was sent again");
+        assert_eq!(reorder_window(&[]), (10 * MS, Some(3)));
+        assert_eq!(reorder_window(&[(4 * MS, 33)]), (10 * MS, Some(34)));
+        assert_eq!(reorder_window(&[(4 * MS, 33), (20 * MS, 7)]), (25 * MS, Some(34)));
+        assert_eq!(reorder_window(&[(48 * MS, 1)]), (50 * MS, Some(3)), "never beyond what is set");
+        assert_eq!(reorder_window(&[(51 * MS, 400)]), (10 * MS, Some(3)), "that was sent again");
     }
 
     #[test]
@@ -72,8 +72,8 @@ mod tests {
         let mut reordering = Reordering::default();
         reordering.filled(20 * MS, 7, SET.most);
         (1..HOLES).for_each(|_| reordering.hole());
-        assert_eq!(reordering.patience(SET).packets, Some(8));
+        assert_eq!(reordering.reorder_window(SET).packets, Some(8));
         reordering.hole();
-        assert_eq!(reordering.patience(SET).packets, Some(3));
+        assert_eq!(reordering.reorder_window(SET).packets, Some(3));
     }
 }

@@ -69,7 +69,7 @@ struct Filling {
 
 /// How long a gap waits before it is a hole: until one of the two limits is reached.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct ReorderWindow {
     pub time: Time,
     /// Number of segments that arrive after the gap; `None` for no such limit.
     pub packets: Option<u32>,
@@ -361,15 +361,15 @@ impl Stream {
     }
 
     /// Masks or holds the gaps that have waited long enough.
-    pub fn resolve(&mut self, now: Time, patience: Patience) -> Resolved {
+    pub fn resolve(&mut self, now: Time, reorder_window: ReorderWindow) -> Resolved {
         let mut resolved = Resolved::default();
-        let patience = self.reordering.patience(patience);
+        let reorder_window = self.reordering.reorder_window(reorder_window);
         self.drop_masks(now);
         let mut at = 0;
         while let Some(&gap) = self.gaps.get(at) {
             let later = self.segments.saturating_sub(gap.seen);
-            let enough = patience.packets.is_some_and(|most| later >= u64::from(most));
-            if gap.held || (!enough && now < gap.since + patience.time) {
+            let enough = reorder_window.packets.is_some_and(|most| later >= u64::from(most));
+            if gap.held || (!enough && now < gap.since + reorder_window.time) {
                 at += 1;
                 continue;
             }
@@ -408,9 +408,9 @@ impl Stream {
     }
 
     /// When the next gap will have waited long enough.
-    pub fn deadline(&self, patience: Patience) -> Option<Time> {
-        let patience = self.reordering.patience(patience);
-        self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + patience.time).min()
+    pub fn deadline(&self, reorder_window: ReorderWindow) -> Option<Time> {
+        let reorder_window = self.reordering.reorder_window(reorder_window);
+        self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + reorder_window.time).min()
     }
 
     /// Changes what may be lost, and judges open gaps again. Held gaps before `told` stay held: SACK blocks

@@ -381,7 +381,7 @@ fn an_idle_link_says_something_and_a_silent_peer_is_gone() {
         end.mux.timeout(now).unwrap();
         pings += i32::from(matches!(end.mux.poll_message(), Some(Control::Ping { .. })));
     }
-    assert_eq!(pings, 3, "within the peer's patience");
+    assert_eq!(pings, 3, "within the peer's timeout");
     assert!(end.mux.timeout(10 * second).unwrap_err().contains("says nothing for 10.0 s"));
     let mut end = End::new(config(1000, true), 0);
     end.mux.control(9 * second, Control::Pong { clock: 0 }).unwrap();

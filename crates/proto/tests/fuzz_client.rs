@@ -30,7 +30,7 @@ struct Fuzzed {
 }
 
 fn client(seed: u64) -> Client {
-    let config = ClientConfig { name: "c0".into(), instance: seed, layout: None, patience: 30 * SECOND };
+    let config = ClientConfig { name: "c0".into(), instance: seed, layout: None, timeout: 30 * SECOND };
     let mut client = Client::new(config, seed);
     assert!(matches!(client.poll_action(), Some(ClientAction::Connect { after: Time::ZERO, .. })));
     client

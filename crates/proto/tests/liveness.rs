@@ -95,7 +95,7 @@ fn a_server_that_hangs_is_left_and_tried_again() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_tried_less_and_less_often_until_patience_ends() {
+fn a_server_that_is_gone_is_tried_less_and_less_often_until_the_timeout() {
     let mut world = World::joined(&Setup::default(), [profile("c")]);
     world.pass(SECOND); // until the client has heard that it is let in
     world.up = false;

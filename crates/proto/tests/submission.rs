@@ -46,7 +46,7 @@ fn grant() -> Control {
 
 /// A client in the middle of sending its update.
 fn sending(now: Time) -> Client {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: Time::MAX };
+    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
     let mut client = Client::new(config, 1);
     let_in(&mut client, now);
     let all = layout(100);
@@ -132,7 +132,7 @@ fn a_refused_or_late_update_stops_being_sent() {
 /// Heartbeats of zero, as only a broken server sends them, make no busy client.
 #[test]
 fn a_heartbeat_of_zero_is_not_followed() {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: Time::MAX };
+    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
     let mut client = Client::new(config, 1);
     client.connected(Time::ZERO, [1; 32], true);
     client.control(

@@ -365,7 +365,7 @@ pub struct ClientOptions {
     /// The client's token in hex, or the secret that all clients share.
     pub token: Option<String>,
     /// Seconds for which the client tries to reach the server.
-    pub patience: f64,
+    pub timeout: f64,
     /// Seed of the layers, and of the jitter of retries.
     pub seed: u64,
     /// Layers around the transport.
@@ -380,7 +380,7 @@ impl Default for ClientOptions {
         Self {
             transport: Options::default(),
             token: None,
-            patience: 30.0,
+            timeout: 30.0,
             seed: 0,
             layers: Layers::default(),
             tree: false,

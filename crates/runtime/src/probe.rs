@@ -168,7 +168,7 @@ impl Server {
         // The admission queue ends a link that asks no first question.
         let first = link.receive(&NoChunks).await?;
         let origin = Origin::of(&link.peer().address);
-        let permit = timeout(self.lobby.bounds().patience, self.probes.acquire(origin));
+        let permit = timeout(self.lobby.bounds().timeout, self.probes.acquire(origin));
         let busy = |_| Error::new("refused", "probe", "as many probes as there may be are answered already");
         let _permit = permit.await.map_err(busy)?;
         link.admit();
@@ -450,8 +450,8 @@ mod tests {
 
     const EVER: Duration = Duration::from_secs(3600);
 
-    fn server(patience: Duration, silence: Duration) -> Server {
-        let lobby = Lobby::new(Bounds { total: 8, share: 4, patience });
+    fn server(timeout: Duration, silence: Duration) -> Server {
+        let lobby = Lobby::new(Bounds { total: 8, share: 4, timeout });
         Server { host: "127.0.0.1".into(), lobby, probes: ConnectionLimit::new(1, 1), silence }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc::Receiver, watch};
 
-use crate::engine::CALLER_PATIENCE;
+use crate::engine::CALLER_TIMEOUT;
 
 /// Events that nobody has heard yet; beyond that, whoever tells them waits.
 pub(crate) const UNHEARD: usize = 1024;
@@ -21,9 +21,9 @@ pub(crate) fn relay(
     mut go_on: impl FnMut(Option<&str>) -> bool,
     stop: &watch::Sender<bool>,
 ) {
-    let mut next = |patience| handle.block_on(async { tokio::time::timeout(patience, events.recv()).await });
+    let mut next = |timeout| handle.block_on(async { tokio::time::timeout(timeout, events.recv()).await });
     loop {
-        let event = match next(CALLER_PATIENCE) {
+        let event = match next(CALLER_TIMEOUT) {
             Ok(None) => return,
             Ok(Some(event)) => Some(event),
             Err(_) => None,

@@ -119,7 +119,7 @@ fn a_client_that_sends_a_byte_now_and_then_ends_by_liveness() {
     let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
     let slow_address = trickle(&server.address(), 100_000, Duration::from_millis(50));
     let good = client(&server.address(), "good", json!({}), 3.0, 1);
-    let slow = client(&slow_address, "slow", json!({ "patience": 0.2 }), 9.0, 1);
+    let slow = client(&slow_address, "slow", json!({ "timeout": 0.2 }), 9.0, 1);
     server.wait(2, Some(LIMIT), None);
     let outcome = round(&server, 1).unwrap();
     assert_eq!(part(&outcome, "slow")["state"], "lost");
@@ -163,7 +163,7 @@ fn one_that_dies_in_its_update_and_comes_back_as_a_new_process_takes_part_again(
         let address = server.address();
         let stays = client(&address, "stays", json!({}), 1.0, 1);
         let again = std::thread::spawn(move || {
-            let cut = json!({ "layers": { "fault": { "cut_after": 200_000 } }, "patience": 0.0 });
+            let cut = json!({ "layers": { "fault": { "cut_after": 200_000 } }, "timeout": 0.0 });
             let died = client(&address, "dies", cut, 3.0, 1).join().unwrap();
             (died, client(&address, "dies", json!({}), 3.0, 1).join().unwrap())
         });

@@ -348,7 +348,7 @@ fn only_who_has_the_token_gets_in() {
 
 #[test]
 fn ends_that_are_none_are_told_apart() {
-    let config = json!({"listen": "127.0.0.1:0", "via": "tcp://127.0.0.1:9", "patience": 0});
+    let config = json!({"listen": "127.0.0.1:0", "via": "tcp://127.0.0.1:9", "timeout": 0});
     let error = End::start(&config).err().unwrap();
     assert!(error.contains("start the server first"), "{error}");
     let config = json!({"listen": "tcp://127.0.0.1:0", "to": "nowhere"});

@@ -99,7 +99,7 @@ impl Trips {
 
     /// The time threshold: how long after it was sent a packet counts as lost, if a later one was
     /// acknowledged (RFC 9002, section 6.1.2).
-    pub fn patience(&self) -> Time {
+    pub fn time_threshold(&self) -> Time {
         let trip = self.smooth.unwrap_or(FIRST_TRIP).max(self.latest);
         (trip * self.eighths / 8).max(self.late.min(MOST_LATE * trip)).max(GRANULARITY)
     }
@@ -146,14 +146,14 @@ mod tests {
     fn the_first_measurement_is_taken_as_it_is() {
         let mut trips = Trips::new();
         trips.measured(40 * MS);
-        assert_eq!((trips.smooth(), trips.patience()), (Some(40 * MS), 45 * MS));
+        assert_eq!((trips.smooth(), trips.time_threshold()), (Some(40 * MS), 45 * MS));
         assert_eq!(trips.probe_after(), 40 * MS + 4 * 20 * MS + ACK_DELAY);
         for _ in 0..100 {
             trips.measured(40 * MS);
         }
         assert!(trips.probe_after() < 40 * MS + 2 * MS + ACK_DELAY, "{:?}", trips.probe_after());
         trips.measured(80 * MS);
-        assert_eq!((trips.smooth(), trips.patience()), (Some(45 * MS), 90 * MS));
+        assert_eq!((trips.smooth(), trips.time_threshold()), (Some(45 * MS), 90 * MS));
     }
 
     #[test]
@@ -171,28 +171,28 @@ mod tests {
     }
 
     #[test]
-    fn a_late_packet_makes_patient_for_a_while() {
+    fn a_late_packet_raises_the_time_threshold_for_a_while() {
         let mut trips = Trips::new();
         trips.measured(40 * MS);
         trips.late(80 * MS);
-        assert_eq!(trips.patience(), 90 * MS);
+        assert_eq!(trips.time_threshold(), 90 * MS);
         trips.measured(40 * MS);
-        assert!(trips.patience() > 89 * MS);
+        assert!(trips.time_threshold() > 89 * MS);
         (0..300).for_each(|_| trips.measured(40 * MS));
-        assert_eq!(trips.patience(), 45 * MS, "the path reorders no more");
+        assert_eq!(trips.time_threshold(), 45 * MS, "the path reorders no more");
         trips.late(Time::from_secs(9));
-        assert_eq!(trips.patience(), MOST_LATE * 40 * MS);
+        assert_eq!(trips.time_threshold(), MOST_LATE * 40 * MS);
     }
 
     #[test]
-    fn reordering_makes_patient_within_bounds() {
+    fn reordering_raises_the_thresholds_within_bounds() {
         let mut trips = Trips::new();
         trips.measured(8 * MS);
         trips.reordered(7);
-        assert_eq!((trips.packets(), trips.patience()), (8, 10 * MS));
+        assert_eq!((trips.packets(), trips.time_threshold()), (8, 10 * MS));
         for _ in 0..100 {
             trips.reordered(u64::from(u32::MAX));
         }
-        assert_eq!((trips.packets(), trips.patience()), (MOST_PACKETS, 16 * MS));
+        assert_eq!((trips.packets(), trips.time_threshold()), (MOST_PACKETS, 16 * MS));
     }
 }

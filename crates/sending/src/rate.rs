@@ -314,7 +314,7 @@ impl Rate {
             lost: 0,
             path_loss: self.path_loss,
             reordering_packets: trips.packets(),
-            reordering_time: trips.patience(),
+            reordering_time: trips.time_threshold(),
             waits: Waits::Idle,
         }
     }

@@ -148,29 +148,29 @@ impl Slot {
         self.claim_within(part, Duration::ZERO)
     }
 
-    /// As [`Slot::claim`], waiting up to `patience` for other writers.
+    /// As [`Slot::claim`], waiting up to `timeout` for other writers.
     ///
     /// # Errors
     /// As [`Arena::claim_within`].
-    pub fn claim_within(&self, part: Range, patience: Duration) -> Result<Claim, ArenaError> {
+    pub fn claim_within(&self, part: Range, timeout: Duration) -> Result<Claim, ArenaError> {
         let (start, bytes) = (self.place.body.start, self.place.body.len());
         if part.start > part.end || part.end > bytes {
             return Err(ArenaError::OutOfBounds { start: part.start, end: part.end, length: bytes });
         }
-        self.shared.arena.claim_within(Range::new(start + part.start, start + part.end), patience)
+        self.shared.arena.claim_within(Range::new(start + part.start, start + part.end), timeout)
     }
 
-    /// Makes an object of it, of which `came` has come: it is not written to any more. Writers get `patience` to let go.
+    /// Makes an object of it, of which `came` has come: it is not written to any more. Writers get `timeout` to let go.
     ///
     /// # Errors
     /// [`PoolError::Pieces`]; [`PoolError::Memory`] if somebody still writes. The slot is empty again then.
-    pub fn seal(self, key: Key, came: &Ranges, patience: Duration) -> Result<Object, PoolError> {
+    pub fn seal(self, key: Key, came: &Ranges, timeout: Duration) -> Result<Object, PoolError> {
         let (most, found) = (head::capacity(self.place.head.len()), came.count());
         if found > most {
             return Err(PoolError::Pieces { found, most });
         }
         let all = Range::new(self.place.head.start, self.place.body.end);
-        let mut claim = self.shared.arena.claim_within(all, patience)?;
+        let mut claim = self.shared.arena.claim_within(all, timeout)?;
         head::write(&mut claim[..self.place.head.len() as usize], key, self.generation, came);
         drop(claim);
         let bytes = self.shared.arena.lend(self.place.body)?;

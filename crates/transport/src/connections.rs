@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn acceptor(guests: usize, total: usize) -> Acceptor {
-        let bounds = Bounds { total: guests, share: guests.div_ceil(2), patience: Duration::from_secs(20) };
+        let bounds = Bounds { total: guests, share: guests.div_ceil(2), timeout: Duration::from_secs(20) };
         Acceptor::new(Lobby::new(bounds), ConnectionLimit::with_half_for_each_address(total))
     }
 

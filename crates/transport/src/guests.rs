@@ -10,7 +10,7 @@ const MOST: u64 = 1024;
 /// One of so many descriptors of the process may be a guest's.
 const PART: u64 = 4;
 /// How long a peer may take from connecting until it has proved itself.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How many guests there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,14 +20,14 @@ pub struct Bounds {
     /// From one address.
     pub share: usize,
     /// How long one may stay.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Bounds {
     /// Of a process that may have so many descriptors: guests get a quarter of them, an address half of that.
     pub fn of_process(descriptors: u64) -> Self {
         let total = (descriptors / PART).clamp(2, MOST) as usize;
-        Self { total, share: total / 2, patience: PATIENCE }
+        Self { total, share: total / 2, timeout: TIMEOUT }
     }
 }
 
@@ -173,7 +173,7 @@ mod tests {
     }
 
     fn table(total: usize, share: usize) -> Guests {
-        Guests::new(Bounds { total, share, patience: PATIENCE })
+        Guests::new(Bounds { total, share, timeout: TIMEOUT })
     }
 
     fn at(ms: u64) -> Duration {

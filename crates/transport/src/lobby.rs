@@ -93,7 +93,7 @@ impl Lobby {
         let mut table = self.table();
         let (id, out) = table.guests.arrive(self.now(), from.into());
         let state = watch::Sender::new(State::Here);
-        let until = Instant::now() + table.guests.bounds().patience;
+        let until = Instant::now() + table.guests.bounds().timeout;
         let watch = Watch { state: state.subscribe(), until };
         table.here.insert(id, state);
         if let Some(state) = out.and_then(|out| table.here.get(&out)) {
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     fn lobby(total: usize, share: usize) -> Lobby {
-        Lobby::new(Bounds { total, share, patience: Duration::from_secs(5) })
+        Lobby::new(Bounds { total, share, timeout: Duration::from_secs(5) })
     }
 
     fn address(n: u8) -> IpAddr {

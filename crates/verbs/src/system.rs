@@ -30,7 +30,7 @@ const TIMEOUT: u8 = 16;
 const RETRIES: u8 = 6;
 /// With a known round-trip time, the ACK timeout is at least this many round trips, but from 67 ms to 4.3 s.
 /// One ACK may stand for many packets, and ACKs may wait in queues.
-const PATIENCE: u32 = 3;
+const TIMEOUT_FACTOR: u32 = 3;
 const TIMEOUTS: RangeInclusive<u8> = 14..=20;
 const RNR_RETRIES: u8 = 7;
 /// Exponent for 0.64 ms, after which a message is sent again whose receiver was not ready (RNR).
@@ -134,7 +134,7 @@ fn address(domain: &Domain, name: &str, local: Option<IpAddr>) -> Result<(u8, [u
 /// The exponent n of the ACK timeout, which is 4.096 us x 2^n.
 fn timeout(round_trip: Duration) -> u8 {
     let lasts = |n: u8| Duration::from_nanos(4096 << n);
-    let least = round_trip.saturating_mul(PATIENCE);
+    let least = round_trip.saturating_mul(TIMEOUT_FACTOR);
     TIMEOUTS.into_iter().find(|&n| lasts(n) >= least).unwrap_or(*TIMEOUTS.end())
 }
 

@@ -132,8 +132,8 @@ pub(crate) fn receive(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<()>
 }
 
 /// Receives a message within a time.
-pub(crate) fn receive_within(stream: &mut TcpStream, into: &mut [u8], patience: Duration) -> io::Result<()> {
-    stream.set_read_timeout(Some(patience))?;
+pub(crate) fn receive_within(stream: &mut TcpStream, into: &mut [u8], timeout: Duration) -> io::Result<()> {
+    stream.set_read_timeout(Some(timeout))?;
     receive(stream, into)
 }
 

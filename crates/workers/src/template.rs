@@ -26,7 +26,7 @@ use crate::launch::{cpu_of, Launched, Launcher, Origin, Process, Program};
 use crate::setup::{receive_with, send_with};
 
 /// A template that has not answered after so long is killed.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// A template whose socket is closed gets so long to end by itself: it then waits for the workers that have ended.
 const GRACE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// What the node sends.
@@ -39,7 +39,7 @@ pub struct Template {
     template: Program,
     /// The program of a worker or a hop.
     program: Program,
-    patience: Duration,
+    timeout: Duration,
     running: Mutex<Option<Running>>,
 }
 
@@ -52,13 +52,13 @@ impl Template {
     /// Starts a template. If that fails, each launch tries it again.
     pub fn new(template: Program, program: Program) -> Self {
         let running = Mutex::new(Running::start(&template).ok());
-        Self { template, program, patience: PATIENCE, running }
+        Self { template, program, timeout: TIMEOUT, running }
     }
 
     /// One that gives a template so long to answer.
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Has a worker forked by the template that runs, else by a new one.
@@ -66,13 +66,13 @@ impl Template {
         // One worker at a time: the template has one thread.
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(template) = running.take() {
-            if let Ok(launched) = template.fork(self.patience) {
+            if let Ok(launched) = template.fork(self.timeout) {
                 *running = Some(template);
                 return Ok(launched);
             }
         }
         let template = Running::start(&self.template)?;
-        let launched = template.fork(self.patience)?;
+        let launched = template.fork(self.timeout)?;
         *running = Some(template);
         Ok(launched)
     }
@@ -97,8 +97,8 @@ impl Running {
 
     /// Has a worker forked. If that fails, this template is of no more use: an answer that comes late would be taken for
     /// that to the next question.
-    fn fork(&self, patience: Duration) -> io::Result<Launched> {
-        self.socket.set_read_timeout(Some(patience))?;
+    fn fork(&self, timeout: Duration) -> io::Result<Launched> {
+        self.socket.set_read_timeout(Some(timeout))?;
         // A worker that was forked and not told of finds this socket closed, and ends.
         let (socket, theirs) = UnixStream::pair()?;
         send_with(&self.socket, &[FORK], &[theirs.as_fd()])?;

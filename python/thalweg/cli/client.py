@@ -19,7 +19,7 @@ Name: TypeAlias = Annotated[str | None, typer.Option(help="Its name; without it 
 Authority: TypeAlias = Annotated[Path | None, typer.Option(help="Certificate authority of the server, PEM.")]
 Certificate: TypeAlias = Annotated[Path | None, typer.Option(help="This client's certificate, PEM.")]
 Key: TypeAlias = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
-Patience: TypeAlias = Annotated[
+Timeout: TypeAlias = Annotated[
     float, typer.Option(min=0, help="Seconds after which it gives up if no server has let it in.")
 ]
 CHECKED: Final = (
@@ -40,7 +40,7 @@ def command(
     cert: Certificate = None,
     key: Key = None,
     option: Options = None,
-    patience: Patience = 60.0,
+    timeout: Timeout = 60.0,
     as_json: Json = False,
 ) -> None:
     """Take part in a server's job."""
@@ -51,7 +51,7 @@ def command(
 
         # The job's plan is the server's; of what is said here a plan checks what does not hang together with that.
         own = Plan.of({}).merge({key: said[key] for key in CHECKED})
-        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, patience=patience)
+        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, timeout=timeout)
         app, root, tensors = (said[key] for key in ("app.object", "data.root", "model.tensors"))
         emit(join_job(membership, app, root, own.training.threads, note, tensors=tensors))
 
@@ -65,7 +65,7 @@ def member(
     cert: Path | None,
     key: Path | None,
     option: list[str] | None,
-    patience: float,
+    timeout: float,
 ) -> Membership:
     """Return how a client gets into a job, by what its command line says; ``own`` has what are keys of a plan."""
     from thalweg.job.remote import Membership
@@ -82,7 +82,7 @@ def member(
         congestion=own.transport.congestion,
         login_file=_path(own.security.login_file),
         own=registry.own_options(option or ()),
-        patience=patience,
+        timeout=timeout,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import typer
 
-from thalweg.cli.client import Authority, Certificate, Key, Name, Patience, member, note
+from thalweg.cli.client import Authority, Certificate, Key, Name, Timeout, member, note
 from thalweg.cli.plans import Options, PlanCommand, given
 from thalweg.ui.explain import FAILED
 from thalweg.ui.output import Json, output
@@ -129,7 +129,7 @@ def client(
     cert: Certificate = None,
     key: Key = None,
     option: Options = None,
-    patience: Patience = 60.0,
+    timeout: Timeout = 60.0,
     as_json: Json = False,
 ) -> None:
     """Serve as a node of a Flower app, whose ServerApp is at URL, until the run is over."""
@@ -139,7 +139,7 @@ def client(
         from thalweg.plan import Plan
 
         own = Plan.of({}).merge(said)
-        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, patience=patience)
+        membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, timeout=timeout)
         emit(join(membership, folder, node_config or (), own.training.threads, note))
 
 

@@ -80,7 +80,7 @@ def command(
     liveness: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Far end: silence that ends a link.")
     ] = 10.0,
-    patience: Annotated[
+    timeout: Annotated[
         float,
         typer.Option(min=0, metavar="SECONDS", help="Near end: how long to try at the start, and programs wait later."),
     ] = 10.0,
@@ -135,7 +135,7 @@ def command(
                 congestion=congestion,
                 login_file=login_file,
                 own=registry.own_options(option or ()),
-                patience=patience,
+                timeout=timeout,
             )
             config = forwarding.near_end(listen, *entrance(membership))
         forwarder = _core.Forwarder(json.dumps({**config, **limits}))

@@ -46,7 +46,7 @@ def command(
     cert: Annotated[PemFile, typer.Option(help="This node's certificate, PEM.")] = None,
     key: Annotated[PemFile, typer.Option(help="Its private key, PEM.")] = None,
     option: Options = None,
-    patience: Annotated[
+    timeout: Annotated[
         float, typer.Option(min=0, help="Seconds after which it gives up if a neighbour is not there.")
     ] = 300.0,
     resume: Resume = None,
@@ -59,7 +59,7 @@ def command(
     if "://" in plan or parent is not None:
         with output(as_json=as_json) as emit:
             metrics = given(context)["record.metrics"]
-            post = {"name": name, "token_file": token_file, "ca": ca, "cert": cert, "key": key, "patience": patience}
+            post = {"name": name, "token_file": token_file, "ca": ca, "cert": cert, "key": key, "timeout": timeout}
             post["advertise"] = advertise
             emit(_of_tree(plan, parent, clients, metrics=metrics, **post))
         return
@@ -73,7 +73,7 @@ def command(
         if name is None:
             raise PlanError("no node of the plan is named", "Give --name; hosts.nodes has the names")
         chosen = assemble(Path(plan), None, given(context) | own)
-        result = take_part(chosen, Place(name, listen, ca, cert, key, patience, resume), progress_on_stderr())
+        result = take_part(chosen, Place(name, listen, ca, cert, key, timeout, resume), progress_on_stderr())
         emit({"name": name, **result.table()})
     if not as_json:
         from thalweg.cli.summary import show

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 #: Seconds within which an app must send its first message.
-PATIENCE: Final = 120.0
+TIMEOUT: Final = 120.0
 COMMAND: Final = (sys.executable, "-m", "thalweg.flower.dry")
 
 
@@ -36,7 +36,7 @@ def ask(plan: Plan) -> Size:
     }
     try:
         done = subprocess.run(
-            COMMAND, input=json.dumps(order), capture_output=True, text=True, timeout=PATIENCE, check=True
+            COMMAND, input=json.dumps(order), capture_output=True, text=True, timeout=TIMEOUT, check=True
         )
         return Size(**json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError):

@@ -58,22 +58,22 @@ class Standing:
         note: Note,
         *,
         done: int = 0,
-        patience: float | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Connect to neighbours, given as URLs by name. Returns when all are connected.
 
         ``done`` is the last finished iteration. The node accepts models of the next one at once, since a neighbour may
-        begin it earlier. Raises LinkError if a neighbour is missing after ``patience`` seconds, CoreError if one
+        begin it earlier. Raises LinkError if a neighbour is missing after ``timeout`` seconds, CoreError if one
         refuses this node.
         """
         self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.told(done + 1, self.node.ahead))
-        end = None if patience is None else time.monotonic() + patience
+        end = None if timeout is None else time.monotonic() + timeout
         while self.node.gather(len(neighbours), WAIT_SLICE) < len(neighbours):
             self.tell(note)
             if end is not None and time.monotonic() > end:
                 away = sorted(set(neighbours) - set(json.loads(self.node.connected())))
                 raise LinkError(
-                    f"{self.name} has not met {', '.join(away[:8])} after {patience:g} s",
+                    f"{self.name} has not met {', '.join(away[:8])} after {timeout:g} s",
                     "Start them, or see whether their addresses can be reached from here",
                 )
 

@@ -99,7 +99,7 @@ class Membership:
     congestion: str | None
     login_file: Path | None
     own: Mapping[str, object]
-    patience: float
+    timeout: float
 
 
 def join_job(
@@ -195,4 +195,4 @@ def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[
         "login": links.login(membership.login_file),
         "own": membership.own,
     }
-    return {"transport": transport, "token": trust.get("token"), "patience": membership.patience}
+    return {"transport": transport, "token": trust.get("token"), "timeout": membership.timeout}

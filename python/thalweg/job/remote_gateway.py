@@ -33,7 +33,7 @@ class Post:
     cert: Path | None = None
     key: Path | None = None
     tls: str = "auto"
-    patience: float = 300.0
+    timeout: float = 300.0
     # The URL by which clients of other nodes reach this node, if that differs from where it listens.
     advertise: str | None = None
     # Where Prometheus reads this node's metrics, as PORT or HOST:PORT.
@@ -70,7 +70,7 @@ def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
         "options": {
             "transport": {"tls": up.get("tls")},
             "token": up.get("token"),
-            "patience": post.patience,
+            "timeout": post.timeout,
             "seed": os.getpid(),
             "tree": True,
         },

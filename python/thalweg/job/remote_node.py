@@ -46,7 +46,7 @@ class Place:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
-    patience: float = 300.0
+    timeout: float = 300.0
     # A record of this node to resume.
     resume: Path | None = None
 
@@ -56,7 +56,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
 
     With ``place.resume`` the node continues from that record's checkpoint. If its neighbours are further, it rejoins
     them as a node that had lost its links. Raises PlanError for a plan that does not say where all nodes are, LinkError
-    if a neighbour is missing after ``place.patience`` seconds, CoreError if one refuses this node.
+    if a neighbour is missing after ``place.timeout`` seconds, CoreError if one refuses this node.
     """
     check_transport(plan, registry.transports())
     schedule, name = schedule_of(plan), place.name
@@ -88,7 +88,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
             progress.note(f"waiting for {', '.join(around)}")
             turns = turns_of(schedule, plan.members, name, plan.weights)
             addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}
-            here.meet(addresses, turns, progress.note, done=done, patience=place.patience)
+            here.meet(addresses, turns, progress.note, done=done, timeout=place.timeout)
             threads = core_shares.threads_of(share, plan.training.threads, progress.note)
             for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
                 row = entry(iteration.number, {name: iteration.line(0.0)}, 1)

@@ -89,18 +89,18 @@ class Keeper:
                 "last": self._last,
             }
 
-    def close(self, patience: float = LAST_SECONDS) -> None:
+    def close(self, timeout: float = LAST_SECONDS) -> None:
         """Wait until the newest checkpoint is written, at most so many seconds. Idempotent."""
         with self._changed:
             if self._is_closed:
                 return
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(patience)
+        self._thread.join(timeout)
         with self._changed:
             lost = self._waiting.number if self._waiting is not None else self._writing
             if lost is not None:
-                said = f"the storage did not take the checkpoint of round {lost} within {patience:g} s"
+                said = f"the storage did not take the checkpoint of round {lost} within {timeout:g} s"
                 self._notes.append(f"{said}; the last that it has is that of round {self._last}")
 
     def _run(self) -> None:

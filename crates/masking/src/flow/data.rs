@@ -157,8 +157,8 @@ impl Flow {
     /// trips or more after the last segment (RFC 8985 section 7.2). New data after a pause of the application
     /// looks the same. Reporting that as a duplicate does no harm, since the sender has sent it only once.
     fn may_be_probe(&self, cx: &Context<'_>, range: Range) -> bool {
-        let patience = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
-        cx.config.undo.probes && range.len() <= u64::from(self.segment) && self.silence(cx.now) >= patience
+        let timeout = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
+        cx.config.undo.probes && range.len() <= u64::from(self.segment) && self.silence(cx.now) >= timeout
     }
 
     /// For how long no data has arrived.
@@ -204,7 +204,7 @@ impl Flow {
     /// held ones to the sender.
     pub(super) fn resolve(&mut self, cx: &mut Context<'_>) {
         let progress = self.stream.acknowledged();
-        let resolved = self.stream.resolve(cx.now, self.patience(cx.config));
+        let resolved = self.stream.resolve(cx.now, self.reorder_window(cx.config));
         for hole in resolved.holes {
             self.push(cx, What::Hole(hole));
         }

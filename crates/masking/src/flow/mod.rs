@@ -16,7 +16,7 @@ use super::policy::Policy;
 use super::rate::{Control, GroupRate};
 use super::segment::{Segment, ACK, CWR, ECE, RST};
 use super::stamps::Stamps;
-use super::stream::{Patience, Stream};
+use super::stream::{ReorderWindow, Stream};
 use super::Tuple;
 use crate::Time;
 
@@ -261,8 +261,8 @@ impl Flow {
         self.acknowledgement()
     }
 
-    fn patience(&self, config: &Config) -> Patience {
-        config.reorder.patience(self.rtt)
+    fn reorder_window(&self, config: &Config) -> ReorderWindow {
+        config.reorder.reorder_window(self.rtt)
     }
 
     fn push(&self, cx: &mut Context<'_>, what: What<'static>) {
@@ -379,7 +379,7 @@ impl Flow {
             self.trickled = self.right_edge + TRICKLE * u64::from(self.segment);
             self.acks.now = true;
         }
-        if due(self.stream.deadline(self.patience(cx.config))) {
+        if due(self.stream.deadline(self.reorder_window(cx.config))) {
             self.resolve(cx);
         }
         if due(self.syn_at) {
@@ -397,7 +397,7 @@ impl Flow {
     /// The time of the earliest timer. Call [`Self::timeout`] then.
     pub fn deadline(&self, config: &Config) -> Option<Time> {
         let idle = config.idle.map(|idle| self.last_heard + idle);
-        let stream = self.stream.deadline(self.patience(config));
+        let stream = self.stream.deadline(self.reorder_window(config));
         let ours = self.syn_at.or_else(|| self.out.poll_timeout());
         [self.life, idle, self.acks.deadline, self.trickle, stream, ours].into_iter().flatten().min()
     }

@@ -262,12 +262,12 @@ impl Flight {
     pub fn detect(&mut self, now: Time) {
         self.loss_at = None;
         let Some(newest) = self.newest else { return };
-        let (packets, patience) = (self.trips.packets(), self.trips.patience());
+        let (packets, late) = (self.trips.packets(), self.trips.time_threshold());
         while let Some(&(number, place)) = self.open.front() {
             let index = self.index(place);
             let open = self.sent.get(index).filter(|s| s.number == number && s.state == State::UnderWay);
             if let Some(sent) = open {
-                let due = sent.at + patience;
+                let due = sent.at + late;
                 if number >= newest {
                     return;
                 }

@@ -331,8 +331,8 @@ fn trap_5_late_data_fills_the_mask() {
 
 #[test]
 fn trap_6_reordering_is_waited_out() {
-    let patient = Config { reorder: Reorder { packets: Some(3), ..Reorder::default() }, ..config() };
-    let mut c = Client::connected(patient.clone());
+    let slow = Config { reorder: Reorder { packets: Some(3), ..Reorder::default() }, ..config() };
+    let mut c = Client::connected(slow.clone());
     c.data(0, M as usize);
     c.said.clear();
     c.data(2 * M, M as usize);
@@ -355,7 +355,7 @@ fn trap_6_reordering_is_waited_out() {
     let four = Offload { checksum: Checksum::Complete, segment: M as u16 };
     let superpacket =
         |c: &mut Client, start: u64| c.hand_over(&c.at(ACK, start, &bytes(start, 4 * M as usize)), four);
-    let mut c = Client::connected(patient);
+    let mut c = Client::connected(slow);
     superpacket(&mut c, 4 * M);
     assert_eq!(holes(&c), []);
     superpacket(&mut c, 0);

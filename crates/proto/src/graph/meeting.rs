@@ -9,7 +9,7 @@ use crate::session::{Action, ClientAction, ClientConfig, Dial, LinkId, MemberEve
 use crate::{micros, Time};
 
 /// A neighbour is dialled for as long as the node lives.
-const PATIENCE: Time = Time::from_secs(100 * 365 * 24 * 3600);
+const TIMEOUT: Time = Time::from_secs(100 * 365 * 24 * 3600);
 
 impl Node {
     /// Adds a neighbour. Returns its place, and whether this node dials it: the lower name dials. The actions for a
@@ -32,7 +32,7 @@ impl Node {
                 name: self.config.name.clone(),
                 instance: self.config.instance,
                 layout: Some(self.config.layout.clone()),
-                patience: PATIENCE,
+                timeout: TIMEOUT,
             };
             Way::Dialled(Box::new(Dial::new(config, Purpose::Graph, seed)))
         } else {

@@ -30,7 +30,7 @@ pub struct ClientConfig {
     /// Layout of its model; `None` takes the server's.
     pub layout: Option<Arc<Layout>>,
     /// How long to go on trying to be let in by the server, until when the client gives up whatever the peer does.
-    pub patience: Time,
+    pub timeout: Time,
 }
 
 /// What a client's driver has to do. `P` is what only its policy asks for.
@@ -146,7 +146,7 @@ impl Way {
 impl<P> Dial<P> {
     /// Wants to connect at once. `seed` spreads the retries of many clients.
     pub fn new(config: ClientConfig, purpose: Purpose, seed: u64) -> Self {
-        let reaching = Reaching::new(config.patience);
+        let reaching = Reaching::new(config.timeout);
         let actions = VecDeque::from([ClientAction::Connect { after: Time::ZERO, to: None }]);
         Self {
             config,
@@ -459,7 +459,7 @@ impl<P> Dial<P> {
         !self.done && !self.link.as_ref().is_some_and(|link| link.welcomed)
     }
 
-    /// Gives up once patience is at its end, whatever the peer does meanwhile. Returns whether it did.
+    /// Gives up once the timeout is over, whatever the peer does meanwhile. Returns whether it did.
     fn give_up(&mut self, now: Time) -> bool {
         if !self.is_reaching() {
             return false;
@@ -482,9 +482,9 @@ impl<P> Dial<P> {
         let heartbeat = self.heartbeat();
         let Some(link) = &mut self.link else { return Ok(()) };
         if now >= link.session.live.deadline() {
-            let patience = link.session.live.patience();
+            let timeout = link.session.live.timeout();
             self.act(ClientAction::Close);
-            return Err(format!("the server says nothing for {:.1} s", patience.as_secs_f64()));
+            return Err(format!("the server says nothing for {:.1} s", timeout.as_secs_f64()));
         }
         if link.welcomed && link.session.take_due_ping(now, heartbeat) {
             let received = self.received;

@@ -5,7 +5,7 @@ use crate::Time;
 /// Progress is this many more bytes: one packet's worth. A byte a second is none.
 const STEP: u64 = 1500;
 /// T is this many times what a step usually takes, within `floor` and `floor * CEILING`.
-const PATIENCE: u32 = 64;
+const TIMEOUT_FACTOR: u32 = 64;
 const CEILING: u32 = 12;
 
 /// Watches one direction of one peer.
@@ -43,14 +43,14 @@ impl Liveness {
     }
 
     /// T as it stands.
-    pub fn patience(&self) -> Time {
-        let followed = self.usual.map_or(self.floor, |usual| usual.saturating_mul(PATIENCE));
+    pub fn timeout(&self) -> Time {
+        let followed = self.usual.map_or(self.floor, |usual| usual.saturating_mul(TIMEOUT_FACTOR));
         followed.clamp(self.floor, self.floor.saturating_mul(CEILING))
     }
 
     /// When the peer counts as dead, unless it makes progress before.
     pub fn deadline(&self) -> Time {
-        self.last.saturating_add(self.patience())
+        self.last.saturating_add(self.timeout())
     }
 }
 
@@ -70,26 +70,26 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_that_moves_stays_alive_and_gets_more_patience() {
+    fn a_slow_link_that_moves_stays_alive_and_gets_a_longer_timeout() {
         let mut live = Liveness::new(Time::ZERO, 10 * SECOND);
         for second in 1..=60 {
             live.progress(second * SECOND, STEP);
             assert!(live.deadline() > second * SECOND);
         }
-        assert_eq!(live.patience(), 64 * SECOND);
+        assert_eq!(live.timeout(), 64 * SECOND);
     }
 
     #[test]
     fn a_fast_link_has_the_floor() {
         let mut live = Liveness::new(Time::ZERO, 10 * SECOND);
         live.progress(Time::from_millis(1), 1 << 20);
-        assert_eq!(live.patience(), 10 * SECOND);
+        assert_eq!(live.timeout(), 10 * SECOND);
     }
 
     #[test]
-    fn patience_has_a_ceiling() {
+    fn the_timeout_has_a_ceiling() {
         let mut live = Liveness::new(Time::ZERO, SECOND);
         live.progress(1000 * SECOND, STEP);
-        assert_eq!(live.patience(), 12 * SECOND);
+        assert_eq!(live.timeout(), 12 * SECOND);
     }
 }

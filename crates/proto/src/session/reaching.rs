@@ -2,21 +2,21 @@
 
 use crate::Time;
 
-/// What one attempt gets at least, also of a client without patience.
+/// What one attempt gets at least, also with a timeout of 0.
 const ATTEMPT: Time = Time::from_secs(1);
 
 /// One span of trying, from its first moment to being let in.
 #[derive(Debug)]
 pub(crate) struct Reaching {
-    patience: Time,
+    timeout: Time,
     since: Option<Time>,
     /// Why the last attempt failed.
     failed: Option<String>,
 }
 
 impl Reaching {
-    pub(crate) fn new(patience: Time) -> Self {
-        Self { patience, since: None, failed: None }
+    pub(crate) fn new(timeout: Time) -> Self {
+        Self { timeout, since: None, failed: None }
     }
 
     /// The client is trying now; the first call since it was last let in counts.
@@ -37,12 +37,12 @@ impl Reaching {
 
     /// When an attempt ends; at once if nobody has said yet when the trying began.
     pub(crate) fn deadline(&self) -> Time {
-        self.since.map_or(Time::ZERO, |since| since.saturating_add(self.patience.max(ATTEMPT)))
+        self.since.map_or(Time::ZERO, |since| since.saturating_add(self.timeout.max(ATTEMPT)))
     }
 
-    /// Whether there is patience for another attempt after one that has failed.
+    /// Whether the timeout leaves time for another attempt after one that has failed.
     pub(crate) fn may_retry(&self, now: Time) -> bool {
-        self.since.is_none_or(|since| now < since.saturating_add(self.patience))
+        self.since.is_none_or(|since| now < since.saturating_add(self.timeout))
     }
 
     pub(crate) fn is_over(&self, now: Time) -> bool {
@@ -52,8 +52,8 @@ impl Reaching {
     /// Why it ends: the last failure, or what the peer did instead of letting the client in. `connected`: there is a
     /// connection.
     pub(crate) fn reason(&self, connected: bool) -> String {
-        let seconds = self.patience.max(ATTEMPT).as_secs_f64();
-        let hint = "check the address and the transport, or raise the patience";
+        let seconds = self.timeout.max(ATTEMPT).as_secs_f64();
+        let hint = "check the address and the transport, or raise the timeout";
         match &self.failed {
             _ if connected => format!(
                 "the peer took the connection, but did not let this client into a job within {seconds:.1} s; {hint}"
@@ -71,7 +71,7 @@ mod tests {
     const SECOND: Time = Time::from_secs(1);
 
     #[test]
-    fn patience_counts_from_the_first_attempt_until_it_is_let_in() {
+    fn the_timeout_counts_from_the_first_attempt_until_it_is_let_in() {
         let mut reaching = Reaching::new(2 * SECOND);
         assert_eq!(reaching.deadline(), Time::ZERO, "whoever asks has to say what time it is");
         assert!(!reaching.is_over(9 * SECOND));
@@ -83,7 +83,7 @@ mod tests {
         assert!(reaching.is_over(3 * SECOND));
         reaching.done();
         reaching.trying(100 * SECOND);
-        assert_eq!(reaching.deadline(), 102 * SECOND, "a later loss of the link has patience of its own");
+        assert_eq!(reaching.deadline(), 102 * SECOND, "a later loss of the link has a timeout of its own");
     }
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn without_patience_there_is_one_attempt() {
+    fn with_a_timeout_of_zero_there_is_one_attempt() {
         let mut reaching = Reaching::new(Time::ZERO);
         reaching.trying(SECOND);
         assert!(!reaching.is_over(SECOND), "it has a second");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_patience_does_not_overflow() {
+    fn an_endless_timeout_does_not_overflow() {
         let mut reaching = Reaching::new(Time::MAX);
         reaching.trying(SECOND);
         assert!(!reaching.is_over(1_000_000 * SECOND));

@@ -711,9 +711,9 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         ];
         let stuck = watched
             .iter()
-            .find_map(|(live, what)| live.filter(|l| now >= l.deadline()).map(|l| (l.patience(), *what)));
-        if let Some((patience, what)) = stuck {
-            return Err(format!("no progress for {:.1} s: {what}", patience.as_secs_f64()));
+            .find_map(|(live, what)| live.filter(|l| now >= l.deadline()).map(|l| (l.timeout(), *what)));
+        if let Some((timeout, what)) = stuck {
+            return Err(format!("no progress for {:.1} s: {what}", timeout.as_secs_f64()));
         }
         if served.member.is_some() && served.session.take_due_ping(now, heartbeat) {
             self.send(link, Control::Ping { clock: micros(now), received: 0 });

@@ -90,7 +90,7 @@ pub fn profile(name: &str) -> Profile {
         samples: 10,
         train: 100 * MS,
         skew: Time::ZERO,
-        patience: 60 * SECOND,
+        timeout: 60 * SECOND,
         layout: None,
         token: None,
         paths: vec![(Path::PERFECT, Path::PERFECT)],

@@ -292,7 +292,7 @@ pub struct Profile {
     pub train: Time,
     /// Its clock is ahead of the server's.
     pub skew: Time,
-    pub patience: Time,
+    pub timeout: Time,
     pub layout: Option<Arc<Layout>>,
     pub token: Option<u8>,
     /// Paths up and down of its first, second, ... connection; the last is for all further ones.
@@ -341,7 +341,7 @@ impl ClientParty {
             name: profile.name.clone(),
             instance,
             layout: profile.layout.clone(),
-            patience: profile.patience,
+            timeout: profile.timeout,
         };
         let machine = Client::new(config, instance);
         let (arena, seen) = (Vec::new(), Seen::default());

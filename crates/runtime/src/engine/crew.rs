@@ -74,10 +74,10 @@ impl Crew {
         });
     }
 
-    /// Ends all tasks, and waits at most `patience` until they have ended.
-    pub fn dismiss(&self, patience: Duration) {
+    /// Ends all tasks, and waits at most `timeout` until they have ended.
+    pub fn dismiss(&self, timeout: Duration) {
         self.stop.send_replace(true);
-        let gone = async { _ = tokio::time::timeout(patience, self.stop.closed()).await };
+        let gone = async { _ = tokio::time::timeout(timeout, self.stop.closed()).await };
         self.handle.block_on(gone);
     }
 }

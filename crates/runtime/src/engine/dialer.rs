@@ -16,13 +16,13 @@ use tokio::sync::{watch, Notify};
 use super::crew::Crew;
 use super::hub::Lent;
 use super::outbox::Outbox;
-use super::{goes_on, holding, patience, GoOn};
+use super::{caller_timeout, goes_on, holding, GoOn};
 use crate::options::Layers;
 use crate::{lock, random, registry, ClientOptions, Error};
 
 /// How long the farewell may take, and after that the tasks.
-pub(crate) const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
-const TASKS_PATIENCE: Duration = Duration::from_millis(200);
+pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+const TASKS_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What the chunks of this party say of their sender, as the server assigned it.
 pub(crate) struct KnownAs {
@@ -286,7 +286,7 @@ impl<P: DialerPolicy> Dialer<P> {
             if let Some(found) = look() {
                 return Some(found);
             }
-            let waited = self.changed.wait_timeout(waiting, patience(go_on));
+            let waited = self.changed.wait_timeout(waiting, caller_timeout(go_on));
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             if let Some(found) = look() {
                 return Some(found);
@@ -320,11 +320,11 @@ impl<P: DialerPolicy> Dialer<P> {
 
     /// Leaves for good. Idempotent.
     pub fn close(self: &Arc<Self>, reason: &str) {
-        self.close_within(reason, FAREWELL_PATIENCE);
+        self.close_within(reason, FAREWELL_TIMEOUT);
     }
 
     /// The same, with a time limit for messages that were sent before to reach the server.
-    pub fn close_within(self: &Arc<Self>, reason: &str, patience: Duration) {
+    pub fn close_within(self: &Arc<Self>, reason: &str, timeout: Duration) {
         lock(&self.machine).leave(reason);
         self.wake();
         self.crew.handle().block_on(async {
@@ -336,12 +336,12 @@ impl<P: DialerPolicy> Dialer<P> {
                 // still on its way might be lost.
                 let _ = self.connection.subscribe().wait_for(Option::is_none).await;
             };
-            let _ = tokio::time::timeout(patience, farewell).await;
+            let _ = tokio::time::timeout(timeout, farewell).await;
             if let Some(link) = self.link() {
                 link.close().await;
             }
         });
-        self.crew.dismiss(TASKS_PATIENCE);
+        self.crew.dismiss(TASKS_TIMEOUT);
         self.connection.send_replace(None);
         // Callers that wait for an event must get `Finished`, even if the driver ended before it performed
         // that action.

@@ -24,7 +24,7 @@ use super::crew::Crew;
 use super::notes::Notes;
 use super::outbox::Outbox;
 use super::turned_away::TurnedAway;
-use super::{descriptors, goes_on, holding, patience, GoOn};
+use super::{caller_timeout, descriptors, goes_on, holding, GoOn};
 use crate::{lock, random, Error};
 
 /// Most handshakes at a time, above what the admission queue (`Lobby`) admits. Beyond it the next peer waits.
@@ -32,11 +32,11 @@ use crate::{lock, random, Error};
 const HANDSHAKES: usize = 2048;
 /// How long a group send waits until a member's earlier messages are sent. After that the member gets the
 /// parcel alone.
-const GROUP_PATIENCE: Duration = Duration::from_millis(20);
+const GROUP_TIMEOUT: Duration = Duration::from_millis(20);
 /// How long links may take to end by themselves when the server closes, and how long its tasks may take after
 /// that. Together less than two seconds, in which Ctrl-C must end everything.
-const FAREWELL_PATIENCE: Duration = Duration::from_millis(1200);
-const TASKS_PATIENCE: Duration = Duration::from_millis(500);
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(1200);
+const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A state machine that listens.
 pub(crate) trait HubMachine: Send + 'static {
@@ -350,7 +350,7 @@ impl<P: HubPolicy> Hub<P> {
             if connected >= clients || over || !goes_on(go_on) {
                 return connected;
             }
-            let most = patience(go_on);
+            let most = caller_timeout(go_on);
             let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()));
             let enough = || (lock(&self.machine).connected_count() >= clients).then_some(());
             _ = self.wait_for(left.min(most), enough);
@@ -566,7 +566,7 @@ impl<P: HubPolicy> Hub<P> {
         let mut behind = Vec::new();
         for (id, outbox) in members {
             let flushed =
-                update.is_detached() || tokio::time::timeout(GROUP_PATIENCE, outbox.flushed()).await.is_ok();
+                update.is_detached() || tokio::time::timeout(GROUP_TIMEOUT, outbox.flushed()).await.is_ok();
             if flushed { &mut ready } else { &mut behind }.push((id, outbox));
         }
         let late = behind.into_iter().map(|(id, outbox)| async move {
@@ -633,10 +633,10 @@ impl<P: HubPolicy> Hub<P> {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             };
-            let _ = tokio::time::timeout(FAREWELL_PATIENCE, all).await;
+            let _ = tokio::time::timeout(FAREWELL_TIMEOUT, all).await;
             join_all(outboxes.iter().map(|outbox| outbox.link().close())).await;
         });
-        self.crew.dismiss(TASKS_PATIENCE);
+        self.crew.dismiss(TASKS_TIMEOUT);
         // No task holds the listener any more, so this frees the address.
         drop(lock(&self.listener).take());
     }

@@ -27,7 +27,7 @@ pub(crate) use self::admission::{ForwardedProofs, Gate, Keys, Peers};
 pub(crate) use self::crew::Crew;
 pub(crate) use self::descriptors::limit as descriptor_limit;
 pub(crate) use self::dialer::{
-    dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy, KnownAs, FAREWELL_PATIENCE,
+    dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy, KnownAs, FAREWELL_TIMEOUT,
 };
 pub(crate) use self::hub::{hub_machine, Hub, HubMachine, HubOptions, HubPolicy, Lent};
 pub(crate) use self::landing::{part, store, Scratch};
@@ -40,17 +40,17 @@ use std::time::Duration;
 pub type GoOn<'a> = Option<&'a (dyn Fn() -> bool + Sync)>;
 
 /// Interval at which a waiting caller is asked whether to go on.
-pub(crate) const CALLER_PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const CALLER_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long one wait of a caller lasts that is not asked. Then it checks its condition, even if nothing was
 /// announced.
-const UNASKED_PATIENCE: Duration = Duration::from_secs(3600);
+const UNASKED_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// How long one wait of a caller lasts.
-pub(crate) fn patience(go_on: GoOn<'_>) -> Duration {
+pub(crate) fn caller_timeout(go_on: GoOn<'_>) -> Duration {
     if go_on.is_some() {
-        CALLER_PATIENCE
+        CALLER_TIMEOUT
     } else {
-        UNASKED_PATIENCE
+        UNASKED_TIMEOUT
     }
 }
 
@@ -59,4 +59,4 @@ pub(crate) fn goes_on(go_on: GoOn<'_>) -> bool {
     go_on.is_none_or(|go_on| go_on())
 }
 /// How long to wait until a late chunk is written and its memory is released.
-pub(crate) const CHUNK_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const CHUNK_TIMEOUT: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use crate::engine::Gate;
 use crate::{random, Error};
 
 /// How long an end waits for each message of the other.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Shortest liveness limit that a near end accepts from a far end.
 const LEAST_LIVENESS: Duration = Duration::from_millis(100);
 /// Streams belong to no job.
@@ -40,7 +40,7 @@ pub(crate) struct Ready {
 
 async fn hear(link: &Arc<dyn Link>) -> Result<Control, Error> {
     let late = |_| Error::new("timeout", SHAKE_HANDS, format!("{} says nothing", link.peer().address));
-    let message = tokio::time::timeout(PATIENCE, link.receive(&NoChunks)).await.map_err(late)??;
+    let message = tokio::time::timeout(TIMEOUT, link.receive(&NoChunks)).await.map_err(late)??;
     Control::decode(&message).map_err(|e| Error::new("corrupt", SHAKE_HANDS, e.to_string()))
 }
 

@@ -33,7 +33,7 @@ use crate::told::{self, UNHEARD};
 use crate::Error;
 
 /// How long its tasks may take to end when it is dropped.
-const TASKS_PATIENCE: Duration = Duration::from_millis(500);
+const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
 
 enum End {
     Near(Box<Near>),
@@ -113,6 +113,6 @@ async fn stop(stopped: &mut watch::Receiver<bool>) {
 
 impl Drop for Forwarder {
     fn drop(&mut self) {
-        self.crew.dismiss(TASKS_PATIENCE);
+        self.crew.dismiss(TASKS_TIMEOUT);
     }
 }

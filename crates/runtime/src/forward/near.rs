@@ -54,8 +54,8 @@ impl Way {
         Ok((Carrier::new(link, rules, 1, opened), streams))
     }
 
-    /// Dials until one attempt succeeds, but for at most `patience` if that is given.
-    async fn dial_for(&self, patience: Option<Duration>) -> Result<(Arc<Carrier>, u32), Error> {
+    /// Dials until one attempt succeeds, but for at most `timeout` if that is given.
+    async fn dial_for(&self, timeout: Option<Duration>) -> Result<(Arc<Carrier>, u32), Error> {
         let (began, mut wait) = (Instant::now(), FIRST_RETRY);
         loop {
             let error = match self.dial().await {
@@ -63,7 +63,7 @@ impl Way {
                 Err(error) => error,
             };
             let may_retry = matches!(error.kind(), "unreachable" | "timeout" | "closed" | "corrupt");
-            if !may_retry || patience.is_some_and(|patience| began.elapsed() + wait > patience) {
+            if !may_retry || timeout.is_some_and(|timeout| began.elapsed() + wait > timeout) {
                 return Err(error);
             }
             sleep(wait).await;
@@ -106,12 +106,12 @@ impl Near {
         };
         let descriptors = descriptor_limit();
         ConnectionLimit::check(START, options.connections as usize, 1, descriptors)?;
-        let bounds = Bounds { patience: options.first_byte(), ..Bounds::of_process(descriptors) };
+        let bounds = Bounds { timeout: options.first_byte(), ..Bounds::of_process(descriptors) };
         let lobby = Lobby::new(bounds);
         let listener = TcpListener::bind(&options.listen).await.map_err(io)?;
         let listen = listener.local_addr().map_err(io)?.to_string();
         let way = Way { address, transport, options: options.clone(), who };
-        let first = way.dial_for(Some(options.patience())).await?;
+        let first = way.dial_for(Some(options.timeout())).await?;
         let http2 = options.grpc.then(|| http2::Near::new(options.answers(), options.window));
         let serving = Arc::new(Serving { events, http2 });
         Ok(Self { way, listener, listen, lobby, first, serving, connections: 0 })
@@ -196,7 +196,7 @@ impl Near {
 
     /// Runs while there is no link. Programs wait for a time limit; after that they are reset.
     async fn turn_away(&self) -> Infallible {
-        sleep(self.way.options.patience()).await;
+        sleep(self.way.options.timeout()).await;
         loop {
             match self.listener.accept().await {
                 Ok((program, _)) => program::reset(&program),

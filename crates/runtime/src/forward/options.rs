@@ -51,7 +51,7 @@ pub struct ForwardOptions {
     pub first_byte: f64,
     /// Near end: seconds for which it tries to reach the far end at the start. Programs wait as long when the
     /// link is lost.
-    pub patience: f64,
+    pub timeout: f64,
     /// Whether this end terminates HTTP/2.
     pub grpc: bool,
     /// Near end: methods whose calls it answers itself.
@@ -106,7 +106,7 @@ impl Default for ForwardOptions {
             connections: 256,
             liveness: 10.0,
             first_byte: 20.0,
-            patience: 10.0,
+            timeout: 10.0,
             grpc: false,
             answers: Vec::new(),
         }
@@ -132,9 +132,9 @@ impl ForwardOptions {
         if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
             return bad("connections must be from 1 to 4096");
         }
-        let times = [self.liveness, self.patience, self.first_byte];
+        let times = [self.liveness, self.timeout, self.first_byte];
         if times.iter().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
-            return bad("liveness, patience and first_byte are seconds, not negative");
+            return bad("liveness, timeout and first_byte are seconds, not negative");
         }
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");
@@ -156,8 +156,8 @@ impl ForwardOptions {
         )
     }
 
-    pub(crate) fn patience(&self) -> Duration {
-        seconds(self.patience)
+    pub(crate) fn timeout(&self) -> Duration {
+        seconds(self.timeout)
     }
 
     pub(crate) fn first_byte(&self) -> Duration {
@@ -201,7 +201,7 @@ mod tests {
             (r#"{"to": "h:1", "window": 1}"#, "4 KiB"),
             (r#"{"to": "h:1", "connections": 0}"#, "4096"),
             (r#"{"to": "h:1", "liveness": 0}"#, "0.1 s"),
-            (r#"{"to": "h:1", "patience": -1}"#, "not negative"),
+            (r#"{"to": "h:1", "timeout": -1}"#, "not negative"),
             (r#"{"to": "h:1", "name": "a\nb"}"#, "name"),
             (r#"{"to": "h:1", "form": 1}"#, "unknown field"),
             (r#"{"via": "tcp://h:1", "answers": [{"method": "/a.B/c"}]}"#, "near end with grpc"),

@@ -8,7 +8,7 @@ use thalweg_proto as proto;
 use thalweg_proto::{Mixing, Portion};
 use thalweg_wire::{Layout, Ranges};
 
-use super::node::{Node, LOAN_PATIENCE};
+use super::node::{Node, LOAN_TIMEOUT};
 use super::options::MixingRule;
 use crate::mean::{check_means, take_mean};
 use crate::{lock, Error};
@@ -141,7 +141,7 @@ impl Node {
         let mixed = match self.shared.slots.known(mixing.round) {
             None => Ok(1.0),
             Some(sums) => self.add_portions(&sums, mixing.round).and_then(|()| {
-                let model = self.arena.claim_within(self.arena.range(), LOAN_PATIENCE);
+                let model = self.arena.claim_within(self.arena.range(), LOAN_TIMEOUT);
                 let rule = self.options.mixing;
                 model
                     .map_err(|e| e.to_string())

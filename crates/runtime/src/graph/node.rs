@@ -17,16 +17,16 @@ use super::doors::{Accepted, Listening, NodeDialer, NodeHub, Shared};
 use super::mixing::Slots;
 use super::options::NodeOptions;
 use super::staging::Stages;
-use crate::engine::{self, goes_on, GoOn, Hub, HubOptions, CALLER_PATIENCE};
+use crate::engine::{self, goes_on, GoOn, Hub, HubOptions, CALLER_TIMEOUT};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::{lock, random, registry, Error};
 
 /// How long a link may take to release the last model before the node closes it. A peer cannot delay this: a
 /// link releases a model as soon as it is told to. But on a machine under load each of its tasks may need a
 /// second to run.
-pub(super) const LOAN_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a leaving node waits until its model and its last messages are sent.
-const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Weights by neighbour's name.
 pub type Weights = BTreeMap<String, f64>;
@@ -186,12 +186,12 @@ impl Node {
             if there >= count || over || !goes_on(go_on) {
                 return Ok(there);
             }
-            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map_or(CALLER_TIMEOUT, |at| at.saturating_duration_since(Instant::now()));
             let enough = || {
                 let enough = self.shared.look(proto::Node::connected_count) >= count;
                 (enough || lock(&self.shared.refused).is_some()).then_some(())
             };
-            _ = self.hub.wait_for(left.min(CALLER_PATIENCE), enough);
+            _ = self.hub.wait_for(left.min(CALLER_TIMEOUT), enough);
         }
     }
 
@@ -209,7 +209,7 @@ impl Node {
         self.shared.tell(proto::Node::hush);
         while self
             .hub
-            .wait_for(CALLER_PATIENCE, || self.shared.look(|n| n.is_hushed()).then_some(()))
+            .wait_for(CALLER_TIMEOUT, || self.shared.look(|n| n.is_hushed()).then_some(()))
             .is_none()
         {
             if !goes_on(go_on) {
@@ -233,12 +233,12 @@ impl Node {
     /// Returns the send buffer, writable. Closes links that do not release the last model in time.
     fn writable_copy(&self) -> Result<thalweg_arena::Claim, Error> {
         let copy = &self.shared.copy;
-        if let Ok(claim) = copy.claim_within(copy.range(), LOAN_PATIENCE) {
+        if let Ok(claim) = copy.claim_within(copy.range(), LOAN_TIMEOUT) {
             return Ok(claim);
         }
         self.hub.close_senders();
         lock(&self.dialers).values().for_each(|dialer| dialer.close_link());
-        Ok(copy.claim_within(copy.range(), LOAN_PATIENCE * 2)?)
+        Ok(copy.claim_within(copy.range(), LOAN_TIMEOUT * 2)?)
     }
 
     /// Waits as the options say, mixes the models that arrived into the arena, and returns the report as
@@ -264,8 +264,8 @@ impl Node {
             if let Some(refused) = self.refused() {
                 return Err(refused);
             }
-            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
-            let taken = self.hub.wait_for(left.min(CALLER_PATIENCE), || lock(&self.shared.mix).take());
+            let left = deadline.map_or(CALLER_TIMEOUT, |at| at.saturating_duration_since(Instant::now()));
+            let taken = self.hub.wait_for(left.min(CALLER_TIMEOUT), || lock(&self.shared.mix).take());
             if let Some(mixing) = taken {
                 break mixing;
             }
@@ -302,7 +302,7 @@ impl Node {
             if since.elapsed() >= liveness || !goes_on(go_on) {
                 return false;
             }
-            let fewer = self.hub.wait_for(CALLER_PATIENCE, || Some(needing()).filter(|&now| now < left));
+            let fewer = self.hub.wait_for(CALLER_TIMEOUT, || Some(needing()).filter(|&now| now < left));
             if let Some(fewer) = fewer {
                 (left, since) = (fewer, Instant::now());
             }
@@ -315,21 +315,21 @@ impl Node {
         if std::mem::replace(&mut *lock(&self.closed), true) {
             return;
         }
-        let deadline = Instant::now() + FAREWELL_PATIENCE;
+        let deadline = Instant::now() + FAREWELL_TIMEOUT;
         let out = || self.shared.look(|node| node.is_out() && node.is_hushed()).then_some(());
-        while self.hub.wait_for(CALLER_PATIENCE, out).is_none() && Instant::now() < deadline {}
+        while self.hub.wait_for(CALLER_TIMEOUT, out).is_none() && Instant::now() < deadline {}
         // With symmetric weights a neighbour can use the part of this node's model that it has only after
         // this node's last message. So allow more time for that message.
         let mutual = self.options.mixing.weighing() == Weighing::Mutual;
         let left = || deadline.saturating_duration_since(Instant::now());
-        let patience = if mutual { left().max(engine::FAREWELL_PATIENCE) } else { engine::FAREWELL_PATIENCE };
+        let timeout = if mutual { left().max(engine::FAREWELL_TIMEOUT) } else { engine::FAREWELL_TIMEOUT };
         if mutual {
             self.hub.flush(left());
         }
         let dialers = std::mem::take(&mut *lock(&self.dialers));
         std::thread::scope(|scope| {
             for dialer in dialers.values() {
-                scope.spawn(|| dialer.close_within(reason, patience));
+                scope.spawn(|| dialer.close_within(reason, timeout));
             }
         });
         self.hub.close(reason);

@@ -188,7 +188,7 @@ impl NodeOptions {
         ClientOptions {
             transport: self.transport.clone(),
             token: self.own_token.clone(),
-            patience: 0.0, // unused: the state machine has its own limits
+            timeout: 0.0, // unused: the state machine has its own limits
             seed: self.seed,
             layers: self.layers.clone(),
             tree: false,

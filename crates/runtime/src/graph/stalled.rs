@@ -19,7 +19,7 @@ use thalweg_wire::{Dtype, Layout};
 use tokio::sync::watch;
 
 use super::Node;
-use crate::engine::CALLER_PATIENCE;
+use crate::engine::CALLER_TIMEOUT;
 use crate::lock;
 
 /// Scheme of this transport's addresses.
@@ -120,11 +120,8 @@ fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
                 others.clone().all(|place| machine.is_known_to(Neighbour::Dialled(place))).then_some(())
             })
         };
-        let waits = LIMIT.as_millis() / CALLER_PATIENCE.as_millis();
-        assert!(
-            (0..waits).any(|_| node.hub().wait_for(CALLER_PATIENCE, known).is_some()),
-            "they do not meet"
-        );
+        let waits = LIMIT.as_millis() / CALLER_TIMEOUT.as_millis();
+        assert!((0..waits).any(|_| node.hub().wait_for(CALLER_TIMEOUT, known).is_some()), "they do not meet");
     }
     nodes
 }
@@ -197,13 +194,13 @@ fn where_nodes_wait_for_all_models_one_leaves_when_its_neighbours_have_its_own()
         assert!(!node.finish_sending(Some(&|| false)), "nobody has said that it has the model");
     }
     let looks = AtomicU32::new(0);
-    let patient = || {
+    let waits = || {
         if looks.fetch_add(1, Ordering::Relaxed) == 3 {
             STALLED.send_replace(false);
         }
         true
     };
-    assert!(nodes[0].0.finish_sending(Some(&patient)), "a neighbour has the model, and it gives up");
+    assert!(nodes[0].0.finish_sending(Some(&waits)), "a neighbour has the model, and it gives up");
     assert!(looks.into_inner() > 3);
     assert!(nodes[1].0.finish_sending(None));
     nodes.iter().for_each(|(node, _)| node.close("done"));

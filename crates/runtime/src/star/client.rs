@@ -13,7 +13,7 @@ use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;
 use super::repair::mend_model;
-use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_PATIENCE};
+use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, shared_arena, Error};
 
@@ -79,11 +79,11 @@ impl Client {
         options: ClientOptions,
         model: Option<(Arena, Layout)>,
     ) -> Result<Self, Error> {
-        let (patience, seed) = (seconds(options.patience), options.seed);
+        let (timeout, seed) = (seconds(options.timeout), options.seed);
         let to = DialOptions::new(address, name, options, thalweg_pki::Role::Client)?;
         let model = model.map(|(arena, layout)| (arena, Arc::new(layout)));
         let layout = model.as_ref().map(|(_, layout)| layout.clone());
-        let config = ClientConfig { name: name.into(), instance: to.instance, layout, patience };
+        let config = ClientConfig { name: name.into(), instance: to.instance, layout, timeout };
         let trainer = Trainer {
             lends: to.transport.capabilities().lends,
             place: Mutex::new(model),
@@ -221,7 +221,7 @@ impl Trainer {
     fn mend(&self, holes: &Ranges, stand_in: StandIn) -> Result<(), String> {
         tokio::task::block_in_place(|| {
             let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;
-            let model = arena.claim_within(arena.range(), CHUNK_PATIENCE);
+            let model = arena.claim_within(arena.range(), CHUNK_TIMEOUT);
             let mut model = model.map_err(|e| e.to_string())?;
             let last = lock(&self.last);
             mend_model(&layout, &mut model, holes, stand_in, last.as_deref()).map_err(|e| e.to_string())
@@ -251,7 +251,7 @@ impl Trainer {
         }
         let wire = spread.wire.clone().ok_or("there is no memory")?;
         if !spread.is_done {
-            let claim = wire.claim_within(wire.range(), CHUNK_PATIENCE);
+            let claim = wire.claim_within(wire.range(), CHUNK_TIMEOUT);
             order.to_wire(layout, update, &mut claim.map_err(|e| e.to_string())?);
             spread.is_done = true;
         }

@@ -11,7 +11,7 @@ use thalweg_wire::{Layout, Range, Ranges};
 
 use super::mending::Mending;
 use super::staging::Staging;
-use crate::engine::CHUNK_PATIENCE;
+use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
 use crate::options::ServerOptions;
 use crate::Error;
@@ -133,7 +133,7 @@ impl Inline {
         let arena = self.staging.place(sender).ok_or("there is no memory")?;
         // The sink that received the last chunk may still hold its place, and late chunks may still be
         // written.
-        let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
+        let mut update = arena.claim_within(arena.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
         if self.mending.is_due(holes) {
             return self.fold_mended(sender, weight, &mut update, holes);
         }

@@ -17,12 +17,12 @@ use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::{outcome_json, timeline_json};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
-use crate::engine::{hub_machine, ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
+use crate::engine::{hub_machine, ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_TIMEOUT};
 use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
 
 /// How long a cancelled sender may keep the loan of the model before its link is closed.
-const LOAN_PATIENCE: Duration = Duration::from_secs(2);
+const LOAN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most clients that a job may ever have.
 const MAX_CLIENTS: u32 = 1 << 16;
 
@@ -179,7 +179,7 @@ impl Server {
             if Instant::now() < next {
                 continue;
             }
-            next = Instant::now() + CALLER_PATIENCE;
+            next = Instant::now() + CALLER_TIMEOUT;
             // The machine's lock is released before the callback runs: the callback may block on a thread
             // that needs it.
             let progress = lock(&hub.machine).progress_report();
@@ -415,7 +415,7 @@ fn export(hub: &StarHub, outcome: &Outcome) -> Result<Option<String>, Error> {
         return Ok(Some(reason.clone()));
     }
     let (layout, cells) = room_for(&star.layout, star.options.precision, kept)?;
-    let mut claim = cells.claim_within(cells.range(), LOAN_PATIENCE)?;
+    let mut claim = cells.claim_within(cells.range(), LOAN_TIMEOUT)?;
     match star.reducer.export(&mut claim) {
         Ok(head) => {
             *lock(&star.sums) = Some(SumsOfRound { head: head.encode(), layout, cells });
@@ -429,9 +429,9 @@ fn export(hub: &StarHub, outcome: &Outcome) -> Result<Option<String>, Error> {
 /// after a while is closed.
 fn claim_model(hub: &StarHub) -> Result<thalweg_arena::Claim, Error> {
     let model = &hub.policy.model;
-    if let Ok(claim) = model.claim_within(model.range(), LOAN_PATIENCE) {
+    if let Ok(claim) = model.claim_within(model.range(), LOAN_TIMEOUT) {
         return Ok(claim);
     }
     hub.close_senders();
-    Ok(model.claim_within(model.range(), LOAN_PATIENCE * 2)?)
+    Ok(model.claim_within(model.range(), LOAN_TIMEOUT * 2)?)
 }

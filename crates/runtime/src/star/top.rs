@@ -15,7 +15,7 @@ use crate::Error;
 
 /// How long receivers may still read the model that was sent to them, after each of them has it or was given
 /// up.
-const LOAN_PATIENCE: Duration = Duration::from_secs(6);
+const LOAN_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// The sums of a server's round, in the form in which they are sent.
 #[derive(Clone)]
@@ -158,7 +158,7 @@ impl Top {
     /// `round` if the sums give no mean. The model then stays as it was.
     pub fn finish(&self) -> Result<String, Error> {
         let model = &self.model;
-        let mut into = || Ok(model.claim_within(self.sums.part(), LOAN_PATIENCE)?);
+        let mut into = || Ok(model.claim_within(self.sums.part(), LOAN_TIMEOUT)?);
         let summary = self.mending.end(std::slice::from_ref(&self.sums), &mut into);
         self.sums.reset();
         let summary = summary.map_err(|error| match error {

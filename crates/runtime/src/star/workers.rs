@@ -21,13 +21,13 @@ use thalweg_workers::{
 
 use super::mending::Mending;
 use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writable};
-use crate::engine::CHUNK_PATIENCE;
+use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
 use crate::options::{DataPlaneRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions};
 use crate::{lock, random, Error};
 
 /// A worker that owes an answer for this long is replaced. Its longest task is one pass over eight updates.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Stages updates in a pool. The sums lie in memory of the worker processes.
 pub(crate) struct Workers {
@@ -69,7 +69,7 @@ impl Workers {
             workers: workers.count as usize,
             split: split(workers.split),
             reserve: places as usize,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             routes,
             plane: plane(workers),
             start: start(workers.start),
@@ -94,12 +94,12 @@ impl Workers {
         let whole = Range::new(0, self.judge.layout().bytes());
         let mut came = Ranges::full(whole.end);
         if self.mending.is_due(holes) {
-            let mut bytes = slot.claim_within(whole, CHUNK_PATIENCE).map_err(|e| e.to_string())?;
+            let mut bytes = slot.claim_within(whole, CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
             came = self.mending.mend(*sender, &mut bytes, holes)?;
             judge_ranges(&self.judge, &bytes, &came, *weight).map_err(|e| e.to_string())?;
         }
         let key = random().map_err(|e| e.to_string())?;
-        slot.seal(key, &came, CHUNK_PATIENCE).map_err(|e| e.to_string())
+        slot.seal(key, &came, CHUNK_TIMEOUT).map_err(|e| e.to_string())
     }
 }
 

@@ -87,10 +87,10 @@ impl TaskClient {
     /// For an impossible address, option or token. [`TaskClient::next_event`] reports whether the server was
     /// reached.
     pub fn start(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
-        let (patience, seed) = (seconds(options.patience), options.seed);
+        let (timeout, seed) = (seconds(options.timeout), options.seed);
         let (purpose, role) = who(options.tree);
         let to = DialOptions::new(address, name, options, role)?;
-        let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, patience };
+        let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, timeout };
         let machine = proto::TaskClient::new(config, purpose, MAX_TASK, seed);
         Ok(Self { dialer: Dialer::start(to, machine, Worker::default())? })
     }

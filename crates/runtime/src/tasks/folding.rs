@@ -9,7 +9,7 @@ use thalweg_wire::{Allowance, ChunkHeader, Layout, Range, Ranges, Tensor, Tolera
 
 use super::server::TaskHub;
 use super::store::{Kept, Verdict};
-use crate::engine::CHUNK_PATIENCE;
+use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::{check_means, take_mean};
 use crate::{lock, Error};
 
@@ -123,7 +123,7 @@ fn fold_result(
         };
     };
     // The sink that received the last chunk may still hold its place.
-    let result = kept.arena.claim_within(kept.arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
+    let result = kept.arena.claim_within(kept.arena.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
     let part = |range: Range| &result[range.start as usize..range.end as usize];
     if kept.verdict.is_open() {
         let judge = |range: Range| sums.check(range.start, part(range), weight);

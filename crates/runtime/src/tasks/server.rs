@@ -19,7 +19,7 @@ use super::options::TaskServerOptions;
 use super::sinks::ResultSink;
 use super::store::{Kept, Store};
 use super::who;
-use crate::engine::{goes_on, hub_machine, patience, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
+use crate::engine::{caller_timeout, goes_on, hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
 use crate::{lock, registry, Error};
@@ -251,7 +251,7 @@ impl TaskServer {
         let hub = &self.hub;
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
-            let most = patience(go_on);
+            let most = caller_timeout(go_on);
             let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()));
             let look = || match lock(&hub.policy.open).get_mut(&task) {
                 None => Some(Err(unknown(task))),

@@ -472,7 +472,7 @@ impl Sender {
             Some(Hope::Until(last, at)) => (last, at),
             None => (number, packet.at),
         };
-        let due = sent_at + self.trips.patience();
+        let due = sent_at + self.trips.time_threshold();
         if last + self.trips.packets() > largest && due > now {
             return Fate::Open(Some(due));
         }
@@ -500,7 +500,7 @@ impl Sender {
     /// Forgets the oldest packets that can tell nothing more. Lost ones are kept for three times the time
     /// threshold after they were sent, since they may still be acknowledged.
     fn forget(&mut self, now: Time) {
-        let late = 3 * self.trips.patience();
+        let late = 3 * self.trips.time_threshold();
         let over = |packet: &Sent| match packet.state {
             State::UnderWay => false,
             State::Lost => now.saturating_sub(packet.at) > late,

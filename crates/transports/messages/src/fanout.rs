@@ -27,7 +27,7 @@ type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
 type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>)> + Send>>;
 
 /// The group waits at least this long for a member before it removes that member.
-const PATIENCE: Duration = Duration::from_millis(250);
+const TIMEOUT: Duration = Duration::from_millis(250);
 /// Least pause between two checks for slow members.
 const MOMENT: Duration = Duration::from_millis(1);
 /// Most bytes published to the group past a member without any message of it. Beyond that, the group send
@@ -107,11 +107,11 @@ impl Pace {
         Self { started: tokio::time::Instant::now(), waited: Duration::ZERO, sent: 0, total }
     }
 
-    /// How long the rest would take if no member waited for another; at least [`PATIENCE`].
+    /// How long the rest would take if no member waited for another; at least [`TIMEOUT`].
     fn rest(&self, now: tokio::time::Instant) -> Duration {
         let worked = (now - self.started).saturating_sub(self.waited);
         let rest = (self.total - self.sent) as f64 / self.sent.max(1) as f64;
-        PATIENCE.max(Duration::try_from_secs_f64(worked.as_secs_f64() * rest).unwrap_or(PATIENCE))
+        TIMEOUT.max(Duration::try_from_secs_f64(worked.as_secs_f64() * rest).unwrap_or(TIMEOUT))
     }
 }
 

@@ -11,7 +11,7 @@ use thalweg_messages::{Mailbox, Messages};
 use thalweg_transport::{Address, Bounds, Error, ErrorKind, Link, Listener, Lobby, Options, Transport};
 use thalweg_wire::{MAX_CONTROL, MAX_HELLO};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const GUESTS: usize = 16;
 
 struct World {
@@ -25,7 +25,7 @@ impl World {
     async fn new() -> Self {
         let board = Switchboard::new(Habits::default());
         let transport = Messages::new(board.clone());
-        let lobby = Lobby::new(Bounds { total: GUESTS, share: GUESTS, patience: PATIENCE });
+        let lobby = Lobby::new(Bounds { total: GUESTS, share: GUESTS, timeout: TIMEOUT });
         let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
         let listener =
             transport.listen(&Address::parse("board://guests:0").unwrap(), &options).await.unwrap();
@@ -165,7 +165,7 @@ async fn who_does_not_prove_himself_in_time_has_to_go() {
     let started = tokio::time::Instant::now();
     let error = end_of(&server).await;
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-    assert!(started.elapsed() <= PATIENCE, "{:?}", started.elapsed());
+    assert!(started.elapsed() <= TIMEOUT, "{:?}", started.elapsed());
     assert_eq!(end_of(&client).await.kind(), ErrorKind::Closed);
     other.send_control(Bytes::from_static(b"still here")).await.unwrap();
     assert_eq!(admitted.receive(&Recorder::new(0)).await.unwrap(), "still here");

@@ -280,20 +280,16 @@ async fn join(carrier: &MqttCarrier, id: MemberId) -> Result<()> {
 }
 
 /// Subscribes to topics, among them that of the listener's retained message. Returns the content of that
-/// message, if there is one. `patience` is how long to wait for it after the broker's answers.
-async fn who_is_here(
-    carrier: &MqttCarrier,
-    topics: Vec<String>,
-    patience: Duration,
-) -> Result<Option<Bytes>> {
+/// message, if there is one. `timeout` is how long to wait for it after the broker's answers.
+async fn who_is_here(carrier: &MqttCarrier, topics: Vec<String>, timeout: Duration) -> Result<Option<Bytes>> {
     let mut here = subscribe(carrier, topics).await?;
     // A flush shows that the broker has processed the subscription. It has sent the retained message before,
     // or will soon.
     if here.is_none() {
         here = settle_seeing(carrier, carrier.core().outbox.flush()).await?.1;
     }
-    if here.is_none() && !patience.is_zero() {
-        here = settle_seeing(carrier, tokio::time::sleep(patience)).await?.1;
+    if here.is_none() && !timeout.is_zero() {
+        here = settle_seeing(carrier, tokio::time::sleep(timeout)).await?.1;
     }
     Ok(here)
 }

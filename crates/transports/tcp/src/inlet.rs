@@ -3,7 +3,7 @@
 //! In the clear, a receiver faster than its sender would sleep and be woken for every 64 KiB the kernel
 //! queues, and each wake costs the sender more than the checksum does. So while chunks come quickly, the kernel
 //! is told to wake us for a large part of one (SO_RCVLOWAT). A link that turns slow is noticed within
-//! [`PATIENCE`]; from then on every byte wakes us, and is progress, again.
+//! [`TIMEOUT`]; from then on every byte wakes us, and is progress, again.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use thalweg_sockets::socket::Socket;
 /// A chunk that comes within this time comes quickly.
 const QUICK: Duration = Duration::from_millis(20);
 /// How long to wait for a large part of a chunk.
-const PATIENCE: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_millis(50);
 /// The largest part of a chunk to wait for.
 const MOST: usize = 256 << 10;
 
@@ -112,7 +112,7 @@ impl Plain {
             return self.read(buffer, 1).await;
         }
         let part = left.min(MOST);
-        match tokio::time::timeout(PATIENCE, self.read(buffer, part)).await {
+        match tokio::time::timeout(TIMEOUT, self.read(buffer, part)).await {
             Ok(done) => done,
             Err(_) => {
                 self.quick = false;

@@ -17,7 +17,7 @@ use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
 use crate::said::Word;
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
-use crate::window::{cost, Permit, Window, MOST_PATIENCE};
+use crate::window::{cost, Permit, Window, MAX_TIMEOUT};
 use crate::MAX_CHUNK;
 
 const SEND: &str = "send update";
@@ -186,7 +186,7 @@ pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>
                 break;
             }
             probe(&sender.lane, &shared);
-            pause = (2 * pause).min(MOST_PATIENCE);
+            pause = (2 * pause).min(MAX_TIMEOUT);
         }
     }
 }

@@ -38,10 +38,10 @@ const REPORTS: u64 = 8;
 const MARKS: usize = 64;
 /// Permit of a sender that is not paced, by cost. One system call takes less.
 const UNPACED: u64 = 1 << 24;
-/// Base of the report timeout. The timeout doubles after each probe, up to `MOST_PATIENCE`.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// Base of the report timeout. The timeout doubles after each probe, up to `MAX_TIMEOUT`.
+const TIMEOUT: Duration = Duration::from_millis(20);
 /// Longest report timeout.
-pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a datagram of `bytes` bytes counts against the peer's receive buffer, at most.
 ///
@@ -105,7 +105,7 @@ pub(crate) struct Window {
     marks: VecDeque<Mark>,
     /// When the last report arrived or was asked for, and how long to wait for the next one.
     heard: Instant,
-    patience: Duration,
+    timeout: Duration,
     /// `sent` when a full window last led to a probe, since no report had arrived in time.
     probed: u64,
     /// Cost lost and cost received since a report last covered a mark.
@@ -131,7 +131,7 @@ impl Window {
             marked: 0,
             marks: VecDeque::new(),
             heard: now,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             probed: 0,
             untold: (0, 0),
             waits: Waits::Idle,
@@ -193,7 +193,7 @@ impl Window {
         let full = self.rate.full();
         let room = self.size().saturating_sub(self.under_way());
         if room < full && self.under_way() > 0 {
-            return Permit::Report(self.heard + self.patience);
+            return Permit::Report(self.heard + self.timeout);
         }
         let room = room.max(full);
         let Some(pace) = self.rate.pace() else { return Permit::Now(room) };
@@ -220,7 +220,7 @@ impl Window {
     pub(crate) fn sent_to(&mut self, now: Instant, position: u64, reported: &[u64]) {
         let (time, alone) = (self.time(now), self.under_way() == 0);
         if alone {
-            (self.heard, self.patience) = (now, self.wait());
+            (self.heard, self.timeout) = (now, self.wait());
         }
         let stamp = self.delivery.sent(time, alone);
         self.pacer.sent(position - self.sent);
@@ -243,12 +243,12 @@ impl Window {
     /// Notes that a probe was sent, and doubles the report timeout.
     pub(crate) fn probed(&mut self, now: Instant) {
         self.probed = self.sent;
-        (self.heard, self.patience) = (now, (2 * self.patience).min(MOST_PATIENCE));
+        (self.heard, self.timeout) = (now, (2 * self.timeout).min(MAX_TIMEOUT));
     }
 
     /// The report timeout before it is doubled.
     pub(crate) fn wait(&self) -> Duration {
-        self.trips.smooth().map_or(10 * PATIENCE, |trip| PATIENCE + 2 * trip).min(MOST_PATIENCE)
+        self.trips.smooth().map_or(10 * TIMEOUT, |trip| TIMEOUT + 2 * trip).min(MAX_TIMEOUT)
     }
 
     /// Processes a report: the peer has read up to position `seen`, and a cost of `received` in total.
@@ -271,7 +271,7 @@ impl Window {
         // loss.
         let lost = (seen - received).saturating_sub(self.missing);
         self.missing += lost;
-        (self.heard, self.patience) = (now, self.wait());
+        (self.heard, self.timeout) = (now, self.wait());
         let mut asked = None;
         while let Some(mark) = self.marks.front().copied().filter(|mark| mark.position <= seen) {
             self.marks.pop_front();
@@ -522,7 +522,7 @@ mod tests {
             now = by;
             window.probed(now);
         }
-        assert!(pauses.is_sorted() && pauses[9] == MOST_PATIENCE, "{pauses:?}");
+        assert!(pauses.is_sorted() && pauses[9] == MAX_TIMEOUT, "{pauses:?}");
         // The peer has received nothing.
         window.reported(now, FULL, 0, true);
         assert_eq!(window.permit(now), Permit::Now(FULL));

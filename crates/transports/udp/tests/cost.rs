@@ -61,7 +61,7 @@ async fn guests_cost_what_the_documents_say() {
         return println!("skipped: the system has no /proc/self");
     };
     let total = GUESTS * SOCKETS;
-    let lobby = Lobby::new(Bounds { total, share: total, patience: Duration::from_secs(60) });
+    let lobby = Lobby::new(Bounds { total, share: total, timeout: Duration::from_secs(60) });
     let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
     let listener = listen(&Udp, &options).await;
     let mut guests = Vec::new();

@@ -23,7 +23,7 @@ const MAGIC: &[u8] = b"tlwu\x03";
 const SOCKETS: usize = 3;
 
 fn lobby(guests: usize) -> (Lobby, Options) {
-    let bounds = Bounds { total: guests, share: guests, patience: Duration::from_secs(60) };
+    let bounds = Bounds { total: guests, share: guests, timeout: Duration::from_secs(60) };
     let lobby = Lobby::new(bounds);
     let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
     (lobby, options)

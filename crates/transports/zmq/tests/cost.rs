@@ -52,7 +52,7 @@ async fn connections_of_unknown_peers_cost_what_the_documents_say() {
     let (Some(memory), Some(files)) = (resident(), descriptors()) else {
         return println!("skipped: the system has no /proc/self");
     };
-    let bounds = Bounds { total: GUESTS, share: GUESTS, patience: Duration::from_secs(60) };
+    let bounds = Bounds { total: GUESTS, share: GUESTS, timeout: Duration::from_secs(60) };
     let lobby = Lobby::new(bounds);
     let listener = listen(&Options { lobby: Some(lobby.clone()), ..options("router") }).await;
     let mut streams = Vec::new();

@@ -18,10 +18,10 @@ use common::{listen, options};
 const PATTERNS: [&str; 4] = ["router", "pubsub", "pushpull", "reqrep"];
 /// Most places in the admission queue that one client takes: for its connections, itself and its line.
 const PLACES: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn lobby(pattern: &str, guests: usize) -> (Lobby, Options) {
-    let lobby = Lobby::new(Bounds { total: guests, share: guests, patience: PATIENCE });
+    let lobby = Lobby::new(Bounds { total: guests, share: guests, timeout: TIMEOUT });
     (lobby.clone(), Options { lobby: Some(lobby), ..options(pattern) })
 }
 
@@ -137,7 +137,7 @@ async fn a_guest_has_to_go_in_time() {
     streams[1].write_all(&ready(&[0x82; 16])).await.unwrap();
     let (silent, its_server) = common::link(&*listener, &options(pattern)).await;
     tokio::time::pause();
-    tokio::time::advance(PATIENCE).await;
+    tokio::time::advance(TIMEOUT).await;
     tokio::time::resume();
     for stream in streams {
         hung_up(stream).await;

@@ -42,7 +42,7 @@ impl Shared {
         for _ in 0..TRIES {
             let mut claim = arena.claim(Range::new(0, arena.len())).map_err(io::Error::other)?;
             let received =
-                stream.and_then(|mut stream| receive_within(&mut stream, &mut claim, self.config.patience));
+                stream.and_then(|mut stream| receive_within(&mut stream, &mut claim, self.config.timeout));
             if received.is_ok() {
                 return Ok(());
             }

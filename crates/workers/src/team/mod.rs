@@ -52,7 +52,7 @@ pub struct TeamConfig {
     /// Most updates that count already and still lie in the pool; a commit makes room.
     pub reserve: usize,
     /// A worker that owes an answer for so long is replaced.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Takes notes inside the kernel; `None`: all go over the workers' Unix sockets.
     pub routes: Option<NodeRoutes>,
     /// How bytes get between the node and its workers.

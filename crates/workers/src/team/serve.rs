@@ -110,7 +110,7 @@ impl Shared {
 
     /// How often a worker that owes an answer is looked at.
     fn look(&self) -> Duration {
-        (self.config.patience / 4).max(Duration::from_millis(1))
+        (self.config.timeout / 4).max(Duration::from_millis(1))
     }
 
     /// Hears a worker until it ends.

@@ -32,7 +32,7 @@ pub const NODE: &str = "THALWEG_NODE";
 const KILLS: &str = "THALWEG_KILLS";
 const STAGING: usize = 3;
 /// Longer than any worker needs, so that none is replaced that goes on.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn below(dice: &mut Dice, limit: u64) -> u64 {
     dice.draw() % limit
@@ -63,7 +63,7 @@ impl Faulty {
         let environment =
             vec![(TEMPLATE.into(), seed.to_string().into()), (STARTED.into(), started.0.clone().into())];
         let template = Template::new(program(environment), program(Vec::new()));
-        let launcher = Box::new(template.with_patience(Duration::from_secs(1)));
+        let launcher = Box::new(template.with_timeout(Duration::from_secs(1)));
         Self { faults, launcher, _started: Some(started) }
     }
 }
@@ -122,7 +122,7 @@ struct Case {
     split: Split,
     workers: usize,
     reserve: usize,
-    patience: Duration,
+    timeout: Duration,
     /// Notes go inside the kernel.
     routes: bool,
     /// So many to and from each process.
@@ -139,7 +139,7 @@ const CASE: Case = Case {
     split: Split::Ranges,
     workers: 2,
     reserve: 1,
-    patience: PATIENCE,
+    timeout: TIMEOUT,
     routes: false,
     budget: u64::MAX,
     plane: DataPlane { carriage: Carriage::Pool, side_process: false },
@@ -156,7 +156,7 @@ impl Bench {
     }
 
     fn with(case: Case, launcher: Box<dyn Launcher>) -> Self {
-        let Case { precision, split, workers, reserve, patience, routes, budget, plane, start, seed, .. } =
+        let Case { precision, split, workers, reserve, timeout, routes, budget, plane, start, seed, .. } =
             case;
         let class = Class { bytes: layout().bytes(), slots: (STAGING + reserve) as u32 };
         let pool = Pool::new(Plan::new(&[class])).unwrap();
@@ -168,7 +168,7 @@ impl Bench {
             workers,
             split,
             reserve,
-            patience,
+            timeout,
             routes,
             plane,
             start,
@@ -485,8 +485,8 @@ fn a_refused_update_leaves_nothing_behind(routes: bool) {
 
 fn workers_that_hang_babble_or_forge_are_replaced(routes: bool) {
     for fault in ["hang 2", "hang 4", "babble 1", "babble 3", "forge 2", "forge 5", "lie 3", "lie 6"] {
-        let patience = if fault.starts_with("hang") { Duration::from_millis(200) } else { PATIENCE };
-        let mut bench = Bench::new(Case { patience, workers: 1, routes, ..CASE }, &[fault.into()]);
+        let timeout = if fault.starts_with("hang") { Duration::from_millis(200) } else { TIMEOUT };
+        let mut bench = Bench::new(Case { timeout, workers: 1, routes, ..CASE }, &[fault.into()]);
         (0..6).for_each(|number| bench.give(number, false));
         bench.check(fault);
         assert!(bench.team.counts().died >= 1, "{fault}: nobody was replaced");
@@ -545,9 +545,9 @@ fn workers_end_with_a_node_that_is_killed(routes: bool) {
         let workers: Vec<_> = workers.iter().map(open).collect();
         node.kill().unwrap();
         node.wait().unwrap();
-        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
         for worker in workers {
-            let ended = poll(&mut [PollFd::new(&worker, PollFlags::IN)], Some(&patience)).unwrap();
+            let ended = poll(&mut [PollFd::new(&worker, PollFlags::IN)], Some(&timeout)).unwrap();
             assert_eq!(ended, 1, "a worker or a template outlives its node");
         }
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The module that a node's process runs, with either engine.
 PROGRAM: Final = "thalweg.job.gateway"
 # Seconds that clients try to reach a node's address. Ray may start the node again, which can take a minute.
-RAY_PATIENCE: Final = 180.0
+RAY_TIMEOUT: Final = 180.0
 # How often at most the local engine starts a node again, unless the plan says it. After that its clients move.
 RESTARTS: Final = 3
 
@@ -109,7 +109,7 @@ def require(plan: Plan) -> None:
 
 def client_options(plan: Plan) -> dict[str, Any]:
     """Return the core's options of a run's clients that depend on the engine."""
-    return {"patience": RAY_PATIENCE} if plan.nodes is not None and plan.nodes.engine == "ray" else {}
+    return {"timeout": RAY_TIMEOUT} if plan.nodes is not None and plan.nodes.engine == "ray" else {}
 
 
 def engine_of(plan: Plan, log: Path, lost: OnEnd, note: Callable[[str], None]) -> Engine:

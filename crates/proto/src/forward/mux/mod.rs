@@ -19,7 +19,7 @@ const TURN: u64 = 64 << 10;
 const UNREAD: usize = 1024;
 /// Of each stream at most 8 credits wait, and a few other messages.
 const UNREAD_OF_STREAM: usize = 16;
-/// An idle end says something so many times while the other end's patience lasts.
+/// An idle end says something so many times within the other end's timeout.
 const BEATS: u32 = 4;
 
 #[derive(Debug)]
@@ -297,7 +297,7 @@ impl Mux {
     pub fn timeout(&mut self, now: Time) -> Result<(), String> {
         self.check()?;
         if now >= self.live.deadline() {
-            return Err(format!("it says nothing for {:.1} s", self.live.patience().as_secs_f64()));
+            return Err(format!("it says nothing for {:.1} s", self.live.timeout().as_secs_f64()));
         }
         if now >= self.beat() {
             self.spoke = now;

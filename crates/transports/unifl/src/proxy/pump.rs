@@ -21,7 +21,7 @@ use super::record::{Ends, Record, Totals};
 /// Buffer size for bytes to the client.
 const BLOCK: usize = 64 << 10;
 /// How long a part of a unit waits for the rest.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Both connections. Unless both have ended properly, both are reset. Otherwise a part of a stream would look
 /// like all of it.
@@ -105,7 +105,7 @@ async fn upstream(
         let held = cut.holds();
         let place = cut.place();
         let next = poll_fn(|cx| caller.poll_take(cx, place));
-        let taken = if held { timeout(PATIENCE, next).await.ok() } else { Some(next.await) };
+        let taken = if held { timeout(TIMEOUT, next).await.ok() } else { Some(next.await) };
         let taken = taken.transpose().map_err(of_client)?;
         (told.spoke)();
         let now = match taken {

@@ -15,7 +15,7 @@ use super::map::MapEntry;
 /// Most readers at a time. Further ones wait.
 const MOST: usize = 16;
 /// A reader that does not read a line for this long is dropped, since it delays all connections.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, so that the task does not spin while the system has no file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -81,7 +81,7 @@ async fn write(listener: &UnixListener, readers: &mut Vec<UnixStream>, mut line:
 async fn to_all(readers: &mut Vec<UnixStream>, text: &[u8]) {
     let mut there = Vec::with_capacity(readers.len());
     for mut reader in readers.drain(..) {
-        if matches!(tokio::time::timeout(PATIENCE, reader.write_all(text)).await, Ok(Ok(()))) {
+        if matches!(tokio::time::timeout(TIMEOUT, reader.write_all(text)).await, Ok(Ok(()))) {
             there.push(reader);
         }
     }

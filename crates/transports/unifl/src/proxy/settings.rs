@@ -86,7 +86,7 @@ impl ProxySettings {
         }
         let (limits, config) = settings::read(&options)?;
         let limits = Limits { content: Content::Plain { reliable: self.reliable }, ..limits };
-        Ok((limits, Config { fin_wait: EVER, idle: self.patience()?, ..config }))
+        Ok((limits, Config { fin_wait: EVER, idle: self.timeout()?, ..config }))
     }
 
     /// The admission queue, where connections wait for their first byte, and then room for `connections`.
@@ -95,12 +95,12 @@ impl ProxySettings {
     /// # Errors
     /// [`ErrorKind::Unsupported`], naming what is not possible.
     pub(super) fn acceptor(&self, descriptors: u64) -> Result<Acceptor> {
-        let Ok(patience) = Duration::try_from_secs_f64(self.first_byte) else {
+        let Ok(timeout) = Duration::try_from_secs_f64(self.first_byte) else {
             return Err(unsupported(format!("first_byte is {} seconds", self.first_byte))
                 .hint("give it as seconds, not negative"));
         };
         ConnectionLimit::check(OPEN, self.connections, 2, descriptors)?;
-        let bounds = Bounds { patience, ..Bounds::of_process(descriptors) };
+        let bounds = Bounds { timeout, ..Bounds::of_process(descriptors) };
         Ok(Acceptor::new(Lobby::new(bounds), ConnectionLimit::with_half_for_each_address(self.connections)))
     }
 
@@ -112,7 +112,7 @@ impl ProxySettings {
         settings::trace(&Options { own: self.own.clone(), ..Options::default() })
     }
 
-    fn patience(&self) -> Result<Option<Duration>> {
+    fn timeout(&self) -> Result<Option<Duration>> {
         let Some(seconds) = self.idle else { return Ok(None) };
         match Duration::try_from_secs_f64(seconds) {
             Ok(idle) if !idle.is_zero() && idle <= EVER => Ok(Some(idle)),

@@ -1,4 +1,4 @@
-//! A client's patience ends whatever the other side does instead of letting it in.
+//! A client's timeout ends whatever the other side does instead of letting it in.
 
 mod common;
 
@@ -7,8 +7,8 @@ use common::ClientAction;
 use common::{profile, Profile, Setup, World, SECOND};
 use thalweg_proto::{Client, ClientConfig, Time};
 
-fn impatient() -> Profile {
-    Profile { patience: 2 * SECOND, ..profile("c") }
+fn short_timeout() -> Profile {
+    Profile { timeout: 2 * SECOND, ..profile("c") }
 }
 
 fn actions(client: &mut Client) -> Vec<ClientAction> {
@@ -19,7 +19,7 @@ fn actions(client: &mut Client) -> Vec<ClientAction> {
 fn a_peer_that_takes_connections_and_says_nothing() {
     let mut world = World::new(&Setup::default());
     world.hang_server(true);
-    world.add(impatient());
+    world.add(short_timeout());
     world.run("it gives up", 3 * SECOND, |w| w.clients[0].seen.finished.is_some());
     assert_eq!(world.now, 2 * SECOND);
     let Some(Err(reason)) = &world.clients[0].seen.finished else { unreachable!("it was not let in") };
@@ -28,7 +28,7 @@ fn a_peer_that_takes_connections_and_says_nothing() {
 
 #[test]
 fn a_peer_that_never_answers() {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: 2 * SECOND };
+    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 2 * SECOND };
     let mut client = Client::new(config, 1);
     assert!(matches!(actions(&mut client)[..], [ClientAction::Connect { after: Time::ZERO, .. }]));
     // The driver asks for the time, for nothing else says when the trying began.
@@ -49,7 +49,7 @@ fn a_peer_that_never_answers() {
 
 #[test]
 fn a_peer_that_breaks_every_link_is_tried_again_until_then() {
-    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: 2 * SECOND };
+    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 2 * SECOND };
     let mut client = Client::new(config, 1);
     client.timeout(Time::ZERO);
     let mut now = Time::ZERO;
@@ -69,8 +69,8 @@ fn a_peer_that_breaks_every_link_is_tried_again_until_then() {
 }
 
 #[test]
-fn who_was_let_in_has_all_its_patience_when_the_server_goes() {
-    let mut world = World::joined(&Setup::default(), [impatient()]);
+fn who_was_let_in_has_its_whole_timeout_when_the_server_goes() {
+    let mut world = World::joined(&Setup::default(), [short_timeout()]);
     world.pass(10 * SECOND);
     world.up = false;
     world.cut(0);
