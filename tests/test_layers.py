@@ -12,10 +12,10 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "python" / "thalweg"
-# The compiled core lies below everything; the root and the program are faces that only pass on.
+# The compiled core lies below everything; the root and the program only pass on.
 CORE: Final = "_core"
 # What the page calls modules of the root other than these, such as api.
-FACES: Final = "faces"
+API: Final = "api"
 MODULES: Final = ("bounded_json", "errors", "tasks")
 
 
@@ -55,9 +55,9 @@ def heights() -> dict[str, int]:
 def height(part: str) -> int:
     """The layer of a package, 0 for the lowest."""
     known = heights()
-    is_face = part not in known and (PACKAGE / f"{part}.py").is_file()
+    is_api = part not in known and (PACKAGE / f"{part}.py").is_file()
     # What only the root has is above all.
-    return known.get(FACES if is_face else part, len(known))
+    return known.get(API if is_api else part, len(known))
 
 
 def faults(part: str, text: str) -> list[str]:
@@ -69,7 +69,7 @@ def faults(part: str, text: str) -> list[str]:
 def test_every_package_has_one_layer() -> None:
     named = [name for layer in layers() for name in layer]
     packages = [name for name in parts() if (PACKAGE / name).is_dir()]
-    assert sorted(named) == sorted([*packages, *MODULES, FACES]), "list a new package in ARCHITECTURE.md"
+    assert sorted(named) == sorted([*packages, *MODULES, API]), "list a new package in ARCHITECTURE.md"
 
 
 @pytest.mark.parametrize("part", parts())

@@ -122,7 +122,7 @@ def test_notes_name_client_key_and_reason_once_and_then_stop() -> None:
     assert "without a word" in notes[-1]
 
 
-def anything(dice: random.Random, depth: int = 0) -> Any:
+def anything(rng: random.Random, depth: int = 0) -> Any:
     """A JSON value that somebody may send."""
     leaves: list[Any] = [
         None,
@@ -139,20 +139,20 @@ def anything(dice: random.Random, depth: int = 0) -> Any:
         {},
         [],
     ]
-    if depth < 3 and dice.random() < 0.5:
+    if depth < 3 and rng.random() < 0.5:
         names = ["metrics", "usage", "train_seconds", "peak_rss_bytes", "congestion_control", "", "a\n", "loss", "€"]
-        if dice.random() < 0.7:
-            return {dice.choice(names): anything(dice, depth + 1) for _ in range(dice.randrange(6))}
-        return [anything(dice, depth + 1) for _ in range(dice.randrange(4))]
-    return dice.choice(leaves)
+        if rng.random() < 0.7:
+            return {rng.choice(names): anything(rng, depth + 1) for _ in range(rng.randrange(6))}
+        return [anything(rng, depth + 1) for _ in range(rng.randrange(4))]
+    return rng.choice(leaves)
 
 
 def test_whatever_comes_every_reader_can_read_it() -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    dice = random.Random(20)
+    rng = random.Random(20)
     intake = Intake()
     for _ in range(2000):
-        part, _ = received(anything(dice), intake)
+        part, _ = received(anything(rng), intake)
         assert checked_usage(part["usage"]) == (part["usage"], {})
         done = entry({**OUTCOME, "participants": [part]}, {}, None)
         again = json.loads(strict_json.dumps(done), parse_constant=lambda _: pytest.fail("no strict JSON"))

@@ -85,7 +85,7 @@ class Wire:
 
     def carry(self, over: int) -> None:
         """Carry frames until the end; of full ones from the client a hundredth is lost."""
-        dice = random.Random(5)
+        rng = random.Random(5)
         here, there = self.taps
         while True:
             ready, _, _ = select.select([here, there, over], [], [])
@@ -93,7 +93,7 @@ class Wire:
                 return
             for tap in ready:
                 frame = os.read(tap, FRAME)
-                if tap == there and len(frame) > FULL and dice.randrange(EVERY) == 0:
+                if tap == there and len(frame) > FULL and rng.randrange(EVERY) == 0:
                     self.lost += 1
                     continue
                 os.write(here if tap == there else there, frame)

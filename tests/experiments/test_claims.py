@@ -99,9 +99,9 @@ def test_a_ratio_agrees_only_on_its_side_of_one() -> None:
 
 
 def test_runs_of_the_same_are_seldom_more() -> None:
-    dice, wrong = random.Random(3), 0
+    rng, wrong = random.Random(3), 0
     for _ in range(300):
-        runs = [[{"seconds": dice.lognormvariate(0, 0.2)} for _ in range(4)] for _ in range(2)]
+        runs = [[{"seconds": rng.lognormvariate(0, 0.2)} for _ in range(4)] for _ in range(2)]
         both = [cell(TCP, runs[0]), cell(UDP, runs[1])]
         wrong += judge(claim("more", of=TCP, to=UDP), both, []).seen == "yes"
     # 2.5 % would be 7.5; 18 or more have a probability below 0.1 %.

@@ -50,21 +50,21 @@ def test_runs_of_the_same_are_seldom_called_different(values: list[float], data:
 @given(st.integers(2, 5), st.integers(0, 1000))
 def test_several_of_the_same_are_seldom_called_different(transports: int, seed: int) -> None:
     """All pairs together: the least chance of any pair, times the pairs, is below 5 % in at most 5 % of the draws."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     runs, draws = fewest_to_prove(pairs_of(transports)), 40
     wrong = 0
     for _ in range(draws):
-        values = {str(at): [dice.lognormvariate(0, 0.5) for _ in range(runs)] for at in range(transports)}
+        values = {str(at): [rng.lognormvariate(0, 0.5) for _ in range(runs)] for at in range(transports)}
         wrong += any(one.relation == "slower" and one.sure == "yes" for one in verdict(values).compared.values())
     # Of 40 draws with at most 5 % each, 9 or more are wrong with a probability of 0.03 %.
     assert wrong < 9
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    dice = random.Random(1)
+    rng = random.Random(1)
     held = 0
     for _ in range(400):
-        best, other = ([dice.lognormvariate(middle, 0.3) for _ in range(4)] for middle in (0.0, 1.0))
+        best, other = ([rng.lognormvariate(middle, 0.3) for _ in range(4)] for middle in (0.0, 1.0))
         low, high = interval(best, other) or (math.inf, 0.0)
         held += low <= math.e <= high
     assert 0.92 <= held / 400 <= 0.98
@@ -85,14 +85,14 @@ def test_two_runs_prove_nothing_but_say_how_much(best: list[float], other: list[
 
 
 def test_the_runs_that_are_said_to_be_needed_are_enough() -> None:
-    dice = random.Random(7)
-    best, other = ([middle * dice.lognormvariate(0, 0.1) for _ in range(3)] for middle in (1.0, 1.4))
+    rng = random.Random(7)
+    best, other = ([middle * rng.lognormvariate(0, 0.1) for _ in range(3)] for middle in (1.0, 1.4))
     needed = needed_runs(best, other)
     assert needed is not None
     assert needed >= fewest_to_prove(1)
     done = 0
     for _ in range(50):
-        one, two = ([middle * dice.lognormvariate(0, 0.1) for _ in range(needed + 2)] for middle in (1.0, 1.4))
+        one, two = ([middle * rng.lognormvariate(0, 0.1) for _ in range(needed + 2)] for middle in (1.0, 1.4))
         done += proven(one, two)
     assert done > 40
 

@@ -1,13 +1,13 @@
 //! Damaged messages for decoders, by seed: the stable counterpart of the libFuzzer targets in `fuzz/`.
 
-#[allow(dead_code, missing_docs)] // of the tests of thalweg-wire, which need more of it
-#[path = "../../wire/tests/fuzz/dice.rs"]
-mod dice;
 #[path = "../../wire/tests/fuzz/mutate.rs"]
 mod mutate;
+#[allow(dead_code, missing_docs)] // of the tests of thalweg-wire, which need more of it
+#[path = "../../wire/tests/fuzz/rng.rs"]
+mod rng;
 
-pub use dice::Dice;
 pub use mutate::repair;
+pub use rng::Rng;
 
 /// Messages that are made without [`FRAMES`].
 const DEFAULT: u64 = 100_000;
@@ -19,17 +19,17 @@ const SEED: &str = "THALWEG_FUZZ_SEED";
 ///
 /// # Panics
 /// Where `check` does; without samples.
-pub fn damage(samples: &[Vec<u8>], mend: impl Fn(&mut Dice, &mut [u8]), check: impl Fn(&[u8])) {
+pub fn damage(samples: &[Vec<u8>], mend: impl Fn(&mut Rng, &mut [u8]), check: impl Fn(&[u8])) {
     samples.iter().for_each(|sample| check(sample));
     let number = |name, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let mut dice = Dice(number(SEED, 1));
+    let mut rng = Rng(number(SEED, 1));
     let mut buffer = Vec::new();
     for _ in 0..number(FRAMES, DEFAULT) {
-        let (one, other) = (dice.below(samples.len()), dice.below(samples.len()));
+        let (one, other) = (rng.below(samples.len()), rng.below(samples.len()));
         buffer.clear();
         buffer.extend_from_slice(&samples[one]);
-        mutate::mutate(&mut dice, &mut buffer, &samples[other]);
-        mend(&mut dice, &mut buffer);
+        mutate::mutate(&mut rng, &mut buffer, &samples[other]);
+        mend(&mut rng, &mut buffer);
         check(&buffer);
     }
 }

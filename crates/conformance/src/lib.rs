@@ -28,7 +28,7 @@ pub mod trust;
 mod updates;
 mod waiting;
 
-pub use damage::{damage, repair, Dice};
+pub use damage::{damage, repair, Rng};
 pub use factory::{Factory, Intruder};
 pub use pair::{Pair, Pump};
 pub use recorder::{Recorder, Router, Seen};

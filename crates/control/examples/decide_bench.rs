@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use thalweg_control::{decide, smoothed, Client, Config, Node, Policy, Split, State, UPDATE};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 const NODES: u32 = 100;
 const CLIENTS: u32 = 10_000;
@@ -37,8 +37,8 @@ fn json(name: &str, mut seconds: Vec<f64>) -> String {
 
 fn main() {
     let repetitions: usize = std::env::args().nth(1).map_or(200, |text| text.parse().unwrap());
-    let mut dice = Dice::new(&[1]);
-    let (equal, mixed) = (state(|_| UPDATE), state(|_| dice.up_to(4 * UPDATE)));
+    let mut rng = Rng::new(&[1]);
+    let (equal, mixed) = (state(|_| UPDATE), state(|_| rng.up_to(4 * UPDATE)));
     let config = |placement| Config { placement, split: Split::Clients, workers: 64, ..Config::default() };
     let (plan, _) = decide(NOW, &equal, &config(Policy::BestFit));
     let mut kept = equal.clone();

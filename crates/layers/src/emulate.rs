@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_linkmodel::{Shape, ShapeError};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, NoChunks, Outgoing, Peer, Result, SendReport, Sink,
 };
@@ -90,7 +90,7 @@ impl Emulate {
         let (up, down) = own.map_or((&self.up, &self.down), |client| (&client.up, &client.down));
         let mut seeds = vec![self.seed];
         seeds.extend(name.bytes().map(u64::from));
-        let seed = Dice::new(&seeds).draw();
+        let seed = Rng::new(&seeds).draw();
         Self { seed, up: up.clone(), down: down.clone(), clients: BTreeMap::new() }
     }
 

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 use crate::Fault;
 
@@ -55,19 +55,19 @@ impl Script {
     /// Each chunk draws the same number of random numbers, whatever the probabilities are. So changing the
     /// probability of one fault does not change the others.
     pub fn update(&mut self, chunks: usize) -> Vec<Step> {
-        let mut dice = Dice::new(&[self.fault.seed, self.link, self.updates]);
+        let mut rng = Rng::new(&[self.fault.seed, self.link, self.updates]);
         self.updates += 1;
         let mut steps = Vec::with_capacity(chunks);
         for (chunk, place) in (0..chunks).zip(0_u64..) {
-            let late = u64::from(dice.hits(self.fault.reorder)) * dice.up_to(FARTHEST);
-            let (twice, later) = (dice.hits(self.fault.duplicate), dice.up_to(FARTHEST));
-            let (lost, damaged) = (dice.hits(self.fault.loss), dice.hits(self.fault.corrupt));
+            let late = u64::from(rng.hits(self.fault.reorder)) * rng.up_to(FARTHEST);
+            let (twice, later) = (rng.hits(self.fault.duplicate), rng.up_to(FARTHEST));
+            let (lost, damaged) = (rng.hits(self.fault.loss), rng.hits(self.fault.corrupt));
             let fate = match (lost, damaged) {
                 (true, _) => Fate::Lost,
                 (_, true) => Fate::Damaged,
                 _ => Fate::Arrives,
             };
-            let delay = self.fault.delay(dice.unit());
+            let delay = self.fault.delay(rng.unit());
             steps.push((place + late, Step { chunk, fate, delay }));
             if twice && !lost {
                 steps.push((place + late + later, Step { chunk, fate: Fate::Repeated, delay }));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 /// Cells of the distribution's table.
 const CELLS: usize = 8192;
@@ -18,7 +18,7 @@ const SETTLED: f64 = 1e-9;
 /// loss of 1 % loses 1 %, with the neighbours as dependent as before.
 #[derive(Debug, Clone)]
 pub struct Chain {
-    dice: Dice,
+    rng: Rng,
     correlation: f64,
     last: f64,
     distribution: Option<Arc<[f64]>>,
@@ -27,21 +27,21 @@ pub struct Chain {
 impl Chain {
     /// A sequence of its own for each list of seeds. `correlation` is from 0 up to 0.99.
     pub fn new(seeds: &[u64], correlation: f64) -> Self {
-        let mut dice = Dice::new(seeds);
+        let mut rng = Rng::new(seeds);
         let distribution = (correlation > 0.0).then(|| distribution(correlation));
-        let mut last = dice.unit();
+        let mut last = rng.unit();
         // The first numbers should be as spread as all the others.
         if distribution.is_some() {
             for _ in 0..(10.0 / (1.0 - correlation)) as usize {
-                last = (1.0 - correlation) * dice.unit() + correlation * last;
+                last = (1.0 - correlation) * rng.unit() + correlation * last;
             }
         }
-        Self { dice, correlation, last, distribution }
+        Self { rng, correlation, last, distribution }
     }
 
     /// The next number: even from 0 up to 1.
     pub fn unit(&mut self) -> f64 {
-        let fresh = self.dice.unit();
+        let fresh = self.rng.unit();
         let Some(distribution) = &self.distribution else { return fresh };
         self.last = (1.0 - self.correlation) * fresh + self.correlation * self.last;
         look_up(distribution, self.last)

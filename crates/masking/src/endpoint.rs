@@ -22,7 +22,7 @@ use super::sequence::before;
 use super::siphash::siphash;
 use super::{Address, Peer, Tuple};
 use crate::Time;
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 /// Microseconds after which the initial sequence number rises by one (RFC 6528 section 3).
 const SEQUENCE_STEP: u128 = 4;
@@ -32,7 +32,7 @@ const SEQUENCE_STEP: u128 = 4;
 pub struct Endpoint {
     config: Config,
     key: [u64; 2],
-    dice: Dice,
+    rng: Rng,
     flows: Vec<Slot>,
     free: Vec<u32>,
     places: BTreeMap<Tuple, u32>,
@@ -89,7 +89,7 @@ impl Endpoint {
         Self {
             config,
             key: secret,
-            dice: Dice::new(&secret),
+            rng: Rng::new(&secret),
             flows: Vec::new(),
             free: Vec::new(),
             places: BTreeMap::new(),
@@ -149,7 +149,7 @@ impl Endpoint {
             return;
         }
         if self.half_open.len() >= self.config.half_open.max(1) {
-            let chosen = self.dice.draw() as usize % self.half_open.len();
+            let chosen = self.rng.draw() as usize % self.half_open.len();
             let place = self.half_open[chosen];
             self.counters.evicted += 1;
             self.work(now, place, |flow, _| flow.state = State::Closed);

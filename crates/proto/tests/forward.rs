@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use thalweg_proto::{Fetched, ForwardConfig, ForwardEvent, Mux};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_wire::control::{Control, Forward};
 use thalweg_wire::forward::offset;
 use thalweg_wire::Ranges;
@@ -20,8 +20,8 @@ fn config(window: u64, reliable: bool) -> ForwardConfig {
 }
 
 /// A number below `bound`.
-fn below(dice: &mut Dice, bound: u64) -> u64 {
-    dice.draw() % bound
+fn below(rng: &mut Rng, bound: u64) -> u64 {
+    rng.draw() % bound
 }
 
 /// What a program sends in one direction, byte by byte: no two positions near each other are alike.
@@ -74,10 +74,10 @@ impl End {
         }
     }
 
-    /// A program writes, reads or confirms, as the dice say.
-    fn act(&mut self, dice: &mut Dice) {
+    /// A program writes, reads or confirms, as the rng decides.
+    fn act(&mut self, rng: &mut Rng) {
         for (&stream, program) in &mut self.programs {
-            let most = self.mux.room(stream).unwrap_or(0).min(1 + below(dice, 3000));
+            let most = self.mux.room(stream).unwrap_or(0).min(1 + below(rng, 3000));
             let bytes: Vec<u8> = program.writes.drain(..(most as usize).min(program.writes.len())).collect();
             if !bytes.is_empty() {
                 self.mux.give(stream, bytes);
@@ -85,7 +85,7 @@ impl End {
             if program.writes.is_empty() && !std::mem::replace(&mut program.has_ended, true) {
                 self.mux.end(stream);
             }
-            if below(dice, 3) == 0 {
+            if below(rng, 3) == 0 {
                 continue; // it reads nothing this time
             }
             self.mux.took(stream, std::mem::take(&mut program.held));
@@ -120,20 +120,20 @@ impl End {
 }
 
 /// Chunks arrive in any order, and some never; messages arrive in order, each before the chunks that were sent after it.
-fn carry(from: &mut End, to: &mut End, loss: f64, reorder: bool, dice: &mut Dice) {
-    if below(dice, 4) > 0 {
-        for _ in 0..below(dice, 8) {
+fn carry(from: &mut End, to: &mut End, loss: f64, reorder: bool, rng: &mut Rng) {
+    if below(rng, 4) > 0 {
+        for _ in 0..below(rng, 8) {
             if from.chunks.is_empty() {
                 break;
             }
-            let which = if reorder { below(dice, from.chunks.len() as u64) as usize } else { 0 };
+            let which = if reorder { below(rng, from.chunks.len() as u64) as usize } else { 0 };
             let (at, bytes) = from.chunks.remove(which);
-            if !dice.hits(loss) && to.mux.wants(at, bytes.len() as u32) {
+            if !rng.hits(loss) && to.mux.wants(at, bytes.len() as u32) {
                 to.mux.chunk(at, bytes);
             }
         }
     }
-    for _ in 0..below(dice, 4) {
+    for _ in 0..below(rng, 4) {
         let Some(message) = from.messages.pop_front() else { break };
         to.mux.control(NOW, message).unwrap();
     }
@@ -167,7 +167,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 fn run(case: &Case) -> [End; 2] {
-    let mut dice = Dice::new(&[case.seed]);
+    let mut rng = Rng::new(&[case.seed]);
     let reliable = case.loss == 0.0;
     let mut near = End::new(config(case.window, reliable), 0);
     let mut far = End::new(config(case.window, reliable), case.answers);
@@ -181,12 +181,12 @@ fn run(case: &Case) -> [End; 2] {
     };
     let mut steps = 0;
     while !over(&near, &far) {
-        near.act(&mut dice);
-        far.act(&mut dice);
+        near.act(&mut rng);
+        far.act(&mut rng);
         near.send();
         far.send();
-        carry(&mut near, &mut far, case.loss, case.reorder, &mut dice);
-        carry(&mut far, &mut near, case.loss, case.reorder, &mut dice);
+        carry(&mut near, &mut far, case.loss, case.reorder, &mut rng);
+        carry(&mut far, &mut near, case.loss, case.reorder, &mut rng);
         steps += 1;
         assert!(steps < 1_000_000, "it comes to no end");
     }
@@ -214,7 +214,7 @@ proptest! {
         seed in any::<u64>(),
         said in prop::collection::vec((0..6_u8, 0..4_u32, 0..9000_u64, 0..9000_u64), 0..60),
     ) {
-        let mut dice = Dice::new(&[seed]);
+        let mut rng = Rng::new(&[seed]);
         let mut end = End::new(config(4000, false), 500);
         for (kind, stream, a, b) in said {
             let wanted: Ranges = [thalweg_wire::Range::new(a, b)].into_iter().collect();
@@ -236,7 +236,7 @@ proptest! {
                 break; // the driver ends the link
             }
             end.look();
-            end.act(&mut dice);
+            end.act(&mut rng);
             end.send();
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use thalweg_rdma_proto::{Config, Cut, Flight, Grant, Job, Mover, Outcome, Task, Verdict};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_wire::Ranges;
 
 const MS: Duration = Duration::from_millis(1);
@@ -82,7 +82,7 @@ proptest! {
         seed: u64,
         lossy: bool,
     ) {
-        let mut dice = Dice::new(&[seed]);
+        let mut rng = Rng::new(&[seed]);
         let (mut mover, mut peer, mut now) = (Mover::new(config), Peer::default(), Duration::ZERO);
         let grants: Vec<Grant> = (0..).zip(&lengths).map(|(number, &length)| grant(number, length)).collect();
         grants.iter().for_each(|&grant| mover.handle_grant(grant));
@@ -102,7 +102,7 @@ proptest! {
             }
             prop_assert!(mover.poll_timeout(now).is_none_or(|at| at > now), "it does nothing, and says no later time");
             prop_assert_eq!(flying.iter().map(bytes).sum::<u64>(), mover.under_way());
-            if lossy && losses < 2 && dice.hits(0.02) && !flying.is_empty() {
+            if lossy && losses < 2 && rng.hits(0.02) && !flying.is_empty() {
                 losses += 1;
                 // What was not acknowledged is moved again.
                 lost_bytes += flying.drain(..).map(|job| bytes(&job)).sum::<u64>();
@@ -111,12 +111,12 @@ proptest! {
                 if verdict == Verdict::Again {
                     grants.iter().filter(|g| !taken.contains(&g.number)).for_each(|&g| mover.handle_grant(g));
                 }
-            } else if !flying.is_empty() && dice.hits(0.7) {
-                let job = flying.swap_remove(dice.up_to(flying.len() as u64) as usize - 1);
+            } else if !flying.is_empty() && rng.hits(0.7) {
+                let job = flying.swap_remove(rng.up_to(flying.len() as u64) as usize - 1);
                 mover.handle_done(now, job.piece, Outcome::Done);
             }
             while mover.poll_ended().is_some() {}
-            if let Some(&number) = peer.committed.iter().find(|number| !taken.contains(number)).filter(|_| dice.hits(0.3)) {
+            if let Some(&number) = peer.committed.iter().find(|number| !taken.contains(number)).filter(|_| rng.hits(0.3)) {
                 mover.handle_taken(number);
                 taken.push(number);
             }

@@ -6,12 +6,12 @@
 
 /// A seeded sequence of numbers.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     /// A sequence of its own for each list of numbers.
     pub fn new(seeds: &[u64]) -> Self {
-        let mix = |state: u64, &seed: &u64| Dice(state ^ seed).draw();
+        let mix = |state: u64, &seed: &u64| Rng(state ^ seed).draw();
         Self(seeds.iter().fold(0, mix))
     }
 
@@ -46,14 +46,14 @@ mod tests {
 
     #[test]
     fn is_splitmix64() {
-        let mut dice = Dice(1_234_567);
-        let first: Vec<u64> = (0..3).map(|_| dice.draw()).collect();
+        let mut rng = Rng(1_234_567);
+        let first: Vec<u64> = (0..3).map(|_| rng.draw()).collect();
         assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
     }
 
     #[test]
     fn seeds_differ_by_every_number_and_its_place() {
-        let first = |seeds: &[u64]| Dice::new(seeds).draw();
+        let first = |seeds: &[u64]| Rng::new(seeds).draw();
         let all = [first(&[1, 2, 3]), first(&[1, 3, 2]), first(&[2, 1, 3]), first(&[1, 2]), first(&[0, 0])];
         for (i, a) in all.iter().enumerate() {
             assert!(all[i + 1..].iter().all(|b| a != b));
@@ -63,9 +63,9 @@ mod tests {
 
     #[test]
     fn probabilities_hold() {
-        let mut dice = Dice::new(&[7]);
-        let hits = (0..100_000).filter(|_| dice.hits(0.02)).count();
+        let mut rng = Rng::new(&[7]);
+        let hits = (0..100_000).filter(|_| rng.hits(0.02)).count();
         assert!((1_800..2_200).contains(&hits), "{hits}");
-        assert!((0..1000).all(|_| !dice.hits(0.0) && dice.hits(1.0)));
+        assert!((0..1000).all(|_| !rng.hits(0.0) && rng.hits(1.0)));
     }
 }

@@ -8,15 +8,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use thalweg_fold::{Accumulator, Precision, SumsHead};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_shm_pool::{Key, Name};
 use thalweg_wire::{Dtype, Layout};
 use thalweg_workers::{Action, Base, Ledger, Lie, Order, Split};
 
 const STAGING: usize = 3;
 
-fn below(dice: &mut Dice, limit: u64) -> u64 {
-    dice.draw() % limit
+fn below(rng: &mut Rng, limit: u64) -> u64 {
+    rng.draw() % limit
 }
 
 /// Updates whose numbers are such that every worker refuses them.
@@ -113,7 +113,7 @@ impl Worker {
 }
 
 struct World {
-    dice: Dice,
+    rng: Rng,
     ledger: Ledger,
     split: Split,
     reserve: usize,
@@ -127,14 +127,14 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice::new(&[seed]);
-        let count = dice.up_to(3) as usize;
-        let split = if dice.hits(0.5) { Split::Ranges } else { Split::Clients };
-        let reserve = below(&mut dice, 4) as usize;
+        let mut rng = Rng::new(&[seed]);
+        let count = rng.up_to(3) as usize;
+        let split = if rng.hits(0.5) { Split::Ranges } else { Split::Clients };
+        let reserve = below(&mut rng, 4) as usize;
         let workers = std::iter::repeat_with(Worker::default).take(count).collect();
         let ledger = Ledger::new(count, split, reserve);
-        let (in_pool, outcomes, kills) = (BTreeSet::new(), BTreeMap::new(), below(&mut dice, 9) as u32);
-        Self { dice, ledger, split, reserve, workers, in_pool, outcomes, closed: None, kills, head: head() }
+        let (in_pool, outcomes, kills) = (BTreeSet::new(), BTreeMap::new(), below(&mut rng, 9) as u32);
+        Self { rng, ledger, split, reserve, workers, in_pool, outcomes, closed: None, kills, head: head() }
     }
 
     fn act(&mut self) {
@@ -172,9 +172,9 @@ impl World {
 
     /// Something happens to some worker.
     fn step(&mut self) {
-        let worker = below(&mut self.dice, self.workers.len() as u64) as usize;
+        let worker = below(&mut self.rng, self.workers.len() as u64) as usize;
         let is_alive = self.workers[worker].is_alive;
-        match below(&mut self.dice, 10) {
+        match below(&mut self.rng, 10) {
             0 if is_alive && self.kills > 0 => {
                 self.kills -= 1;
                 // What it has said is heard; what it has done last may be told to nobody.
@@ -202,8 +202,8 @@ impl World {
         let mut next = 0;
         while next < updates {
             let under_way = next as usize - self.outcomes.len();
-            if under_way < STAGING && self.dice.hits(0.2) {
-                let active = below(&mut self.dice, self.workers.len() as u64) as usize;
+            if under_way < STAGING && self.rng.hits(0.2) {
+                let active = below(&mut self.rng, self.workers.len() as u64) as usize;
                 self.ledger.set_active(active);
                 self.in_pool.insert(next);
                 assert!(self.in_pool.len() <= STAGING + self.reserve, "an update finds no slot");
@@ -252,7 +252,7 @@ fn each_update_counts_exactly_once_whoever_dies() {
     for seed in 0..2000 {
         let mut world = World::new(seed);
         for _ in 0..3 {
-            let updates = below(&mut world.dice, 15) as u32;
+            let updates = below(&mut world.rng, 15) as u32;
             world.round(updates);
         }
     }

@@ -144,8 +144,8 @@ def chance_of(one: Sequence[float], other: Sequence[float]) -> float:
     if math.comb(len(pooled), count) <= MOST_DEALS:
         deals = [sum(deal) for deal in itertools.combinations(pooled, count)]
         return sum(abs(deal - middle) >= limit for deal in deals) / len(deals)
-    dice = random.Random(0)
-    hits = sum(abs(sum(dice.sample(pooled, count)) - middle) >= limit for _ in range(MOST_DEALS))
+    rng = random.Random(0)
+    hits = sum(abs(sum(rng.sample(pooled, count)) - middle) >= limit for _ in range(MOST_DEALS))
     return (hits + 1) / (MOST_DEALS + 1)
 
 

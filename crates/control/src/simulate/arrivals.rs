@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 use super::costs::at_rate;
 use super::Scenario;
@@ -28,11 +28,11 @@ pub fn counted(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>
 /// When each client's update is whole at its node: drawn within the spread, then one after the other over the node's
 /// link for clients.
 fn received(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>]) -> Vec<Arrival> {
-    let mut dice = Dice::new(&[scenario.seed, u64::from(round)]);
+    let mut rng = Rng::new(&[scenario.seed, u64::from(round)]);
     let first = open.saturating_add(scenario.between);
     let mut delay = |client: u32| match scenario.arrivals.get(client as usize) {
         Some(known) => known.0,
-        None => scenario.spread.mul_f64(dice.unit()),
+        None => scenario.spread.mul_f64(rng.unit()),
     };
     let sent = (0..).zip(homes).map(|(client, home)| (client, home, first + delay(client)));
     let mut arrivals: Vec<Arrival> =

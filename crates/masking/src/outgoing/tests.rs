@@ -7,7 +7,7 @@ use thalweg_wire::Ranges;
 
 use super::*;
 use thalweg_linkmodel::{Fate, Pipe, Shape};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 const MS: Time = Time::from_millis(1);
 const SEGMENT: u64 = 1448;
@@ -333,13 +333,13 @@ fn what_a_hostile_receiver_claims_is_bounded() {
 #[test]
 fn everything_arrives_over_any_path() {
     for seed in 0..100 {
-        let mut dice = Dice::new(&[seed]);
-        let sack = dice.hits(0.5);
-        let loss = dice.unit() * if sack { 0.2 } else { 0.02 };
-        let (jitter, duplicate) = (0.005 * dice.unit(), 0.05 * dice.unit());
+        let mut rng = Rng::new(&[seed]);
+        let sack = rng.hits(0.5);
+        let loss = rng.unit() * if sack { 0.2 } else { 0.02 };
+        let (jitter, duplicate) = (0.005 * rng.unit(), 0.05 * rng.unit());
         let mut world = World::new(Shape { loss, jitter, duplicate, ..link() }, seed);
         world.up = Pipe::new(Shape { loss, ..world.up.shape().clone() }, seed, 1).unwrap();
-        (world.sack, world.together) = (sack, 1 + dice.up_to(50) as usize);
-        assert!(world.run(1 + dice.up_to(200_000)).is_some(), "seed {seed}: not in a minute");
+        (world.sack, world.together) = (sack, 1 + rng.up_to(50) as usize);
+        assert!(world.run(1 + rng.up_to(200_000)).is_some(), "seed {seed}: not in a minute");
     }
 }

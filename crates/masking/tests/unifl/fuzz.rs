@@ -2,7 +2,7 @@
 //!
 //! `THALWEG_FUZZ_PACKETS` is the number of packets (default: 200,000), `THALWEG_FUZZ_SEED` the seed.
 
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 use super::allocator;
 use super::hostile::{storm, Outcome};
@@ -38,8 +38,8 @@ fn hostile_packets_do_no_harm() {
     let (mut all, mut most, mut storms) = (Outcome::default(), 0, 0);
     let mut bytes = vec![0; CHOICES];
     while all.counters.packets < count {
-        let mut dice = Dice::new(&[seed, storms]);
-        bytes.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&dice.draw().to_le_bytes()));
+        let mut rng = Rng::new(&[seed, storms]);
+        bytes.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&rng.draw().to_le_bytes()));
         let (peak, one) = allocator::peak(|| storm(&bytes));
         most = most.max(peak);
         storms += 1;

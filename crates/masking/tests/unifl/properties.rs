@@ -5,7 +5,7 @@
 use thalweg_linkmodel::{Burst, Shape};
 use thalweg_masking::Time;
 use thalweg_masking::{Config, Policy, Rate};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_wire::Range;
 
 use super::client::{config, syn, Client, MS};
@@ -18,24 +18,24 @@ use super::world::World;
 const STREAM: u64 = 100_000;
 
 /// A piece of the stream, often where the last one ended.
-fn piece(dice: &mut Dice, at: &mut u64) -> (u64, usize) {
-    let start = match dice.up_to(10) {
-        1 => dice.draw() % STREAM,
-        2 => at.saturating_sub(dice.up_to(5000)),
-        3 => *at + dice.up_to(4000),
+fn piece(rng: &mut Rng, at: &mut u64) -> (u64, usize) {
+    let start = match rng.up_to(10) {
+        1 => rng.draw() % STREAM,
+        2 => at.saturating_sub(rng.up_to(5000)),
+        3 => *at + rng.up_to(4000),
         _ => *at,
     };
     let start = start.min(STREAM - 1);
-    let most = if dice.hits(0.1) { 20_000 } else { 1448 };
-    let length = dice.up_to(most).min(STREAM - start);
+    let most = if rng.hits(0.1) { 20_000 } else { 1448 };
+    let length = rng.up_to(most).min(STREAM - start);
     *at = (start + length) % STREAM;
     (start, length as usize)
 }
 
-fn policy(dice: &mut Dice) -> Policy {
-    let mut policy = if dice.hits(0.5) { Policy::lossy() } else { Policy::critical() };
-    policy.reliable = [0.0, 0.0, 0.3, 1.0][dice.draw() as usize % 4];
-    policy.largest = [1 << 20, 3000][dice.draw() as usize % 2];
+fn policy(rng: &mut Rng) -> Policy {
+    let mut policy = if rng.hits(0.5) { Policy::lossy() } else { Policy::critical() };
+    policy.reliable = [0.0, 0.0, 0.3, 1.0][rng.draw() as usize % 4];
+    policy.largest = [1 << 20, 3000][rng.draw() as usize % 2];
     policy
 }
 
@@ -43,21 +43,21 @@ fn policy(dice: &mut Dice) -> Policy {
 fn any_order_of_any_pieces_comes_to_the_stream() {
     let (mut holes, mut late) = (0, 0);
     for seed in 0..500 {
-        let mut dice = Dice::new(&[seed, 77]);
-        let (gaps, masks) = (dice.up_to(20) as usize, dice.draw() as usize % 10);
-        let config = Config { policy: policy(&mut dice), gaps, masks: masks * 100, ..config() };
-        let first = Seg { stamps: syn().stamps.filter(|_| dice.hits(0.7)), sack_ok: dice.hits(0.7), ..syn() };
+        let mut rng = Rng::new(&[seed, 77]);
+        let (gaps, masks) = (rng.up_to(20) as usize, rng.draw() as usize % 10);
+        let config = Config { policy: policy(&mut rng), gaps, masks: masks * 100, ..config() };
+        let first = Seg { stamps: syn().stamps.filter(|_| rng.hits(0.7)), sack_ok: rng.hits(0.7), ..syn() };
         let mut c = Client::with(config, first);
         c.finish_handshake();
         let flow = c.app.flow.expect("connected");
         let mut at = 0;
-        for _ in 0..dice.up_to(200) {
-            match dice.up_to(20) {
-                1 => c.pass(MS * dice.up_to(30) as u32),
+        for _ in 0..rng.up_to(200) {
+            match rng.up_to(20) {
+                1 => c.pass(MS * rng.up_to(30) as u32),
                 2 => {
-                    let (start, length) = piece(&mut dice, &mut at);
+                    let (start, length) = piece(&mut rng, &mut at);
                     let range = Range::new(start, start + length as u64);
-                    match dice.up_to(3) {
+                    match rng.up_to(3) {
                         1 => c.endpoint.protect(c.now, flow, range),
                         2 => c.endpoint.permit(c.now, flow, range),
                         _ => c.endpoint.forget(c.now, flow, start),
@@ -66,7 +66,7 @@ fn any_order_of_any_pieces_comes_to_the_stream() {
                 }
                 3 => c.say(ACK, at, &[]),
                 _ => {
-                    let (start, length) = piece(&mut dice, &mut at);
+                    let (start, length) = piece(&mut rng, &mut at);
                     c.data(start, length);
                 }
             }
@@ -90,15 +90,15 @@ fn any_order_of_any_pieces_comes_to_the_stream() {
 }
 
 /// A link with every fault that links have.
-fn bad(dice: &mut Dice) -> Shape {
+fn bad(rng: &mut Rng) -> Shape {
     let burst = Burst { enter: 0.005, leave: 0.3, loss_bad: 1.0, loss_good: 0.001 };
-    let bursts = dice.hits(0.3);
+    let bursts = rng.hits(0.3);
     Shape {
-        jitter: 0.004 * dice.unit(),
-        reorder: 0.05 * dice.unit(),
-        duplicate: 0.02 * dice.unit(),
+        jitter: 0.004 * rng.unit(),
+        reorder: 0.05 * rng.unit(),
+        duplicate: 0.02 * rng.unit(),
         burst: bursts.then_some(burst),
-        loss: if bursts { 0.0 } else { 0.03 * dice.unit() },
+        loss: if bursts { 0.0 } else { 0.03 * rng.unit() },
         ..table::link(20.0, 0.0)
     }
 }
@@ -107,13 +107,13 @@ fn bad(dice: &mut Dice) -> Shape {
 fn honest_senders_finish_over_any_path() {
     let (mut late, mut holes) = (0, 0);
     for seed in 0..24 {
-        let mut dice = Dice::new(&[seed, 5]);
+        let mut rng = Rng::new(&[seed, 5]);
         let kind = if seed % 2 == 0 { Kind::Reno } else { Kind::Cubic };
         let mut sender = Sender::new(2, kind, 600_000);
         sender.stamps = seed % 3 > 0;
         sender.sack = seed % 4 > 0;
-        let config = Config { policy: policy(&mut dice), ..table::config(0.0) };
-        let mut world = World::new(config, vec![sender], &bad(&mut dice), None, seed);
+        let config = Config { policy: policy(&mut rng), ..table::config(0.0) };
+        let mut world = World::new(config, vec![sender], &bad(&mut rng), None, seed);
         world.run(Time::from_secs(3600));
         assert_eq!(world.apps[0].finished, Some(600_000), "seed {seed}, at {:?}", world.now);
         assert!(world.senders[0].done);
@@ -126,10 +126,10 @@ fn honest_senders_finish_over_any_path() {
 #[test]
 fn a_flow_that_must_not_lose_loses_nothing() {
     for seed in 0..6 {
-        let mut dice = Dice::new(&[seed, 6]);
+        let mut rng = Rng::new(&[seed, 6]);
         let config = Config { policy: Policy::critical(), ..table::config(0.0) };
         let mut world =
-            World::new(config, vec![Sender::new(2, Kind::Cubic, 600_000)], &bad(&mut dice), None, seed);
+            World::new(config, vec![Sender::new(2, Kind::Cubic, 600_000)], &bad(&mut rng), None, seed);
         world.run(Time::from_secs(3600));
         assert_eq!((world.apps[0].got.bytes(), world.apps[0].holes.bytes()), (600_000, 0), "seed {seed}");
     }

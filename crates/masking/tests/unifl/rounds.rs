@@ -5,7 +5,7 @@ use std::fmt::Write;
 use thalweg_linkmodel::Shape;
 use thalweg_masking::Time;
 use thalweg_masking::{Config, Policy, Rate};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 use super::allocator;
 use super::congestion::Kind;
@@ -92,8 +92,8 @@ fn held(world: &World) -> (usize, usize, usize, u64) {
 /// Gbit/s with a queue of 60 ms. Segments are small, so that each flow has many. Returns the world, when each
 /// sender began, and the most that the endpoint held.
 fn thousand(each: u64) -> (World, Vec<f64>, (usize, usize, usize, u64)) {
-    let mut dice = Dice::new(&[FLOWS.into(), 1]);
-    let starts: Vec<f64> = (0..FLOWS).map(|_| 0.2 * dice.unit()).collect();
+    let mut rng = Rng::new(&[FLOWS.into(), 1]);
+    let starts: Vec<f64> = (0..FLOWS).map(|_| 0.2 * rng.unit()).collect();
     let sender = |(i, &start): (u16, &f64)| {
         let kind = if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
         let mut sender = Sender::new(FIRST + i, kind, each);
@@ -162,7 +162,7 @@ fn incast(seed: u64) -> Incast {
     let link = |rate: u64| Shape { rate: Some(rate), queue_bytes: Some(rate / 8 / 25), ..Shape::default() };
     let (own, shared) = (Shape { loss: 0.01, ..link(7_680_000) }, link(30_720_000));
     let config = Config { mtu: 576, ..table::config(0.0) };
-    let delay = |i: usize| 0.015 + 0.01 * Dice::new(&[seed, i as u64]).unit();
+    let delay = |i: usize| 0.015 + 0.01 * Rng::new(&[seed, i as u64]).unit();
     let world = World::new(config, senders, &own, Some(shared), seed);
     let mut world = world.delayed(delay).grouped().settled();
     world.run(Time::from_secs(60));
@@ -330,13 +330,13 @@ fn late(seed: u64) -> (Vec<[f64; 5]>, u64) {
     let kind = |i: u16| if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
     let sender = |i: u16| {
         let mut sender = Sender::new(FIRST + i, kind(i), 1 << 30);
-        let start = if i == 0 { 0.0 } else { 1.0 + 0.2 * Dice::new(&[seed, 7, i.into()]).unit() };
+        let start = if i == 0 { 0.0 } else { 1.0 + 0.2 * Rng::new(&[seed, 7, i.into()]).unit() };
         sender.deadline = Some(Time::from_secs_f64(start));
         sender
     };
     let link = |rate: u64| Shape { rate: Some(rate), queue_bytes: Some(rate / 8 / 25), ..Shape::default() };
     let (own, shared) = (Shape { loss: 0.001, ..link(1_000_000_000) }, link(100_000_000));
-    let delay = |i: usize| 0.015 + 0.01 * Dice::new(&[seed, i as u64]).unit();
+    let delay = |i: usize| 0.015 + 0.01 * Rng::new(&[seed, i as u64]).unit();
     let world = World::new(table::config(0.0), (0..5).map(sender).collect(), &own, Some(shared), seed);
     let mut world = world.delayed(delay).grouped().settled();
     let mut before = [0; 5];

@@ -19,7 +19,7 @@ pub(crate) fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_rng::Dice;
+    use thalweg_rng::Rng;
 
     const MS: u64 = 1000;
 
@@ -45,10 +45,10 @@ mod tests {
 
     #[test]
     fn nothing_that_is_said_gets_out_of_what_is_possible() {
-        let mut dice = Dice::new(&[7]);
+        let mut rng = Rng::new(&[7]);
         for case in 0..10_000 {
             // Of any size, near to each other and far.
-            let mut draw = || dice.draw() >> (dice.draw() % 64);
+            let mut draw = || rng.draw() >> (rng.draw() % 64);
             let (start, end, offset, from, long) =
                 (draw(), draw(), draw() as i64, draw() >> 20, draw() >> 20);
             let within = Span { start: Time::from_micros(from), end: Time::from_micros(from + long) };

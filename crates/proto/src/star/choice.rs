@@ -1,6 +1,6 @@
 //! Which of the clients that are there take part in a round.
 
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 /// Who takes part where a round wants fewer clients than are there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) fn lot(seed: u64, round: u32, name: &str) -> u64 {
     });
     // The length tells "a" from "a\0".
     let seeds: Vec<u64> = [seed, round.into(), name.len() as u64].into_iter().chain(words).collect();
-    Dice::new(&seeds).draw()
+    Rng::new(&seeds).draw()
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     /// five of these.
     #[test]
     fn all_are_chosen_about_equally_often() {
-        for seed in (0..20).map(|n| Dice::new(&[n]).draw()).chain([0, u64::MAX]) {
+        for seed in (0..20).map(|n| Rng::new(&[n]).draw()).chain([0, u64::MAX]) {
             let mut times = [0_u32; 64];
             for round in 1..=800 {
                 for client in chosen(seed, round, 64, 8) {

@@ -74,16 +74,15 @@ impl Arrivals {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-    use thalweg_rng::Dice;
+    use thalweg_rng::Rng;
 
     #[test]
     fn the_ranges_are_the_newest_of_what_came() {
         for seed in 0..200 {
-            let (mut arrivals, mut came, mut dice) =
-                (Arrivals::default(), BTreeSet::new(), Dice::new(&[seed]));
+            let (mut arrivals, mut came, mut rng) = (Arrivals::default(), BTreeSet::new(), Rng::new(&[seed]));
             let mut forgot = false;
             for _ in 0..300 {
-                let number = dice.up_to(10 + seed * 2);
+                let number = rng.up_to(10 + seed * 2);
                 arrivals.insert(number);
                 came.insert(number);
                 let ranges = arrivals.tell();

@@ -122,7 +122,7 @@ fn packets(kept: &VecDeque<(u64, Vec<u8>)>, block: Block) -> Vec<(u32, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_rng::Dice;
+    use thalweg_rng::Rng;
 
     const BLOCK: Block = Block { first: 10, count: 4 };
 
@@ -165,14 +165,14 @@ mod tests {
     #[test]
     fn whatever_comes_memory_is_bounded() {
         for seed in 0..50 {
-            let (mut mender, mut dice) = (Mender::default(), Dice::new(&[seed]));
+            let (mut mender, mut rng) = (Mender::default(), Rng::new(&[seed]));
             for _ in 0..2_000 {
-                let number = dice.draw() >> dice.up_to(63);
+                let number = rng.draw() >> rng.up_to(63);
                 keep(&mut mender, number);
-                let count = dice.up_to(2 * u64::from(MAX_BLOCK)) as u32;
-                let block = Block { first: number.wrapping_sub(dice.up_to(70)), count };
-                for _ in 0..dice.up_to(4) {
-                    mender.repair(block, dice.draw() as u32, &[1]);
+                let count = rng.up_to(2 * u64::from(MAX_BLOCK)) as u32;
+                let block = Block { first: number.wrapping_sub(rng.up_to(70)), count };
+                for _ in 0..rng.up_to(4) {
+                    mender.repair(block, rng.draw() as u32, &[1]);
                 }
                 if let Some(rebuild) = mender.poll() {
                     assert!(rebuild.packets.len() < rebuild.block.count as usize);

@@ -178,7 +178,7 @@ fn is_later(one: u16, other: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_rng::Dice;
+    use thalweg_rng::Rng;
 
     const MS: Time = Time::from_millis(1);
 
@@ -239,15 +239,15 @@ mod tests {
     #[test]
     fn whatever_comes_nothing_panics_and_counts_hold() {
         for seed in 0..300 {
-            let mut dice = Dice::new(&[seed]);
-            let mut receiver = Receiver::new(Rule { fraction: 1.5 * dice.unit(), deadline: Some(3 * MS) });
+            let mut rng = Rng::new(&[seed]);
+            let mut receiver = Receiver::new(Rule { fraction: 1.5 * rng.unit(), deadline: Some(3 * MS) });
             for at in 0..200 {
                 let part = Part {
-                    transfer: dice.up_to(4) as u16,
-                    index: dice.up_to(70) as u32,
-                    of: if dice.hits(0.8) { 66 } else { dice.up_to(70) as u32 },
+                    transfer: rng.up_to(4) as u16,
+                    index: rng.up_to(70) as u32,
+                    of: if rng.hits(0.8) { 66 } else { rng.up_to(70) as u32 },
                 };
-                receiver.handle_packet(at * MS, dice.draw() >> dice.up_to(63), Some(part));
+                receiver.handle_packet(at * MS, rng.draw() >> rng.up_to(63), Some(part));
                 receiver.handle_timeout(at * MS);
                 if let Some(incoming) = &receiver.incoming {
                     let bits: u32 = incoming.bits.iter().map(|word| word.count_ones()).sum();

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use thalweg_linkmodel::{Burst, Shape};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_sending::ltp::{Ack, Block, Closed, Piece, Rule, Sender, What, MAX_BLOCK};
 use thalweg_sending::Time;
 use thalweg_wire::Range;
@@ -67,19 +67,19 @@ fn what_they_cost_and_save_is_as_recorded() {
 #[test]
 fn whatever_is_lost_all_of_it_comes_once() {
     for seed in 0..60 {
-        let mut dice = Dice::new(&[seed]);
+        let mut rng = Rng::new(&[seed]);
         let burst = Burst { enter: 0.01, leave: 0.2, loss_bad: 1.0, loss_good: 0.0 };
-        let (bursts, loss) = (dice.hits(0.3), 0.3 * dice.unit());
+        let (bursts, loss) = (rng.hits(0.3), 0.3 * rng.unit());
         let shape = Shape {
             burst: Some(burst).filter(|_| bursts),
-            reorder: 0.1 * dice.unit(),
-            duplicate: 0.05 * dice.unit(),
-            ..link(1.0 + 80.0 * dice.unit(), if bursts { 0.0 } else { loss })
+            reorder: 0.1 * rng.unit(),
+            duplicate: 0.05 * rng.unit(),
+            ..link(1.0 + 80.0 * rng.unit(), if bursts { 0.0 } else { loss })
         };
-        let share = dice.unit();
+        let share = rng.unit();
         let mut world = World::new(&shape, &[Rule::default()], seed).with_repair(share);
         for _ in 0..2 {
-            let chunks = dice.up_to(600) as u32;
+            let chunks = rng.up_to(600) as u32;
             world.begin(0, chunks, |n| n % 7 == 0);
             world.run(world.now + Time::from_secs(120));
             let party = &mut world.parties[0];

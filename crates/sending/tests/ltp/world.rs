@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use thalweg_linkmodel::{Cause, Fate, Pipe, Shape};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_sending::ltp::{Ack, Ended, Packet, Part, Piece, Rebuild, Receiver, Rule, Sender, What};
 use thalweg_sending::Time;
 
@@ -67,12 +67,12 @@ pub struct World {
     pub full: u64,
     pub lost: u64,
     pub dropped: u64,
-    dice: Dice,
+    rng: Rng,
 }
 
 impl Party {
     /// The receiver processes a packet. In this test its symbols have no bytes.
-    fn takes(&mut self, now: Time, packet: Packet, dice: &mut Dice) {
+    fn takes(&mut self, now: Time, packet: Packet, rng: &mut Rng) {
         if packet.block.is_some() {
             self.receiver.keep(packet.number, |_| {});
         }
@@ -82,7 +82,7 @@ impl Party {
             What::Repair(block, which) => self.receiver.handle_repair(packet.number, block, which, &[]),
         }
         while let Some(Rebuild { block, packets, repair }) = self.receiver.poll_rebuild() {
-            if packets.len() + repair.len() == block.count as usize && dice.hits(FAILS) {
+            if packets.len() + repair.len() == block.count as usize && rng.hits(FAILS) {
                 continue;
             }
             let came: Vec<u32> = packets.iter().map(|(at, _)| *at).collect();
@@ -145,7 +145,7 @@ impl World {
             full: 0,
             lost: 0,
             dropped: 0,
-            dice: Dice::new(&[seed, 99]),
+            rng: Rng::new(&[seed, 99]),
         }
     }
 
@@ -191,7 +191,7 @@ impl World {
         if late.is_zero() {
             return late;
         }
-        late.mul_f64(self.dice.unit())
+        late.mul_f64(self.rng.unit())
     }
 
     /// Runs until all transfers have ended, or until `limit`.
@@ -250,7 +250,7 @@ impl World {
         let (now, one) = (self.now, &mut self.parties[party]);
         one.receiver.handle_timeout(now);
         for packet in std::mem::take(&mut one.waiting) {
-            one.takes(now, packet, &mut self.dice);
+            one.takes(now, packet, &mut self.rng);
         }
         if let Some(at) = one.receiver.poll_timeout() {
             self.wake(party, 1, at);

@@ -131,11 +131,11 @@ mod tests {
     }
 
     /// The link's key at the beginning, and often a checksum that fits.
-    fn mend(dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]) {
-        if dice.below(4) > 0 && bytes.len() > PREFIX_BYTES {
+    fn mend(rng: &mut thalweg_conformance::Rng, bytes: &mut [u8]) {
+        if rng.below(4) > 0 && bytes.len() > PREFIX_BYTES {
             fit(bytes);
-            if let Some(frame) = bytes.get_mut(FRAME..).filter(|_| dice.below(2) > 0) {
-                thalweg_conformance::repair(dice, frame);
+            if let Some(frame) = bytes.get_mut(FRAME..).filter(|_| rng.below(2) > 0) {
+                thalweg_conformance::repair(rng, frame);
             }
         }
     }

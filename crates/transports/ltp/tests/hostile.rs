@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
 use thalweg_ltp::{Ltp, CHUNK};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_tcp::Tcp;
 use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Settings, Share, Transport, Value};
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
@@ -62,17 +62,17 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
 }
 
 /// A chunk or acknowledgement with a byte changed, cut, or made up.
-fn damaged(key: &[u8], dice: &mut Dice) -> Vec<u8> {
-    let mut bytes = match dice.up_to(3) {
-        1 => chunk(key, dice.draw() >> 45, 7),
-        2 => datagram(key, 3, 0, dice.draw() >> dice.up_to(63), &dice.draw().to_le_bytes()[1..]),
+fn damaged(key: &[u8], rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = match rng.up_to(3) {
+        1 => chunk(key, rng.draw() >> 45, 7),
+        2 => datagram(key, 3, 0, rng.draw() >> rng.up_to(63), &rng.draw().to_le_bytes()[1..]),
         // No probe: one that is whole is acknowledged, whatever its number.
-        _ => datagram(key, 5 + dice.draw() as u8 % 250, 0, dice.draw(), &dice.draw().to_le_bytes()),
+        _ => datagram(key, 5 + rng.draw() as u8 % 250, 0, rng.draw(), &rng.draw().to_le_bytes()),
     };
-    let at = dice.up_to(bytes.len() as u64) as usize - 1;
-    if dice.hits(0.5) {
+    let at = rng.up_to(bytes.len() as u64) as usize - 1;
+    if rng.hits(0.5) {
         // Not where a chunk says which it is: that nobody can check without TLS.
-        bytes[if (17..40).contains(&at) { 0 } else { at }] ^= 1 << (dice.up_to(8) - 1);
+        bytes[if (17..40).contains(&at) { 0 } else { at }] ^= 1 << (rng.up_to(8) - 1);
     } else {
         bytes.truncate(at);
     }
@@ -83,13 +83,13 @@ fn damaged(key: &[u8], dice: &mut Dice) -> Vec<u8> {
 async fn damaged_datagrams_are_dropped_and_chunks_acknowledged() {
     let listener = listen(&Ltp, &Options::default()).await;
     let (peer, server) = by_hand(&*listener).await;
-    let (sink, mut dice) = (Recorder::new(1_000), Dice::new(&[5]));
+    let (sink, mut rng) = (Recorder::new(1_000), Rng::new(&[5]));
     let mut receive = server.receive(&sink);
     for index in 0..50_u8 {
         for _ in 0..40 {
             for socket in [&peer.up, &peer.down] {
                 // An ICMP message about another one may be told here.
-                let _ = socket.send(&damaged(&peer.key, &mut dice)).await;
+                let _ = socket.send(&damaged(&peer.key, &mut rng)).await;
             }
         }
         peer.up.send(&chunk(&peer.key, 1_000_000 + u64::from(index), index)).await.unwrap();

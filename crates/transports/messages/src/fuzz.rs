@@ -23,10 +23,10 @@ mod tests {
     fn damaged_heads_are_refused_or_read_back() {
         /// Offsets of a chunk's header in a head: after the common fields, or after two or three numbers.
         const HEADERS: [usize; 3] = [28, 28 + 16, 28 + 24];
-        let mend = |dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]| {
-            let at = HEADERS[dice.below(HEADERS.len())];
-            if dice.below(2) > 0 && bytes.len() > at {
-                thalweg_conformance::repair(dice, &mut bytes[at..]);
+        let mend = |rng: &mut thalweg_conformance::Rng, bytes: &mut [u8]| {
+            let at = HEADERS[rng.below(HEADERS.len())];
+            if rng.below(2) > 0 && bytes.len() > at {
+                thalweg_conformance::repair(rng, &mut bytes[at..]);
             }
         };
         thalweg_conformance::damage(&samples(), mend, envelope);

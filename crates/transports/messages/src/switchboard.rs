@@ -74,7 +74,7 @@ struct Office {
     listener: Option<Inbox>,
     members: HashMap<MemberId, Inbox>,
     kept: BTreeMap<u64, Bytes>,
-    dice: u64,
+    rng: u64,
 }
 
 /// The reason why a carrier has ended; `None` while it runs.
@@ -184,8 +184,8 @@ impl Office {
 
     /// Draws an event that happens `rate` times in a million (splitmix64; Steele et al., OOPSLA 2014).
     fn happens(&mut self, rate: u32) -> bool {
-        self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.dice;
+        self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.rng;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % 1_000_000 < rate.into()
@@ -320,7 +320,7 @@ impl Switchboard {
             Side::Listener if office.listener.is_some() => {
                 return Err(used().hint("choose another port"));
             }
-            Side::Listener => (office.listener, office.dice) = (Some(inbox), self.0.habits.seed),
+            Side::Listener => (office.listener, office.rng) = (Some(inbox), self.0.habits.seed),
             Side::Member(id) => {
                 office.kept.values().for_each(|bytes| self.0.put(&inbox, bytes, None));
                 office.members.insert(id, inbox);

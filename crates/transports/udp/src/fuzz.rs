@@ -72,10 +72,10 @@ mod tests {
 
     /// Usually writes the link's key to the beginning, and often corrects a chunk's checksum, so that more
     /// inputs pass the first checks.
-    fn mend(dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]) {
-        if dice.below(4) > 0 && bytes.len() > PREFIX_BYTES {
+    fn mend(rng: &mut thalweg_conformance::Rng, bytes: &mut [u8]) {
+        if rng.below(4) > 0 && bytes.len() > PREFIX_BYTES {
             bytes[..KEY.len()].copy_from_slice(&KEY);
-            thalweg_conformance::repair(dice, &mut bytes[PREFIX_BYTES..]);
+            thalweg_conformance::repair(rng, &mut bytes[PREFIX_BYTES..]);
         }
     }
 

@@ -341,15 +341,15 @@ mod tests {
 
         /// When an end that should work at `at` gets to run: up to 12 ms later.
         fn at_work(&mut self, at: Instant) -> Instant {
-            let Some(dice) = &mut self.late else { return at };
-            *dice ^= *dice << 13;
-            *dice ^= *dice >> 7;
-            *dice ^= *dice << 17;
+            let Some(rng) = &mut self.late else { return at };
+            *rng ^= *rng << 13;
+            *rng ^= *rng >> 7;
+            *rng ^= *rng << 17;
             // A late end wakes up at a multiple of the slice, so it sees everything that arrived meanwhile at
             // once.
             let slice = 4 * MS;
             let next = (at - self.began).as_nanos() / slice.as_nanos() + 1;
-            match *dice % 4 {
+            match *rng % 4 {
                 0 => self.began + slice * (next as u32 + 2),
                 1 => self.began + slice * next as u32,
                 _ => at,

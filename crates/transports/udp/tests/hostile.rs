@@ -77,9 +77,9 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
 }
 
 /// A reproducible random sequence (xorshift64).
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn roll(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -94,19 +94,19 @@ impl Dice {
 }
 
 /// The `n`-th damaged datagram.
-fn damaged(n: usize, key: &[u8], dice: &mut Dice) -> Vec<u8> {
-    let mut good = chunk(key, dice.roll() % 1000, &[7; 50]);
+fn damaged(n: usize, key: &[u8], rng: &mut Rng) -> Vec<u8> {
+    let mut good = chunk(key, rng.roll() % 1000, &[7; 50]);
     match n % 6 {
-        0 => dice.bytes(2_000),
-        1 => [key, &dice.bytes(1_500)].concat(),
-        2 => datagram(key, dice.roll() as u8, dice.roll(), &dice.bytes(200)),
+        0 => rng.bytes(2_000),
+        1 => [key, &rng.bytes(1_500)].concat(),
+        2 => datagram(key, rng.roll() as u8, rng.roll(), &rng.bytes(200)),
         3 => {
             // Damage the flag, the message count and the position never: they may have any value.
-            let at = [0, 15, 16, 32, 40, 50, 60, 70, HEADER - 1][dice.roll() as usize % 9];
-            good[at] ^= 1 << (dice.roll() % 8);
+            let at = [0, 15, 16, 32, 40, 50, 60, 70, HEADER - 1][rng.roll() as usize % 9];
+            good[at] ^= 1 << (rng.roll() % 8);
             good
         }
-        4 => good[..dice.roll() as usize % good.len()].to_vec(),
+        4 => good[..rng.roll() as usize % good.len()].to_vec(),
         _ => chunk(key, u64::MAX - 10, &vec![1; MAX_CHUNK as usize + 1]),
     }
 }
@@ -115,14 +115,14 @@ fn damaged(n: usize, key: &[u8], dice: &mut Dice) -> Vec<u8> {
 async fn random_datagrams_are_dropped() {
     let listener = listen(&Udp, &Options::default()).await;
     let (peer, server) = by_hand(&*listener).await;
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
     let sink = Recorder::new(2_000);
     let mut receive = server.receive(&sink);
     for round in 0..40_u64 {
         for n in 0..60 {
             for socket in [&peer.up, &peer.down] {
                 // An ICMP message about an earlier datagram may cause an error here.
-                let _ = socket.send(&damaged(n, &peer.key, &mut dice)).await;
+                let _ = socket.send(&damaged(n, &peer.key, &mut rng)).await;
             }
         }
         peer.up.send(&chunk(&peer.key, round * 50, &[round as u8; 50])).await.unwrap();

@@ -32,7 +32,7 @@ impl PretendPair {
         if state.lost.is_some() || state.is_idle() {
             return false;
         }
-        if state.dice.hits(self.shared.behaviour.delay) {
+        if state.rng.hits(self.shared.behaviour.delay) {
             return true;
         }
         if self.may_begin(&mut state) {
@@ -56,10 +56,10 @@ impl PretendPair {
             _ if state.telling.is_some() => false,
             None => false,
             Some((_, Work::Read { .. })) => {
-                reading < self.shared.behaviour.reads && (reading == 0 || state.dice.hits(0.5))
+                reading < self.shared.behaviour.reads && (reading == 0 || state.rng.hits(0.5))
             }
             Some((_, Work::Note { .. })) => !landing && reading == 0,
-            Some(_) => reading == 0 && (!landing || state.dice.hits(0.5)),
+            Some(_) => reading == 0 && (!landing || state.rng.hits(0.5)),
         }
     }
 
@@ -82,7 +82,7 @@ impl PretendPair {
     /// Lands one part of a write at the peer.
     fn land(&self, mut state: MutexGuard<'_, State>) {
         let count = state.landing.len() as u64;
-        let at = state.dice.up_to(count) as usize - 1;
+        let at = state.rng.up_to(count) as usize - 1;
         let (part, peer) = (state.landing.swap_remove(at), state.peer);
         drop(state);
         self.at_peer(peer, |peer| peer.land(&part));

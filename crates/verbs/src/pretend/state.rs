@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use thalweg_arena::Claim;
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 
 use crate::{Done, Fault, Memory, Remote, Work};
 
@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) unread: Vec<Memory>,
     pub(super) done: VecDeque<Done>,
     pub(super) waker: Option<Waker>,
-    pub(super) dice: Dice,
+    pub(super) rng: Rng,
     next_key: u32,
 }
 
@@ -58,7 +58,7 @@ impl State {
             unread: Vec::new(),
             done: VecDeque::new(),
             waker: None,
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             next_key: 1,
         }
     }
@@ -113,7 +113,7 @@ impl State {
     pub(super) fn write(&mut self, bytes: &[Bytes], to: Remote) {
         let mut address = to.address;
         for bytes in bytes {
-            for part in parts(bytes.len(), &mut self.dice) {
+            for part in parts(bytes.len(), &mut self.rng) {
                 let (to, bytes) = (Remote { address, ..to }, bytes.slice(part));
                 address = address.wrapping_add(bytes.len() as u64);
                 self.landing.push(Part { to, bytes });
@@ -144,7 +144,7 @@ impl State {
 
     /// Starts a read.
     pub(super) fn read(&mut self, id: u64, into: Claim, from: Remote) {
-        let todo = parts(into.len(), &mut self.dice);
+        let todo = parts(into.len(), &mut self.rng);
         self.reading.push_back(Reading { id, into, from, todo });
     }
 
@@ -152,10 +152,10 @@ impl State {
     pub(super) fn next_part(&mut self) -> Option<(usize, Range<usize>, Remote)> {
         let unfinished: Vec<usize> =
             (0..self.reading.len()).filter(|&at| !self.reading[at].todo.is_empty()).collect();
-        let some = self.dice.up_to(unfinished.len().max(1) as u64) as usize - 1;
+        let some = self.rng.up_to(unfinished.len().max(1) as u64) as usize - 1;
         let at = *unfinished.get(some)?;
         let read = &mut self.reading[at];
-        let some = self.dice.up_to(read.todo.len() as u64) as usize - 1;
+        let some = self.rng.up_to(read.todo.len() as u64) as usize - 1;
         let part = read.todo.swap_remove(some);
         let address = read.from.address.wrapping_add(part.start as u64);
         Some((at, part, Remote { address, ..read.from }))
@@ -188,11 +188,11 @@ impl State {
 }
 
 /// Cuts `length` bytes into up to three parts.
-pub(super) fn parts(length: usize, dice: &mut Dice) -> Vec<Range<usize>> {
+pub(super) fn parts(length: usize, rng: &mut Rng) -> Vec<Range<usize>> {
     if length == 0 {
         return Vec::new();
     }
-    let mut cuts: BTreeSet<usize> = (0..2).map(|_| dice.up_to(length as u64) as usize).collect();
+    let mut cuts: BTreeSet<usize> = (0..2).map(|_| rng.up_to(length as u64) as usize).collect();
     cuts.insert(length);
     let mut start = 0;
     cuts.into_iter().map(|end| std::mem::replace(&mut start, end)..end).collect()

@@ -3,8 +3,8 @@
 //! `THALWEG_FUZZ_FRAMES` says how many frames (default: a million), `THALWEG_FUZZ_SEED` which.
 
 mod allocator;
-mod dice;
 mod mutate;
+mod rng;
 mod valid;
 
 /// The checks themselves.
@@ -14,7 +14,7 @@ mod targets;
 use std::collections::BTreeSet;
 use std::hint::black_box;
 
-use dice::Dice;
+use rng::Rng;
 use thalweg_wire::control::Control;
 use thalweg_wire::{FrameHeader, Layout, Ranges, WireError, HEADER_BYTES};
 
@@ -55,94 +55,94 @@ fn assert_bounded<'a, T>(bytes: &'a [u8], decode: impl FnOnce(&'a [u8]) -> T) ->
 /// Samples of one kind of bytes, the mutations of which are fed to `check`.
 struct Kind {
     samples: Vec<Vec<u8>>,
-    check: fn(&mut Dice, &mut [u8]) -> Option<WireError>,
+    check: fn(&mut Rng, &mut [u8]) -> Option<WireError>,
 }
 
 impl Kind {
     fn new(
-        dice: &mut Dice,
-        sample: impl Fn(&mut Dice) -> Vec<u8>,
-        check: fn(&mut Dice, &mut [u8]) -> Option<WireError>,
+        rng: &mut Rng,
+        sample: impl Fn(&mut Rng) -> Vec<u8>,
+        check: fn(&mut Rng, &mut [u8]) -> Option<WireError>,
     ) -> Self {
-        Self { samples: (0..SAMPLES).map(|_| sample(dice)).collect(), check }
+        Self { samples: (0..SAMPLES).map(|_| sample(rng)).collect(), check }
     }
 
-    fn feed(&self, dice: &mut Dice, buffer: &mut Vec<u8>) -> Option<WireError> {
-        let (sample, other) = (dice.below(SAMPLES), dice.below(SAMPLES));
+    fn feed(&self, rng: &mut Rng, buffer: &mut Vec<u8>) -> Option<WireError> {
+        let (sample, other) = (rng.below(SAMPLES), rng.below(SAMPLES));
         buffer.clear();
         buffer.extend_from_slice(&self.samples[sample]);
-        mutate::mutate(dice, buffer, &self.samples[other]);
-        (self.check)(dice, buffer)
+        mutate::mutate(rng, buffer, &self.samples[other]);
+        (self.check)(rng, buffer)
     }
 }
 
-fn check_frame(dice: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
-    if dice.below(4) > 0 {
-        mutate::repair(dice, bytes);
+fn check_frame(rng: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
+    if rng.below(4) > 0 {
+        mutate::repair(rng, bytes);
     }
     targets::frame_header(bytes);
     assert_bounded(bytes, receive).err()
 }
 
-fn check_control(_: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+fn check_control(_: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
     targets::control(bytes);
     assert_bounded(bytes, Control::decode).err()
 }
 
-fn check_layout(_: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+fn check_layout(_: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
     targets::layout(bytes);
     let _ = assert_bounded(bytes, postcard::from_bytes::<Layout>);
     None
 }
 
-fn check_ranges(_: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+fn check_ranges(_: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
     targets::ranges(bytes);
     let _ = assert_bounded(bytes, postcard::from_bytes::<Ranges>);
     None
 }
 
-fn check_noise(dice: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
-    bytes.iter_mut().for_each(|byte| *byte = dice.any() as u8);
+fn check_noise(rng: &mut Rng, bytes: &mut [u8]) -> Option<WireError> {
+    bytes.iter_mut().for_each(|byte| *byte = rng.any() as u8);
     targets::layout(bytes);
     targets::ranges(bytes);
     targets::control(bytes);
-    check_frame(dice, bytes)
+    check_frame(rng, bytes)
 }
 
 fn encoded(message: &Control) -> Vec<u8> {
     message.encode().expect("a small message encodes")
 }
 
-fn kinds(dice: &mut Dice) -> [Kind; 6] {
+fn kinds(rng: &mut Rng) -> [Kind; 6] {
     let plain = |value: Result<Vec<u8>, postcard::Error>| value.expect("a valid value encodes");
-    let message = |dice: &mut Dice| encoded(&valid::control(dice));
-    let framed = move |dice: &mut Dice| {
-        let payload = message(dice);
-        valid::frame(dice, &payload, true)
+    let message = |rng: &mut Rng| encoded(&valid::control(rng));
+    let framed = move |rng: &mut Rng| {
+        let payload = message(rng);
+        valid::frame(rng, &payload, true)
     };
-    let chunk = |dice: &mut Dice| {
-        let payload = dice.text(200).into_bytes();
-        valid::frame(dice, &payload, false)
+    let chunk = |rng: &mut Rng| {
+        let payload = rng.text(200).into_bytes();
+        valid::frame(rng, &payload, false)
     };
     [
-        Kind::new(dice, framed, check_frame),
-        Kind::new(dice, chunk, check_frame),
-        Kind::new(dice, message, check_control),
-        Kind::new(dice, |dice| plain(postcard::to_stdvec(&valid::layout(dice))), check_layout),
-        Kind::new(dice, |dice| plain(postcard::to_stdvec(&valid::ranges(dice))), check_ranges),
-        Kind::new(dice, |dice| vec![0; dice.below(200)], check_noise),
+        Kind::new(rng, framed, check_frame),
+        Kind::new(rng, chunk, check_frame),
+        Kind::new(rng, message, check_control),
+        Kind::new(rng, |rng| plain(postcard::to_stdvec(&valid::layout(rng))), check_layout),
+        Kind::new(rng, |rng| plain(postcard::to_stdvec(&valid::ranges(rng))), check_ranges),
+        Kind::new(rng, |rng| vec![0; rng.below(200)], check_noise),
     ]
 }
 
 #[test]
 fn no_bytes_do_harm() {
     let frames = from_environment("THALWEG_FUZZ_FRAMES", 1_000_000);
-    let mut dice = Dice(from_environment("THALWEG_FUZZ_SEED", 1));
-    let (kinds, mut buffer, mut refusals) = (kinds(&mut dice), Vec::new(), BTreeSet::new());
+    let mut rng = Rng(from_environment("THALWEG_FUZZ_SEED", 1));
+    let (kinds, mut buffer, mut refusals) = (kinds(&mut rng), Vec::new(), BTreeSet::new());
     let start = std::time::Instant::now();
     for _ in 0..frames {
-        let kind = dice.below(kinds.len());
-        if let Some(error) = kinds[kind].feed(&mut dice, &mut buffer) {
+        let kind = rng.below(kinds.len());
+        if let Some(error) = kinds[kind].feed(&mut rng, &mut buffer) {
             if refusals.len() < 8 {
                 let text = format!("{error:?}");
                 refusals.insert(text.split([' ', '(']).next().unwrap_or_default().to_owned());
@@ -157,11 +157,11 @@ fn no_bytes_do_harm() {
 
 #[test]
 fn what_is_encoded_decodes_to_itself() {
-    let mut dice = Dice(2);
+    let mut rng = Rng(2);
     for _ in 0..20_000 {
-        let message = valid::control(&mut dice);
+        let message = valid::control(&mut rng);
         assert_eq!(Control::decode(&encoded(&message)), Ok(message));
-        let chunk = valid::frame(&mut dice, b"payload", false);
+        let chunk = valid::frame(&mut rng, b"payload", false);
         let header = FrameHeader::decode(&chunk).expect("a valid header decodes");
         assert_eq!(header.encode(), chunk[..HEADER_BYTES]);
         assert_eq!(header.verify(b"payload"), Ok(()));

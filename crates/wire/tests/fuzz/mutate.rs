@@ -2,45 +2,45 @@
 
 use thalweg_wire::{checksum, HEADER_BYTES};
 
-use super::dice::Dice;
+use super::rng::Rng;
 
 const LARGEST: usize = 4096;
 
 /// A few changes of any kind: bits, bytes, pieces, false lengths.
-pub fn mutate(dice: &mut Dice, bytes: &mut Vec<u8>, other: &[u8]) {
-    for _ in 0..dice.below(4) {
-        let at = dice.below(bytes.len() + 1);
-        match dice.below(8) {
-            0 => flip(dice, bytes),
+pub fn mutate(rng: &mut Rng, bytes: &mut Vec<u8>, other: &[u8]) {
+    for _ in 0..rng.below(4) {
+        let at = rng.below(bytes.len() + 1);
+        match rng.below(8) {
+            0 => flip(rng, bytes),
             1 => bytes.truncate(at),
-            2 => bytes.insert(at, dice.any() as u8),
-            3 => drop(bytes.drain(at..(at + dice.below(9)).min(bytes.len()))),
-            4 => false_length(dice, bytes, at),
+            2 => bytes.insert(at, rng.any() as u8),
+            3 => drop(bytes.drain(at..(at + rng.below(9)).min(bytes.len()))),
+            4 => false_length(rng, bytes, at),
             5 => {
-                let piece = bytes[at..(at + dice.below(40)).min(bytes.len())].to_vec();
+                let piece = bytes[at..(at + rng.below(40)).min(bytes.len())].to_vec();
                 bytes.splice(at..at, piece);
             }
             6 => {
-                let from = dice.below(other.len() + 1);
+                let from = rng.below(other.len() + 1);
                 bytes.truncate(at);
                 bytes.extend_from_slice(&other[from..]);
             }
-            _ => bytes.iter_mut().skip(at).take(4).for_each(|b| *b = [0, 0x7f, 0x80, 0xff][dice.below(4)]),
+            _ => bytes.iter_mut().skip(at).take(4).for_each(|b| *b = [0, 0x7f, 0x80, 0xff][rng.below(4)]),
         }
     }
     bytes.truncate(LARGEST);
 }
 
-fn flip(dice: &mut Dice, bytes: &mut [u8]) {
-    let at = dice.below(bytes.len());
+fn flip(rng: &mut Rng, bytes: &mut [u8]) {
+    let at = rng.below(bytes.len());
     if let Some(byte) = bytes.get_mut(at) {
-        *byte ^= 1 << dice.below(8);
+        *byte ^= 1 << rng.below(8);
     }
 }
 
 /// Overwrites a byte with a number, as the messages write their lengths: 7 bits a byte, low ones first.
-fn false_length(dice: &mut Dice, bytes: &mut Vec<u8>, at: usize) {
-    let mut number = dice.number();
+fn false_length(rng: &mut Rng, bytes: &mut Vec<u8>, at: usize) {
+    let mut number = rng.number();
     let mut encoded = Vec::new();
     while number >= 0x80 {
         encoded.push(number as u8 | 0x80);
@@ -52,16 +52,16 @@ fn false_length(dice: &mut Dice, bytes: &mut Vec<u8>, at: usize) {
 
 /// Makes the checksums fit again, so that what they would hide gets through: always the header's, often the
 /// length and the payload's too.
-pub fn repair(dice: &mut Dice, frame: &mut [u8]) {
+pub fn repair(rng: &mut Rng, frame: &mut [u8]) {
     let Some((header, payload)) = frame.split_at_mut_checked(HEADER_BYTES) else { return };
-    header[..6].copy_from_slice(&[b't', b'l', b'w', b'g', 1, 1 + dice.below(2) as u8]);
-    if dice.below(8) == 0 {
-        header[4 + dice.below(2)] = dice.any() as u8; // version or kind
+    header[..6].copy_from_slice(&[b't', b'l', b'w', b'g', 1, 1 + rng.below(2) as u8]);
+    if rng.below(8) == 0 {
+        header[4 + rng.below(2)] = rng.any() as u8; // version or kind
     }
-    if dice.below(4) > 0 {
+    if rng.below(4) > 0 {
         header[8..12].copy_from_slice(&(payload.len() as u32).to_le_bytes());
     }
-    if dice.below(4) > 0 {
+    if rng.below(4) > 0 {
         header[12..16].copy_from_slice(&checksum(payload).to_le_bytes());
     }
     let sum = checksum(&header[..HEADER_BYTES - 4]);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use thalweg_fold::{Accumulator, Precision, Repair};
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_shm_pool::{Class, Object, Plan, Pool};
 use thalweg_wire::{Dtype, Layout, Ranges};
 use thalweg_workers::{
@@ -34,8 +34,8 @@ const STAGING: usize = 3;
 /// Longer than any worker needs, so that none is replaced that goes on.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn below(dice: &mut Dice, limit: u64) -> u64 {
-    dice.draw() % limit
+fn below(rng: &mut Rng, limit: u64) -> u64 {
+    rng.draw() % limit
 }
 
 fn layout() -> Arc<Layout> {
@@ -114,7 +114,7 @@ struct Bench {
     single: Accumulator,
     under_way: usize,
     told: (Sender<Told>, Receiver<Told>),
-    dice: Dice,
+    rng: Rng,
 }
 
 struct Case {
@@ -176,7 +176,7 @@ impl Bench {
         };
         let team = Team::new(config, launcher).unwrap();
         let single = Accumulator::new(layout(), precision);
-        Self { pool, team, single, under_way: 0, told: channel(), dice: Dice::new(&[seed]) }
+        Self { pool, team, single, under_way: 0, told: channel(), rng: Rng::new(&[seed]) }
     }
 
     /// An update of small floats; exact sums refuse a `bad` one.
@@ -184,7 +184,7 @@ impl Bench {
         let mut bytes = vec![0; layout().bytes() as usize];
         for (at, byte) in bytes.iter_mut().enumerate() {
             // Exponents of 0x3f, in both types.
-            *byte = if at % 2 == 1 { 0x3f } else { self.dice.draw() as u8 };
+            *byte = if at % 2 == 1 { 0x3f } else { self.rng.draw() as u8 };
         }
         if is_bad {
             let at = layout().tensors()[1].range().end as usize;
@@ -202,7 +202,7 @@ impl Bench {
             }
         };
         slot.claim(layout_range()).unwrap().copy_from_slice(bytes);
-        let key = [self.dice.draw().to_le_bytes(), self.dice.draw().to_le_bytes()].concat();
+        let key = [self.rng.draw().to_le_bytes(), self.rng.draw().to_le_bytes()].concat();
         slot.seal(key.try_into().unwrap(), came, Duration::ZERO).unwrap()
     }
 
@@ -337,17 +337,17 @@ fn workers_start_with_their_first_work_and_end_with_the_round(routes: bool) {
 fn killed_workers_change_no_bit_whatever_copies_their_bytes(routes: bool) {
     let mut killed = 0;
     for seed in 0..12 {
-        let mut dice = Dice::new(&[seed, 61]);
-        let carriage = [Carriage::Sockets, Carriage::Broker][below(&mut dice, 2) as usize];
-        let plane = DataPlane { carriage, side_process: dice.hits(0.3) };
-        let split = [Split::Clients, Split::Ranges][below(&mut dice, 2) as usize];
-        let faults: Vec<String> = (0..3).map(|_| format!("die {}", dice.up_to(20))).collect();
+        let mut rng = Rng::new(&[seed, 61]);
+        let carriage = [Carriage::Sockets, Carriage::Broker][below(&mut rng, 2) as usize];
+        let plane = DataPlane { carriage, side_process: rng.hits(0.3) };
+        let split = [Split::Clients, Split::Ranges][below(&mut rng, 2) as usize];
+        let faults: Vec<String> = (0..3).map(|_| format!("die {}", rng.up_to(20))).collect();
         let mut bench = Bench::new(Case { split, plane, seed, routes, ..CASE }, &faults);
         for round in 0..2 {
             for number in 0..6 {
-                bench.give(number, dice.hits(0.1));
-                if dice.hits(0.15) {
-                    bench.team.kill(below(&mut dice, 2) as usize);
+                bench.give(number, rng.hits(0.1));
+                if rng.hits(0.15) {
+                    bench.team.kill(below(&mut rng, 2) as usize);
                 }
             }
             bench.check(&format!("{plane:?}, seed {seed}, round {round}"));
@@ -371,28 +371,28 @@ fn killed_workers_change_no_bit(routes: bool) {
     let wanted = std::env::var(KILLS).map_or(60, |kills| kills.parse().expect("a number of kills"));
     let (mut killed, mut started, mut forked, mut seed) = (0, 0, 0, u64::from(routes) << 32);
     while killed < wanted {
-        let mut dice = Dice::new(&[seed, 25]);
-        let workers = dice.up_to(3) as usize;
-        let exact = dice.hits(0.5);
-        let (precision, split) = match (exact, dice.hits(0.5)) {
+        let mut rng = Rng::new(&[seed, 25]);
+        let workers = rng.up_to(3) as usize;
+        let exact = rng.hits(0.5);
+        let (precision, split) = match (exact, rng.hits(0.5)) {
             (true, true) => (Precision::Exact, Split::Clients),
             (true, false) => (Precision::Exact, Split::Ranges),
             (false, _) => (Precision::F32, Split::Ranges),
         };
-        let reserve = below(&mut dice, 3) as usize;
-        let faults: Vec<String> = (0..below(&mut dice, 6)).map(|_| death(&mut dice)).collect();
-        let budget = if dice.hits(0.5) { u64::MAX } else { below(&mut dice, 10) };
-        let templates = [None, Some(false), Some(true)][below(&mut dice, 3) as usize];
+        let reserve = below(&mut rng, 3) as usize;
+        let faults: Vec<String> = (0..below(&mut rng, 6)).map(|_| death(&mut rng)).collect();
+        let budget = if rng.hits(0.5) { u64::MAX } else { below(&mut rng, 10) };
+        let templates = [None, Some(false), Some(true)][below(&mut rng, 3) as usize];
         let case = Case { precision, split, workers, reserve, routes, budget, templates, seed, ..CASE };
         let mut bench = Bench::new(case, &faults);
         for round in 0..2 {
-            for number in 0..below(&mut dice, 10) {
-                bench.give(number, exact && dice.hits(0.1));
-                if dice.hits(0.15) {
-                    bench.team.kill(below(&mut dice, workers as u64) as usize);
+            for number in 0..below(&mut rng, 10) {
+                bench.give(number, exact && rng.hits(0.1));
+                if rng.hits(0.15) {
+                    bench.team.kill(below(&mut rng, workers as u64) as usize);
                 }
             }
-            if dice.hits(0.5) {
+            if rng.hits(0.5) {
                 bench.hear_all();
             }
             bench.check(&format!("seed {seed}, round {round}"));
@@ -424,14 +424,14 @@ fn templates_fork_all_workers(routes: bool) {
 fn templates_that_are_killed_give_up_no_round(routes: bool) {
     let (mut started, mut forked) = (0, 0);
     for seed in 0..20 {
-        let mut dice = Dice::new(&[seed, 9]);
-        let faults: Vec<String> = (0..4).map(|_| death(&mut dice)).collect();
+        let mut rng = Rng::new(&[seed, 9]);
+        let faults: Vec<String> = (0..4).map(|_| death(&mut rng)).collect();
         let mut bench = Bench::new(Case { routes, templates: Some(true), seed, ..CASE }, &faults);
         for round in 0..3 {
             for number in 0..5 {
                 bench.give(number, false);
-                if dice.hits(0.3) {
-                    bench.team.kill(below(&mut dice, 2) as usize);
+                if rng.hits(0.3) {
+                    bench.team.kill(below(&mut rng, 2) as usize);
                 }
             }
             bench.check(&format!("seed {seed}, round {round}"));
@@ -454,11 +454,11 @@ fn templates_that_are_killed_give_up_no_round(routes: bool) {
     }
 }
 
-fn death(dice: &mut Dice) -> String {
-    if dice.hits(0.5) {
-        return format!("die {}", dice.up_to(15));
+fn death(rng: &mut Rng) -> String {
+    if rng.hits(0.5) {
+        return format!("die {}", rng.up_to(15));
     }
-    format!("vanish {}", dice.up_to(2000))
+    format!("vanish {}", rng.up_to(2000))
 }
 
 fn a_refused_update_leaves_nothing_behind(routes: bool) {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use thalweg_rng::Dice;
+use thalweg_rng::Rng;
 use thalweg_workers::{asked, forked};
 
 use super::worker::{die, vanish};
@@ -65,14 +65,14 @@ fn fault() -> Fault {
     let path = std::env::var_os(STARTED).unwrap();
     let number = std::fs::metadata(&path).unwrap().len();
     std::fs::File::options().append(true).open(&path).unwrap().write_all(b".").unwrap();
-    let mut dice = Dice::new(&[seed, number, 77]);
-    match below(&mut dice, 20) {
+    let mut rng = Rng::new(&[seed, number, 77]);
+    match below(&mut rng, 20) {
         0..4 => Fault::None,
         4..8 => {
-            vanish(Duration::from_micros(dice.up_to(20_000)));
+            vanish(Duration::from_micros(rng.up_to(20_000)));
             Fault::None
         }
-        8 => Fault::Hang(dice.up_to(6)),
-        _ => Fault::Die(dice.up_to(6)),
+        8 => Fault::Hang(rng.up_to(6)),
+        _ => Fault::Die(rng.up_to(6)),
     }
 }
