@@ -112,7 +112,7 @@ LISTENERS: dict[str, Port | Own] = {
         "a Unix socket in a folder of this user: 64 connections, 1 MiB a request",
         Shown("tests/lab/test_keeper.py", "test_who_never_ends_a_line_is_hung_up_on"),
     ),
-    "crates/workers/src/freight.rs": Own(1, OWN, Shown("crates/workers/src/freight.rs", "connected")),
+    "crates/workers/src/copying.rs": Own(1, OWN, Shown("crates/workers/src/copying.rs", "connected")),
     "crates/workers/src/routes/mod.rs": Own(1, OWN, Shown("crates/workers/src/routes/mod.rs", "pair")),
     "python/thalweg/lab/flood.py": Own(1, OWN, Shown("python/thalweg/lab/flood.py", "__init__")),
 }

@@ -10,10 +10,10 @@
 //! | file | what |
 //! |---|---|
 //! | `ledger/` | who was given what, who has folded it, what is committed; decides, without IO |
-//! | `team/` | drives the ledger: a thread for each worker, which starts it again when it dies |
+//! | `worker_pool/` | drives the ledger: a thread for each worker, which starts it again when it dies |
 //! | `worker/` | what runs in a worker's process |
 //! | `launch.rs`, `template.rs` | starts worker processes, or has them forked |
-//! | `freight.rs` | copies bytes to and from workers, as the systems do that the pool is compared with |
+//! | `copying.rs` | copies bytes to and from workers, as the systems do that the pool is compared with |
 //! | `routes/` | takes notes from process to process inside the kernel, where that is allowed |
 //! | `note.rs`, `setup.rs`, `hearing.rs` | what node and worker say to each other, and in which order it is heard |
 //!
@@ -24,22 +24,24 @@
 #![cfg(target_os = "linux")]
 
 mod clock;
-mod freight;
+mod copying;
 mod hearing;
 mod launch;
 mod ledger;
 mod note;
 mod routes;
 mod setup;
-mod team;
 mod template;
 mod worker;
+mod worker_pool;
 
-pub use freight::{hop, Carriage, DataPlane};
+pub use copying::{hop, Carriage, DataPlane};
 pub use launch::{Launched, Launcher, Origin, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
 pub use routes::{Count, NodeRoutes, Routes};
-pub use team::{Counts, Doing, Handovers, Start, Stretch, Team, TeamConfig, Timeline, HANDOVER_BOUNDS};
 pub use template::{asked, forked, Template};
 pub use worker::{work, work_with, Step};
+pub use worker_pool::{
+    Counts, Doing, Handovers, Start, Stretch, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
+};

@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     pub pool: OwnedFd,
     pub sums: OwnedFd,
     /// Its end of the connection by which bytes are copied, if they are.
-    pub freight: Option<OwnedFd>,
+    pub copying: Option<OwnedFd>,
     /// Its end of a connection by which notes go inside the kernel, if they do.
     pub route: Option<TcpStream>,
 }
@@ -90,9 +90,9 @@ impl Setup {
             vec![0; length.ok_or_else(|| bad("the node sent a set-up that is too long"))? as usize];
         socket.read_exact(&mut bytes)?;
         let setup: Self = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-        let freight = if setup.copies { descriptors.next() } else { None };
+        let copying = if setup.copies { descriptors.next() } else { None };
         let route = descriptors.next().map(TcpStream::from);
-        Ok((setup, Shared { pool, sums, freight, route }))
+        Ok((setup, Shared { pool, sums, copying, route }))
     }
 }
 

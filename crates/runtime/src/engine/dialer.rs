@@ -13,9 +13,9 @@ use thalweg_wire::text::check_name;
 use thalweg_wire::{Ranges, Tolerance};
 use tokio::sync::{watch, Notify};
 
-use super::crew::Crew;
 use super::hub::Lent;
 use super::outbox::Outbox;
+use super::task_set::TaskSet;
 use super::{caller_timeout, goes_on, holding, GoOn};
 use crate::options::Layers;
 use crate::{lock, random, registry, ClientOptions, Error};
@@ -236,7 +236,7 @@ pub(crate) struct Dialer<P: DialerPolicy> {
     driven: watch::Sender<bool>,
     waiting: Mutex<()>,
     changed: Condvar,
-    crew: Crew,
+    task_set: TaskSet,
 }
 
 impl<P: DialerPolicy> Dialer<P> {
@@ -245,7 +245,7 @@ impl<P: DialerPolicy> Dialer<P> {
     /// # Errors
     /// If the system starts no threads.
     pub fn start(to: DialOptions, machine: P::Machine, policy: P) -> Result<Arc<Self>, Error> {
-        let crew = Crew::new()?;
+        let task_set = TaskSet::new()?;
         let dialer = Arc::new(Self {
             machine: Mutex::new(machine),
             policy,
@@ -259,9 +259,9 @@ impl<P: DialerPolicy> Dialer<P> {
             driven: watch::Sender::new(false),
             waiting: Mutex::default(),
             changed: Condvar::new(),
-            crew: crew.clone(),
+            task_set: task_set.clone(),
         });
-        crew.spawn(drive(dialer.clone()));
+        task_set.spawn(drive(dialer.clone()));
         Ok(dialer)
     }
 
@@ -327,7 +327,7 @@ impl<P: DialerPolicy> Dialer<P> {
     pub fn close_within(self: &Arc<Self>, reason: &str, timeout: Duration) {
         lock(&self.machine).leave(reason);
         self.wake();
-        self.crew.handle().block_on(async {
+        self.task_set.handle().block_on(async {
             let farewell = async {
                 // The driver queues the farewell, in a task of its own. An error would mean that the driver
                 // has ended.
@@ -341,7 +341,7 @@ impl<P: DialerPolicy> Dialer<P> {
                 link.close().await;
             }
         });
-        self.crew.dismiss(TASKS_TIMEOUT);
+        self.task_set.dismiss(TASKS_TIMEOUT);
         self.connection.send_replace(None);
         // Callers that wait for an event must get `Finished`, even if the driver ended before it performed
         // that action.
@@ -358,7 +358,7 @@ impl<P: DialerPolicy> Dialer<P> {
 
     fn perform(self: &Arc<Self>, action: ClientAction<<P::Machine as DialerMachine>::Wanted>) {
         match action {
-            ClientAction::Connect { after, to } => self.crew.spawn(connect(self.clone(), after, to)),
+            ClientAction::Connect { after, to } => self.task_set.spawn(connect(self.clone(), after, to)),
             ClientAction::Prove { challenge, job, token } => self.prove(&challenge, job, token),
             ClientAction::Send(message) => {
                 if let Some(outbox) = self.outbox() {
@@ -405,7 +405,7 @@ impl<P: DialerPolicy> Dialer<P> {
     fn send_parcel(self: &Arc<Self>, parcel: u32, wanted: &Ranges) {
         let prepared = self.prepare(parcel, wanted);
         let dialer = self.clone();
-        self.crew.spawn(async move {
+        self.task_set.spawn(async move {
             let outcome = match prepared {
                 Ok((link, update)) => dialer.send(&link, &update).await,
                 Err(reason) => Err(reason),
@@ -481,10 +481,10 @@ fn attach<P: DialerPolicy>(dialer: &Arc<Dialer<P>>, link: Arc<dyn Link>) -> Resu
         *generations += 1;
         *generations
     };
-    let outbox = Outbox::start(&dialer.crew, link.clone());
+    let outbox = Outbox::start(&dialer.task_set, link.clone());
     dialer.connection.send_replace(Some(Connection { generation, outbox }));
     lock(&dialer.machine).connected(dialer.now(), nonce, ordered);
-    dialer.crew.spawn(read(dialer.clone(), generation, link));
+    dialer.task_set.spawn(read(dialer.clone(), generation, link));
     Ok(())
 }
 

@@ -20,9 +20,9 @@ use thalweg_wire::{Layout, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
 use super::admission::{ForwardedProofs, Gate, Keys, Peers};
-use super::crew::Crew;
 use super::notes::Notes;
 use super::outbox::Outbox;
+use super::task_set::TaskSet;
 use super::turned_away::TurnedAway;
 use super::{caller_timeout, descriptors, goes_on, holding, GoOn};
 use crate::{lock, random, Error};
@@ -198,7 +198,7 @@ pub(crate) struct Hub<P: HubPolicy> {
     wake: Notify,
     notes: Mutex<Notes>,
     changed: Condvar,
-    crew: Crew,
+    task_set: TaskSet,
 }
 
 impl<P: HubPolicy> Hub<P> {
@@ -236,11 +236,11 @@ impl<P: HubPolicy> Hub<P> {
             job: options.job,
         };
         let gate = Gate::new(&keys, address.is_local(), peers.clone())?.keeping_proofs(options.proofs);
-        let crew = Crew::new()?;
+        let task_set = TaskSet::new()?;
         let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
         let listening = Options { lobby: Some(lobby), ..options.transport };
         let listener: Arc<dyn Listener> =
-            crew.handle().block_on(transport.listen(address, &listening))?.into();
+            task_set.handle().block_on(transport.listen(address, &listening))?.into();
         let notice = listener.notice();
         let chunk = chunk_size(options.chunk, listener.max_chunk());
         let (machine, policy) = made(Box::new(gate), chunk);
@@ -262,7 +262,7 @@ impl<P: HubPolicy> Hub<P> {
             wake: Notify::new(),
             notes: Mutex::default(),
             changed: Condvar::new(),
-            crew: crew.clone(),
+            task_set: task_set.clone(),
         });
         if let Some(notice) = notice {
             hub.note(&notice);
@@ -273,8 +273,8 @@ impl<P: HubPolicy> Hub<P> {
                 options.chunk
             ));
         }
-        crew.spawn(accept(hub.clone()));
-        crew.spawn(drive(hub.clone()));
+        task_set.spawn(accept(hub.clone()));
+        task_set.spawn(drive(hub.clone()));
         Ok(hub)
     }
 
@@ -297,12 +297,12 @@ impl<P: HubPolicy> Hub<P> {
 
     /// Starts a task that ends with the hub.
     pub fn spawn(&self, task: impl std::future::Future<Output = ()> + Send + 'static) {
-        self.crew.spawn(task);
+        self.task_set.spawn(task);
     }
 
     /// Runs work that may take long on a thread of its own.
     pub fn spawn_blocking(&self, work: impl FnOnce() + Send + 'static) {
-        self.crew.handle().spawn_blocking(work);
+        self.task_set.handle().spawn_blocking(work);
     }
 
     /// Waits at most `limit` until `look` returns something. Whoever changes what `look` reads calls
@@ -457,7 +457,7 @@ impl<P: HubPolicy> Hub<P> {
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
         let nonce = random()?;
         lock(&self.peers).insert(id, link.peer().clone());
-        lock(&self.links).insert(id, Outbox::start(&self.crew, link.clone()));
+        lock(&self.links).insert(id, Outbox::start(&self.task_set, link.clone()));
         link.tolerate(&lock(&self.tolerance));
         if let Some(notice) = link.notice() {
             self.noted(|notes| notes.add_once(&notice));
@@ -616,7 +616,7 @@ impl<P: HubPolicy> Hub<P> {
         let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
         let all = async { join_all(outboxes.iter().map(Outbox::flushed)).await };
         // What is not sent by then is lost with its link.
-        let _ = self.crew.handle().block_on(async { tokio::time::timeout(limit, all).await });
+        let _ = self.task_set.handle().block_on(async { tokio::time::timeout(limit, all).await });
     }
 
     /// Tells every member that the job is over, and ends all tasks. Idempotent.
@@ -625,7 +625,7 @@ impl<P: HubPolicy> Hub<P> {
         lock(&self.machine).finish(now, reason);
         let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
         self.wake();
-        self.crew.handle().block_on(async {
+        self.task_set.handle().block_on(async {
             // The driver queues the farewells. Each link then closes by itself, or below.
             tokio::task::yield_now().await;
             let all = async {
@@ -636,7 +636,7 @@ impl<P: HubPolicy> Hub<P> {
             let _ = tokio::time::timeout(FAREWELL_TIMEOUT, all).await;
             join_all(outboxes.iter().map(|outbox| outbox.link().close())).await;
         });
-        self.crew.dismiss(TASKS_TIMEOUT);
+        self.task_set.dismiss(TASKS_TIMEOUT);
         // No task holds the listener any more, so this frees the address.
         drop(lock(&self.listener).take());
     }

@@ -12,7 +12,6 @@
 //! its machine has.
 
 mod admission;
-mod crew;
 mod descriptors;
 mod dialer;
 mod holding;
@@ -20,17 +19,18 @@ mod hub;
 mod landing;
 mod notes;
 mod outbox;
+mod task_set;
 mod turned_away;
 
 pub use self::admission::check_forwarded_proof;
 pub(crate) use self::admission::{ForwardedProofs, Gate, Keys, Peers};
-pub(crate) use self::crew::Crew;
 pub(crate) use self::descriptors::limit as descriptor_limit;
 pub(crate) use self::dialer::{
     dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy, KnownAs, FAREWELL_TIMEOUT,
 };
 pub(crate) use self::hub::{hub_machine, Hub, HubMachine, HubOptions, HubPolicy, Lent};
 pub(crate) use self::landing::{part, store, Scratch};
+pub(crate) use self::task_set::TaskSet;
 pub(crate) use self::turned_away::TurnedAway;
 
 use std::time::Duration;

@@ -8,7 +8,7 @@ use thalweg_transport::Link;
 use thalweg_wire::control::Control;
 use tokio::sync::{mpsc, oneshot};
 
-use super::crew::Crew;
+use super::task_set::TaskSet;
 
 /// Most messages that may be queued for a peer. A peer that is further behind loses its link.
 const CAPACITY: usize = 256;
@@ -25,15 +25,15 @@ enum Item {
 pub(crate) struct Outbox {
     link: Arc<dyn Link>,
     queue: mpsc::Sender<Item>,
-    crew: Crew,
+    task_set: TaskSet,
 }
 
 impl Outbox {
     /// Starts the task that sends the queue over the link.
-    pub fn start(crew: &Crew, link: Arc<dyn Link>) -> Self {
+    pub fn start(task_set: &TaskSet, link: Arc<dyn Link>) -> Self {
         let (queue, mut items) = mpsc::channel(CAPACITY);
         let writer = link.clone();
-        crew.spawn(async move {
+        task_set.spawn(async move {
             while let Some(item) = items.recv().await {
                 match item {
                     Item::Message(message) => {
@@ -45,7 +45,7 @@ impl Outbox {
                 }
             }
         });
-        Self { link, queue, crew: crew.clone() }
+        Self { link, queue, task_set: task_set.clone() }
     }
 
     pub fn link(&self) -> &Arc<dyn Link> {
@@ -57,7 +57,7 @@ impl Outbox {
         let queued = message.encode().ok().and_then(|m| self.queue.try_send(Item::Message(m.into())).ok());
         if queued.is_none() {
             let link = self.link.clone();
-            self.crew.spawn(async move { link.close().await });
+            self.task_set.spawn(async move { link.close().await });
         }
     }
 
@@ -72,7 +72,7 @@ impl Outbox {
     /// Closes the link after the queued messages are sent, or after a short time limit.
     pub fn close(&self) {
         let outbox = self.clone();
-        self.crew.spawn(async move {
+        self.task_set.spawn(async move {
             let _ = tokio::time::timeout(FLUSH, outbox.flushed()).await;
             outbox.link.close().await;
         });

@@ -28,7 +28,7 @@ use self::events::{Event, Events};
 use self::far::Far;
 use self::near::Near;
 pub use self::options::ForwardOptions;
-use crate::engine::Crew;
+use crate::engine::TaskSet;
 use crate::told::{self, UNHEARD};
 use crate::Error;
 
@@ -43,7 +43,7 @@ enum End {
 /// One end of a forwarded path. It listens as soon as it is made; [`Forwarder::serve`] makes it serve.
 pub struct Forwarder {
     end: Option<End>,
-    crew: Crew,
+    task_set: TaskSet,
     told: mpsc::Receiver<String>,
     listening: String,
 }
@@ -59,10 +59,10 @@ impl Forwarder {
     pub fn open(config: &str) -> Result<Self, Error> {
         let options: ForwardOptions = serde_json::from_str(config)?;
         options.check()?;
-        let crew = Crew::new()?;
+        let task_set = TaskSet::new()?;
         let (sender, told) = mpsc::channel(UNHEARD);
         let events = Events::new(sender);
-        let end = crew.handle().block_on(async {
+        let end = task_set.handle().block_on(async {
             Ok::<_, Error>(match options.via.is_some() {
                 true => End::Near(Box::new(Near::open(&options, events).await?)),
                 false => End::Far(Far::open(&options, events).await?),
@@ -72,7 +72,7 @@ impl Forwarder {
             End::Near(near) => near.listening(),
             End::Far(far) => far.listening(),
         };
-        Ok(Self { end: Some(end), crew, told, listening: Event::text(&listening) })
+        Ok(Self { end: Some(end), task_set, told, listening: Event::text(&listening) })
     }
 
     /// The address that it listens at, as JSON.
@@ -90,7 +90,7 @@ impl Forwarder {
         let end = self.end.take().ok_or_else(again)?;
         let (stop, stopped) = watch::channel(false);
         let (done, mut outcome) = oneshot::channel();
-        self.crew.spawn(async move {
+        self.task_set.spawn(async move {
             let ended = match end {
                 End::Near(near) => near.run(stopped).await,
                 End::Far(far) => far.run(stopped).await,
@@ -98,7 +98,7 @@ impl Forwarder {
             // An error means that the caller's thread is gone.
             let _ = done.send(ended);
         });
-        let handle = self.crew.handle().clone();
+        let handle = self.task_set.handle().clone();
         told::relay(&handle, &mut self.told, go_on, &stop);
         // No more events can arrive, so the end has stopped. Or it took too long, and is aborted with its
         // tasks.
@@ -113,6 +113,6 @@ async fn stop(stopped: &mut watch::Receiver<bool>) {
 
 impl Drop for Forwarder {
     fn drop(&mut self) {
-        self.crew.dismiss(TASKS_TIMEOUT);
+        self.task_set.dismiss(TASKS_TIMEOUT);
     }
 }

@@ -15,8 +15,8 @@ use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_shm_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
 use thalweg_workers::{
-    Carriage, Count, DataPlane, Doing, Handovers, Launcher, NodeRoutes, Program, Split, Start, Stretch, Team,
-    TeamConfig, Template, Timeline, HANDOVER_BOUNDS,
+    Carriage, Count, DataPlane, Doing, Handovers, Launcher, NodeRoutes, Program, Split, Start, Stretch,
+    Template, Timeline, WorkerPool, WorkerPoolConfig, HANDOVER_BOUNDS,
 };
 
 use super::mending::Mending;
@@ -37,7 +37,7 @@ pub(crate) struct Workers {
     pool: Pool,
     /// The slot that a sender's update is received into.
     places: Mutex<HashMap<u32, Slot>>,
-    team: Team,
+    worker_pool: WorkerPool,
     /// Why notes take the route that they take.
     routes_reason: String,
     mending: Mending,
@@ -62,7 +62,7 @@ impl Workers {
         let class = Class { bytes: layout.bytes(), slots: places.saturating_mul(2) };
         let pool = Pool::new(Plan::new(&[class])).map_err(|e| memory(e.to_string()))?;
         let (routes, routes_reason) = routes(workers.routes)?;
-        let config = TeamConfig {
+        let config = WorkerPoolConfig {
             layout: layout.clone(),
             precision: options.precision.into(),
             pool: pool.clone(),
@@ -75,13 +75,13 @@ impl Workers {
             start: start(workers.start),
             autoscaler: workers.autoscaler,
         };
-        let team = Team::new(config, launcher(workers)).map_err(|e| memory(e.to_string()))?;
+        let worker_pool = WorkerPool::new(config, launcher(workers)).map_err(|e| memory(e.to_string()))?;
         Ok(Self {
             judge: Accumulator::new(layout.clone(), options.precision.into()),
             receiving: RwLock::default(),
             pool,
             places: Mutex::default(),
-            team,
+            worker_pool,
             routes_reason,
             mending: Mending::new(layout, model, options),
         })
@@ -139,7 +139,7 @@ impl Reducer for Workers {
                 done(outcome);
             };
             match sealed {
-                Ok(object) => self.team.fold(object, update.weight, Box::new(done)),
+                Ok(object) => self.worker_pool.fold(object, update.weight, Box::new(done)),
                 Err(reason) => done(Err(reason)),
             }
         });
@@ -155,29 +155,29 @@ impl Reducer for Workers {
         let summary = into.map_or_else(
             || Ok(nothing()),
             |into| {
-                let sums = self.team.close().map_err(NoMean::Sums)?;
+                let sums = self.worker_pool.close().map_err(NoMean::Sums)?;
                 self.mending.end(&sums, into)
             },
         );
         // Drop the sums in any case: they must not count in the next round.
-        self.team.begin();
+        self.worker_pool.begin();
         summary
     }
 
     fn export(&self, cells: &mut [u8]) -> Result<SumsHead, String> {
         let _alone = self.receiving.write().unwrap_or_else(PoisonError::into_inner);
         lock(&self.places).clear();
-        let sums = self.team.close();
+        let sums = self.worker_pool.close();
         let head = sums
             .and_then(|sums| Accumulator::export_together(&sums, cells).map_err(|error| error.to_string()));
-        self.team.begin();
+        self.worker_pool.begin();
         head
     }
 
     fn tree(&self) -> Option<Value> {
-        let counts = self.team.counts();
+        let counts = self.worker_pool.counts();
         Some(json!({
-            "workers": self.team.workers(),
+            "workers": self.worker_pool.workers(),
             "aggregators_created": counts.started,
             "died": counts.died,
             "warm": counts.warm,
@@ -190,8 +190,8 @@ impl Reducer for Workers {
             "cpu_seconds": counts.cpu as f64 / 1e9,
             "hops_cpu_seconds": counts.carrying as f64 / 1e9,
             "pool_bytes": self.pool.bytes(),
-            "sums_bytes": self.team.sums_bytes(),
-            "routes": if self.team.is_routed() { "kernel" } else { "node" },
+            "sums_bytes": self.worker_pool.sums_bytes(),
+            "routes": if self.worker_pool.is_routed() { "kernel" } else { "node" },
             "routes_reason": self.routes_reason,
             "notes": counts.kernel.map(notes),
             "now": {
@@ -207,7 +207,7 @@ impl Reducer for Workers {
     }
 
     fn timeline(&self) -> Option<Worked> {
-        let (Timeline { stretches, left_out, .. }, now) = self.team.timeline();
+        let (Timeline { stretches, left_out, .. }, now) = self.worker_pool.timeline();
         let before = |at: u64| now.saturating_sub(at) as f64 / 1e9;
         let told = |one: Stretch| Did {
             worker: one.worker + 1,

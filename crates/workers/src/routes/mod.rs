@@ -1,5 +1,5 @@
-//! Notes that go from process to process inside the kernel: the program `crates/ebpf/programs/route.c` and its maps. A team
-//! that is given none sends notes over the Unix sockets of its workers alone.
+//! Notes that go from process to process inside the kernel: the program `crates/ebpf/programs/route.c` and its maps. A
+//! worker pool that is given none sends notes over the Unix sockets of its workers alone.
 //!
 //! ```text
 //! node's outlet --TCP--> node's inlet        what the program does not route comes out here

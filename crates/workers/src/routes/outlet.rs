@@ -9,7 +9,7 @@ use rustix::net::{send, SendFlags};
 use super::Routes;
 use crate::note::{Note, NOTE_BYTES};
 
-/// Routes for a team, with the node's own connection.
+/// Routes for a worker pool, with the node's own connection.
 pub struct NodeRoutes {
     pub(crate) routes: Routes,
     pub(crate) outlet: TcpStream,

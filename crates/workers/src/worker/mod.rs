@@ -1,13 +1,13 @@
 //! What runs in a worker's process: it folds what it is told of, and says so. One thread; it ends when its node closes the
 //! socket, also by dying.
 
-mod freight;
+mod copying;
 mod saying;
 mod sums;
 
 use std::os::unix::net::UnixStream;
 
-use freight::Freight;
+use copying::CopyingPlane;
 use saying::Saying;
 use sums::TwoSums;
 use thalweg_arena::{Access, Arena};
@@ -50,10 +50,10 @@ pub fn work(socket: UnixStream) -> Result<(), String> {
 /// # Errors
 /// As [`work`].
 pub fn work_with(socket: UnixStream, at: &mut dyn FnMut(Step)) -> Result<(), String> {
-    let (setup, Shared { pool, sums, freight, route }) =
+    let (setup, Shared { pool, sums, copying, route }) =
         Setup::receive(&socket).map_err(|e| e.to_string())?;
     let reader = Reader::new(pool, setup.plan()).map_err(|e| e.to_string())?;
-    let freight = freight.map(|end| Freight::new(end, &sums, &setup)).transpose()?;
+    let copying = copying.map(|end| CopyingPlane::new(end, &sums, &setup)).transpose()?;
     let arena = Arena::of_fd(sums, setup.sums_bytes, Access::Write).map_err(|e| e.to_string())?;
     let sums = TwoSums::new(&setup, &arena).map_err(|e| e.to_string())?;
     let heard = route.as_ref().map(|route| route.try_clone()).transpose();
@@ -65,7 +65,7 @@ pub fn work_with(socket: UnixStream, at: &mut dyn FnMut(Step)) -> Result<(), Str
     if !saying.flush() {
         return Ok(()); // the node is gone
     }
-    Worker { number: setup.number, reader, sums, freight, saying }.run(hearing, at)
+    Worker { number: setup.number, reader, sums, copying, saying }.run(hearing, at)
 }
 
 struct Worker {
@@ -73,7 +73,7 @@ struct Worker {
     reader: Reader,
     sums: TwoSums,
     /// Where bytes are copied, if they are.
-    freight: Option<Freight>,
+    copying: Option<CopyingPlane>,
     saying: Saying,
 }
 
@@ -127,7 +127,7 @@ impl Worker {
             Kind::Fold => self.fold(notes)?,
             Kind::Send => {
                 let base = self.sums.base().ok_or("the node wants sums, and none are committed")?;
-                self.freight.as_mut().ok_or("the node wants sums, and gave no connection")?.send(base)?;
+                self.copying.as_mut().ok_or("the node wants sums, and gave no connection")?.send(base)?;
             }
             Kind::Folded | Kind::Refused | Kind::Committed | Kind::Ready => {
                 return Err("the node sent what only workers say".into());
@@ -138,7 +138,7 @@ impl Worker {
 
     /// Most updates in one pass. Of those that are copied there is room for one.
     fn pass(&self) -> usize {
-        if self.freight.is_some() {
+        if self.copying.is_some() {
             1
         } else {
             PASS
@@ -146,11 +146,11 @@ impl Worker {
     }
 
     fn fold(&mut self, notes: &[Note]) -> Result<(), String> {
-        let mut freight = self.freight.take();
+        let mut copying = self.copying.take();
         // The copy of an update comes whether it can be read or not.
-        let copy = freight.as_mut().map(Freight::receive).transpose()?;
+        let copy = copying.as_mut().map(CopyingPlane::receive).transpose()?;
         self.fold_all(notes, copy);
-        self.freight = freight;
+        self.copying = copying;
         Ok(())
     }
 

@@ -18,8 +18,8 @@ use thalweg_rng::Rng;
 use thalweg_shm_pool::{Class, Object, Plan, Pool};
 use thalweg_wire::{Dtype, Layout, Ranges};
 use thalweg_workers::{
-    Carriage, DataPlane, Launched, Launcher, NodeRoutes, Process, Program, Split, Start, Team, TeamConfig,
-    Template,
+    Carriage, DataPlane, Launched, Launcher, NodeRoutes, Process, Program, Split, Start, Template,
+    WorkerPool, WorkerPoolConfig,
 };
 
 pub const WORKER: &str = "THALWEG_NODE_WORKER";
@@ -107,10 +107,10 @@ impl Drop for TempPath {
 
 type Told = (u64, Result<(), String>);
 
-/// A team, and one accumulator that is given the same updates.
+/// A worker pool, and one accumulator that is given the same updates.
 struct Bench {
     pool: Pool,
-    team: Team,
+    worker_pool: WorkerPool,
     single: Accumulator,
     under_way: usize,
     told: (Sender<Told>, Receiver<Told>),
@@ -161,7 +161,7 @@ impl Bench {
         let class = Class { bytes: layout().bytes(), slots: (STAGING + reserve) as u32 };
         let pool = Pool::new(Plan::new(&[class])).unwrap();
         let routes = routes.then(|| NodeRoutes::open().unwrap().with_budget(budget));
-        let config = TeamConfig {
+        let config = WorkerPoolConfig {
             layout: layout(),
             precision,
             pool: pool.clone(),
@@ -174,9 +174,9 @@ impl Bench {
             start,
             autoscaler: None,
         };
-        let team = Team::new(config, launcher).unwrap();
+        let worker_pool = WorkerPool::new(config, launcher).unwrap();
         let single = Accumulator::new(layout(), precision);
-        Self { pool, team, single, under_way: 0, told: channel(), rng: Rng::new(&[seed]) }
+        Self { pool, worker_pool, single, under_way: 0, told: channel(), rng: Rng::new(&[seed]) }
     }
 
     /// An update of small floats; exact sums refuse a `bad` one.
@@ -206,8 +206,8 @@ impl Bench {
         slot.seal(key.try_into().unwrap(), came, Duration::ZERO).unwrap()
     }
 
-    /// Gives the team an update, of which the last part may be missing. Waits for another one to count if the staging is
-    /// full.
+    /// Gives the worker pool an update, of which the last part may be missing. Waits for another one to count if the
+    /// staging is full.
     fn give(&mut self, number: u64, is_bad: bool) {
         while self.under_way == STAGING {
             drop(self.hear());
@@ -224,7 +224,7 @@ impl Bench {
         }
         let told = self.told.0.clone();
         self.under_way += 1;
-        self.team.fold(object, weight, Box::new(move |outcome| told.send((number, outcome)).unwrap()));
+        self.worker_pool.fold(object, weight, Box::new(move |outcome| told.send((number, outcome)).unwrap()));
     }
 
     fn hear(&mut self) -> Told {
@@ -240,12 +240,12 @@ impl Bench {
     /// The mean of the workers' sums is that of the single accumulator.
     fn check(&mut self, what: &str) {
         let mut mean = vec![0; layout().bytes() as usize];
-        for sums in self.team.close().unwrap() {
+        for sums in self.worker_pool.close().unwrap() {
             let part = sums.part();
             let out = &mut mean[part.start as usize..part.end as usize];
             sums.finish_part(part.start, out, Repair::Zero).unwrap();
         }
-        self.team.begin();
+        self.worker_pool.begin();
         let mut expected = vec![0; mean.len()];
         self.single.finish_and_reset(&mut expected, Repair::Zero).unwrap();
         assert!(mean == expected, "{what}: the mean is another one");
@@ -271,7 +271,7 @@ fn workers_give_the_bits_of_one_accumulator(routes: bool) {
             assert!(bench.hear_all().iter().all(|(_, outcome)| outcome.is_ok()));
             bench.check(&format!("{precision:?} {split:?} {workers} round {round}"));
         }
-        let counts = bench.team.counts();
+        let counts = bench.worker_pool.counts();
         assert_eq!((counts.started, counts.died), (workers as u64, 0), "processes serve all rounds");
         assert_eq!(counts.warm, 2 * workers as u64);
         assert!(counts.cpu > 0 && !counts.handovers.last().is_empty());
@@ -286,10 +286,10 @@ fn notes_beyond_the_budget_are_not_lost(routes: bool) {
         let mut bench = Bench::new(Case { routes, budget, ..CASE }, &[]);
         (0..7).for_each(|number| bench.give(number, false));
         bench.check("a budget");
-        let Some(kernel) = bench.team.counts().kernel else { return };
+        let Some(kernel) = bench.worker_pool.counts().kernel else { return };
         assert_eq!(kernel.direct, 2 * budget * CASE.workers as u64);
         assert!(kernel.passed > 0);
-        assert_eq!(bench.team.counts().died, 0);
+        assert_eq!(bench.worker_pool.counts().died, 0);
     }
 }
 
@@ -308,7 +308,7 @@ fn every_data_plane_gives_the_same_bits(routes: bool) {
                 bench.hear_all();
                 bench.check(&format!("{plane:?} {split:?} round {round}"));
             }
-            let counts = bench.team.counts();
+            let counts = bench.worker_pool.counts();
             assert_eq!((counts.started, counts.died), (workers as u64, 0));
             assert_eq!(counts.carrying > 0, plane.hops() > 0, "{plane:?}");
         }
@@ -319,14 +319,14 @@ fn workers_start_with_their_first_work_and_end_with_the_round(routes: bool) {
     for split in [Split::Clients, Split::Ranges] {
         let mut bench = Bench::new(Case { split, workers: 3, start: Start::Cold, routes, ..CASE }, &[]);
         bench.check("nothing");
-        let first = bench.team.counts().started;
+        let first = bench.worker_pool.counts().started;
         for round in 0..2 {
             // Two leaves get one each.
             (0..2).for_each(|number| bench.give(number, false));
             bench.check(&format!("{split:?} round {round}"));
             bench.hear_all();
         }
-        let counts = bench.team.counts();
+        let counts = bench.worker_pool.counts();
         let started = if split == Split::Clients { (1, 5) } else { (3, 9) };
         assert_eq!((first, counts.started), started, "{split:?}");
         assert_eq!((counts.died, counts.warm), (0, 0), "{split:?}");
@@ -347,13 +347,13 @@ fn killed_workers_change_no_bit_whatever_copies_their_bytes(routes: bool) {
             for number in 0..6 {
                 bench.give(number, rng.hits(0.1));
                 if rng.hits(0.15) {
-                    bench.team.kill(below(&mut rng, 2) as usize);
+                    bench.worker_pool.kill(below(&mut rng, 2) as usize);
                 }
             }
             bench.check(&format!("{plane:?}, seed {seed}, round {round}"));
             bench.hear_all();
         }
-        killed += bench.team.counts().died;
+        killed += bench.worker_pool.counts().died;
     }
     assert!(killed > 12, "only {killed} workers died");
 }
@@ -389,7 +389,7 @@ fn killed_workers_change_no_bit(routes: bool) {
             for number in 0..below(&mut rng, 10) {
                 bench.give(number, exact && rng.hits(0.1));
                 if rng.hits(0.15) {
-                    bench.team.kill(below(&mut rng, workers as u64) as usize);
+                    bench.worker_pool.kill(below(&mut rng, workers as u64) as usize);
                 }
             }
             if rng.hits(0.5) {
@@ -398,7 +398,7 @@ fn killed_workers_change_no_bit(routes: bool) {
             bench.check(&format!("seed {seed}, round {round}"));
             bench.hear_all();
         }
-        let counts = bench.team.counts();
+        let counts = bench.worker_pool.counts();
         killed += counts.died;
         started += counts.started;
         forked += counts.forked;
@@ -414,7 +414,7 @@ fn templates_fork_all_workers(routes: bool) {
         bench.check(&format!("round {round}"));
         bench.hear_all();
     }
-    let counts = bench.team.counts();
+    let counts = bench.worker_pool.counts();
     assert_eq!((counts.started, counts.forked, counts.died), (3, 3, 1));
     assert_eq!((counts.starts.last().len(), counts.resumes.last().len()), (3, 1));
 }
@@ -431,14 +431,14 @@ fn templates_that_are_killed_give_up_no_round(routes: bool) {
             for number in 0..5 {
                 bench.give(number, false);
                 if rng.hits(0.3) {
-                    bench.team.kill(below(&mut rng, 2) as usize);
+                    bench.worker_pool.kill(below(&mut rng, 2) as usize);
                 }
             }
             bench.check(&format!("seed {seed}, round {round}"));
             assert!(bench.hear_all().iter().all(|(_, outcome)| outcome.is_ok()));
         }
-        started += bench.team.counts().started;
-        forked += bench.team.counts().forked;
+        started += bench.worker_pool.counts().started;
+        forked += bench.worker_pool.counts().forked;
     }
     println!("  {forked} of {started} workers were forked");
     assert!(0 < forked && forked < started, "templates always die, or never");
@@ -450,7 +450,7 @@ fn templates_that_are_killed_give_up_no_round(routes: bool) {
             Bench::with(Case { routes, ..CASE }, Box::new(Faulty { faults, launcher, _started: None }));
         bench.give(0, false);
         bench.check(command);
-        assert_eq!(bench.team.counts().forked, 0);
+        assert_eq!(bench.worker_pool.counts().forked, 0);
     }
 }
 
@@ -479,7 +479,7 @@ fn a_refused_update_leaves_nothing_behind(routes: bool) {
             }
         }
         bench.check("refused");
-        assert_eq!(bench.team.counts().died, 0);
+        assert_eq!(bench.worker_pool.counts().died, 0);
     }
 }
 
@@ -489,7 +489,7 @@ fn workers_that_hang_babble_or_forge_are_replaced(routes: bool) {
         let mut bench = Bench::new(Case { timeout, workers: 1, routes, ..CASE }, &[fault.into()]);
         (0..6).for_each(|number| bench.give(number, false));
         bench.check(fault);
-        assert!(bench.team.counts().died >= 1, "{fault}: nobody was replaced");
+        assert!(bench.worker_pool.counts().died >= 1, "{fault}: nobody was replaced");
     }
 }
 
@@ -501,8 +501,8 @@ fn a_program_that_cannot_start_fails_the_round(routes: bool) {
         let (_, outcome) = bench.hear();
         let why = outcome.unwrap_err();
         assert!(why.contains("could be started") || why.contains("died"), "{why}");
-        assert!(bench.team.close().is_err());
-        bench.team.begin();
+        assert!(bench.worker_pool.close().is_err());
+        bench.worker_pool.begin();
         assert_eq!(bench.pool.free(0), bench.pool.plan().slots() as usize);
     }
 }

@@ -4,7 +4,7 @@ use thalweg_arena::{Access, Arena, ArenaError};
 use thalweg_fold::{Accumulator, LentMemory};
 use thalweg_wire::Range;
 
-use super::{Shared, TeamConfig};
+use super::{Shared, WorkerPoolConfig};
 use crate::ledger::{Base, Split};
 use crate::setup::Setup;
 
@@ -15,7 +15,7 @@ const MOST: usize = 1024;
 ///
 /// # Errors
 /// If there is no memory for the sums.
-pub(super) fn shares(config: &TeamConfig) -> Result<(Vec<Setup>, Vec<Arena>), ArenaError> {
+pub(super) fn shares(config: &WorkerPoolConfig) -> Result<(Vec<Setup>, Vec<Arena>), ArenaError> {
     let (layout, precision) = (&config.layout, config.precision);
     let whole = Range::new(0, layout.bytes());
     let count = config.workers.clamp(1, MOST);
@@ -42,7 +42,7 @@ pub(super) fn shares(config: &TeamConfig) -> Result<(Vec<Setup>, Vec<Arena>), Ar
 ///
 /// # Errors
 /// If there is no memory for them.
-pub(super) fn copies(config: &TeamConfig, setups: &[Setup]) -> Result<Vec<Arena>, ArenaError> {
+pub(super) fn copies(config: &WorkerPoolConfig, setups: &[Setup]) -> Result<Vec<Arena>, ArenaError> {
     let own = |setup: &Setup| Arena::shared(setup.sums_bytes / 2, Access::Write);
     setups.iter().filter(|_| config.plane.copies()).map(own).collect()
 }

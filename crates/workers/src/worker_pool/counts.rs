@@ -1,4 +1,4 @@
-//! What a team has done so far.
+//! What a worker pool has done so far.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub const HANDOVER_BOUNDS: [u64; 11] = [
     100_000_000,
 ];
 
-/// What a team has done so far.
+/// What a worker pool has done so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Counts {
     /// Processes started.

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use thalweg_wire::Range;
 
 use super::Shared;
-use crate::freight::receive_within;
+use crate::copying::receive_within;
 use crate::ledger::Base;
 
 /// How often a worker that dies while it sends is replaced before the round fails.

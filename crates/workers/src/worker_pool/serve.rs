@@ -9,7 +9,7 @@ use super::line::{answer, Line, Route, Ways};
 use super::timeline::{Doing, Stretch};
 use super::Shared;
 use crate::clock;
-use crate::freight::Freight;
+use crate::copying::CopyingPlane;
 use crate::hearing::{Heard, Hearing};
 use crate::launch::{Launched, Origin};
 use crate::ledger::Base;
@@ -23,7 +23,7 @@ struct Started {
 }
 
 impl Shared {
-    /// Keeps a worker running until the team ends.
+    /// Keeps a worker running until the worker pool ends.
     pub(super) fn serve(&self, worker: usize) {
         loop {
             let mut state = self.lock();
@@ -65,7 +65,7 @@ impl Shared {
         let mut setup = self.setups[worker].clone();
         setup.number = party;
         setup.base = base.map(|base| (base.slot, base.head.encode()));
-        let (freight, far) = self.freight(worker)?.unzip();
+        let (copying, far) = self.copying(worker)?.unzip();
         let began = clock::now();
         let Launched { socket, mut process, origin } = self.launcher.launch()?;
         let (route, own) = self.route(party).unzip();
@@ -80,7 +80,7 @@ impl Shared {
         let heard = route.as_ref().map(|route: &Route| route.socket.try_clone()).transpose();
         match socket.try_clone().and_then(|socket| Ok((socket, heard?))) {
             Ok((unix, heard)) => {
-                let line = Line::new((party, began), socket, Ways { route, freight }, process);
+                let line = Line::new((party, began), socket, Ways { route, copying }, process);
                 Ok(Started { origin, line, hearing: Hearing::new(unix, heard) })
             }
             Err(error) => {
@@ -101,11 +101,11 @@ impl Shared {
     }
 
     /// A connection for a worker's bytes, if they are copied, and the worker's end of it.
-    fn freight(&self, worker: usize) -> io::Result<Option<(Freight, OwnedFd)>> {
+    fn copying(&self, worker: usize) -> io::Result<Option<(CopyingPlane, OwnedFd)>> {
         let plane = self.config.plane;
         // The largest messages are an update and sums.
         let most = self.config.layout.bytes().max(self.setups[worker].sums_bytes / 2);
-        plane.copies().then(|| Freight::new(plane, &*self.launcher, most)).transpose()
+        plane.copies().then(|| CopyingPlane::new(plane, &*self.launcher, most)).transpose()
     }
 
     /// How often a worker that owes an answer is looked at.

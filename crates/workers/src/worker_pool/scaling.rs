@@ -1,4 +1,4 @@
-//! How many of a team's workers there are, and when their processes begin and end.
+//! How many of a worker pool's workers there are, and when their processes begin and end.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::{Shared, State};
 /// When a worker's process begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Start {
-    /// With the team; it stays.
+    /// With the worker pool; it stays.
     #[default]
     Always,
     /// With its first work in a round. It ends with the round, or when the autoscaler wants fewer.
@@ -75,7 +75,7 @@ impl Shared {
             && (self.config.start == Start::Always || state.ledger.has_work(worker))
     }
 
-    /// Has the autoscaler decide again and again, until the team ends.
+    /// Has the autoscaler decide again and again, until the worker pool ends.
     pub(super) fn tick(&self, knobs: Knobs) {
         let mut state = self.lock();
         let mut next = Instant::now() + knobs.tick;

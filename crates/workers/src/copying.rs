@@ -53,13 +53,13 @@ impl DataPlane {
 }
 
 /// The node's end of a worker's connection for bytes, with the processes on the way.
-pub(crate) struct Freight {
+pub(crate) struct CopyingPlane {
     stream: TcpStream,
     hops: Vec<Box<dyn Process>>,
     outgoing: Sender<Arc<Object>>,
 }
 
-impl Freight {
+impl CopyingPlane {
     /// Connects a node and a worker; returns the worker's end too. No message may have more than `most` bytes.
     pub fn new(plane: DataPlane, launcher: &dyn Launcher, most: u64) -> io::Result<(Self, OwnedFd)> {
         let (stream, mut far) = connected()?;

@@ -11,13 +11,13 @@ use thalweg_fold::SumsHead;
 use thalweg_shm_pool::Object;
 
 use crate::clock;
-use crate::freight::Freight;
+use crate::copying::CopyingPlane;
 use crate::hearing::Message;
 use crate::launch::Process;
 use crate::ledger::{Base, Ledger, Lie, Order};
 use crate::note::{Kind, Note, NOTE_BYTES};
 use crate::routes::Outlet;
-use crate::team::timeline::{Doing, Stretch};
+use crate::worker_pool::timeline::{Doing, Stretch};
 
 /// How notes reach a worker inside the kernel.
 pub(super) struct Route {
@@ -29,7 +29,7 @@ pub(super) struct Route {
 /// What a worker has beside its Unix socket.
 pub(super) struct Ways {
     pub route: Option<Route>,
-    pub freight: Option<Freight>,
+    pub copying: Option<CopyingPlane>,
 }
 
 /// A worker that runs.
@@ -38,7 +38,7 @@ pub(super) struct Line {
     route: Option<Route>,
     process: Box<dyn Process>,
     /// Where bytes are copied to and from it, if they are.
-    freight: Option<Freight>,
+    copying: Option<CopyingPlane>,
     /// The process's number.
     pub party: u16,
     /// When it began to be started.
@@ -67,13 +67,13 @@ impl Line {
         ways: Ways,
         process: Box<dyn Process>,
     ) -> Self {
-        let Ways { route, freight } = ways;
+        let Ways { route, copying } = ways;
         let (outbox, told) = (Vec::new(), None);
         Self {
             socket,
             route,
             process,
-            freight,
+            copying,
             party,
             began,
             sent: 0,
@@ -93,7 +93,7 @@ impl Line {
     /// Waits until the process has ended; it writes nowhere any more then.
     pub fn end(mut self) {
         self.process.end();
-        self.freight.into_iter().for_each(Freight::end);
+        self.copying.into_iter().for_each(CopyingPlane::end);
     }
 
     pub fn hang_up(&self) {
@@ -130,20 +130,20 @@ impl Line {
 
     /// Sends the bytes of an update behind the note about it.
     pub fn ship(&self, object: Arc<Object>) {
-        self.freight.iter().for_each(|freight| freight.ship(object.clone()));
+        self.copying.iter().for_each(|copying| copying.ship(object.clone()));
     }
 
     /// Has the worker send its sums; returns where they come.
     pub fn fetch(&mut self) -> io::Result<TcpStream> {
-        let freight = self.freight.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        let stream = freight.stream()?;
+        let copying = self.copying.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let stream = copying.stream()?;
         self.say(Note::plain(0, self.party, 0, Kind::Send));
         Ok(stream)
     }
 
     /// Nanoseconds of CPU time that the processes on the way of its bytes have had.
     pub fn carrying(&self) -> u64 {
-        self.freight.as_ref().map_or(0, Freight::cpu)
+        self.copying.as_ref().map_or(0, CopyingPlane::cpu)
     }
 
     /// Sends a note over the Unix socket. The worker knows by its number what comes before it.

@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use thalweg_arena::{Access, Arena};
 use thalweg_wire::Range;
 
-use crate::freight;
+use crate::copying;
 use crate::setup::Setup;
 
 /// The connection, and what is copied over it.
-pub(super) struct Freight {
+pub(super) struct CopyingPlane {
     stream: TcpStream,
     /// The worker's own sums, to read.
     sums: Arena,
@@ -18,7 +18,7 @@ pub(super) struct Freight {
     update: Vec<u8>,
 }
 
-impl Freight {
+impl CopyingPlane {
     pub fn new(end: OwnedFd, sums: &OwnedFd, setup: &Setup) -> Result<Self, String> {
         let sums = sums.try_clone().map_err(|e| e.to_string())?;
         let sums = Arena::of_fd(sums, setup.sums_bytes, Access::Read).map_err(|e| e.to_string())?;
@@ -27,7 +27,7 @@ impl Freight {
 
     /// Receives the next update.
     pub fn receive(&mut self) -> Result<&[u8], String> {
-        freight::receive(&mut self.stream, &mut self.update).map_err(|e| e.to_string())?;
+        copying::receive(&mut self.stream, &mut self.update).map_err(|e| e.to_string())?;
         Ok(&self.update)
     }
 
@@ -36,6 +36,6 @@ impl Freight {
         let half = self.sums.len() / 2;
         let start = slot as u64 * half;
         let cells = self.sums.lend(Range::new(start, start + half)).map_err(|e| e.to_string())?;
-        freight::send(&mut self.stream, &cells).map_err(|e| e.to_string())
+        copying::send(&mut self.stream, &cells).map_err(|e| e.to_string())
     }
 }

@@ -27,7 +27,7 @@ pub use scaling::Start;
 pub use timeline::{Doing, Stretch, Timeline};
 
 use crate::clock;
-use crate::freight::DataPlane;
+use crate::copying::DataPlane;
 use crate::launch::Launcher;
 use crate::ledger::{Action, Base, Ledger, Order, Split};
 use crate::note::NOTE_BYTES;
@@ -37,8 +37,8 @@ use crate::setup::Setup;
 /// Hears whether an update counts.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// What a team is made of.
-pub struct TeamConfig {
+/// What a worker pool is made of.
+pub struct WorkerPoolConfig {
     /// The layout of updates.
     pub layout: Arc<Layout>,
     /// What floats are summed up in.
@@ -63,7 +63,7 @@ pub struct TeamConfig {
     pub autoscaler: Option<Knobs>,
 }
 
-/// An update that was given to the team.
+/// An update that was given to the worker pool.
 struct Job {
     object: Option<Arc<Object>>,
     done: Option<Done>,
@@ -99,7 +99,7 @@ struct Paths {
 }
 
 struct Shared {
-    config: TeamConfig,
+    config: WorkerPoolConfig,
     paths: Option<Paths>,
     launcher: Box<dyn Launcher>,
     setups: Vec<Setup>,
@@ -112,17 +112,17 @@ struct Shared {
 }
 
 /// A node's workers.
-pub struct Team {
+pub struct WorkerPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Team {
+impl WorkerPool {
     /// Starts the workers' threads; processes follow.
     ///
     /// # Errors
     /// If there is no memory for the sums.
-    pub fn new(mut config: TeamConfig, launcher: Box<dyn Launcher>) -> Result<Self, ArenaError> {
+    pub fn new(mut config: WorkerPoolConfig, launcher: Box<dyn Launcher>) -> Result<Self, ArenaError> {
         let (setups, sums) = sums::shares(&config)?;
         let copies = sums::copies(&config, &setups)?;
         let count = setups.len();
@@ -210,7 +210,7 @@ impl Team {
         sums::committed(shared, &shared.sums, &bases)
     }
 
-    /// Forgets the round; the next one may begin. Nobody may use the sums that [`Team::close`] gave any more.
+    /// Forgets the round; the next one may begin. Nobody may use the sums that [`WorkerPool::close`] gave any more.
     pub fn begin(&self) {
         let mut state = self.shared.lock();
         state.ledger.begin();
@@ -254,7 +254,7 @@ impl Team {
     }
 }
 
-impl Drop for Team {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.is_stopping = true;

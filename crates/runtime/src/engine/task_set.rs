@@ -45,12 +45,12 @@ fn handle() -> Result<Handle, Error> {
 
 /// The tasks of one server or client. They end together, at the latest when the last handle is dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct Crew {
+pub(crate) struct TaskSet {
     handle: Handle,
     stop: Arc<watch::Sender<bool>>,
 }
 
-impl Crew {
+impl TaskSet {
     /// An empty set of tasks.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Crew {
         &self.handle
     }
 
-    /// Starts a task. [`Crew::dismiss`] drops it at its next await point.
+    /// Starts a task. [`TaskSet::dismiss`] drops it at its next await point.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut stopped = self.stop.subscribe();
         self.handle.spawn(async move {
@@ -97,19 +97,19 @@ mod tests {
     }
 
     #[test]
-    fn tasks_end_with_their_crew_and_the_runtime_goes_on() {
-        let (one, other) = (Crew::new().unwrap(), Crew::new().unwrap());
+    fn tasks_end_with_their_task_set_and_the_runtime_goes_on() {
+        let (one, other) = (TaskSet::new().unwrap(), TaskSet::new().unwrap());
         let ended = [Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false))];
-        for (crew, ended) in [(&one, &ended[0]), (&other, &ended[1])] {
+        for (task_set, ended) in [(&one, &ended[0]), (&other, &ended[1])] {
             let flag = Flag(ended.clone());
-            crew.spawn(async move {
+            task_set.spawn(async move {
                 let _flag = flag;
                 std::future::pending::<()>().await;
             });
         }
         one.dismiss(Duration::from_secs(60));
         assert!(ended[0].load(Ordering::SeqCst));
-        assert!(!ended[1].load(Ordering::SeqCst), "of another crew");
+        assert!(!ended[1].load(Ordering::SeqCst), "of another task set");
         assert_eq!(other.handle().block_on(async { 7 }), 7);
         other.dismiss(Duration::from_secs(60));
         assert!(ended[1].load(Ordering::SeqCst));
