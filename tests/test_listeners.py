@@ -1,8 +1,8 @@
 """Every listening socket of this program has a rule that bounds what a peer can take, and a test of that rule.
 
 A new listener fails here until it is listed with its rule and the tests of it. All ports share one rule: whoever
-connects is a guest of a lobby (``crates/transport/src/lobby.rs``) until something comes that counts, and then one of a
-bounded number (``connections.rs``). docs/explanation/security.md has the figures.
+connects is in an admission queue (``crates/transport/src/admission_queue.rs``) until something comes that counts, and
+then one of a bounded number (``connections.rs``). docs/explanation/security.md has the figures.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ class Own(NamedTuple):
     shown: Shown
 
 
-GUESTS, CONNECTIONS, LOBBY = (f"crates/transport/src/{name}.rs" for name in ("guests", "connections", "lobby"))
-# The lobby of guests: a quarter of the descriptors, half of that an address, 20 s.
-FULL = Shown(GUESTS, "when_it_is_full_the_address_with_the_most_gives_way")
-SHARE = Shown(GUESTS, "beyond_its_share_an_address_displaces_its_own_oldest_silent_one")
-TIMEOUT = Shown(LOBBY, "a_guest_has_to_go_in_time")
+UNAUTHENTICATED, CONNECTIONS, QUEUE = (
+    f"crates/transport/src/{name}.rs" for name in ("unauthenticated_peers", "connections", "admission_queue")
+)
+# The admission queue: a quarter of the descriptors, half of that an address, 20 s.
+FULL = Shown(UNAUTHENTICATED, "when_it_is_full_the_address_with_the_most_gives_way")
+SHARE = Shown(UNAUTHENTICATED, "beyond_its_share_an_address_displaces_its_own_oldest_silent_one")
+TIMEOUT = Shown(QUEUE, "an_unauthenticated_peer_has_to_go_in_time")
 # Behind the admission queue, where no handshake tells who comes: permits for connections.
 CARRIED = Shown(CONNECTIONS, "carried_connections_are_bounded_in_number")
 OF_AN_ADDRESS = Shown(CONNECTIONS, "carried_connections_are_bounded_for_each_address")
@@ -66,13 +68,13 @@ READERS = "crates/transports/unifl/src/proxy/readers.rs"
 PAGES = "tests/job/test_page_server.py"
 OWN = "one connection that this process makes itself, and then no listener any more"
 LISTENERS: dict[str, Port | Own] = {
-    "crates/sockets/src/door.rs": Port(1, "lobby.enter(", FULL, SHARE, TIMEOUT),
-    "crates/transports/shm/src/listener.rs": Port(1, "lobby.enter(", FULL, SHARE, TIMEOUT),
+    "crates/sockets/src/door.rs": Port(1, "admission_queue.enter(", FULL, SHARE, TIMEOUT),
+    "crates/transports/shm/src/listener.rs": Port(1, "admission_queue.enter(", FULL, SHARE, TIMEOUT),
     "crates/transports/zmq/src/open.rs": Port(
-        1, "lobby.enter(", FULL, SHARE, TIMEOUT, "crates/transports/zmq/src/visitors.rs"
+        1, "admission_queue.enter(", FULL, SHARE, TIMEOUT, "crates/transports/zmq/src/visitors.rs"
     ),
-    "crates/runtime/src/engine/hub.rs": Port(1, "Lobby::new(", FULL, SHARE, TIMEOUT),
-    "crates/runtime/src/forward/far.rs": Port(1, "Lobby::new(", FULL, SHARE, TIMEOUT),
+    "crates/runtime/src/engine/hub.rs": Port(1, "AdmissionQueue::new(", FULL, SHARE, TIMEOUT),
+    "crates/runtime/src/forward/far.rs": Port(1, "AdmissionQueue::new(", FULL, SHARE, TIMEOUT),
     "crates/runtime/src/forward/near.rs": Port(
         1,
         "acceptor.enter(",
@@ -90,10 +92,10 @@ LISTENERS: dict[str, Port | Own] = {
     # Its port, and one for each raw stream.
     PROBE: Port(
         2,
-        "Lobby::new(",
+        "AdmissionQueue::new(",
         Shown(PROBE, "beyond_as_many_as_there_may_be_nobody_is_answered"),
         OF_AN_ADDRESS,
-        Shown(PROBE, "who_asks_for_nothing_is_no_longer_than_a_guest_may_be"),
+        Shown(PROBE, "who_asks_for_nothing_is_no_longer_than_an_unauthenticated_peer_may_be"),
     ),
     "python/thalweg/job/page_server.py": Port(
         1,
@@ -157,7 +159,9 @@ def is_there(shown: Shown) -> bool:
 def test_all_transports_that_listen_have_a_bound_in_the_documents() -> None:
     from thalweg.transports import registry
 
-    text = (ROOT / "docs/explanation/security.md").read_text().partition("| transport | a guest costs")[2]
+    text = (
+        (ROOT / "docs/explanation/security.md").read_text().partition("| transport | an unauthenticated peer costs")[2]
+    )
     rows = text.partition("\n\n")[0]
     named = set(re.findall(r"`([a-z]+)`", rows)) - {"memory"}
     assert {one["name"] for one in registry.transports() if one["name"] != "memory"} <= named

@@ -18,12 +18,13 @@ from tests.hostile import wire
 from tests.hostile.adversary import DIALECTS
 from tests.hostile.storm import running
 
-# Guests there may be, those that were told to go and are still there, and the descriptors of the job itself.
-GUESTS = 1024
+# Unauthenticated peers there may be, those that were told to go and are still there, and the descriptors of the job
+# itself.
+UNAUTHENTICATED_PEERS = 1024
 LEAVING = 64
 OWN = 64
 # Of these from one address.
-OF_AN_ADDRESS = GUESTS // 2
+OF_AN_ADDRESS = UNAUTHENTICATED_PEERS // 2
 # Bytes of memory for each of them, with or without TLS.
 EACH = 64 << 10
 KNOCKS = 1500
@@ -58,7 +59,7 @@ def knock(address: str, said: bytes) -> socket.socket:
 @pytest.mark.e2e
 @pytest.mark.parametrize("what", ["silent", "greedy"])
 @pytest.mark.parametrize("transport", ["tcp", "grpc", "unifl"])
-def test_guests_cost_what_the_documents_say(transport: str, what: str) -> None:
+def test_unauthenticated_peers_cost_what_the_documents_say(transport: str, what: str) -> None:
     dialect, random = DIALECTS[transport], Random(7)
     greedy = dialect.framed(wire.header(wire.CONTROL, wire.MAX_CONTROL)) + bytes(1 << 20)
     url = f"{transport}://127.0.0.1:0"
@@ -77,13 +78,13 @@ def test_guests_cost_what_the_documents_say(transport: str, what: str) -> None:
                 peer.close()
         facts += [fact for fact in job.end() if "round" in fact]
     assert all(fact["exact"] and fact["complete"] for fact in facts)
-    assert files <= GUESTS + LEAVING + OWN
-    assert max(fact["rss"] for fact in facts) - before["rss"] < (GUESTS + LEAVING) * EACH
+    assert files <= UNAUTHENTICATED_PEERS + LEAVING + OWN
+    assert max(fact["rss"] for fact in facts) - before["rss"] < (UNAUTHENTICATED_PEERS + LEAVING) * EACH
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
-def test_guests_under_tls_cost_what_the_documents_say(transport: str) -> None:
+def test_unauthenticated_peers_under_tls_cost_what_the_documents_say(transport: str) -> None:
     """They end the handshake, so that the server has all of a TLS session for each, and say nothing more."""
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE

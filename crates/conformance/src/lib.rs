@@ -18,13 +18,13 @@ mod damage;
 mod factory;
 pub mod flow;
 pub mod groups;
-pub mod guests;
 mod pair;
 pub mod preparing;
 mod recorder;
 mod relay;
 mod suite;
 pub mod trust;
+pub mod unauthenticated_peers;
 mod updates;
 mod waiting;
 
@@ -77,7 +77,7 @@ pub(crate) fn skip(why: &str) {
 #[doc(hidden)]
 pub mod sentences {
     crate::contract! { boxed {} }
-    crate::contract_on_guests! { boxed {} }
+    crate::contract_on_unauthenticated_peers! { boxed {} }
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
             include_str!("counting.rs"),
             include_str!("flow.rs"),
             include_str!("groups.rs"),
-            include_str!("guests.rs"),
+            include_str!("unauthenticated_peers.rs"),
             include_str!("preparing.rs"),
             include_str!("trust.rs"),
         ];

@@ -22,12 +22,12 @@ macro_rules! suite {
 
 /// What is said of peers that have not proved who they are; part of [`suite!`] once every transport keeps to it.
 #[macro_export]
-macro_rules! guests {
+macro_rules! unauthenticated_peers {
     (before $before:block; $factory:expr $(,)?) => {
-        $crate::contract_on_guests! { contract_tests { $before, $factory } }
+        $crate::contract_on_unauthenticated_peers! { contract_tests { $before, $factory } }
     };
     ($factory:expr $(,)?) => {
-        $crate::guests!(before {}; $factory);
+        $crate::unauthenticated_peers!(before {}; $factory);
     };
 }
 
@@ -148,19 +148,19 @@ macro_rules! contract {
     };
 }
 
-/// Calls another macro with the sentences of [`guests!`].
+/// Calls another macro with the sentences of [`unauthenticated_peers!`].
 #[doc(hidden)]
 #[macro_export]
-macro_rules! contract_on_guests {
+macro_rules! contract_on_unauthenticated_peers {
     ($then:ident $with:tt) => {
         $crate::$then! { $with
-            guests {
-                a_guest_may_say_who_it_is
-                a_guest_may_say_no_more
-                a_guest_sends_no_chunks
+            unauthenticated_peers {
+                an_unauthenticated_peer_may_say_who_it_is
+                an_unauthenticated_peer_may_say_no_more
+                an_unauthenticated_peer_sends_no_chunks
                 an_admitted_peer_sends_what_it_likes
-                a_guest_gives_way_to_others
-                a_guest_that_leaves_frees_its_place
+                an_unauthenticated_peer_gives_way_to_others
+                an_unauthenticated_peer_that_leaves_frees_its_place
             }
         }
     };

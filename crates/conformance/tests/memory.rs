@@ -15,7 +15,7 @@ fn factory() -> Factory {
 
 thalweg_conformance::suite!(factory());
 
-thalweg_conformance::guests!(factory());
+thalweg_conformance::unauthenticated_peers!(factory());
 
 /// It stands for transports that need a place before the bytes come, so it has to ask for each.
 #[test]

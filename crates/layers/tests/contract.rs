@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_layers::{Compress, Emulate, Fault, Layer, Rate, Seal, Throttle, Trace};
 use thalweg_linkmodel::Shape;
 use thalweg_seal::Suite;
@@ -32,7 +32,7 @@ fn sealed(layer: &Seal) -> Factory {
 mod no_fault {
     use super::*;
     suite!(wrapped(&Fault::default()));
-    guests!(wrapped(&Fault::default()));
+    unauthenticated_peers!(wrapped(&Fault::default()));
 }
 
 mod every_fault {
@@ -44,7 +44,7 @@ mod every_fault {
     }
 
     suite!(wrapped(&fault()));
-    guests!(wrapped(&fault()));
+    unauthenticated_peers!(wrapped(&fault()));
 }
 
 mod delay {
@@ -55,25 +55,25 @@ mod delay {
     }
 
     suite!(wrapped(&delay()));
-    guests!(wrapped(&delay()));
+    unauthenticated_peers!(wrapped(&delay()));
 }
 
 mod throttle {
     use super::*;
     suite!(wrapped(&Throttle::new(Rate::parse("20gbit").unwrap())));
-    guests!(wrapped(&Throttle::new(Rate::parse("20gbit").unwrap())));
+    unauthenticated_peers!(wrapped(&Throttle::new(Rate::parse("20gbit").unwrap())));
 }
 
 mod shared_throttle {
     use super::*;
     suite!(wrapped(&Throttle::new(Rate::parse("50gbit").unwrap()).shared()));
-    guests!(wrapped(&Throttle::new(Rate::parse("50gbit").unwrap()).shared()));
+    unauthenticated_peers!(wrapped(&Throttle::new(Rate::parse("50gbit").unwrap()).shared()));
 }
 
 mod emulate_nothing {
     use super::*;
     suite!(wrapped(&Emulate::default()));
-    guests!(wrapped(&Emulate::default()));
+    unauthenticated_peers!(wrapped(&Emulate::default()));
 }
 
 mod emulate {
@@ -86,7 +86,7 @@ mod emulate {
     }
 
     suite!(wrapped(&link()));
-    guests!(wrapped(&link()));
+    unauthenticated_peers!(wrapped(&link()));
 }
 
 mod emulate_over_loss {
@@ -103,13 +103,13 @@ mod emulate_over_loss {
     }
 
     suite!(link());
-    guests!(link());
+    unauthenticated_peers!(link());
 }
 
 mod seal {
     use super::*;
     suite!(sealed(&Seal::default()));
-    guests!(sealed(&Seal::default()));
+    unauthenticated_peers!(sealed(&Seal::default()));
 }
 
 /// Chunks travel on data connections, without TLS.
@@ -124,7 +124,7 @@ mod seal_over_data_connections {
     }
 
     suite!(apart());
-    guests!(apart());
+    unauthenticated_peers!(apart());
 }
 
 mod seal_in_small_records_with_chacha {
@@ -135,7 +135,7 @@ mod seal_in_small_records_with_chacha {
     }
 
     suite!(sealed(&layer()));
-    guests!(sealed(&layer()));
+    unauthenticated_peers!(sealed(&layer()));
 }
 
 mod seal_with_cbc {
@@ -146,7 +146,7 @@ mod seal_with_cbc {
     }
 
     suite!(sealed(&layer()));
-    guests!(sealed(&layer()));
+    unauthenticated_peers!(sealed(&layer()));
 }
 
 mod seal_over_every_fault {
@@ -161,14 +161,14 @@ mod seal_over_every_fault {
     }
 
     suite!(stack());
-    guests!(stack());
+    unauthenticated_peers!(stack());
 }
 
 /// Updates without a layout. Their bytes are sent unchanged, so the contract holds for every bit.
 mod compress {
     use super::*;
     suite!(wrapped(&Compress::default()));
-    guests!(wrapped(&Compress::default()));
+    unauthenticated_peers!(wrapped(&Compress::default()));
 }
 
 mod compress_sealed_links {
@@ -181,7 +181,7 @@ mod compress_sealed_links {
     }
 
     suite!(stack());
-    guests!(stack());
+    unauthenticated_peers!(stack());
 }
 
 mod compress_over_every_fault {
@@ -196,13 +196,13 @@ mod compress_over_every_fault {
     }
 
     suite!(stack());
-    guests!(stack());
+    unauthenticated_peers!(stack());
 }
 
 mod trace {
     use super::*;
     suite!(wrapped(&Trace::new(100)));
-    guests!(wrapped(&Trace::new(100)));
+    unauthenticated_peers!(wrapped(&Trace::new(100)));
 }
 
 mod all_of_them {
@@ -218,5 +218,5 @@ mod all_of_them {
     }
 
     suite!(stack());
-    guests!(stack());
+    unauthenticated_peers!(stack());
 }

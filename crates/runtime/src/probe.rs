@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thalweg_arena::Arena;
 use thalweg_transport::{
-    Address, Bounds, Cancel, ConnectionLimit, Guest, Link, Lobby, NoChunks, Options, Origin, Outgoing, Sink,
-    Target, Transport, UpdateId,
+    Address, AdmissionQueue, Bounds, Cancel, ConnectionLimit, Link, NoChunks, Options, Origin, Outgoing,
+    Sink, Target, Transport, UnauthenticatedPeer, UpdateId,
 };
 use thalweg_wire::{ChunkHeader, LayoutHash, Ranges, WireError};
 use tokio::io::AsyncReadExt;
@@ -101,7 +101,7 @@ impl Sink for Probed {
 /// has presented its ticket.
 struct Server {
     host: String,
-    lobby: Lobby,
+    admission_queue: AdmissionQueue,
     probes: ConnectionLimit,
     silence: Duration,
 }
@@ -137,11 +137,11 @@ fn serve_and(
     }
     let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
     let runtime = runtime()?;
-    let lobby = Lobby::new(Bounds::of_process(descriptor_limit()));
-    let listening = Options { lobby: Some(lobby.clone()), ..options.transport.clone() };
+    let admission_queue = AdmissionQueue::new(Bounds::of_process(descriptor_limit()));
+    let listening = Options { admission_queue: Some(admission_queue.clone()), ..options.transport.clone() };
     let listener = runtime.block_on(transport.listen(&address, &listening))?;
     let (host, probes) = (listener.address().host, ConnectionLimit::with_half_for_each_address(MOST_PROBES));
-    let server = Arc::new(Server { host, lobby, probes, silence: SILENCE });
+    let server = Arc::new(Server { host, admission_queue, probes, silence: SILENCE });
     ready(listener.address());
     runtime.spawn(async move {
         while let Ok(pending) = listener.accept().await {
@@ -168,7 +168,7 @@ impl Server {
         // The admission queue ends a link that asks no first question.
         let first = link.receive(&NoChunks).await?;
         let origin = Origin::of(&link.peer().address);
-        let permit = timeout(self.lobby.bounds().timeout, self.probes.acquire(origin));
+        let permit = timeout(self.admission_queue.bounds().timeout, self.probes.acquire(origin));
         let busy = |_| Error::new("refused", "probe", "as many probes as there may be are answered already");
         let _permit = permit.await.map_err(busy)?;
         link.admit();
@@ -211,9 +211,11 @@ impl Server {
         let listener = TcpListener::bind(SocketAddr::new(ip, 0)).await.map_err(|e| system("listen", e))?;
         let port = listener.local_addr().map_err(|e| system("listen", e))?.port();
         let ticket: [u8; TICKET] = random()?;
-        let lobby = self.lobby.clone();
+        let admission_queue = self.admission_queue.clone();
         tokio::spawn(async move {
-            let Ok(Some(stream)) = timeout(STALL, holder(&listener, &lobby, ticket)).await else { return };
+            let Ok(Some(stream)) = timeout(STALL, holder(&listener, &admission_queue, ticket)).await else {
+                return;
+            };
             drop(listener);
             let received = tokio::task::spawn_blocking(move || receive_raw(stream, bytes, place));
             // An error of a raw stream affects only its own peer.
@@ -225,28 +227,36 @@ impl Server {
 
 /// Waits for the connection that presents the ticket. Other connections to the port wait in the admission
 /// queue, and are closed.
-async fn holder(listener: &TcpListener, lobby: &Lobby, ticket: [u8; TICKET]) -> Option<TcpStream> {
-    let mut guests = JoinSet::new();
+async fn holder(
+    listener: &TcpListener,
+    admission_queue: &AdmissionQueue,
+    ticket: [u8; TICKET],
+) -> Option<TcpStream> {
+    let mut unauthenticated_peers = JoinSet::new();
     loop {
         let accepted = async {
-            lobby.room().await;
+            admission_queue.room().await;
             listener.accept().await
         };
         tokio::select! {
-            Some(shown) = guests.join_next() => if let Ok(Some(stream)) = shown {
+            Some(shown) = unauthenticated_peers.join_next() => if let Ok(Some(stream)) = shown {
                 return Some(stream);
             },
             accepted = accepted => {
                 let (stream, from) = accepted.ok()?;
-                guests.spawn(show(stream, lobby.enter(from), ticket));
+                unauthenticated_peers.spawn(show(stream, admission_queue.enter(from), ticket));
             }
         }
     }
 }
 
-async fn show(mut stream: tokio::net::TcpStream, guest: Guest, ticket: [u8; TICKET]) -> Option<TcpStream> {
+async fn show(
+    mut stream: tokio::net::TcpStream,
+    unauthenticated_peer: UnauthenticatedPeer,
+    ticket: [u8; TICKET],
+) -> Option<TcpStream> {
     let mut shown = [0; TICKET];
-    let watch = guest.watch();
+    let watch = unauthenticated_peer.watch();
     tokio::select! {
         biased;
         read = stream.read_exact(&mut shown) => read.ok()?,
@@ -451,14 +461,14 @@ mod tests {
     const EVER: Duration = Duration::from_secs(3600);
 
     fn server(timeout: Duration, silence: Duration) -> Server {
-        let lobby = Lobby::new(Bounds { total: 8, share: 4, timeout });
-        Server { host: "127.0.0.1".into(), lobby, probes: ConnectionLimit::new(1, 1), silence }
+        let admission_queue = AdmissionQueue::new(Bounds { total: 8, share: 4, timeout });
+        Server { host: "127.0.0.1".into(), admission_queue, probes: ConnectionLimit::new(1, 1), silence }
     }
 
     /// A link to the server: both of its ends.
     async fn link(server: &Server, name: &str) -> (Arc<dyn Link>, Arc<dyn Link>) {
         let address = Address::parse(&format!("memory://probe-{name}:0")).unwrap();
-        let options = Options { lobby: Some(server.lobby.clone()), ..Options::default() };
+        let options = Options { admission_queue: Some(server.admission_queue.clone()), ..Options::default() };
         let listener = Memory.listen(&address, &options).await.unwrap();
         let connecting = Memory.connect(&listener.address(), &options).await;
         (connecting.unwrap(), listener.accept().await.unwrap().await.unwrap())
@@ -473,10 +483,10 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_nothing_is_no_longer_than_a_guest_may_be() {
+    fn who_asks_for_nothing_is_no_longer_than_an_unauthenticated_peer_may_be() {
         run(async {
             let server = server(Duration::ZERO, EVER);
-            let (_peer, link) = link(&server, "guest").await;
+            let (_peer, link) = link(&server, "unauthenticated").await;
             assert_eq!(server.answer(&link).await.unwrap_err().kind(), "timeout");
         });
     }
@@ -489,7 +499,7 @@ mod tests {
             ask(&peer, &Ask::Echo).await;
             let error = server.answer(&link).await.unwrap_err();
             assert!(error.kind() == "timeout" && error.to_string().contains("asks for nothing"), "{error}");
-            assert_eq!((server.lobby.count(), server.probes.in_use()), (0, 0));
+            assert_eq!((server.admission_queue.count(), server.probes.in_use()), (0, 0));
         });
     }
 
@@ -515,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raw_stream_is_that_of_the_ticket_and_strangers_are_guests() {
+    fn a_raw_stream_is_that_of_the_ticket_and_strangers_are_unauthenticated_peers() {
         run(async {
             let server = server(EVER, EVER);
             let ticket = [7; TICKET];
@@ -531,7 +541,7 @@ mod tests {
             let strangers =
                 [connect(&[]), connect(&[9; TICKET]), connect(&[1]), connect(&[2]), connect(&[3])];
             let owner = connect(&ticket);
-            let held = holder(&listener, &server.lobby, ticket).await.unwrap();
+            let held = holder(&listener, &server.admission_queue, ticket).await.unwrap();
             assert_eq!(held.peer_addr().unwrap(), owner.local_addr().unwrap());
             drop(strangers);
         });

@@ -1,6 +1,6 @@
 //! Accepting connections. A task of its own takes them and shakes hands with each in another one, so a slow or
-//! hostile peer holds up nobody. With a [`Lobby`] each connection has a place there from the moment it is taken, so
-//! none waits in the kernel for others to finish: the one that has been silent for longest is ended instead.
+//! hostile peer holds up nobody. With an [`AdmissionQueue`] each connection has a place there from the moment it is
+//! taken, so none waits in the kernel for others to finish: the one that has been silent for longest is ended instead.
 
 use std::future::Future;
 use std::net::{Shutdown, SocketAddr};
@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use socket2::SockRef;
-use thalweg_transport::{Address, Error, ErrorKind, Guest, Listener, Lobby, Options, Pending, Result};
+use thalweg_transport::{
+    Address, AdmissionQueue, Error, ErrorKind, Listener, Options, Pending, Result, UnauthenticatedPeer,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::{AbortHandle, JoinSet};
@@ -19,7 +21,7 @@ use crate::socket::{prepare, resolve};
 
 /// Connections the kernel keeps for us.
 const BACKLOG: u32 = 1024;
-/// Handshakes at a time without a lobby; beyond that, connections wait in the kernel.
+/// Handshakes at a time without an admission queue; beyond that, connections wait in the kernel.
 const MAX_HANDSHAKES: usize = 512;
 /// Links that wait to be accepted; beyond that, handshakes wait.
 const MAX_READY: usize = 256;
@@ -31,13 +33,13 @@ const ACCEPT: &str = "accept";
 #[async_trait]
 pub trait Doorkeeper: Send + Sync + 'static {
     /// Shakes hands, and gives the link that is pending; `None` if the connection belongs to one that is already.
-    /// Ended where it stands when it takes longer than `connect_timeout`, or when its `guest` is evicted, which the
-    /// link has to keep.
+    /// Ended where it stands when it takes longer than `connect_timeout`, or when its `unauthenticated_peer` is
+    /// evicted, which the link has to keep.
     async fn admit(
         &self,
         stream: TcpStream,
         from: SocketAddr,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
     ) -> Result<Option<Pending>>;
 }
 
@@ -62,8 +64,8 @@ pub async fn open(address: &Address, options: &Options, keeper: impl Doorkeeper)
     let socket = Arc::new(socket.listen(BACKLOG).map_err(failed)?);
     let port = socket.local_addr().map_err(failed)?.port();
     let (sender, ready) = mpsc::channel(MAX_READY);
-    let (lobby, limit) = (options.lobby.clone(), options.connect_timeout());
-    let admission = Admission { keeper, lobby, limit, ready: sender };
+    let (admission_queue, limit) = (options.admission_queue.clone(), options.connect_timeout());
+    let admission = Admission { keeper, admission_queue, limit, ready: sender };
     let task = tokio::spawn(keep_open(socket.clone(), Arc::new(admission)));
     let address = Address { port: Some(port), ..address.clone() };
     Ok(Door { address, socket, ready: Mutex::new(ready), task: task.abort_handle() })
@@ -96,8 +98,8 @@ async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doork
             Some(_) = handshakes.join_next() => {}
             accepted = admission.next(&socket), if admission.may_start(handshakes.len()) => match accepted {
                 Ok((stream, from)) => {
-                    let guest = admission.lobby.as_ref().map(|lobby| lobby.enter(from));
-                    _ = handshakes.spawn(admission.clone().admit(stream, from, guest));
+                    let unauthenticated_peer = admission.admission_queue.as_ref().map(|admission_queue| admission_queue.enter(from));
+                    _ = handshakes.spawn(admission.clone().admit(stream, from, unauthenticated_peer));
                 }
                 Err(error) if gone_again(&error) => {}
                 Err(error) => {
@@ -121,7 +123,7 @@ fn gone_again(error: &std::io::Error) -> bool {
 
 struct Admission<K> {
     keeper: K,
-    lobby: Option<Lobby>,
+    admission_queue: Option<AdmissionQueue>,
     limit: Duration,
     ready: mpsc::Sender<Pending>,
 }
@@ -129,20 +131,29 @@ struct Admission<K> {
 impl<K: Doorkeeper> Admission<K> {
     /// The next connection, when there is room for it.
     async fn next(&self, socket: &TcpListener) -> std::io::Result<(TcpStream, SocketAddr)> {
-        if let Some(lobby) = &self.lobby {
-            lobby.room().await;
+        if let Some(admission_queue) = &self.admission_queue {
+            admission_queue.room().await;
         }
         socket.accept().await
     }
 
     fn may_start(&self, handshakes: usize) -> bool {
-        self.lobby.is_some() || handshakes < MAX_HANDSHAKES
+        self.admission_queue.is_some() || handshakes < MAX_HANDSHAKES
     }
 
-    /// Hands over the link that is pending, or the failure. Its place in the lobby is taken until that is done, which
-    /// bounds how many wait.
-    async fn admit(self: Arc<Self>, stream: TcpStream, from: SocketAddr, guest: Option<Guest>) {
-        let shaken = self.in_time(from, guest.as_ref(), self.keeper.admit(stream, from, guest.clone()));
+    /// Hands over the link that is pending, or the failure. Its place in the admission queue is taken until that is
+    /// done, which bounds how many wait.
+    async fn admit(
+        self: Arc<Self>,
+        stream: TcpStream,
+        from: SocketAddr,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
+    ) {
+        let shaken = self.in_time(
+            from,
+            unauthenticated_peer.as_ref(),
+            self.keeper.admit(stream, from, unauthenticated_peer.clone()),
+        );
         let pending: Pending = match shaken.await {
             Ok(None) => return,
             Ok(Some(pending)) => pending,
@@ -151,14 +162,14 @@ impl<K: Doorkeeper> Admission<K> {
         tokio::select! {
             // It fails once the listener is gone: the connection ends then too.
             _ = self.ready.send(pending) => {}
-            _ = evicted(guest.as_ref()) => {}
+            _ = evicted(unauthenticated_peer.as_ref()) => {}
         }
     }
 
     async fn in_time<T>(
         &self,
         from: SocketAddr,
-        guest: Option<&Guest>,
+        unauthenticated_peer: Option<&UnauthenticatedPeer>,
         shaking: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let late = |_| {
@@ -168,15 +179,15 @@ impl<K: Doorkeeper> Admission<K> {
         tokio::select! {
             biased;
             shaken = timeout(self.limit, shaking) => shaken.unwrap_or_else(late),
-            error = evicted(guest) => Err(error),
+            error = evicted(unauthenticated_peer) => Err(error),
         }
     }
 }
 
-/// Waits until the connection has to go; for ever if it is no guest.
-pub async fn evicted(guest: Option<&Guest>) -> Error {
-    if let Some(guest) = guest {
-        if let Some(error) = guest.watch().evicted().await {
+/// Waits until the connection has to go; for ever if it is no unauthenticated peer.
+pub async fn evicted(unauthenticated_peer: Option<&UnauthenticatedPeer>) -> Error {
+    if let Some(unauthenticated_peer) = unauthenticated_peer {
+        if let Some(error) = unauthenticated_peer.watch().evicted().await {
             return error;
         }
     }

@@ -1,8 +1,8 @@
 //! Bounds the connections of a port without a handshake: a near end, a proxy, a probe's server.
 //!
-//! A connection is an unauthenticated peer in the admission queue ([`Lobby`]) until its first byte comes, and may be
-//! evicted until then. It also needs a [`ConnectionPermit`], of which there are so many in all and for each address.
-//! [`Acceptor`] has both for a port.
+//! A connection is an unauthenticated peer in the admission queue ([`AdmissionQueue`]) until its first byte comes, and
+//! may be evicted until then. It also needs a [`ConnectionPermit`], of which there are so many in all and for each
+//! address. [`Acceptor`] has both for a port.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::guests::Origin;
-use crate::lobby::{Guest, Lobby};
+use crate::admission_queue::{AdmissionQueue, UnauthenticatedPeer};
+use crate::unauthenticated_peers::Origin;
 use crate::{Error, ErrorKind, Result};
 
-/// Carried connections may use one in so many of the process's descriptors. A quarter is for guests
+/// Carried connections may use one in so many of the process's descriptors. A quarter is for unauthenticated peers
 /// ([`crate::Bounds::of_process`]); the job keeps the rest.
 const PART: u64 = 2;
 
@@ -134,28 +134,33 @@ impl Drop for ConnectionPermit {
 /// Accepts connections: unauthenticated ones up to the bounds of the admission queue, carried ones up to the limit.
 #[derive(Debug, Clone)]
 pub struct Acceptor {
-    lobby: Lobby,
+    admission_queue: AdmissionQueue,
     limit: ConnectionLimit,
 }
 
 impl Acceptor {
     /// With this admission queue and this limit.
-    pub fn new(lobby: Lobby, limit: ConnectionLimit) -> Self {
-        Self { lobby, limit }
+    pub fn new(admission_queue: AdmissionQueue, limit: ConnectionLimit) -> Self {
+        Self { admission_queue, limit }
     }
 
     /// Waits until a connection may be accepted. While all permits are held, further ones wait in
     /// the system's queue.
     pub async fn room(&self) {
         self.limit.available().await;
-        self.lobby.room().await;
+        self.admission_queue.room().await;
     }
 
     /// A connection has been accepted. Another one may be evicted for it.
     pub fn enter(&self, from: impl Into<Origin>) -> Accepted {
         let origin = from.into();
         let permit = self.limit.try_acquire(origin);
-        Accepted { limit: self.limit.clone(), origin, guest: self.lobby.enter(origin), permit }
+        Accepted {
+            limit: self.limit.clone(),
+            origin,
+            unauthenticated_peer: self.admission_queue.enter(origin),
+            permit,
+        }
     }
 }
 
@@ -163,7 +168,7 @@ impl Acceptor {
 pub struct Accepted {
     limit: ConnectionLimit,
     origin: Origin,
-    guest: Guest,
+    unauthenticated_peer: UnauthenticatedPeer,
     permit: Option<ConnectionPermit>,
 }
 
@@ -176,7 +181,7 @@ impl Accepted {
         if self.permit.is_some() {
             return Ok(());
         }
-        let watch = self.guest.watch();
+        let watch = self.unauthenticated_peer.watch();
         let permit = tokio::select! {
             biased;
             error = watch.evicted() => Err(error.map_or(ErrorKind::Closed, |error| error.kind())),
@@ -189,12 +194,14 @@ impl Accepted {
 
     /// Its first byte has come: it leaves the admission queue, and is evicted no more. Idempotent.
     pub fn admit(&self) {
-        self.guest.admit();
+        self.unauthenticated_peer.admit();
     }
 
     /// Waits until it is evicted because it sent nothing, and returns the reason. Once it has sent something: for ever.
     pub async fn evicted(&self) -> Error {
-        let Some(error) = self.guest.watch().evicted().await else { return std::future::pending().await };
+        let Some(error) = self.unauthenticated_peer.watch().evicted().await else {
+            return std::future::pending().await;
+        };
         let why = match error.kind() {
             ErrorKind::Timeout => "it sent nothing in time",
             _ => "it had sent nothing, and gave way to another connection",
@@ -210,15 +217,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::guests::Bounds;
+    use crate::unauthenticated_peers::Bounds;
 
     fn address(n: u8) -> IpAddr {
         [10, 0, 0, n].into()
     }
 
-    fn acceptor(guests: usize, total: usize) -> Acceptor {
-        let bounds = Bounds { total: guests, share: guests.div_ceil(2), timeout: Duration::from_secs(20) };
-        Acceptor::new(Lobby::new(bounds), ConnectionLimit::with_half_for_each_address(total))
+    fn acceptor(unauthenticated_peers: usize, total: usize) -> Acceptor {
+        let bounds = Bounds {
+            total: unauthenticated_peers,
+            share: unauthenticated_peers.div_ceil(2),
+            timeout: Duration::from_secs(20),
+        };
+        Acceptor::new(AdmissionQueue::new(bounds), ConnectionLimit::with_half_for_each_address(total))
     }
 
     /// Whether this waits.
@@ -251,7 +262,11 @@ mod tests {
         greedy.iter().take(2).for_each(Accepted::admit);
         acceptor.enter(address(2)).wait_for_permit().await.unwrap();
         let error = greedy[2].wait_for_permit().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Timeout, "it has waited for as long as a guest may");
+        assert_eq!(
+            error.kind(),
+            ErrorKind::Timeout,
+            "it has waited for as long as an unauthenticated peer may"
+        );
         assert_eq!(acceptor.limit.in_use(), 2);
         greedy.remove(0);
         acceptor.enter(address(1)).wait_for_permit().await.unwrap();
@@ -270,14 +285,18 @@ mod tests {
     async fn silent_connections_are_bounded_in_number_and_for_each_address() {
         let acceptor = acceptor(4, 100);
         let greedy: Vec<Accepted> = (0..3).map(|_| acceptor.enter(address(1))).collect();
-        assert_eq!(greedy[0].evicted().await.kind(), ErrorKind::Closed, "an address has two guests at most");
+        assert_eq!(
+            greedy[0].evicted().await.kind(),
+            ErrorKind::Closed,
+            "an address has two unauthenticated peers at most"
+        );
         let others: Vec<Accepted> = (2..6).map(|n| acceptor.enter(address(n))).collect();
         assert_eq!(
             greedy[1].evicted().await.kind(),
             ErrorKind::Closed,
             "the address with the most gives way"
         );
-        assert_eq!(acceptor.lobby.count(), 4);
+        assert_eq!(acceptor.admission_queue.count(), 4);
         assert!(waits(others[3].evicted()).await);
     }
 

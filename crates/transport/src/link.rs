@@ -129,11 +129,12 @@ pub trait Link: Send + Sync {
         let _ = tolerance;
     }
 
-    /// The peer has proved who it is. Until then a link that was accepted by a listener with a lobby
-    /// ([`Options::lobby`]) takes control messages of at most [`thalweg_wire::MAX_HELLO`] bytes: more breaks it, as
-    /// [`ErrorKind::Corrupt`]. It takes no chunks: they break it too, or are dropped where they come as datagrams
-    /// ([`Capabilities::datagrams`]). It ends when the lobby needs its place for another, or after the lobby's timeout.
-    /// To be called from the task that receives, before it receives the next message; idempotent.
+    /// The peer has proved who it is. Until then a link that was accepted by a listener with an admission queue
+    /// ([`Options::admission_queue`]) takes control messages of at most [`thalweg_wire::MAX_HELLO`] bytes: more breaks
+    /// it, as [`ErrorKind::Corrupt`]. It takes no chunks: they break it too, or are dropped where they come as
+    /// datagrams ([`Capabilities::datagrams`]). It ends when the admission queue needs its place for another, or after
+    /// the admission queue's timeout. To be called from the task that receives, before it receives the next message;
+    /// idempotent.
     fn admit(&self);
 
     /// What the link has carried so far.

@@ -18,8 +18,8 @@ use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
 use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
 use crate::{
-    Address, Capabilities, Counters, Error, ErrorKind, Guest, Link, Listener, Lobby, Options, Origin,
-    Outgoing, Peer, Pending, Result, SendReport, Sink, Standing, Target, Transport,
+    Address, AdmissionQueue, Capabilities, Counters, Error, ErrorKind, Link, Listener, Options, Origin,
+    Outgoing, Peer, Pending, Result, SendReport, Sink, Standing, Target, Transport, UnauthenticatedPeer,
 };
 
 /// Frames a direction holds before its sender waits.
@@ -39,7 +39,7 @@ enum Frame {
 #[derive(Clone)]
 struct Backlog {
     links: mpsc::Sender<Arc<MemoryLink>>,
-    lobby: Option<Lobby>,
+    admission_queue: Option<AdmissionQueue>,
 }
 
 type Listeners = HashMap<Address, Backlog>;
@@ -90,7 +90,7 @@ impl Transport for Memory {
         let mut taken = listeners();
         taken.retain(|_, listener| !listener.links.is_closed());
         let address = choose_port(address, &taken)?;
-        taken.insert(address.clone(), Backlog { links, lobby: options.lobby.clone() });
+        taken.insert(address.clone(), Backlog { links, admission_queue: options.admission_queue.clone() });
         Ok(Box::new(MemoryListener { address, backlog: AsyncMutex::new(backlog) }))
     }
 
@@ -105,8 +105,9 @@ impl Transport for Memory {
                 .hint("accept links faster, or raise connect_timeout_ms")
         };
         let backlog = listeners().get(address).cloned().ok_or_else(nobody)?;
-        let guest = backlog.lobby.as_ref().map(|lobby| lobby.enter(Origin::Unknown));
-        let (ours, theirs) = pair(&address.to_string(), guest);
+        let unauthenticated_peer =
+            backlog.admission_queue.as_ref().map(|admission_queue| admission_queue.enter(Origin::Unknown));
+        let (ours, theirs) = pair(&address.to_string(), unauthenticated_peer);
         let sent = tokio::time::timeout(options.connect_timeout(), backlog.links.send(theirs)).await;
         sent.map_err(full)?.map_err(|_| nobody())?;
         Ok(ours)
@@ -155,18 +156,21 @@ struct MemoryLink {
 }
 
 /// The end that connected, and the one that is accepted.
-fn pair(address: &str, guest: Option<Guest>) -> (Arc<MemoryLink>, Arc<MemoryLink>) {
+fn pair(
+    address: &str,
+    unauthenticated_peer: Option<UnauthenticatedPeer>,
+) -> (Arc<MemoryLink>, Arc<MemoryLink>) {
     let (to_them, from_us) = mpsc::channel(QUEUE);
     let (to_us, from_them) = mpsc::channel(QUEUE);
     let closed = Arc::new(watch::Sender::new(false));
-    let link = |outbox, inbox, closed, guest: Option<Guest>| {
+    let link = |outbox, inbox, closed, unauthenticated_peer: Option<UnauthenticatedPeer>| {
         let peer = Peer { address: address.into(), ..Peer::default() };
         let zero = AtomicU64::default;
-        let (inbox, standing) = (AsyncMutex::new(inbox), Standing::new(guest));
+        let (inbox, standing) = (AsyncMutex::new(inbox), Standing::new(unauthenticated_peer));
         let (sent, received, copied) = (zero(), zero(), zero());
         Arc::new(MemoryLink { peer, standing, outbox, inbox, closed, sent, received, copied })
     };
-    (link(to_them, from_them, closed.clone(), None), link(to_us, from_us, closed, guest))
+    (link(to_them, from_them, closed.clone(), None), link(to_us, from_us, closed, unauthenticated_peer))
 }
 
 impl MemoryLink {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Lobby, Settings};
+use crate::{AdmissionQueue, Settings};
 
 /// Choices for a listener or a connection. Those a transport cannot honour it refuses, by capability.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub struct Options {
     /// Listener: where peers wait until [`crate::Link::admit`] says that they have proved who they are. `None` trusts
     /// whoever connects from the first byte on.
     #[serde(skip)]
-    pub lobby: Option<Lobby>,
+    pub admission_queue: Option<AdmissionQueue>,
     /// How long one attempt to connect and shake hands may take, in milliseconds.
     pub connect_timeout_ms: u64,
 }
@@ -53,7 +53,7 @@ impl Default for Options {
             login: None,
             own: Settings::default(),
             sealed: None,
-            lobby: None,
+            admission_queue: None,
             connect_timeout_ms: 10_000,
         }
     }

@@ -12,8 +12,8 @@ use serde_json::{json, Value};
 use thalweg_pki as pki;
 use thalweg_proto::{Action, Admission, LinkId, Span, Time, Traffic};
 use thalweg_transport::{
-    Address, Bounds, Cancel, ErrorKind, Link, Listener, Lobby, Options, Outgoing, Pending, SendReport, Sink,
-    Transport, UpdateId,
+    Address, AdmissionQueue, Bounds, Cancel, ErrorKind, Link, Listener, Options, Outgoing, Pending,
+    SendReport, Sink, Transport, UpdateId,
 };
 use thalweg_wire::control::{Control, Nonce};
 use thalweg_wire::{Layout, Ranges, Tolerance};
@@ -27,7 +27,7 @@ use super::turned_away::TurnedAway;
 use super::{caller_timeout, descriptors, goes_on, holding, GoOn};
 use crate::{lock, random, Error};
 
-/// Most handshakes at a time, above what the admission queue (`Lobby`) admits. Beyond it the next peer waits.
+/// Most handshakes at a time, above what the admission queue (`AdmissionQueue`) admits. Beyond it the next peer waits.
 /// It matters only for a transport that does not ask that queue.
 const HANDSHAKES: usize = 2048;
 /// How long a group send waits until a member's earlier messages are sent. After that the member gets the
@@ -237,8 +237,8 @@ impl<P: HubPolicy> Hub<P> {
         };
         let gate = Gate::new(&keys, address.is_local(), peers.clone())?.keeping_proofs(options.proofs);
         let task_set = TaskSet::new()?;
-        let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
-        let listening = Options { lobby: Some(lobby), ..options.transport };
+        let admission_queue = AdmissionQueue::new(Bounds::of_process(descriptors::limit()));
+        let listening = Options { admission_queue: Some(admission_queue), ..options.transport };
         let listener: Arc<dyn Listener> =
             task_set.handle().block_on(transport.listen(address, &listening))?.into();
         let notice = listener.notice();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use thalweg_transport::{Address, Bounds, Link, Listener, Lobby, Options, Pending};
+use thalweg_transport::{Address, AdmissionQueue, Bounds, Link, Listener, Options, Pending};
 use thalweg_wire::text::{plain, MAX_REASON};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch, Semaphore};
@@ -60,8 +60,8 @@ impl Far {
             job: handshake::JOB,
         };
         let gate = Gate::new(&keys, address.is_local(), peers.clone())?;
-        let lobby = Some(Lobby::new(Bounds::of_process(descriptor_limit())));
-        let listening = Options { lobby, ..options.transport.clone() };
+        let admission_queue = Some(AdmissionQueue::new(Bounds::of_process(descriptor_limit())));
+        let listening = Options { admission_queue, ..options.transport.clone() };
         let listener = transport.listen(&address, &listening).await?;
         let (turned_away, links, connections) = Default::default();
         let options = options.clone();

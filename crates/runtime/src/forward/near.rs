@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_pki as pki;
-use thalweg_transport::{Accepted, Acceptor, Address, Bounds, ConnectionLimit, Lobby, Transport};
+use thalweg_transport::{Accepted, Acceptor, Address, AdmissionQueue, Bounds, ConnectionLimit, Transport};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -85,7 +85,7 @@ pub(crate) struct Near {
     listener: TcpListener,
     listen: String,
     /// Admission queue for programs that have not sent a byte yet.
-    lobby: Lobby,
+    admission_queue: AdmissionQueue,
     first: (Arc<Carrier>, u32),
     serving: Arc<Serving>,
     connections: u64,
@@ -107,14 +107,14 @@ impl Near {
         let descriptors = descriptor_limit();
         ConnectionLimit::check(START, options.connections as usize, 1, descriptors)?;
         let bounds = Bounds { timeout: options.first_byte(), ..Bounds::of_process(descriptors) };
-        let lobby = Lobby::new(bounds);
+        let admission_queue = AdmissionQueue::new(bounds);
         let listener = TcpListener::bind(&options.listen).await.map_err(io)?;
         let listen = listener.local_addr().map_err(io)?.to_string();
         let way = Way { address, transport, options: options.clone(), who };
         let first = way.dial_for(Some(options.timeout())).await?;
         let http2 = options.grpc.then(|| http2::Near::new(options.answers(), options.window));
         let serving = Arc::new(Serving { events, http2 });
-        Ok(Self { way, listener, listen, lobby, first, serving, connections: 0 })
+        Ok(Self { way, listener, listen, admission_queue, first, serving, connections: 0 })
     }
 
     pub fn listening(&self) -> Event {
@@ -173,8 +173,10 @@ impl Near {
         streams: u32,
         programs: &mut JoinSet<()>,
     ) -> Infallible {
-        let acceptor =
-            Acceptor::new(self.lobby.clone(), ConnectionLimit::with_half_for_each_address(streams as usize));
+        let acceptor = Acceptor::new(
+            self.admission_queue.clone(),
+            ConnectionLimit::with_half_for_each_address(streams as usize),
+        );
         loop {
             acceptor.room().await;
             while programs.try_join_next().is_some() {}

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_transport::{Options, Value};
 
 mod common;
@@ -35,23 +35,32 @@ fn with(settings: &[(&str, Value)]) -> Factory {
 mod fanout {
     use super::*;
     suite!(with(&[]));
-    guests!(with(&[]));
+    unauthenticated_peers!(with(&[]));
 }
 
 mod topic_without_confirms {
     use super::*;
     suite!(with(&[("exchange", Value::Text("topic".into())), ("confirms", Value::Flag(false))]));
-    guests!(with(&[("exchange", Value::Text("topic".into())), ("confirms", Value::Flag(false))]));
+    unauthenticated_peers!(with(&[
+        ("exchange", Value::Text("topic".into())),
+        ("confirms", Value::Flag(false))
+    ]));
 }
 
 mod direct_with_the_least_prefetch {
     use super::*;
     suite!(with(&[("exchange", Value::Text("direct".into())), ("prefetch", Value::Number(1))]));
-    guests!(with(&[("exchange", Value::Text("direct".into())), ("prefetch", Value::Number(1))]));
+    unauthenticated_peers!(with(&[
+        ("exchange", Value::Text("direct".into())),
+        ("prefetch", Value::Number(1))
+    ]));
 }
 
 mod under_tls {
     use super::*;
     suite!(factory(|node| (node.secure_url(), Options { tls: Some(node.trust(None)), ..options() })));
-    guests!(factory(|node| (node.secure_url(), Options { tls: Some(node.trust(None)), ..options() })));
+    unauthenticated_peers!(factory(|node| (
+        node.secure_url(),
+        Options { tls: Some(node.trust(None)), ..options() }
+    )));
 }

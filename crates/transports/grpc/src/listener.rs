@@ -11,7 +11,9 @@ use rustls::ServerConfig;
 use thalweg_sockets::door::{self, Door, Doorkeeper};
 use thalweg_sockets::socket::Socket;
 use thalweg_sockets::tls;
-use thalweg_transport::{Address, Error, ErrorKind, Guest, Link, Options, Peer, Pending, Result, Standing};
+use thalweg_transport::{
+    Address, Error, ErrorKind, Link, Options, Peer, Pending, Result, Standing, UnauthenticatedPeer,
+};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, Mutex};
 use tokio_rustls::TlsAcceptor;
@@ -49,9 +51,9 @@ impl Doorkeeper for Keeper {
         &self,
         stream: TcpStream,
         from: SocketAddr,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
     ) -> Result<Option<Pending>> {
-        let link: Arc<dyn Link> = Arc::new(self.shake(stream, from, guest).await?);
+        let link: Arc<dyn Link> = Arc::new(self.shake(stream, from, unauthenticated_peer).await?);
         Ok(Some(Box::pin(std::future::ready(Ok(link)))))
     }
 }
@@ -68,13 +70,18 @@ impl Keeper {
         Ok((Box::new(stream), peer))
     }
 
-    async fn shake(&self, stream: TcpStream, from: SocketAddr, guest: Option<Guest>) -> Result<GrpcLink> {
+    async fn shake(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
+    ) -> Result<GrpcLink> {
         let socket = Socket::new(stream).map_err(|e| tls::explain(ACCEPT, from, &e))?;
         let (stream, peer) = self.secure(socket.clone(), from).await?;
-        if let Some(guest) = &guest {
-            guest.heard();
+        if let Some(unauthenticated_peer) = &unauthenticated_peer {
+            unauthenticated_peer.heard();
         }
-        let (standing, unary) = (Standing::new(guest), unary(&self.options)?);
+        let (standing, unary) = (Standing::new(unauthenticated_peer), unary(&self.options)?);
         let shared = LinkState::new(peer.address.clone(), self.tls.is_some(), unary, standing);
         let (caller, mut call) = oneshot::channel();
         let service = Service::new(shared.clone(), caller);

@@ -20,7 +20,7 @@ pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Most bytes that are read of a peer that has not proved who it is: the headers of its call, its
 /// [`thalweg_wire::control::Hello`] and what HTTP/2 has to say. Whatever it sends beyond that is not taken in at all.
-const GUEST_BYTES: u64 = 32 << 10;
+const UNAUTHENTICATED_PEER_BYTES: u64 = 32 << 10;
 
 pub(crate) struct Wire {
     stream: Box<dyn Duplex>,
@@ -58,7 +58,7 @@ impl AsyncRead for Wire {
             self.shared.end("the peer has closed the link");
         }
         let earlier = self.shared.received.fetch_add(came.len() as u64, Ordering::Relaxed);
-        if earlier + came.len() as u64 > GUEST_BYTES && !self.shared.standing.is_proved() {
+        if earlier + came.len() as u64 > UNAUTHENTICATED_PEER_BYTES && !self.shared.standing.is_proved() {
             self.shared.end("it sent too much before it had proved who it is");
             return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
         }

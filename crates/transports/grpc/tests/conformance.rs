@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_grpc::Grpc;
 use thalweg_transport::Options;
 use tokio::io::AsyncWriteExt;
@@ -26,19 +26,19 @@ fn factory(host: &str, listen: Options, connect: Options) -> Factory {
 mod in_the_clear {
     use super::*;
     suite!(factory("127.0.0.1", plain(), plain()));
-    guests!(factory("127.0.0.1", plain(), plain()));
+    unauthenticated_peers!(factory("127.0.0.1", plain(), plain()));
 }
 
 mod with_the_systems_buffers {
     use super::*;
     suite!(factory("127.0.0.1", Options::default(), Options::default()));
-    guests!(factory("127.0.0.1", Options::default(), Options::default()));
+    unauthenticated_peers!(factory("127.0.0.1", Options::default(), Options::default()));
 }
 
 mod over_ipv6 {
     use super::*;
     suite!(factory("[::1]", plain(), plain()));
-    guests!(factory("[::1]", plain(), plain()));
+    unauthenticated_peers!(factory("[::1]", plain(), plain()));
 }
 
 mod under_tls {
@@ -53,7 +53,7 @@ mod under_tls {
 
     suite!(encrypted());
 
-    guests!(encrypted());
+    unauthenticated_peers!(encrypted());
 }
 
 /// In unary mode all of an update is in memory before the first chunk is placed: placing this much takes far longer than
@@ -71,7 +71,7 @@ mod in_unary_mode {
 
     suite!(unary_factory());
 
-    guests!(unary_factory());
+    unauthenticated_peers!(unary_factory());
 }
 
 mod in_unary_mode_under_tls {
@@ -87,7 +87,7 @@ mod in_unary_mode_under_tls {
 
     suite!(encrypted());
 
-    guests!(encrypted());
+    unauthenticated_peers!(encrypted());
 }
 
 mod in_push_mode {
@@ -114,5 +114,5 @@ mod under_mutual_tls {
 
     suite!(mutual());
 
-    guests!(mutual());
+    unauthenticated_peers!(mutual());
 }

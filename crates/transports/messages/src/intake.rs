@@ -16,7 +16,7 @@ use crate::HEAD_BYTES;
 pub(crate) const CONTROL_COST: u64 = 64;
 /// Most control messages, by cost, that a member may have in flight before it is admitted. It is twice the
 /// largest message, whatever the window is. Chunks are not permitted then.
-pub(crate) const GUEST_WINDOW: u64 = 2 * (MAX_HELLO as u64 + CONTROL_COST);
+pub(crate) const UNAUTHENTICATED_PEER_WINDOW: u64 = 2 * (MAX_HELLO as u64 + CONTROL_COST);
 
 /// Most announcements of updates that wait to be received; further ones are dropped. A link has one for each
 /// update.
@@ -228,7 +228,7 @@ impl Intake {
         }
         came.control = number;
         came.control_waiting += Fragment::cost(part.bytes.len());
-        let window = if came.open { came.control_allowance.window() } else { GUEST_WINDOW };
+        let window = if came.open { came.control_allowance.window() } else { UNAUTHENTICATED_PEER_WINDOW };
         let waiting = came.control_waiting;
         if waiting > window {
             return Verdict::Corrupt(format!(

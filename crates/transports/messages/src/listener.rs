@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    send_group_each, Address, Capabilities, Error, Guest, Link, Listener, Options, Outgoing, Peer, Pending,
-    Result, SendReport, Standing,
+    send_group_each, Address, Capabilities, Error, Link, Listener, Options, Outgoing, Peer, Pending, Result,
+    SendReport, Standing, UnauthenticatedPeer,
 };
 use tokio::sync::mpsc::{self, OwnedPermit};
 use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
@@ -94,7 +94,7 @@ struct Waiting {
     link: Arc<MessageLink>,
     /// Its place in the queue of links to be accepted.
     place: OwnedPermit<Pending>,
-    guest: Option<Guest>,
+    unauthenticated_peer: Option<UnauthenticatedPeer>,
 }
 
 /// What the listener's task and its handle share.
@@ -337,13 +337,14 @@ impl Hub {
         if self.is_deaf() {
             return office.turn_away(Tag { instance: 0, member }, "nobody accepts links any more");
         }
-        let lobby = self.options.lobby.as_ref();
-        if lobby.is_some_and(|lobby| !lobby.has_room()) {
+        let admission_queue = self.options.admission_queue.as_ref();
+        if admission_queue.is_some_and(|admission_queue| !admission_queue.has_room()) {
             // Evicted members have not left yet. The member repeats its hello.
             return;
         }
         let Ok(place) = self.backlog.clone().try_reserve_owned() else { return };
-        let guest = lobby.map(|lobby| lobby.enter(office.carrier.origin(member)));
+        let unauthenticated_peer =
+            admission_queue.map(|admission_queue| admission_queue.enter(office.carrier.origin(member)));
         let mut links = lock(&office.links);
         let nature = office.carrier.nature();
         let capabilities = capabilities(&*self.post, &nature);
@@ -370,11 +371,11 @@ impl Hub {
             group: office.certain.clone(),
             moved: office.moved.clone(),
             kept: office.kept.clone(),
-            standing: Standing::new(guest.clone()),
+            standing: Standing::new(unauthenticated_peer.clone()),
         });
         shared.hear(wire);
         let link = Arc::new(MessageLink(shared.clone()));
-        let (known, waiting) = (Arc::downgrade(&link), Some(Waiting { link, place, guest }));
+        let (known, waiting) = (Arc::downgrade(&link), Some(Waiting { link, place, unauthenticated_peer }));
         links.insert(member, Entry { shared: shared.clone(), link: known, waiting });
         drop(links);
         let deadline = Instant::now() + self.options.connect_timeout();
@@ -399,8 +400,8 @@ impl Hub {
 /// member.
 fn give_out(office: &Office, member: MemberId) {
     let waiting = lock(&office.links).get_mut(&member).and_then(|entry| entry.waiting.take());
-    if let Some(Waiting { link, place, guest }) = waiting {
-        guest.iter().for_each(Guest::heard);
+    if let Some(Waiting { link, place, unauthenticated_peer }) = waiting {
+        unauthenticated_peer.iter().for_each(UnauthenticatedPeer::heard);
         place.send(Box::pin(std::future::ready(Ok(link as Arc<dyn Link>))));
     }
 }

@@ -160,7 +160,7 @@ mod tests {
     use std::sync::Arc;
 
     use thalweg_conformance::Recorder;
-    use thalweg_transport::{Address, Bounds, Lobby, Options, Origin, Peer, Standing};
+    use thalweg_transport::{Address, AdmissionQueue, Bounds, Options, Origin, Peer, Standing};
     use thalweg_wire::{ChunkHeader, LayoutHash};
 
     use super::*;
@@ -203,9 +203,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_announcement_is_as_bad_as_a_chunk_from_a_guest_and_says_no_more_than_a_time_later() {
+    async fn an_announcement_is_as_bad_as_a_chunk_from_an_unauthenticated_peer_and_says_no_more_than_a_time_later(
+    ) {
         let sink = Recorder::new(0);
-        let shared = link(Standing::new([Lobby::new(Bounds::default()).enter(Origin::Unknown)])).await;
+        let shared =
+            link(Standing::new([AdmissionQueue::new(Bounds::default()).enter(Origin::Unknown)])).await;
         announce(&shared);
         assert_eq!(receive(&shared, &sink).await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert_eq!(sink.seen().begun, 0);

@@ -15,12 +15,12 @@ fn factory(change: impl FnOnce(&mut Habits)) -> Factory {
 
 mod group {
     thalweg_conformance::suite!(crate::factory(|_| {}));
-    thalweg_conformance::guests!(crate::factory(|_| {}));
+    thalweg_conformance::unauthenticated_peers!(crate::factory(|_| {}));
 }
 
 mod no_group {
     thalweg_conformance::suite!(crate::factory(|habits| habits.nature.group = false));
-    thalweg_conformance::guests!(crate::factory(|habits| habits.nature.group = false));
+    thalweg_conformance::unauthenticated_peers!(crate::factory(|habits| habits.nature.group = false));
 }
 
 /// Messages may arrive twice, and the listener does not learn of a member's end.
@@ -29,7 +29,7 @@ mod duplicates {
         habits.duplication = 300_000;
         habits.tells_end = false;
     }));
-    thalweg_conformance::guests!(crate::factory(|habits| {
+    thalweg_conformance::unauthenticated_peers!(crate::factory(|habits| {
         habits.duplication = 300_000;
         habits.tells_end = false;
     }));
@@ -41,7 +41,7 @@ mod lossy {
         habits.loss = 50_000;
         habits.nature.lossy = true;
     }));
-    thalweg_conformance::guests!(crate::factory(|habits| {
+    thalweg_conformance::unauthenticated_peers!(crate::factory(|habits| {
         habits.loss = 50_000;
         habits.nature.lossy = true;
     }));
@@ -52,7 +52,7 @@ mod small {
     thalweg_conformance::suite!(crate::factory(|habits| {
         habits.nature = thalweg_messages::Nature { max_message: 20_000, window: 100_000, ..habits.nature };
     }));
-    thalweg_conformance::guests!(crate::factory(|habits| {
+    thalweg_conformance::unauthenticated_peers!(crate::factory(|habits| {
         habits.nature = thalweg_messages::Nature { max_message: 20_000, window: 100_000, ..habits.nature };
     }));
 }
@@ -60,5 +60,5 @@ mod small {
 /// The broker retains messages to the group.
 mod keeps {
     thalweg_conformance::suite!(crate::factory(|habits| habits.keeps = true));
-    thalweg_conformance::guests!(crate::factory(|habits| habits.keeps = true));
+    thalweg_conformance::unauthenticated_peers!(crate::factory(|habits| habits.keeps = true));
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_transport::{Login, Options, Value};
 use tokio::io::AsyncWriteExt;
 
@@ -38,17 +38,17 @@ fn factory(own: &[(&str, Value)]) -> Factory {
 mod version_5 {
     use super::*;
     suite!(factory(&[]));
-    guests!(factory(&[]));
+    unauthenticated_peers!(factory(&[]));
 }
 
 mod version_311_at_least_once {
     use super::*;
     suite!(factory(&[version("3.1.1"), qos(1)]));
-    guests!(factory(&[version("3.1.1"), qos(1)]));
+    unauthenticated_peers!(factory(&[version("3.1.1"), qos(1)]));
 }
 
 mod version_5_exactly_once {
     use super::*;
     suite!(factory(&[qos(2)]));
-    guests!(factory(&[qos(2)]));
+    unauthenticated_peers!(factory(&[qos(2)]));
 }

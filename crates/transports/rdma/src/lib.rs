@@ -144,10 +144,10 @@ pub(crate) async fn finish(
     end: End,
     device: std::result::Result<Arc<dyn Device>, String>,
     choices: &Choices,
-    has_lobby: bool,
+    has_admission_queue: bool,
 ) -> Result<Arc<dyn Link>> {
     Ok(match shake(&*inner, end, device, choices.style).await? {
-        Shaken::Rdma(pairs) => Arc::new(RdmaLink::new(inner, *pairs, choices, has_lobby)?),
+        Shaken::Rdma(pairs) => Arc::new(RdmaLink::new(inner, *pairs, choices, has_admission_queue)?),
         Shaken::Tcp(why) => {
             let notice = format!("the link to {} is tcp: {why}", inner.peer().address);
             Arc::new(Plain { inner, notice: Some(notice) })

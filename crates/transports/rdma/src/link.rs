@@ -67,7 +67,7 @@ impl RdmaLink {
         inner: Arc<dyn Link>,
         pairs: Pairs,
         choices: &Choices,
-        has_lobby: bool,
+        has_admission_queue: bool,
     ) -> Result<Self> {
         let Choices { mover: config, style, .. } = *choices;
         let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs, mtu } = pairs;
@@ -90,7 +90,8 @@ impl RdmaLink {
                 Box::new(Incoming::new(known, place, (incoming, ring, ring_address)))
             }
         };
-        let shared = Arc::new(Shared::new(inner, outbox, (sends, receives, pulls), sent, !has_lobby));
+        let shared =
+            Arc::new(Shared::new(inner, outbox, (sends, receives, pulls), sent, !has_admission_queue));
         let (pass, messages) = mpsc::channel(UNREAD);
         tokio::spawn(read(shared.clone(), pass));
         tokio::spawn(write(shared.clone(), to_send));

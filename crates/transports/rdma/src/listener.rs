@@ -25,7 +25,7 @@ struct RdmaListener {
     refusal: Option<String>,
     warning: Option<&'static str>,
     limit: Duration,
-    has_lobby: bool,
+    has_admission_queue: bool,
 }
 
 /// The task of a handshake. It is aborted when its [`Pending`] is dropped.
@@ -47,8 +47,17 @@ pub(crate) async fn listen(
     let address = Address { port: inner.address().port, ..address.clone() };
     let refusal = choices.refusal(options).or_else(|| source.missing());
     let warning = choices.warning(options).filter(|_| refusal.is_none());
-    let (limit, has_lobby) = (options.connect_timeout(), options.lobby.is_some());
-    Ok(Box::new(RdmaListener { address, inner, source, choices, refusal, warning, limit, has_lobby }))
+    let (limit, has_admission_queue) = (options.connect_timeout(), options.admission_queue.is_some());
+    Ok(Box::new(RdmaListener {
+        address,
+        inner,
+        source,
+        choices,
+        refusal,
+        warning,
+        limit,
+        has_admission_queue,
+    }))
 }
 
 #[async_trait]
@@ -65,7 +74,7 @@ impl Listener for RdmaListener {
     async fn accept(&self) -> Result<Pending> {
         let pending = self.inner.accept().await?;
         let (source, choices, refusal) = (self.source.clone(), self.choices, self.refusal.clone());
-        let (limit, has_lobby) = (self.limit, self.has_lobby);
+        let (limit, has_admission_queue) = (self.limit, self.has_admission_queue);
         // Shake hands in a task of its own, even while nobody awaits the `Pending`: the peer's `connect`
         // waits for it.
         let shaken = tokio::spawn(async move {
@@ -73,7 +82,7 @@ impl Listener for RdmaListener {
             let who = inner.peer().address.clone();
             let said = refusal.is_some();
             let device = refusal.map_or_else(|| source.towards(&who), Err);
-            let shaking = finish(inner.clone(), End::Listening, device, &choices, has_lobby);
+            let shaking = finish(inner.clone(), End::Listening, device, &choices, has_admission_queue);
             let late = |_| {
                 let context = format!("{who} did not finish its handshake in time");
                 Err(Error::new(ErrorKind::Timeout, ACCEPT, context))

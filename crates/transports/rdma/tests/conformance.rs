@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_rdma::Rdma;
 use thalweg_transport::Options;
 use thalweg_verbs::pretend::Behaviour;
@@ -36,7 +36,7 @@ mod in_the_clear {
     }
 
     suite!(clear());
-    guests!(clear());
+    unauthenticated_peers!(clear());
 }
 
 mod over_a_trusted_fabric {
@@ -54,7 +54,7 @@ mod over_a_trusted_fabric {
     }
 
     suite!(trusting());
-    guests!(trusting());
+    unauthenticated_peers!(trusting());
 }
 
 mod in_fedrdma_e {
@@ -90,7 +90,7 @@ mod in_pull {
     }
 
     suite!(read());
-    guests!(read());
+    unauthenticated_peers!(read());
 }
 
 mod without_a_device {
@@ -106,5 +106,5 @@ mod without_a_device {
     }
 
     suite!(missing());
-    guests!(missing());
+    unauthenticated_peers!(missing());
 }

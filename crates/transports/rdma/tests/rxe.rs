@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_rdma::{devices, Rdma};
 
 mod common;
@@ -29,7 +29,7 @@ fn real(own: &str) -> Factory {
 mod in_window {
     use super::*;
     suite!(real("{}"));
-    guests!(real("{}"));
+    unauthenticated_peers!(real("{}"));
 }
 
 mod in_pull {

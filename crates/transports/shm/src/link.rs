@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_transport::{
-    Capabilities, Counters, Error, Guest, Link, Outgoing, Peer, Result, SendReport, Sink, Standing, Target,
-    Transport,
+    Capabilities, Counters, Error, Link, Outgoing, Peer, Result, SendReport, Sink, Standing, Target,
+    Transport, UnauthenticatedPeer,
 };
 use tokio::sync::{mpsc, watch, Mutex, Notify, Semaphore};
 use tokio::task::AbortHandle;
@@ -103,12 +103,16 @@ pub(crate) struct ShmLink {
 
 impl ShmLink {
     /// A link of a connection that has shaken hands.
-    pub(crate) fn new(socket: Socket, who: String, guest: Option<Guest>) -> Self {
+    pub(crate) fn new(
+        socket: Socket,
+        who: String,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
+    ) -> Self {
         let zero = AtomicU64::default;
         let shared = Arc::new(Shared {
             socket,
             who: who.clone(),
-            standing: Standing::new(guest),
+            standing: Standing::new(unauthenticated_peer),
             writer: Mutex::default(),
             lending: Lending::default(),
             window: Semaphore::new(WINDOW),

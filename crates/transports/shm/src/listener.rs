@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use thalweg_transport::{Address, Error, ErrorKind, Guest, Link, Listener, Lobby, Options, Pending, Result};
+use thalweg_transport::{
+    Address, AdmissionQueue, Error, ErrorKind, Link, Listener, Options, Pending, Result, UnauthenticatedPeer,
+};
 use tokio::net::UnixListener;
 
 use crate::connect::{shake, Side};
@@ -19,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct ShmListener {
     address: Address,
     socket: UnixListener,
-    lobby: Option<Lobby>,
+    admission_queue: Option<AdmissionQueue>,
     limit: Duration,
 }
 
@@ -27,7 +29,12 @@ pub(crate) fn listen(address: &Address, options: &Options) -> Result<ShmListener
     let (socket, address) = name::open(address)?;
     let failed = |e: std::io::Error| Error::io("listen", &address, &e);
     let socket = UnixListener::from_std(socket.into()).map_err(failed)?;
-    Ok(ShmListener { address, socket, lobby: options.lobby.clone(), limit: options.connect_timeout() })
+    Ok(ShmListener {
+        address,
+        socket,
+        admission_queue: options.admission_queue.clone(),
+        limit: options.connect_timeout(),
+    })
 }
 
 #[async_trait]
@@ -37,14 +44,17 @@ impl Listener for ShmListener {
     }
 
     async fn accept(&self) -> Result<Pending> {
-        if let Some(lobby) = &self.lobby {
-            lobby.room().await;
+        if let Some(admission_queue) = &self.admission_queue {
+            admission_queue.room().await;
         }
         match self.socket.accept().await {
             Ok((stream, _)) => {
-                let guest = self.lobby.as_ref().map(|lobby| lobby.enter(thalweg_transport::Origin::Unknown));
+                let unauthenticated_peer = self
+                    .admission_queue
+                    .as_ref()
+                    .map(|admission_queue| admission_queue.enter(thalweg_transport::Origin::Unknown));
                 // In a task of its own: the peer waits for no answer until somebody awaits its link.
-                let shaken = tokio::spawn(welcome(Socket::of(stream), guest, self.limit));
+                let shaken = tokio::spawn(welcome(Socket::of(stream), unauthenticated_peer, self.limit));
                 let ended = |_| Err(Error::closed(ACCEPT, "the handshake was ended"));
                 Ok(Box::pin(async move { shaken.await.unwrap_or_else(ended) }))
             }
@@ -58,7 +68,11 @@ impl Listener for ShmListener {
     }
 }
 
-async fn welcome(socket: Socket, guest: Option<Guest>, limit: Duration) -> Result<Arc<dyn Link>> {
+async fn welcome(
+    socket: Socket,
+    unauthenticated_peer: Option<UnauthenticatedPeer>,
+    limit: Duration,
+) -> Result<Arc<dyn Link>> {
     let shaken = async {
         let late =
             |_| Err(Error::new(ErrorKind::Timeout, ACCEPT, "a peer did not finish its handshake in time"));
@@ -67,15 +81,15 @@ async fn welcome(socket: Socket, guest: Option<Guest>, limit: Duration) -> Resul
     let who = tokio::select! {
         biased;
         who = shaken => who?,
-        error = evicted(guest.as_ref()) => return Err(error),
+        error = evicted(unauthenticated_peer.as_ref()) => return Err(error),
     };
-    Ok(Arc::new(ShmLink::new(socket, who, guest)))
+    Ok(Arc::new(ShmLink::new(socket, who, unauthenticated_peer)))
 }
 
-/// Waits until the connection has to go; for ever if it is no guest.
-async fn evicted(guest: Option<&Guest>) -> Error {
-    if let Some(guest) = guest {
-        if let Some(error) = guest.watch().evicted().await {
+/// Waits until the connection has to go; for ever if it is no unauthenticated peer.
+async fn evicted(unauthenticated_peer: Option<&UnauthenticatedPeer>) -> Error {
+    if let Some(unauthenticated_peer) = unauthenticated_peer {
+        if let Some(error) = unauthenticated_peer.watch().evicted().await {
             return error;
         }
     }

@@ -26,4 +26,4 @@ fn factory() -> Factory {
 
 thalweg_conformance::suite!(factory());
 
-thalweg_conformance::guests!(factory());
+thalweg_conformance::unauthenticated_peers!(factory());

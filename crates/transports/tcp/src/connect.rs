@@ -60,7 +60,7 @@ async fn shake(
     match tls {
         None => {
             exchange(&mut socket.clone(), preamble, failed).await?;
-            Ok((Shaken { end, tls: None, peer: in_the_clear(address), guest: None }, None))
+            Ok((Shaken { end, tls: None, peer: in_the_clear(address), unauthenticated_peer: None }, None))
         }
         Some((config, name)) => {
             let connector = TlsConnector::from(config.clone());
@@ -71,7 +71,7 @@ async fn shake(
                 true => Some(DataKey::of(CONNECT, &stream)?),
                 false => None,
             };
-            Ok((Shaken { end, tls: Some(Box::new(stream)), peer, guest: None }, key))
+            Ok((Shaken { end, tls: Some(Box::new(stream)), peer, unauthenticated_peer: None }, key))
         }
     }
 }
@@ -81,7 +81,12 @@ async fn join(stream: TcpStream, address: &Address, preamble: Preamble, key: &Da
     let failed = |e: &std::io::Error| no_answer(address, e, true);
     let socket = Socket::new(stream).map_err(|e| failed(&e))?;
     data::ask(&mut socket.clone(), preamble, key, failed).await?;
-    Ok(Shaken { end: End::Kernel(socket), tls: None, peer: in_the_clear(address), guest: None })
+    Ok(Shaken {
+        end: End::Kernel(socket),
+        tls: None,
+        peer: in_the_clear(address),
+        unauthenticated_peer: None,
+    })
 }
 
 fn in_the_clear(address: &Address) -> Peer {

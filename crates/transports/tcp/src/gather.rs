@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thalweg_transport::{Error, ErrorKind, Guest, Link, Peer, Pending, Result};
+use thalweg_transport::{Error, ErrorKind, Link, Peer, Pending, Result, UnauthenticatedPeer};
 use tokio::sync::oneshot;
 use tokio::time::{timeout_at, Instant};
 
@@ -36,8 +36,8 @@ impl Gathering {
     /// Takes a connection. The first of a link gives the link that is pending, which waits up to `limit`
     /// for the rest.
     pub(crate) fn add(&self, preamble: Preamble, shaken: Shaken, limit: Duration) -> Result<Option<Pending>> {
-        if let Some(guest) = &shaken.guest {
-            guest.heard();
+        if let Some(unauthenticated_peer) = &shaken.unauthenticated_peer {
+            unauthenticated_peer.heard();
         }
         if preamble.streams == 1 {
             let link: Arc<dyn Link> = Arc::new(TcpLink::new(vec![shaken], false));
@@ -81,7 +81,9 @@ impl Gathering {
 
     /// A link that waits for its connections ends when one of those has to go.
     fn end_with(&self, shaken: &Shaken, id: LinkId) {
-        let Some(watch) = shaken.guest.as_ref().map(Guest::watch) else { return };
+        let Some(watch) = shaken.unauthenticated_peer.as_ref().map(UnauthenticatedPeer::watch) else {
+            return;
+        };
         let gathering = self.clone();
         tokio::spawn(async move {
             if watch.evicted().await.is_some() {

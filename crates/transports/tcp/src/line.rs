@@ -15,7 +15,7 @@ use thalweg_sockets::socket::Socket;
 use thalweg_sockets::tls;
 #[cfg(doc)]
 use thalweg_transport::ErrorKind;
-use thalweg_transport::{Counters, Guest, Options, Peer, Pending, Result, Sealed};
+use thalweg_transport::{Counters, Options, Peer, Pending, Result, Sealed, UnauthenticatedPeer};
 use thalweg_wire::{FrameHeader, Tolerance};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -171,7 +171,7 @@ impl HoledStreams {
         &self,
         line: Arc<dyn HoledStream>,
         from: String,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
         limit: Duration,
     ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
@@ -180,17 +180,17 @@ impl HoledStreams {
             let preamble = Preamble { data: false, ..Preamble::read(ACCEPT, &mut wire, &failed).await? };
             line.frames(PREAMBLE_BYTES as u64, None);
             reply(&mut wire, preamble).await.map_err(|e| failed(&e))?;
-            return self.gathering.add(preamble, in_the_clear(line, from, guest), limit);
+            return self.gathering.add(preamble, in_the_clear(line, from, unauthenticated_peer), limit);
         };
         let mut first = [0; 4];
         wire.read_exact(&mut first).await.map_err(|e| failed(&e))?;
         if first == data::MAGIC {
-            return self.admit_data(line, from, guest).await.map(|()| None);
+            return self.admit_data(line, from, unauthenticated_peer).await.map(|()| None);
         }
         let begun = tokio::io::join(AsyncReadExt::chain(io::Cursor::new(first), wire.clone()), wire);
         let accepted = TlsAcceptor::from(config.clone()).accept(begun).await;
         let stream = TlsStream::from(accepted.map_err(|e| failed(&e))?);
-        self.admit_encrypted(line, stream, (from, guest), limit).await
+        self.admit_encrypted(line, stream, (from, unauthenticated_peer), limit).await
     }
 
     /// Takes a connection under TLS, of which nothing may be lost.
@@ -198,7 +198,7 @@ impl HoledStreams {
         &self,
         line: Arc<dyn HoledStream>,
         mut stream: TlsStream<T>,
-        (from, guest): (String, Option<Guest>),
+        (from, unauthenticated_peer): (String, Option<UnauthenticatedPeer>),
         limit: Duration,
     ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
@@ -211,7 +211,8 @@ impl HoledStreams {
             false => None,
         };
         reply(&mut stream, taken).await.map_err(|e| failed(&e))?;
-        let shaken = Shaken { end: End::HoledStream(line), tls: Some(Box::new(stream)), peer, guest };
+        let shaken =
+            Shaken { end: End::HoledStream(line), tls: Some(Box::new(stream)), peer, unauthenticated_peer };
         match pending {
             None => self.gathering.add(taken, shaken, limit),
             Some(pending) => self.gathering.join(taken.id, 0, shaken).map(|()| Some(pending)),
@@ -219,7 +220,12 @@ impl HoledStreams {
     }
 
     /// Takes a data connection, of whose chunks parts may be lost.
-    async fn admit_data(&self, line: Arc<dyn HoledStream>, from: String, guest: Option<Guest>) -> Result<()> {
+    async fn admit_data(
+        &self,
+        line: Arc<dyn HoledStream>,
+        from: String,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
+    ) -> Result<()> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
         let mut wire = Wire(line.clone());
         let asked = Asked::read(ACCEPT, &mut wire, &failed).await?;
@@ -229,7 +235,7 @@ impl HoledStreams {
         }
         asked.answer(&mut wire, &key).await.map_err(|e| failed(&e))?;
         let place = 1 + usize::from(asked.preamble.stream);
-        self.gathering.join(asked.preamble.id, place, in_the_clear(line, from, guest))
+        self.gathering.join(asked.preamble.id, place, in_the_clear(line, from, unauthenticated_peer))
     }
 
     /// The same for a connection of the kernel, which may have holes if anybody can tell where.
@@ -241,7 +247,7 @@ impl HoledStreams {
         stream: TcpStream,
         holes: Option<Arc<dyn Holes>>,
         from: String,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
         limit: Duration,
     ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
@@ -254,10 +260,19 @@ impl HoledStreams {
             Some(holes) => End::Holed(socket, holes),
             None => End::Kernel(socket),
         };
-        self.gathering.add(preamble, Shaken { end, tls: None, peer, guest }, limit)
+        self.gathering.add(preamble, Shaken { end, tls: None, peer, unauthenticated_peer }, limit)
     }
 }
 
-fn in_the_clear(line: Arc<dyn HoledStream>, from: String, guest: Option<Guest>) -> Shaken {
-    Shaken { end: End::HoledStream(line), tls: None, peer: Peer { address: from, ..Peer::default() }, guest }
+fn in_the_clear(
+    line: Arc<dyn HoledStream>,
+    from: String,
+    unauthenticated_peer: Option<UnauthenticatedPeer>,
+) -> Shaken {
+    Shaken {
+        end: End::HoledStream(line),
+        tls: None,
+        peer: Peer { address: from, ..Peer::default() },
+        unauthenticated_peer,
+    }
 }

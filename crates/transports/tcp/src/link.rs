@@ -9,7 +9,8 @@ use bytes::Bytes;
 use thalweg_sockets::socket::Socket;
 use thalweg_sockets::tls;
 use thalweg_transport::{
-    Capabilities, Counters, Error, Guest, Link, Outgoing, Peer, Result, SendReport, Sink, Standing, Transport,
+    Capabilities, Counters, Error, Link, Outgoing, Peer, Result, SendReport, Sink, Standing, Transport,
+    UnauthenticatedPeer,
 };
 use thalweg_wire::Tolerance;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -69,8 +70,8 @@ pub(crate) struct Shaken {
     /// Under TLS; in the clear it is the socket.
     pub tls: Option<Box<dyn Duplex>>,
     pub peer: Peer,
-    /// Its place in the listener's lobby.
-    pub guest: Option<Guest>,
+    /// Its place in the listener's admission queue.
+    pub unauthenticated_peer: Option<UnauthenticatedPeer>,
 }
 
 impl Shaken {
@@ -215,7 +216,7 @@ impl TcpLink {
         let first = connections.first();
         let peer = first.map(|c| c.peer.clone()).unwrap_or_default();
         let ends = connections.iter().map(|c| c.end.clone()).collect();
-        let standing = Standing::new(connections.iter().filter_map(|c| c.guest.clone()));
+        let standing = Standing::new(connections.iter().filter_map(|c| c.unauthenticated_peer.clone()));
         let tls = first.is_some_and(|c| c.tls.is_some());
         let shared = LinkState::new(ends, peer.address.clone(), tls, data, standing);
         let (mut lanes, mut intakes) = (Vec::new(), Vec::new());

@@ -9,7 +9,7 @@ use rustls::ServerConfig;
 use thalweg_sockets::door::{self, Door, Doorkeeper};
 use thalweg_sockets::socket::Socket;
 use thalweg_sockets::tls;
-use thalweg_transport::{Address, Error, Guest, Options, Peer, Pending, Result};
+use thalweg_transport::{Address, Error, Options, Peer, Pending, Result, UnauthenticatedPeer};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -38,9 +38,9 @@ impl Doorkeeper for Keeper {
         &self,
         stream: TcpStream,
         from: SocketAddr,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
     ) -> Result<Option<Pending>> {
-        let (preamble, shaken) = self.shake(stream, from, guest).await?;
+        let (preamble, shaken) = self.shake(stream, from, unauthenticated_peer).await?;
         self.gathering.add(preamble, shaken, self.limit)
     }
 }
@@ -50,7 +50,7 @@ impl Keeper {
         &self,
         stream: TcpStream,
         from: SocketAddr,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
     ) -> Result<(Preamble, Shaken)> {
         let failed = |e: &std::io::Error| tls::explain(ACCEPT, from, e);
         let socket = Socket::new(stream).map_err(|e| failed(&e))?;
@@ -59,14 +59,14 @@ impl Keeper {
             None => {
                 let preamble = answer(&mut socket.clone(), failed).await?;
                 let peer = Peer { address: from.to_string(), ..Peer::default() };
-                Ok((preamble, Shaken { end, tls: None, peer, guest }))
+                Ok((preamble, Shaken { end, tls: None, peer, unauthenticated_peer }))
             }
             Some(config) => {
                 let accepted = TlsAcceptor::from(config.clone()).accept(socket).await;
                 let mut stream = accepted.map_err(|e| failed(&e))?.into();
                 let peer = tls::peer(ACCEPT, from.to_string(), &stream)?;
                 let preamble = answer(&mut stream, failed).await?;
-                Ok((preamble, Shaken { end, tls: Some(Box::new(stream)), peer, guest }))
+                Ok((preamble, Shaken { end, tls: Some(Box::new(stream)), peer, unauthenticated_peer }))
             }
         }
     }

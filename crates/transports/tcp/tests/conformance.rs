@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_tcp::Tcp;
 use thalweg_transport::Options;
 use tokio::io::AsyncWriteExt;
@@ -26,19 +26,19 @@ fn factory(host: &str, listen: Options, connect: Options) -> Factory {
 mod in_the_clear {
     use super::*;
     suite!(factory("127.0.0.1", plain(), plain()));
-    guests!(factory("127.0.0.1", plain(), plain()));
+    unauthenticated_peers!(factory("127.0.0.1", plain(), plain()));
 }
 
 mod over_ipv6 {
     use super::*;
     suite!(factory("[::1]", plain(), plain()));
-    guests!(factory("[::1]", plain(), plain()));
+    unauthenticated_peers!(factory("[::1]", plain(), plain()));
 }
 
 mod over_four_streams {
     use super::*;
     suite!(factory("127.0.0.1", streams(4), streams(4)));
-    guests!(factory("127.0.0.1", streams(4), streams(4)));
+    unauthenticated_peers!(factory("127.0.0.1", streams(4), streams(4)));
 }
 
 mod under_tls {
@@ -53,7 +53,7 @@ mod under_tls {
 
     suite!(encrypted());
 
-    guests!(encrypted());
+    unauthenticated_peers!(encrypted());
 }
 
 mod under_mutual_tls {
@@ -69,7 +69,7 @@ mod under_mutual_tls {
 
     suite!(mutual());
 
-    guests!(mutual());
+    unauthenticated_peers!(mutual());
 }
 
 mod under_mutual_tls_over_three_streams {
@@ -83,5 +83,5 @@ mod under_mutual_tls_over_three_streams {
 
     suite!(striped());
 
-    guests!(striped());
+    unauthenticated_peers!(striped());
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_transport::{
-    Address, Error, ErrorKind, Guest, Link, NoChunks, Options, Peer, Result, Setting, Standing,
+    Address, Error, ErrorKind, Link, NoChunks, Options, Peer, Result, Setting, Standing, UnauthenticatedPeer,
 };
 use tokio::time::sleep;
 
@@ -83,12 +83,12 @@ pub fn check(operation: &'static str, address: &Address, options: &Options, dial
     options.own.read(dialect.settings).map(drop)
 }
 
-/// Handshake of the listener's end. `guests` are the places of the peer's two sockets in the admission queue,
-/// if there is one.
+/// Handshake of the listener's end. `unauthenticated_peers` are the places of the peer's two sockets in the admission
+/// queue, if there is one.
 pub(crate) async fn answer(
     inner: Arc<dyn Link>,
     ip: IpAddr,
-    guests: Vec<Guest>,
+    unauthenticated_peers: Vec<UnauthenticatedPeer>,
     options: &Options,
     dialect: &Dialect,
 ) -> Result<Ends> {
@@ -109,9 +109,9 @@ pub(crate) async fn answer(
         incoming.greeted(operation, from, key, seal(0), 0, Way::In),
         outgoing.greeted(operation, from, key, seal(1), 1, Way::Out)
     )?;
-    guests.iter().for_each(Guest::heard);
+    unauthenticated_peers.iter().for_each(UnauthenticatedPeer::heard);
     inner.send_control(Bytes::copy_from_slice(&dialect.magic)).await?;
-    Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new(guests) })
+    Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new(unauthenticated_peers) })
 }
 
 /// The IP address that the control connection comes from.

@@ -94,18 +94,18 @@ impl Shaker {
     /// the control connection. If the queue evicts one of them, the handshake fails.
     async fn answer(&self, inner: Arc<dyn Link>) -> Result<Ends> {
         let Self { ip, options, dialect, .. } = self;
-        let Some(lobby) = &options.lobby else {
+        let Some(admission_queue) = &options.admission_queue else {
             return hello::answer(inner, *ip, Vec::new(), options, dialect).await;
         };
         let from = hello::source(ACCEPT, inner.peer())?;
-        lobby.room().await;
-        let guests = [lobby.enter(from), lobby.enter(from)];
-        let [one, other] = [guests[0].watch(), guests[1].watch()];
+        admission_queue.room().await;
+        let unauthenticated_peers = [admission_queue.enter(from), admission_queue.enter(from)];
+        let [one, other] = [unauthenticated_peers[0].watch(), unauthenticated_peers[1].watch()];
         tokio::select! {
             biased;
             Some(error) = one.evicted() => Err(error),
             Some(error) = other.evicted() => Err(error),
-            ends = hello::answer(inner, *ip, guests.to_vec(), options, dialect) => ends,
+            ends = hello::answer(inner, *ip, unauthenticated_peers.to_vec(), options, dialect) => ends,
         }
     }
 }

@@ -17,9 +17,9 @@ use crate::secure::Seal;
 /// Bytes of one receive buffer: the most that GRO joins.
 const SLOT: usize = 64 << 10;
 /// The same for an unauthenticated peer, from which only hellos and probes are expected.
-const GUEST_SLOT: usize = 2 << 10;
+const UNAUTHENTICATED_PEER_SLOT: usize = 2 << 10;
 /// Size of the kernel's receive buffer for an unauthenticated peer, in bytes.
-const GUEST_BUFFER: usize = 16 << 10;
+const UNAUTHENTICATED_PEER_BUFFER: usize = 16 << 10;
 /// Receive buffers of one system call.
 const SLOTS: usize = 4;
 /// Most bytes of one send.
@@ -70,8 +70,8 @@ impl Unbound {
         };
         let socket = make().map_err(|e| failed(&e))?;
         let granted = socket.recv_buffer_size().map_err(|e| failed(&e))?;
-        if options.lobby.is_some() {
-            socket.set_recv_buffer_size(GUEST_BUFFER.min(wanted)).map_err(|e| failed(&e))?;
+        if options.admission_queue.is_some() {
+            socket.set_recv_buffer_size(UNAUTHENTICATED_PEER_BUFFER.min(wanted)).map_err(|e| failed(&e))?;
         }
         let socket = UdpSocket::from_std(socket.into()).map_err(|e| failed(&e))?;
         let port = socket.local_addr().map_err(|e| failed(&e))?.port();
@@ -303,7 +303,11 @@ impl Buffer {
     /// A small buffer, for a peer that has not authenticated yet.
     #[allow(clippy::new_without_default)] // no Default: it allocates
     pub fn new() -> Self {
-        Self { bytes: vec![0; SLOTS * GUEST_SLOT], slot: GUEST_SLOT, places: Vec::new() }
+        Self {
+            bytes: vec![0; SLOTS * UNAUTHENTICATED_PEER_SLOT],
+            slot: UNAUTHENTICATED_PEER_SLOT,
+            places: Vec::new(),
+        }
     }
 
     /// Replaces the small buffer by one of 256 KiB, once the peer has authenticated.

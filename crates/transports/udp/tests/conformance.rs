@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 use thalweg_transport::{Options, Value};
 use thalweg_udp::Udp;
 use tokio::io::AsyncWriteExt;
@@ -31,7 +31,7 @@ fn between(host: &str, listen: Options, connect: Options) -> Factory {
 mod in_the_clear {
     use super::*;
     suite!(factory("127.0.0.1", &small()));
-    guests!(factory("127.0.0.1", &small()));
+    unauthenticated_peers!(factory("127.0.0.1", &small()));
 }
 
 mod sealed_under_tls {
@@ -45,7 +45,7 @@ mod sealed_under_tls {
     }
 
     suite!(sealed());
-    guests!(sealed());
+    unauthenticated_peers!(sealed());
 }
 
 mod sealed_with_chacha_under_mutual_tls {
@@ -62,17 +62,17 @@ mod sealed_with_chacha_under_mutual_tls {
     }
 
     suite!(sealed());
-    guests!(sealed());
+    unauthenticated_peers!(sealed());
 }
 
 mod over_ipv6 {
     use super::*;
     suite!(factory("[::1]", &small()));
-    guests!(factory("[::1]", &small()));
+    unauthenticated_peers!(factory("[::1]", &small()));
 }
 
 mod with_the_largest_buffers {
     use super::*;
     suite!(factory("127.0.0.1", &Options::default()));
-    guests!(factory("127.0.0.1", &Options::default()));
+    unauthenticated_peers!(factory("127.0.0.1", &Options::default()));
 }

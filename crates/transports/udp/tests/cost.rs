@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use thalweg_conformance::Recorder;
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, Bounds, Link, Listener, Lobby, Options, Transport};
+use thalweg_transport::{Address, AdmissionQueue, Bounds, Link, Listener, Options, Transport};
 use thalweg_udp::Udp;
 use tokio::net::UdpSocket;
 
 mod common;
 use common::listen;
 
-const GUESTS: usize = 60;
+const UNAUTHENTICATED_PEERS: usize = 60;
 /// Descriptors of each unauthenticated peer.
 const SOCKETS: usize = 3;
 /// Most bytes of memory for each.
@@ -56,28 +56,29 @@ async fn shake(listener: &dyn Listener) -> (Arc<dyn Link>, [UdpSocket; 2]) {
 }
 
 #[tokio::test]
-async fn guests_cost_what_the_documents_say() {
+async fn unauthenticated_peers_cost_what_the_documents_say() {
     let (Some(memory), Some(files)) = (resident(), descriptors()) else {
         return println!("skipped: the system has no /proc/self");
     };
-    let total = GUESTS * SOCKETS;
-    let lobby = Lobby::new(Bounds { total, share: total, timeout: Duration::from_secs(60) });
-    let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
+    let total = UNAUTHENTICATED_PEERS * SOCKETS;
+    let admission_queue =
+        AdmissionQueue::new(Bounds { total, share: total, timeout: Duration::from_secs(60) });
+    let options = Options { admission_queue: Some(admission_queue.clone()), ..Options::default() };
     let listener = listen(&Udp, &options).await;
-    let mut guests = Vec::new();
-    for _ in 0..GUESTS {
+    let mut unauthenticated_peers = Vec::new();
+    for _ in 0..UNAUTHENTICATED_PEERS {
         let accept = async { listener.accept().await.unwrap().await.unwrap() };
         let (peer, link) = tokio::join!(shake(&*listener), accept);
         let sink = Arc::new(Recorder::new(0));
         let (receiving, received) = (link.clone(), sink.clone());
         let task = tokio::spawn(async move { receiving.receive(&*received).await });
-        guests.push((peer, link, task));
+        unauthenticated_peers.push((peer, link, task));
         tokio::task::yield_now().await;
     }
-    let memory = resident().unwrap().saturating_sub(memory) / GUESTS as u64;
+    let memory = resident().unwrap().saturating_sub(memory) / UNAUTHENTICATED_PEERS as u64;
     let files = descriptors().unwrap() - files;
-    println!("{memory} bytes and {files} descriptors for {GUESTS} guests, those of the peers among them");
-    assert_eq!(lobby.count(), total);
+    println!("{memory} bytes and {files} descriptors for {UNAUTHENTICATED_PEERS} unauthenticated peers, those of the peers among them");
+    assert_eq!(admission_queue.count(), total);
     assert!(memory <= EACH, "{memory} bytes for each");
     assert!(files <= 2 * total + 16, "{files} descriptors");
 }

@@ -11,7 +11,8 @@ use thalweg_tcp::line::{HoledStream, HoledStreams};
 use thalweg_tcp::Tcp;
 use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{
-    Address, Error, ErrorKind, Guest, Listener, Lobby, Options, Origin, Pending, Result, Transport,
+    Address, AdmissionQueue, Error, ErrorKind, Listener, Options, Origin, Pending, Result, Transport,
+    UnauthenticatedPeer,
 };
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
@@ -117,24 +118,27 @@ async fn admit(
     ready: mpsc::Sender<Pending>,
     options: Options,
 ) {
-    let (limit, lobby) = (options.connect_timeout(), options.lobby);
+    let (limit, admission_queue) = (options.connect_timeout(), options.admission_queue);
     let mut handshakes = tokio::task::JoinSet::new(); // dropped with this task, which ends the handshakes
     loop {
         tokio::select! {
             Some(_) = handshakes.join_next() => {}
-            newcomer = next(&mut new, lobby.as_ref()), if lobby.is_some() || handshakes.len() < MAX_NEW => {
+            newcomer = next(&mut new, admission_queue.as_ref()), if admission_queue.is_some() || handshakes.len() < MAX_NEW => {
                 let Some((line, from)) = newcomer else { return };
-                let guest = lobby.as_ref().map(|lobby| lobby.enter(Origin::of(&from)));
-                handshakes.spawn(shake(lines.clone(), line, from, guest, limit, ready.clone()));
+                let unauthenticated_peer = admission_queue.as_ref().map(|admission_queue| admission_queue.enter(Origin::of(&from)));
+                handshakes.spawn(shake(lines.clone(), line, from, unauthenticated_peer, limit, ready.clone()));
             }
         }
     }
 }
 
 /// The next connection. Waits until the admission queue has room for it.
-async fn next(new: &mut mpsc::Receiver<Newcomer>, lobby: Option<&Lobby>) -> Option<Newcomer> {
-    if let Some(lobby) = lobby {
-        lobby.room().await;
+async fn next(
+    new: &mut mpsc::Receiver<Newcomer>,
+    admission_queue: Option<&AdmissionQueue>,
+) -> Option<Newcomer> {
+    if let Some(admission_queue) = admission_queue {
+        admission_queue.room().await;
     }
     new.recv().await
 }
@@ -144,17 +148,17 @@ async fn shake(
     lines: HoledStreams,
     line: impl HoledStream + 'static,
     from: String,
-    guest: Option<Guest>,
+    unauthenticated_peer: Option<UnauthenticatedPeer>,
     limit: Duration,
     ready: mpsc::Sender<Pending>,
 ) {
     let context = format!("{from} did not finish its handshake in time");
     let late = |_| Err(Error::new(ErrorKind::Timeout, ACCEPT, context));
-    let shaking = lines.admit(Arc::new(line), from, guest.clone(), limit);
+    let shaking = lines.admit(Arc::new(line), from, unauthenticated_peer.clone(), limit);
     let admitted = tokio::select! {
         biased;
         admitted = tokio::time::timeout(limit, shaking) => admitted.unwrap_or_else(late),
-        error = evicted(guest.as_ref()) => Err(error),
+        error = evicted(unauthenticated_peer.as_ref()) => Err(error),
     };
     let pending: Pending = match admitted {
         Ok(None) => return,
@@ -164,7 +168,7 @@ async fn shake(
     tokio::select! {
         // This fails if the listener is gone. The connection then ends as well.
         _ = ready.send(pending) => {}
-        _ = evicted(guest.as_ref()) => {}
+        _ = evicted(unauthenticated_peer.as_ref()) => {}
     }
 }
 

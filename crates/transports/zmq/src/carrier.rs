@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_messages::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network};
-use thalweg_transport::{Address, Error, Lobby, Origin, Peer, Result};
+use thalweg_transport::{Address, AdmissionQueue, Error, Origin, Peer, Result};
 use tokio::sync::watch;
 
 use crate::ffi::MessagePart;
@@ -89,12 +89,12 @@ pub(crate) struct Sockets {
 
 impl ZmqCarrier {
     /// A carrier of these sockets. With an admission queue, the connections of a listener take places in it.
-    pub(crate) fn new(sockets: Sockets, lobby: Option<Lobby>) -> Self {
+    pub(crate) fn new(sockets: Sockets, admission_queue: Option<AdmissionQueue>) -> Self {
         Self {
             sockets,
             asked: AtomicBool::new(false),
             peers: Mutex::default(),
-            visitors: Visitors::new(lobby),
+            visitors: Visitors::new(admission_queue),
             end: watch::Sender::new(None),
         }
     }

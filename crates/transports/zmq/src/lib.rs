@@ -231,7 +231,7 @@ async fn listen(
             made.lines = Some(Arc::new(PartySockets::new(writing, place, options, keys)));
         }
     }
-    Ok(ZmqCarrier::new(made, options.lobby.clone()))
+    Ok(ZmqCarrier::new(made, options.admission_queue.clone()))
 }
 
 async fn dial(

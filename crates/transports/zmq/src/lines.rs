@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_messages::MemberId;
-use thalweg_transport::{Guest, Options, Origin};
+use thalweg_transport::{Options, Origin, UnauthenticatedPeer};
 use tokio::sync::Notify;
 
 use crate::ffi::{Kind, MessagePart};
@@ -90,7 +90,7 @@ struct Given {
     line: Arc<PartySocket>,
     port: u16,
     /// A place in the admission queue for each descriptor, until the member is admitted.
-    guests: Vec<Guest>,
+    unauthenticated_peers: Vec<UnauthenticatedPeer>,
     admitted: bool,
 }
 
@@ -128,19 +128,27 @@ impl PartySockets {
         if let Some(given) = self.open().lines.get(&member) {
             return Ok((self.reading.port(), given.port));
         }
-        let lobby = self.options.lobby.as_ref();
-        if lobby.is_some_and(|lobby| !lobby.has_room()) {
+        let admission_queue = self.options.admission_queue.as_ref();
+        if admission_queue.is_some_and(|admission_queue| !admission_queue.has_room()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let guests: Vec<Guest> =
-            (0..DESCRIPTORS).filter_map(|_| lobby.map(|lobby| lobby.enter(from))).collect();
+        let unauthenticated_peers: Vec<UnauthenticatedPeer> = (0..DESCRIPTORS)
+            .filter_map(|_| admission_queue.map(|admission_queue| admission_queue.enter(from)))
+            .collect();
         let place = SocketAddr::new(self.reading.ip(), 0);
         let (watched, port) = bind_at(self.kind, place, &self.options, &self.keys, Some(&self.changed))?;
-        guests.iter().for_each(|guest| self.close_when_evicted(member, guest));
+        unauthenticated_peers
+            .iter()
+            .for_each(|unauthenticated_peer| self.close_when_evicted(member, unauthenticated_peer));
         let mut open = self.open();
         open.lines.insert(
             member,
-            Given { line: Arc::new(PartySocket::new(self.kind, watched)), port, guests, admitted: false },
+            Given {
+                line: Arc::new(PartySocket::new(self.kind, watched)),
+                port,
+                unauthenticated_peers,
+                admitted: false,
+            },
         );
         open.silent.push_back(member);
         if open.silent.len() > MOST_SILENT {
@@ -152,8 +160,8 @@ impl PartySockets {
         Ok((self.reading.port(), port))
     }
 
-    fn close_when_evicted(self: &Arc<Self>, member: MemberId, guest: &Guest) {
-        let (lines, watch) = (Arc::downgrade(self), guest.watch());
+    fn close_when_evicted(self: &Arc<Self>, member: MemberId, unauthenticated_peer: &UnauthenticatedPeer) {
+        let (lines, watch) = (Arc::downgrade(self), unauthenticated_peer.watch());
         tokio::spawn(async move {
             if watch.evicted().await.is_some() {
                 lines.upgrade().iter().for_each(|lines| lines.close(member));
@@ -165,13 +173,20 @@ impl PartySockets {
     pub(crate) fn heard(&self, member: MemberId) {
         let mut open = self.open();
         open.silent.retain(|silent| *silent != member);
-        open.lines.get(&member).iter().flat_map(|given| &given.guests).for_each(Guest::heard);
+        open.lines
+            .get(&member)
+            .iter()
+            .flat_map(|given| &given.unauthenticated_peers)
+            .for_each(UnauthenticatedPeer::heard);
     }
 
     /// Notes that the session has admitted a member.
     pub(crate) fn admit(&self, member: MemberId) {
         if let Some(given) = self.open().lines.get_mut(&member) {
-            given.guests.drain(..).for_each(|guest| guest.admit());
+            given
+                .unauthenticated_peers
+                .drain(..)
+                .for_each(|unauthenticated_peer| unauthenticated_peer.admit());
             given.admitted = true;
         }
     }

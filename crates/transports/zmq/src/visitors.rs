@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thalweg_messages::MemberId;
-use thalweg_transport::{Guest, Lobby, Origin};
+use thalweg_transport::{AdmissionQueue, Origin, UnauthenticatedPeer};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -39,7 +39,7 @@ type Key = (Place, i32);
 
 /// A connection that is not admitted yet.
 struct Visitor {
-    guest: Guest,
+    unauthenticated_peer: UnauthenticatedPeer,
     ends: Ends,
     /// Bytes sent to the group since the connection was made.
     passed: u64,
@@ -47,7 +47,7 @@ struct Visitor {
 
 /// The connections that are not admitted. Without an admission queue, none is recorded.
 pub(crate) struct Visitors {
-    lobby: Option<Lobby>,
+    admission_queue: Option<AdmissionQueue>,
     here: Arc<Here>,
     looking: Option<AbortHandle>,
 }
@@ -83,24 +83,25 @@ impl Here {
 
 impl Visitors {
     /// No connections yet.
-    pub(crate) fn new(lobby: Option<Lobby>) -> Self {
+    pub(crate) fn new(admission_queue: Option<AdmissionQueue>) -> Self {
         let here = Arc::new(Here::default());
-        let looking = lobby.is_some().then(|| tokio::spawn(look(here.clone())).abort_handle());
-        Self { lobby, here, looking }
+        let looking = admission_queue.is_some().then(|| tokio::spawn(look(here.clone())).abort_handle());
+        Self { admission_queue, here, looking }
     }
 
     /// Notes a new connection to our `port`. The connection may have ended since, and its descriptor may
     /// belong to any other socket. The port tells these apart: other sockets have other ports.
     pub(crate) fn came(&self, place: Place, descriptor: i32, port: u16) {
-        let Some(lobby) = &self.lobby else { return };
+        let Some(admission_queue) = &self.admission_queue else { return };
         let Some(ends) = kernel::ends_of(descriptor).filter(|ends| ends.local.port() == port) else { return };
-        let guest = lobby.enter(ends.peer);
-        let (key, watch, here) = ((place, descriptor), guest.watch(), Arc::downgrade(&self.here));
+        let unauthenticated_peer = admission_queue.enter(ends.peer);
+        let (key, watch, here) =
+            ((place, descriptor), unauthenticated_peer.watch(), Arc::downgrade(&self.here));
         let mut table = self.here.table();
         if self.here.early().remove(&key) {
-            return guest.admit();
+            return unauthenticated_peer.admit();
         }
-        table.insert(key, Visitor { guest, ends, passed: 0 });
+        table.insert(key, Visitor { unauthenticated_peer, ends, passed: 0 });
         drop(table);
         self.here.came.notify_one();
         tokio::spawn(async move {
@@ -115,15 +116,19 @@ impl Visitors {
 
     /// Notes that a connection has sent a proper message.
     pub(crate) fn heard(&self, place: Place, descriptor: i32) {
-        self.here.table().get(&(place, descriptor)).iter().for_each(|visitor| visitor.guest.heard());
+        self.here
+            .table()
+            .get(&(place, descriptor))
+            .iter()
+            .for_each(|visitor| visitor.unauthenticated_peer.heard());
     }
 
     /// Notes that a connection's member was admitted.
     pub(crate) fn admit(&self, place: Place, descriptor: i32) {
         let (key, mut table) = ((place, descriptor), self.here.table());
         match table.remove(&key) {
-            Some(visitor) => visitor.guest.admit(),
-            None if self.lobby.is_some() => drop(self.here.early().insert(key)),
+            Some(visitor) => visitor.unauthenticated_peer.admit(),
+            None if self.admission_queue.is_some() => drop(self.here.early().insert(key)),
             None => {}
         }
     }

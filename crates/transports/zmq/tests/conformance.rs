@@ -1,6 +1,6 @@
 //! Runs the transport contract's tests over all patterns, over IPv6, and with CURVE.
 
-use thalweg_conformance::{guests, suite, Factory};
+use thalweg_conformance::{suite, unauthenticated_peers, Factory};
 
 mod common;
 use common::{factory, options, Trust};
@@ -8,31 +8,31 @@ use common::{factory, options, Trust};
 mod router {
     use super::*;
     suite!(factory("127.0.0.1", options("router"), options("router")));
-    guests!(factory("127.0.0.1", options("router"), options("router")));
+    unauthenticated_peers!(factory("127.0.0.1", options("router"), options("router")));
 }
 
 mod router_over_ipv6 {
     use super::*;
     suite!(factory("[::1]", options("router"), options("router")));
-    guests!(factory("[::1]", options("router"), options("router")));
+    unauthenticated_peers!(factory("[::1]", options("router"), options("router")));
 }
 
 mod pubsub {
     use super::*;
     suite!(factory("localhost", options("pubsub"), options("pubsub")));
-    guests!(factory("localhost", options("pubsub"), options("pubsub")));
+    unauthenticated_peers!(factory("localhost", options("pubsub"), options("pubsub")));
 }
 
 mod pushpull {
     use super::*;
     suite!(factory("127.0.0.1", options("pushpull"), options("pushpull")));
-    guests!(factory("127.0.0.1", options("pushpull"), options("pushpull")));
+    unauthenticated_peers!(factory("127.0.0.1", options("pushpull"), options("pushpull")));
 }
 
 mod reqrep {
     use super::*;
     suite!(factory("localhost", options("reqrep"), options("reqrep")));
-    guests!(factory("localhost", options("reqrep"), options("reqrep")));
+    unauthenticated_peers!(factory("localhost", options("reqrep"), options("reqrep")));
 }
 
 fn encrypted(pattern: &str) -> Factory {
@@ -45,23 +45,23 @@ fn encrypted(pattern: &str) -> Factory {
 mod router_under_curve {
     use super::*;
     suite!(encrypted("router"));
-    guests!(encrypted("router"));
+    unauthenticated_peers!(encrypted("router"));
 }
 
 mod pubsub_under_curve {
     use super::*;
     suite!(encrypted("pubsub"));
-    guests!(encrypted("pubsub"));
+    unauthenticated_peers!(encrypted("pubsub"));
 }
 
 mod pushpull_under_curve {
     use super::*;
     suite!(encrypted("pushpull"));
-    guests!(encrypted("pushpull"));
+    unauthenticated_peers!(encrypted("pushpull"));
 }
 
 mod reqrep_under_curve {
     use super::*;
     suite!(encrypted("reqrep"));
-    guests!(encrypted("reqrep"));
+    unauthenticated_peers!(encrypted("reqrep"));
 }

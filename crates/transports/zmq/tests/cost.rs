@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use thalweg_transport::{Bounds, Lobby, Options};
+use thalweg_transport::{AdmissionQueue, Bounds, Options};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 mod common;
 use common::{listen, options};
 
-const GUESTS: usize = 200;
+const UNAUTHENTICATED_PEERS: usize = 200;
 /// Most bytes of memory for each.
 const EACH: u64 = 256 << 10;
 
@@ -52,11 +52,16 @@ async fn connections_of_unknown_peers_cost_what_the_documents_say() {
     let (Some(memory), Some(files)) = (resident(), descriptors()) else {
         return println!("skipped: the system has no /proc/self");
     };
-    let bounds = Bounds { total: GUESTS, share: GUESTS, timeout: Duration::from_secs(60) };
-    let lobby = Lobby::new(bounds);
-    let listener = listen(&Options { lobby: Some(lobby.clone()), ..options("router") }).await;
+    let bounds = Bounds {
+        total: UNAUTHENTICATED_PEERS,
+        share: UNAUTHENTICATED_PEERS,
+        timeout: Duration::from_secs(60),
+    };
+    let admission_queue = AdmissionQueue::new(bounds);
+    let listener =
+        listen(&Options { admission_queue: Some(admission_queue.clone()), ..options("router") }).await;
     let mut streams = Vec::new();
-    for number in 0..GUESTS {
+    for number in 0..UNAUTHENTICATED_PEERS {
         let mut stream = TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap();
         let (opening, rest) = said(number as u8);
         stream.write_all(&opening).await.unwrap();
@@ -70,11 +75,11 @@ async fn connections_of_unknown_peers_cost_what_the_documents_say() {
             assert!(stream.read_buf(&mut seen).await.unwrap() > 0, "it hung up");
         }
     }
-    let memory = resident().unwrap().saturating_sub(memory) / GUESTS as u64;
+    let memory = resident().unwrap().saturating_sub(memory) / UNAUTHENTICATED_PEERS as u64;
     let files = descriptors().unwrap() - files;
     println!(
-        "{memory} bytes and {files} descriptors for {GUESTS} connections, those of the peers among them"
+        "{memory} bytes and {files} descriptors for {UNAUTHENTICATED_PEERS} connections, those of the peers among them"
     );
     assert!(memory <= EACH, "{memory} bytes for each");
-    assert!(files <= 2 * GUESTS + 64, "{files} descriptors");
+    assert!(files <= 2 * UNAUTHENTICATED_PEERS + 64, "{files} descriptors");
 }

@@ -16,7 +16,8 @@ use thalweg_sockets::socket::Socket;
 use thalweg_tcp::line::{HoledStream, HoledStreams, Taken};
 use thalweg_tcp::Tcp;
 use thalweg_transport::{
-    Address, Capabilities, Counters, Guest, Link, Listener, Options, Pending, Result, Sealed, Transport,
+    Address, Capabilities, Counters, Link, Listener, Options, Pending, Result, Sealed, Transport,
+    UnauthenticatedPeer,
 };
 use thalweg_wire::{FrameHeader, Range, Ranges, HEADER_BYTES};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -78,10 +79,10 @@ impl Doorkeeper for Keeper {
         &self,
         stream: TcpStream,
         from: SocketAddr,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
     ) -> Result<Option<Pending>> {
         let line = LossyLine::new(Socket::new(stream).unwrap(), self.script.clone());
-        self.lines.admit(Arc::new(line), from.to_string(), guest, self.limit).await
+        self.lines.admit(Arc::new(line), from.to_string(), unauthenticated_peer, self.limit).await
     }
 }
 

@@ -22,7 +22,7 @@ use thalweg_masking::Rate;
 use thalweg_sockets::door::{self, Doorkeeper};
 use thalweg_tcp::line::{HoledStreams, Holes};
 use thalweg_transport::trace::TraceFile;
-use thalweg_transport::{Address, Guest, Listener, Options, Pending, Result};
+use thalweg_transport::{Address, Listener, Options, Pending, Result, UnauthenticatedPeer};
 use tokio::net::TcpStream;
 
 use crate::settings::Limits;
@@ -78,7 +78,7 @@ impl Doorkeeper for Keeper {
         &self,
         stream: TcpStream,
         from: SocketAddr,
-        guest: Option<Guest>,
+        unauthenticated_peer: Option<UnauthenticatedPeer>,
     ) -> Result<Option<Pending>> {
         // If the programs did not see the connection begin, it is an ordinary one, without holes.
         let local = stream.local_addr().ok();
@@ -86,6 +86,6 @@ impl Doorkeeper for Keeper {
         let flow =
             local.and_then(|local| Flow::open(&self.programs, (from, local), self.limits, &self.rate, trace));
         let holes = flow.map(|flow| Arc::new(flow) as Arc<dyn Holes>);
-        self.lines.admit_socket(stream, holes, from.to_string(), guest, self.limit).await
+        self.lines.admit_socket(stream, holes, from.to_string(), unauthenticated_peer, self.limit).await
     }
 }

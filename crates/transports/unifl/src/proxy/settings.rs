@@ -8,7 +8,7 @@ use thalweg_masking::Config;
 use thalweg_sockets::socket::resolve;
 use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{
-    Acceptor, Address, Bounds, ConnectionLimit, Error, ErrorKind, Lobby, Options, Result, Settings,
+    Acceptor, Address, AdmissionQueue, Bounds, ConnectionLimit, Error, ErrorKind, Options, Result, Settings,
 };
 
 use super::cut::MOST_UNIT;
@@ -101,7 +101,10 @@ impl ProxySettings {
         };
         ConnectionLimit::check(OPEN, self.connections, 2, descriptors)?;
         let bounds = Bounds { timeout, ..Bounds::of_process(descriptors) };
-        Ok(Acceptor::new(Lobby::new(bounds), ConnectionLimit::with_half_for_each_address(self.connections)))
+        Ok(Acceptor::new(
+            AdmissionQueue::new(bounds),
+            ConnectionLimit::with_half_for_each_address(self.connections),
+        ))
     }
 
     /// The trace file that the options name, if any.

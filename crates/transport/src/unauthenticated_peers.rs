@@ -1,18 +1,18 @@
 //! Peers that have connected and have not proved who they are: how many there may be, and which of them gives way.
-//! Without IO and without a clock; [`crate::Lobby`] is this table with both.
+//! Without IO and without a clock; [`crate::AdmissionQueue`] is this table with both.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// Most guests at a time, however many descriptors there are.
+/// Most unauthenticated peers at a time, however many descriptors there are.
 const MOST: u64 = 1024;
-/// One of so many descriptors of the process may be a guest's.
+/// One of so many descriptors of the process may be an unauthenticated peer's.
 const PART: u64 = 4;
 /// How long a peer may take from connecting until it has proved itself.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How many guests there may be.
+/// How many unauthenticated peers there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// In all.
@@ -24,7 +24,8 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Of a process that may have so many descriptors: guests get a quarter of them, an address half of that.
+    /// Of a process that may have so many descriptors: unauthenticated peers get a quarter of them, an address half of
+    /// that.
     pub fn of_process(descriptors: u64) -> Self {
         let total = (descriptors / PART).clamp(2, MOST) as usize;
         Self { total, share: total / 2, timeout: TIMEOUT }
@@ -37,7 +38,7 @@ impl Default for Bounds {
     }
 }
 
-/// Who answers for a guest: its address, of IPv6 the /64 network, which one customer has to himself.
+/// Who answers for an unauthenticated peer: its address, of IPv6 the /64 network, which one customer has to himself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
     /// An address, or the first address of a /64 network.
@@ -71,8 +72,8 @@ impl From<SocketAddr> for Origin {
     }
 }
 
-/// Names a guest; never used twice.
-pub type GuestId = u64;
+/// Names an unauthenticated peer; never used twice.
+pub type UnauthenticatedPeerId = u64;
 
 #[derive(Debug, Clone, Copy)]
 struct Row {
@@ -82,16 +83,16 @@ struct Row {
     heard: Duration,
 }
 
-/// The guests there are. Those who were told to go and have not gone yet are not among them.
+/// The unauthenticated peers there are. Those who were told to go and have not gone yet are not among them.
 #[derive(Debug)]
-pub struct Guests {
+pub struct UnauthenticatedPeers {
     bounds: Bounds,
-    rows: BTreeMap<GuestId, Row>,
+    rows: BTreeMap<UnauthenticatedPeerId, Row>,
     counts: HashMap<Origin, usize>,
-    next: GuestId,
+    next: UnauthenticatedPeerId,
 }
 
-impl Guests {
+impl UnauthenticatedPeers {
     /// Nobody yet.
     pub fn new(bounds: Bounds) -> Self {
         Self { bounds, rows: BTreeMap::new(), counts: HashMap::new(), next: 0 }
@@ -116,7 +117,11 @@ impl Guests {
     ///
     /// Whoever has the most gives way, and the newcomer counts as one of its own address: so nobody within its share is
     /// displaced by somebody with more. Of those of an address, the one goes that has been silent for longest.
-    pub fn arrive(&mut self, now: Duration, origin: Origin) -> (GuestId, Option<GuestId>) {
+    pub fn arrive(
+        &mut self,
+        now: Duration,
+        origin: Origin,
+    ) -> (UnauthenticatedPeerId, Option<UnauthenticatedPeerId>) {
         let mine = self.count_from(origin) + 1;
         let beyond_share = origin != Origin::Unknown && mine > self.bounds.share.max(1);
         let out = if beyond_share {
@@ -138,20 +143,20 @@ impl Guests {
         (id, out)
     }
 
-    fn oldest(&self, among: impl Fn(&Row) -> bool) -> Option<GuestId> {
+    fn oldest(&self, among: impl Fn(&Row) -> bool) -> Option<UnauthenticatedPeerId> {
         let candidates = self.rows.iter().filter(|(_, row)| among(row));
         candidates.min_by_key(|(&id, row)| (row.heard, id)).map(|(&id, _)| id)
     }
 
     /// It said something that it had to: a step of its handshake, not a byte.
-    pub fn heard(&mut self, now: Duration, id: GuestId) {
+    pub fn heard(&mut self, now: Duration, id: UnauthenticatedPeerId) {
         if let Some(row) = self.rows.get_mut(&id) {
             row.heard = row.heard.max(now);
         }
     }
 
     /// It has proved itself, or its connection has ended.
-    pub fn leave(&mut self, id: GuestId) {
+    pub fn leave(&mut self, id: UnauthenticatedPeerId) {
         let Some(row) = self.rows.remove(&id) else { return };
         if let Some(count) = self.counts.get_mut(&row.origin) {
             *count -= 1;
@@ -172,8 +177,8 @@ mod tests {
         IpAddr::from([10, 0, 0, n]).into()
     }
 
-    fn table(total: usize, share: usize) -> Guests {
-        Guests::new(Bounds { total, share, timeout: TIMEOUT })
+    fn table(total: usize, share: usize) -> UnauthenticatedPeers {
+        UnauthenticatedPeers::new(Bounds { total, share, timeout: TIMEOUT })
     }
 
     fn at(ms: u64) -> Duration {
@@ -182,48 +187,57 @@ mod tests {
 
     #[test]
     fn there_is_room_for_all_within_the_bounds() {
-        let mut guests = table(4, 2);
+        let mut unauthenticated_peers = table(4, 2);
         for n in [1, 1, 2, 2] {
-            assert_eq!(guests.arrive(at(0), address(n)).1, None);
+            assert_eq!(unauthenticated_peers.arrive(at(0), address(n)).1, None);
         }
-        assert_eq!((guests.count(), guests.count_from(address(1))), (4, 2));
+        assert_eq!((unauthenticated_peers.count(), unauthenticated_peers.count_from(address(1))), (4, 2));
     }
 
     #[test]
     fn beyond_its_share_an_address_displaces_its_own_oldest_silent_one() {
-        let mut guests = table(100, 2);
-        let (first, _) = guests.arrive(at(0), address(1));
-        let (second, _) = guests.arrive(at(1), address(1));
-        guests.heard(at(2), first);
-        assert_eq!(guests.arrive(at(3), address(1)).1, Some(second), "the first has said something since");
-        assert_eq!(guests.count(), 2);
+        let mut unauthenticated_peers = table(100, 2);
+        let (first, _) = unauthenticated_peers.arrive(at(0), address(1));
+        let (second, _) = unauthenticated_peers.arrive(at(1), address(1));
+        unauthenticated_peers.heard(at(2), first);
+        assert_eq!(
+            unauthenticated_peers.arrive(at(3), address(1)).1,
+            Some(second),
+            "the first has said something since"
+        );
+        assert_eq!(unauthenticated_peers.count(), 2);
     }
 
     #[test]
     fn when_it_is_full_the_address_with_the_most_gives_way() {
-        let mut guests = table(4, 3);
-        let (honest, _) = guests.arrive(at(0), address(1));
-        let greedy: Vec<GuestId> = (1..4).map(|ms| guests.arrive(at(ms), address(2)).0).collect();
-        let (third, out) = guests.arrive(at(9), address(3));
+        let mut unauthenticated_peers = table(4, 3);
+        let (honest, _) = unauthenticated_peers.arrive(at(0), address(1));
+        let greedy: Vec<UnauthenticatedPeerId> =
+            (1..4).map(|ms| unauthenticated_peers.arrive(at(ms), address(2)).0).collect();
+        let (third, out) = unauthenticated_peers.arrive(at(9), address(3));
         assert_eq!(out, Some(greedy[0]), "not the oldest of all, who is alone at its address");
-        assert_eq!(guests.arrive(at(10), address(4)).1, Some(greedy[1]));
-        assert!(guests.rows.contains_key(&honest) && guests.rows.contains_key(&third));
+        assert_eq!(unauthenticated_peers.arrive(at(10), address(4)).1, Some(greedy[1]));
+        assert!(
+            unauthenticated_peers.rows.contains_key(&honest)
+                && unauthenticated_peers.rows.contains_key(&third)
+        );
     }
 
     #[test]
     fn where_all_have_one_the_oldest_silent_one_gives_way() {
-        let mut guests = table(3, 2);
-        let ids: Vec<GuestId> = (0..3).map(|n: u8| guests.arrive(at(n.into()), address(n)).0).collect();
-        guests.heard(at(5), ids[0]);
-        assert_eq!(guests.arrive(at(6), address(9)).1, Some(ids[1]));
+        let mut unauthenticated_peers = table(3, 2);
+        let ids: Vec<UnauthenticatedPeerId> =
+            (0..3).map(|n: u8| unauthenticated_peers.arrive(at(n.into()), address(n)).0).collect();
+        unauthenticated_peers.heard(at(5), ids[0]);
+        assert_eq!(unauthenticated_peers.arrive(at(6), address(9)).1, Some(ids[1]));
     }
 
     #[test]
     fn whose_address_nobody_knows_has_all_there_is() {
-        let mut guests = table(4, 1);
-        let (first, _) = guests.arrive(at(0), Origin::Unknown);
-        assert!((1..4).all(|ms| guests.arrive(at(ms), Origin::Unknown).1.is_none()));
-        assert_eq!(guests.arrive(at(4), Origin::Unknown).1, Some(first));
+        let mut unauthenticated_peers = table(4, 1);
+        let (first, _) = unauthenticated_peers.arrive(at(0), Origin::Unknown);
+        assert!((1..4).all(|ms| unauthenticated_peers.arrive(at(ms), Origin::Unknown).1.is_none()));
+        assert_eq!(unauthenticated_peers.arrive(at(4), Origin::Unknown).1, Some(first));
     }
 
     #[test]
@@ -252,7 +266,7 @@ mod tests {
         assert!(few.total >= 2 && few.share >= 1);
     }
 
-    /// Comes from an address, speaks, goes: a guest by its place among those that came.
+    /// Comes from an address, speaks, goes: an unauthenticated peer by its place among those that came.
     #[derive(Debug, Clone)]
     enum Step {
         Arrive(u8),
@@ -270,27 +284,27 @@ mod tests {
         prop::collection::vec(step, 1..200)
     }
 
-    fn check(guests: &Guests) {
-        let Bounds { total, share, .. } = guests.bounds;
-        assert!(guests.count() <= total);
+    fn check(unauthenticated_peers: &UnauthenticatedPeers) {
+        let Bounds { total, share, .. } = unauthenticated_peers.bounds;
+        assert!(unauthenticated_peers.count() <= total);
         let mut counts: HashMap<Origin, usize> = HashMap::new();
-        guests.rows.values().for_each(|row| *counts.entry(row.origin).or_default() += 1);
-        assert_eq!(counts, guests.counts);
+        unauthenticated_peers.rows.values().for_each(|row| *counts.entry(row.origin).or_default() += 1);
+        assert_eq!(counts, unauthenticated_peers.counts);
         assert!(counts.values().all(|&n| n <= share));
     }
 
     proptest! {
         #[test]
         fn whoever_gives_way_had_no_less_than_the_newcomer(total in 1..12_usize, share in 1..6_usize, steps in steps()) {
-            let mut guests = table(total, share.min(total));
-            let mut came: Vec<GuestId> = Vec::new();
+            let mut unauthenticated_peers = table(total, share.min(total));
+            let mut came: Vec<UnauthenticatedPeerId> = Vec::new();
             for (step, ms) in steps.into_iter().zip(0..) {
                 match step {
                     Step::Arrive(n) => {
-                        let before = guests.rows.clone();
+                        let before = unauthenticated_peers.rows.clone();
                         let held = |origin: Origin| before.values().filter(|row| row.origin == origin).count();
-                        let (id, out) = guests.arrive(at(ms), address(n));
-                        prop_assert!(guests.rows.contains_key(&id), "a newcomer is always let in");
+                        let (id, out) = unauthenticated_peers.arrive(at(ms), address(n));
+                        prop_assert!(unauthenticated_peers.rows.contains_key(&id), "a newcomer is always let in");
                         if let Some(out) = out {
                             let gone = before[&out];
                             prop_assert!(gone.origin == address(n) || held(gone.origin) > held(address(n)));
@@ -301,11 +315,11 @@ mod tests {
                         }
                         came.push(id);
                     }
-                    Step::Heard(which) if !came.is_empty() => guests.heard(at(ms), *which.get(&came)),
-                    Step::Leave(which) if !came.is_empty() => guests.leave(*which.get(&came)),
+                    Step::Heard(which) if !came.is_empty() => unauthenticated_peers.heard(at(ms), *which.get(&came)),
+                    Step::Leave(which) if !came.is_empty() => unauthenticated_peers.leave(*which.get(&came)),
                     Step::Heard(_) | Step::Leave(_) => {}
                 }
-                check(&guests);
+                check(&unauthenticated_peers);
             }
         }
     }

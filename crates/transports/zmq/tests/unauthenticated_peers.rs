@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_conformance::Recorder;
-use thalweg_transport::{Bounds, ErrorKind, Link, Listener, Lobby, Options, Transport};
+use thalweg_transport::{AdmissionQueue, Bounds, ErrorKind, Link, Listener, Options, Transport};
 use thalweg_zmq::Zmq;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -20,9 +20,13 @@ const PATTERNS: [&str; 4] = ["router", "pubsub", "pushpull", "reqrep"];
 const PLACES: usize = 8;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn lobby(pattern: &str, guests: usize) -> (Lobby, Options) {
-    let lobby = Lobby::new(Bounds { total: guests, share: guests, timeout: TIMEOUT });
-    (lobby.clone(), Options { lobby: Some(lobby), ..options(pattern) })
+fn admission_queue(pattern: &str, unauthenticated_peers: usize) -> (AdmissionQueue, Options) {
+    let admission_queue = AdmissionQueue::new(Bounds {
+        total: unauthenticated_peers,
+        share: unauthenticated_peers,
+        timeout: TIMEOUT,
+    });
+    (admission_queue.clone(), Options { admission_queue: Some(admission_queue), ..options(pattern) })
 }
 
 async fn dial(listener: &dyn Listener) -> TcpStream {
@@ -78,7 +82,7 @@ async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>) {
 async fn silent_connections_give_way_and_a_client_gets_in() {
     const SILENT: usize = 100;
     for pattern in PATTERNS {
-        let (lobby, listening) = lobby(pattern, 2 * PLACES);
+        let (admission_queue, listening) = admission_queue(pattern, 2 * PLACES);
         let listener = listen(&listening).await;
         let mut silent = Vec::new();
         for _ in 0..SILENT {
@@ -99,14 +103,14 @@ async fn silent_connections_give_way_and_a_client_gets_in() {
         }
         say(&server, &client).await;
         say(&client, &server).await;
-        assert!(lobby.count() <= lobby.bounds().total, "{pattern}");
+        assert!(admission_queue.count() <= admission_queue.bounds().total, "{pattern}");
     }
 }
 
 /// A peer shakes hands and then sends endless parts of one message. libzmq would keep them all.
 #[tokio::test]
 async fn a_message_without_end_ends_its_own_connection() {
-    let (_, listening) = lobby("router", 2 * PLACES);
+    let (_, listening) = admission_queue("router", 2 * PLACES);
     let listener = listen(&listening).await;
     let (client, server) = admitted(&*listener, &options("router")).await;
     for size in [0_usize, 1, 200, 1 << 20] {
@@ -128,9 +132,9 @@ async fn a_message_without_end_ends_its_own_connection() {
 
 /// A peer that only shakes hands is evicted after the time limit. The test advances the clock.
 #[tokio::test]
-async fn a_guest_has_to_go_in_time() {
+async fn an_unauthenticated_peer_has_to_go_in_time() {
     let pattern = "router";
-    let (lobby, listening) = lobby(pattern, 4 * PLACES);
+    let (admission_queue, listening) = admission_queue(pattern, 4 * PLACES);
     let listener = listen(&listening).await;
     let (client, server) = admitted(&*listener, &options(pattern)).await;
     let mut streams = vec![dial(&*listener).await, dial(&*listener).await];
@@ -148,19 +152,19 @@ async fn a_guest_has_to_go_in_time() {
     }
     say(&client, &server).await;
     drop((silent, its_server));
-    while lobby.count() > 0 {
+    while admission_queue.count() > 0 {
         tokio::task::yield_now().await;
     }
 }
 
 /// An admitted client has no place in the admission queue, however many connections it has.
 #[tokio::test]
-async fn who_is_admitted_is_no_guest() {
+async fn who_is_admitted_is_no_unauthenticated_peer() {
     for pattern in ["router", "pubsub"] {
-        let (lobby, listening) = lobby(pattern, 2 * PLACES);
+        let (admission_queue, listening) = admission_queue(pattern, 2 * PLACES);
         let listener = listen(&listening).await;
         let (client, server) = admitted(&*listener, &options(pattern)).await;
         say(&client, &server).await;
-        assert_eq!(lobby.count(), 0, "{pattern}");
+        assert_eq!(admission_queue.count(), 0, "{pattern}");
     }
 }

@@ -1,4 +1,5 @@
-//! Where peers wait until they have proved who they are: [`crate::Guests`] with a clock, and a way to tell one to go.
+//! Where peers wait until they have proved who they are: [`crate::UnauthenticatedPeers`] with a clock, and a way to
+//! tell one to go.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,19 +11,19 @@ use thalweg_wire::{Kind, MAX_CHUNK, MAX_CONTROL, MAX_HELLO};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, Instant};
 
-use crate::guests::{Bounds, GuestId, Guests, Origin};
+use crate::unauthenticated_peers::{Bounds, Origin, UnauthenticatedPeerId, UnauthenticatedPeers};
 use crate::{Error, ErrorKind, Result};
 
-/// Guests that were told to go and may still be there, before nobody new is let in.
+/// Unauthenticated peers that were told to go and may still be there, before nobody new is let in.
 const LEAVING: usize = 64;
 const LINK: &str = "admit peer";
 
-/// The guests of a listener, or of several. Clones are the same lobby.
+/// The unauthenticated peers of a listener, or of several. Clones are the same admission queue.
 ///
-/// A transport asks for a [`Guest`] as soon as it knows of a peer and before it keeps anything for it, holds on to it
-/// with whatever it keeps, and lets all of that go when [`Watch::evicted`] says so.
+/// A transport asks for an [`UnauthenticatedPeer`] as soon as it knows of a peer and before it keeps anything for it,
+/// holds on to it with whatever it keeps, and lets all of that go when [`Watch::evicted`] says so.
 #[derive(Clone)]
-pub struct Lobby(Arc<Inner>);
+pub struct AdmissionQueue(Arc<Inner>);
 
 struct Inner {
     opened: Instant,
@@ -32,12 +33,12 @@ struct Inner {
 }
 
 struct Table {
-    guests: Guests,
+    unauthenticated_peers: UnauthenticatedPeers,
     /// Those who are there, with those who were told to go.
-    here: HashMap<GuestId, watch::Sender<State>>,
+    here: HashMap<UnauthenticatedPeerId, watch::Sender<State>>,
 }
 
-/// How a guest stands.
+/// How an unauthenticated peer stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Here,
@@ -47,10 +48,10 @@ enum State {
     Left,
 }
 
-impl Lobby {
+impl AdmissionQueue {
     /// An empty one. Of its peers one may wait so long, and so many in all and from each address.
     pub fn new(bounds: Bounds) -> Self {
-        let table = Table { guests: Guests::new(bounds), here: HashMap::new() };
+        let table = Table { unauthenticated_peers: UnauthenticatedPeers::new(bounds), here: HashMap::new() };
         Self(Arc::new(Inner {
             opened: Instant::now(),
             table: Mutex::new(table),
@@ -68,12 +69,12 @@ impl Lobby {
 
     /// How many peers wait that have not been told to go.
     pub fn count(&self) -> usize {
-        self.table().guests.count()
+        self.table().unauthenticated_peers.count()
     }
 
     /// How many peers may wait.
     pub fn bounds(&self) -> Bounds {
-        self.table().guests.bounds()
+        self.table().unauthenticated_peers.bounds()
     }
 
     /// Waits until so many of those that were told to go are gone that another peer can be let in. To be awaited before
@@ -83,17 +84,17 @@ impl Lobby {
         let _ = self.0.leaving.subscribe().wait_for(|leaving| *leaving < LEAVING).await;
     }
 
-    /// Whether another peer can be let in now; see [`Lobby::room`].
+    /// Whether another peer can be let in now; see [`AdmissionQueue::room`].
     pub fn has_room(&self) -> bool {
         *self.0.leaving.borrow() < LEAVING
     }
 
     /// A peer has come. Another may have to go for it.
-    pub fn enter(&self, from: impl Into<Origin>) -> Guest {
+    pub fn enter(&self, from: impl Into<Origin>) -> UnauthenticatedPeer {
         let mut table = self.table();
-        let (id, out) = table.guests.arrive(self.now(), from.into());
+        let (id, out) = table.unauthenticated_peers.arrive(self.now(), from.into());
         let state = watch::Sender::new(State::Here);
-        let until = Instant::now() + table.guests.bounds().timeout;
+        let until = Instant::now() + table.unauthenticated_peers.bounds().timeout;
         let watch = Watch { state: state.subscribe(), until };
         table.here.insert(id, state);
         if let Some(state) = out.and_then(|out| table.here.get(&out)) {
@@ -101,12 +102,12 @@ impl Lobby {
             self.0.leaving.send_modify(|leaving| *leaving += 1);
         }
         drop(table);
-        Guest(Arc::new(Place { lobby: self.clone(), id, watch }))
+        UnauthenticatedPeer(Arc::new(Place { admission_queue: self.clone(), id, watch }))
     }
 
-    fn leave(&self, id: GuestId) {
+    fn leave(&self, id: UnauthenticatedPeerId) {
         let mut table = self.table();
-        table.guests.leave(id);
+        table.unauthenticated_peers.leave(id);
         let Some(state) = table.here.remove(&id) else { return };
         if state.send_replace(State::Left) == State::GivesWay {
             self.0.leaving.send_modify(|leaving| *leaving -= 1);
@@ -114,40 +115,40 @@ impl Lobby {
     }
 }
 
-impl std::fmt::Debug for Lobby {
+impl std::fmt::Debug for AdmissionQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lobby({} of {})", self.count(), self.bounds().total)
+        write!(f, "AdmissionQueue({} of {})", self.count(), self.bounds().total)
     }
 }
 
-impl PartialEq for Lobby {
+impl PartialEq for AdmissionQueue {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Lobby {}
+impl Eq for AdmissionQueue {}
 
-/// A peer's place in a lobby. It is free when the last clone is dropped, or the peer has proved itself.
+/// A peer's place in an admission queue. It is free when the last clone is dropped, or the peer has proved itself.
 #[derive(Clone)]
-pub struct Guest(Arc<Place>);
+pub struct UnauthenticatedPeer(Arc<Place>);
 
 struct Place {
-    lobby: Lobby,
-    id: GuestId,
+    admission_queue: AdmissionQueue,
+    id: UnauthenticatedPeerId,
     watch: Watch,
 }
 
-impl Guest {
+impl UnauthenticatedPeer {
     /// It took a step of its handshake, whole: whoever did not gives way before.
     pub fn heard(&self) {
-        let now = self.0.lobby.now();
-        self.0.lobby.table().guests.heard(now, self.0.id);
+        let now = self.0.admission_queue.now();
+        self.0.admission_queue.table().unauthenticated_peers.heard(now, self.0.id);
     }
 
     /// It has proved itself: its place is free, and it is never evicted.
     pub fn admit(&self) {
-        self.0.lobby.leave(self.0.id);
+        self.0.admission_queue.leave(self.0.id);
     }
 
     /// Who waits for its end, without keeping its place.
@@ -158,11 +159,11 @@ impl Guest {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.lobby.leave(self.id);
+        self.admission_queue.leave(self.id);
     }
 }
 
-/// Learns when a guest has to go.
+/// Learns when an unauthenticated peer has to go.
 #[derive(Clone)]
 pub struct Watch {
     state: watch::Receiver<State>,
@@ -170,7 +171,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Waits until the peer has to go, and says why; `None` once it is no guest any more.
+    /// Waits until the peer has to go, and says why; `None` once it is no unauthenticated peer any more.
     pub async fn evicted(&self) -> Option<Error> {
         let mut state = self.state.clone();
         let decided = state.wait_for(|state| *state != State::Here);
@@ -194,20 +195,21 @@ fn gave_way() -> Error {
 /// How much the peer of a link may send: a transport's link holds one and asks it.
 pub struct Standing {
     proved: AtomicBool,
-    guests: Vec<Guest>,
+    unauthenticated_peers: Vec<UnauthenticatedPeer>,
 }
 
 impl Standing {
-    /// Of a link whose connections have these places in a lobby; of one that has none it is that of a proved peer.
-    pub fn new(guests: impl IntoIterator<Item = Guest>) -> Self {
-        let guests: Vec<Guest> = guests.into_iter().collect();
-        Self { proved: AtomicBool::new(guests.is_empty()), guests }
+    /// Of a link whose connections have these places in an admission queue; of one that has none it is that of a proved
+    /// peer.
+    pub fn new(unauthenticated_peers: impl IntoIterator<Item = UnauthenticatedPeer>) -> Self {
+        let unauthenticated_peers: Vec<UnauthenticatedPeer> = unauthenticated_peers.into_iter().collect();
+        Self { proved: AtomicBool::new(unauthenticated_peers.is_empty()), unauthenticated_peers }
     }
 
     /// What [`crate::Link::admit`] does.
     pub fn admit(&self) {
         self.proved.store(true, Ordering::Release);
-        self.guests.iter().for_each(Guest::admit);
+        self.unauthenticated_peers.iter().for_each(UnauthenticatedPeer::admit);
     }
 
     /// Whether the peer has proved who it is, or need not.
@@ -247,7 +249,8 @@ impl Standing {
     /// Waits until the link has to end, for its peer did not prove who it is; for ever once it has.
     pub async fn evicted(&self) -> Error {
         if !self.is_proved() {
-            let watches: Vec<Watch> = self.guests.iter().map(Guest::watch).collect();
+            let watches: Vec<Watch> =
+                self.unauthenticated_peers.iter().map(UnauthenticatedPeer::watch).collect();
             let evicted = watches.into_iter().map(|watch| Box::pin(async move { watch.evicted().await }));
             if let (Some(error), ..) = select_all(evicted).await {
                 return error;
@@ -263,8 +266,8 @@ mod tests {
 
     use super::*;
 
-    fn lobby(total: usize, share: usize) -> Lobby {
-        Lobby::new(Bounds { total, share, timeout: Duration::from_secs(5) })
+    fn admission_queue(total: usize, share: usize) -> AdmissionQueue {
+        AdmissionQueue::new(Bounds { total, share, timeout: Duration::from_secs(5) })
     }
 
     fn address(n: u8) -> IpAddr {
@@ -273,51 +276,52 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_gives_way_is_told() {
-        let lobby = lobby(2, 2);
-        let (first, second) = (lobby.enter(address(1)), lobby.enter(address(1)));
+        let admission_queue = admission_queue(2, 2);
+        let (first, second) = (admission_queue.enter(address(1)), admission_queue.enter(address(1)));
         first.heard();
-        let third = lobby.enter(address(2));
+        let third = admission_queue.enter(address(2));
         let error = second.watch().evicted().await.unwrap();
         assert_eq!(error.kind(), ErrorKind::Closed);
         third.admit();
         assert!(third.watch().evicted().await.is_none());
-        assert_eq!(lobby.count(), 1);
+        assert_eq!(admission_queue.count(), 1);
         drop((first, second, third));
-        assert_eq!(lobby.count(), 0);
+        assert_eq!(admission_queue.count(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_guest_has_to_go_in_time() {
-        let guest = lobby(2, 2).enter(address(1));
-        guest.heard();
-        assert_eq!(guest.watch().evicted().await.unwrap().kind(), ErrorKind::Timeout);
+    async fn an_unauthenticated_peer_has_to_go_in_time() {
+        let unauthenticated_peer = admission_queue(2, 2).enter(address(1));
+        unauthenticated_peer.heard();
+        assert_eq!(unauthenticated_peer.watch().evicted().await.unwrap().kind(), ErrorKind::Timeout);
     }
 
     #[tokio::test]
     async fn those_that_leave_are_bounded_too() {
-        let lobby = lobby(1, 1);
-        let leaving: Vec<Guest> = (0..=LEAVING).map(|_| lobby.enter(address(1))).collect();
-        assert!(!lobby.has_room());
+        let admission_queue = admission_queue(1, 1);
+        let leaving: Vec<UnauthenticatedPeer> =
+            (0..=LEAVING).map(|_| admission_queue.enter(address(1))).collect();
+        assert!(!admission_queue.has_room());
         drop(leaving.into_iter().next());
-        lobby.room().await;
-        assert_eq!(lobby.count(), 0);
+        admission_queue.room().await;
+        assert_eq!(admission_queue.count(), 0);
     }
 
     #[tokio::test]
     async fn clones_share_a_place() {
-        let lobby = lobby(2, 2);
-        let guest = lobby.enter(Origin::Unknown);
-        let watch = guest.watch();
-        drop(guest.clone());
-        assert_eq!(lobby.count(), 1);
-        drop(guest);
-        assert_eq!(lobby.count(), 0);
+        let admission_queue = admission_queue(2, 2);
+        let unauthenticated_peer = admission_queue.enter(Origin::Unknown);
+        let watch = unauthenticated_peer.watch();
+        drop(unauthenticated_peer.clone());
+        assert_eq!(admission_queue.count(), 1);
+        drop(unauthenticated_peer);
+        assert_eq!(admission_queue.count(), 0);
         assert!(watch.evicted().await.is_none());
     }
 
     #[tokio::test]
-    async fn a_guest_may_send_little() {
-        let standing = Standing::new([lobby(2, 2).enter(address(1))]);
+    async fn an_unauthenticated_peer_may_send_little() {
+        let standing = Standing::new([admission_queue(2, 2).enter(address(1))]);
         assert!(standing.check(Kind::Control, MAX_HELLO as usize).is_ok());
         let error = standing.check(Kind::Control, MAX_HELLO as usize + 1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
@@ -325,6 +329,9 @@ mod tests {
         standing.admit();
         assert!(standing.check(Kind::Control, MAX_CONTROL as usize).is_ok());
         assert!(standing.check(Kind::Chunk, MAX_CHUNK as usize).is_ok());
-        assert!(Standing::new([]).check(Kind::Chunk, 1).is_ok(), "who is no guest need not be admitted");
+        assert!(
+            Standing::new([]).check(Kind::Chunk, 1).is_ok(),
+            "who is no unauthenticated peer need not be admitted"
+        );
     }
 }

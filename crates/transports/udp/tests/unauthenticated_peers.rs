@@ -10,7 +10,7 @@ use bytes::Bytes;
 use socket2::SockRef;
 use thalweg_conformance::Recorder;
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, Bounds, ErrorKind, Link, Listener, Lobby, Options, Transport};
+use thalweg_transport::{Address, AdmissionQueue, Bounds, ErrorKind, Link, Listener, Options, Transport};
 use thalweg_udp::Udp;
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
 use tokio::net::UdpSocket;
@@ -22,11 +22,15 @@ const MAGIC: &[u8] = b"tlwu\x03";
 /// Descriptors of an unauthenticated peer: its control connection and two UDP sockets.
 const SOCKETS: usize = 3;
 
-fn lobby(guests: usize) -> (Lobby, Options) {
-    let bounds = Bounds { total: guests, share: guests, timeout: Duration::from_secs(60) };
-    let lobby = Lobby::new(bounds);
-    let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
-    (lobby, options)
+fn admission_queue(unauthenticated_peers: usize) -> (AdmissionQueue, Options) {
+    let bounds = Bounds {
+        total: unauthenticated_peers,
+        share: unauthenticated_peers,
+        timeout: Duration::from_secs(60),
+    };
+    let admission_queue = AdmissionQueue::new(bounds);
+    let options = Options { admission_queue: Some(admission_queue.clone()), ..Options::default() };
+    (admission_queue, options)
 }
 
 /// Opens a control connection and receives the listener's first message.
@@ -72,13 +76,13 @@ async fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
 #[tokio::test]
 async fn those_that_only_knock_give_way_and_a_client_gets_in() {
     const KNOCKS: usize = 60;
-    let (lobby, options) = lobby(4 * SOCKETS);
+    let (admission_queue, options) = admission_queue(4 * SOCKETS);
     let listener = listen(&Udp, &options).await;
     let knocking = async {
         let mut knocked = Vec::new();
         for _ in 0..KNOCKS {
             knocked.extend(knock(&*listener).await);
-            assert!(lobby.count() <= lobby.bounds().total);
+            assert!(admission_queue.count() <= admission_queue.bounds().total);
         }
         // All but the last few have been disconnected.
         let rest = knocked.split_off(KNOCKS.saturating_sub(4).min(knocked.len()));
@@ -107,20 +111,20 @@ async fn those_that_only_knock_give_way_and_a_client_gets_in() {
 /// An unauthenticated peer has three descriptors, each with a place in the admission queue. An admitted peer
 /// has no place there.
 #[tokio::test]
-async fn each_descriptor_of_a_guest_has_a_place() {
-    let (lobby, options) = lobby(10 * SOCKETS);
+async fn each_descriptor_of_an_unauthenticated_peer_has_a_place() {
+    let (admission_queue, options) = admission_queue(10 * SOCKETS);
     let listener = listen(&Udp, &options).await;
     let (_client, server) = link(&*listener, &Options::default()).await;
-    assert_eq!(lobby.count(), SOCKETS);
+    assert_eq!(admission_queue.count(), SOCKETS);
     server.admit();
-    assert_eq!(lobby.count(), 0);
+    assert_eq!(admission_queue.count(), 0);
 }
 
 /// The listener sends no datagrams to an address from which no TCP connection came. So a peer cannot direct
 /// datagrams at somebody else.
 #[tokio::test]
 async fn datagrams_from_another_address_than_the_control_connections_are_refused() {
-    let (_, options) = lobby(4 * SOCKETS);
+    let (_, options) = admission_queue(4 * SOCKETS);
     for options in [options, Options::default()] {
         let listener = listen(&Udp, &options).await;
         let (victim, pending) =
@@ -155,8 +159,8 @@ fn chunk(key: &[u8], told: u8, offset: u64, payload: &[u8]) -> Vec<u8> {
 /// The receiver drops chunks of an unauthenticated peer, even those that claim to wait for a message. Its
 /// messages still arrive.
 #[tokio::test]
-async fn nothing_is_kept_of_a_guests_chunks() {
-    let (_, options) = lobby(4 * SOCKETS);
+async fn nothing_is_kept_of_an_unauthenticated_peers_chunks() {
+    let (_, options) = admission_queue(4 * SOCKETS);
     let listener = listen(&Udp, &options).await;
     let ((control, key, up, _down), server) =
         tokio::join!(shake(&*listener, Ipv4Addr::LOCALHOST), accept(&*listener));
@@ -191,13 +195,13 @@ async fn nothing_is_kept_of_a_guests_chunks() {
 /// The kernel's receive buffer has its full size only after the peer was admitted. The test asks a socket of
 /// its own what size the kernel grants.
 #[tokio::test]
-async fn the_kernel_holds_little_for_a_guest() {
+async fn the_kernel_holds_little_for_a_unauthenticated_peer() {
     let granted = |wanted: usize| {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         SockRef::from(&socket).set_recv_buffer_size(wanted).unwrap();
         SockRef::from(&socket).recv_buffer_size().unwrap()
     };
-    let (_, options) = lobby(4 * SOCKETS);
+    let (_, options) = admission_queue(4 * SOCKETS);
     let listener = listen(&Udp, &options).await;
     let ((control, key, up, _down), server) =
         tokio::join!(shake(&*listener, Ipv4Addr::LOCALHOST), accept(&*listener));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_transport::{Bounds, ErrorKind, Link, Lobby, Options, Result};
+use thalweg_transport::{AdmissionQueue, Bounds, ErrorKind, Link, Options, Result};
 use thalweg_wire::{MAX_CONTROL, MAX_HELLO};
 
 use crate::factory::expect_error;
@@ -14,13 +14,17 @@ use crate::{outgoing, pattern, update_id, Factory, Recorder};
 
 /// What ends a link whose peer sends too much.
 const TOO_MUCH: &[ErrorKind] = &[ErrorKind::Corrupt, ErrorKind::Closed];
-/// Guests of a small lobby; a link of several connections takes several.
+/// Unauthenticated peers of a small admission queue; a link of several connections takes several.
 const FEW: usize = 32;
 
-/// The factory's listener with a lobby for so many guests.
-fn with_lobby(factory: &Factory, guests: usize) -> Factory {
-    let bounds = Bounds { total: guests, share: guests, timeout: Duration::from_secs(60) };
-    let listen = Options { lobby: Some(Lobby::new(bounds)), ..factory.listen.clone() };
+/// The factory's listener with an admission queue for so many unauthenticated peers.
+fn with_admission_queue(factory: &Factory, unauthenticated_peers: usize) -> Factory {
+    let bounds = Bounds {
+        total: unauthenticated_peers,
+        share: unauthenticated_peers,
+        timeout: Duration::from_secs(60),
+    };
+    let listen = Options { admission_queue: Some(AdmissionQueue::new(bounds)), ..factory.listen.clone() };
     factory.clone().options(listen, factory.connect.clone())
 }
 
@@ -44,9 +48,10 @@ async fn receive_once(
     came
 }
 
-/// "Until then a link that was accepted by a listener with a lobby takes control messages of at most MAX_HELLO bytes".
-pub async fn a_guest_may_say_who_it_is(factory: &Factory) {
-    let pair = with_lobby(factory, FEW).pair().await;
+/// "Until then a link that was accepted by a listener with an admission queue takes control messages of at most
+/// MAX_HELLO bytes".
+pub async fn an_unauthenticated_peer_may_say_who_it_is(factory: &Factory) {
+    let pair = with_admission_queue(factory, FEW).pair().await;
     let hello = Bytes::from(vec![7; MAX_HELLO as usize]);
     let sink = Recorder::new(0);
     let (sent, came) = tokio::join!(pair.client.send_control(hello.clone()), pair.server.receive(&sink));
@@ -56,8 +61,8 @@ pub async fn a_guest_may_say_who_it_is(factory: &Factory) {
 }
 
 /// "more breaks it".
-pub async fn a_guest_may_say_no_more(factory: &Factory) {
-    let factory = with_lobby(factory, FEW);
+pub async fn an_unauthenticated_peer_may_say_no_more(factory: &Factory) {
+    let factory = with_admission_queue(factory, FEW);
     let Pair { listener, client, server } = factory.pair().await;
     say(&client, &server, "hello").await;
     for length in [MAX_HELLO as usize + 1, MAX_CONTROL as usize] {
@@ -69,8 +74,8 @@ pub async fn a_guest_may_say_no_more(factory: &Factory) {
 }
 
 /// "It takes no chunks: they break it too, or are dropped where they come as datagrams".
-pub async fn a_guest_sends_no_chunks(factory: &Factory) {
-    let pair = with_lobby(factory, FEW).pair().await;
+pub async fn an_unauthenticated_peer_sends_no_chunks(factory: &Factory) {
+    let pair = with_admission_queue(factory, FEW).pair().await;
     // Several, so that one gets through where some are lost.
     let update = outgoing(&pattern(64 << 10, 1), update_id(1), factory.chunk(4096));
     let sink = Recorder::new(0);
@@ -88,9 +93,9 @@ pub async fn a_guest_sends_no_chunks(factory: &Factory) {
     assert!(seen.placed.is_empty() && seen.refused == 0 && seen.begun == 0, "{seen:?}");
 }
 
-/// After `admit` all goes as it does without a lobby.
+/// After `admit` all goes as it does without an admission queue.
 pub async fn an_admitted_peer_sends_what_it_likes(factory: &Factory) {
-    let pair = with_lobby(factory, FEW).pair().await;
+    let pair = with_admission_queue(factory, FEW).pair().await;
     say(&pair.client, &pair.server, "hello").await;
     pair.server.admit();
     pair.server.admit();
@@ -104,9 +109,10 @@ pub async fn an_admitted_peer_sends_what_it_likes(factory: &Factory) {
     transfer(&pair.client, &pair.server, &update, &source).await;
 }
 
-/// "It ends when the lobby needs its place for another": the first guest gives way, and whoever was admitted stays.
-pub async fn a_guest_gives_way_to_others(factory: &Factory) {
-    let factory = with_lobby(factory, FEW);
+/// "It ends when the admission queue needs its place for another": the first unauthenticated peer gives way, and
+/// whoever was admitted stays.
+pub async fn an_unauthenticated_peer_gives_way_to_others(factory: &Factory) {
+    let factory = with_admission_queue(factory, FEW);
     let Pair { listener, client: member, server: admitted } = factory.pair().await;
     say(&member, &admitted, "hello").await;
     admitted.admit();
@@ -131,19 +137,19 @@ async fn until_it_ends(server: Arc<dyn Link>) -> Result<Bytes> {
     outcome
 }
 
-/// A guest that leaves makes room.
-pub async fn a_guest_that_leaves_frees_its_place(factory: &Factory) {
-    let factory = with_lobby(factory, FEW);
-    let lobby = factory.listen.lobby.clone().unwrap();
+/// An unauthenticated peer that leaves makes room.
+pub async fn an_unauthenticated_peer_that_leaves_frees_its_place(factory: &Factory) {
+    let factory = with_admission_queue(factory, FEW);
+    let admission_queue = factory.listen.admission_queue.clone().unwrap();
     let pair = factory.pair().await;
-    assert!(lobby.count() > 0);
+    assert!(admission_queue.count() > 0);
     let sink = Recorder::new(0);
     pair.client.close().await;
     expect_error(pair.server.receive(&sink).await, &[ErrorKind::Closed]);
     pair.server.close().await;
     let Pair { listener: _listener, client, server } = pair;
     drop((client, server));
-    while lobby.count() > 0 {
+    while admission_queue.count() > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
 }

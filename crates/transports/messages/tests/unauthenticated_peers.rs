@@ -8,28 +8,33 @@ use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
 use thalweg_messages::switchboard::{Habits, Switchboard};
 use thalweg_messages::{Mailbox, Messages};
-use thalweg_transport::{Address, Bounds, Error, ErrorKind, Link, Listener, Lobby, Options, Transport};
+use thalweg_transport::{
+    Address, AdmissionQueue, Bounds, Error, ErrorKind, Link, Listener, Options, Transport,
+};
 use thalweg_wire::{MAX_CONTROL, MAX_HELLO};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-const GUESTS: usize = 16;
+const UNAUTHENTICATED_PEERS: usize = 16;
 
 struct World {
     board: Switchboard,
     transport: Messages<Switchboard>,
     listener: Box<dyn Listener>,
-    lobby: Lobby,
+    admission_queue: AdmissionQueue,
 }
 
 impl World {
     async fn new() -> Self {
         let board = Switchboard::new(Habits::default());
         let transport = Messages::new(board.clone());
-        let lobby = Lobby::new(Bounds { total: GUESTS, share: GUESTS, timeout: TIMEOUT });
-        let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
-        let listener =
-            transport.listen(&Address::parse("board://guests:0").unwrap(), &options).await.unwrap();
-        Self { board, transport, listener, lobby }
+        let admission_queue = AdmissionQueue::new(Bounds {
+            total: UNAUTHENTICATED_PEERS,
+            share: UNAUTHENTICATED_PEERS,
+            timeout: TIMEOUT,
+        });
+        let options = Options { admission_queue: Some(admission_queue.clone()), ..Options::default() };
+        let listener = transport.listen(&Address::parse("board://queue:0").unwrap(), &options).await.unwrap();
+        Self { board, transport, listener, admission_queue }
     }
 
     /// Returns the next link. An error is one of a member that was evicted.
@@ -89,7 +94,7 @@ async fn of_those_that_only_say_hello_there_are_few_and_a_client_gets_in() {
         if number % 100 == 0 {
             world.read().await;
         }
-        assert!(world.lobby.count() <= GUESTS);
+        assert!(world.admission_queue.count() <= UNAUTHENTICATED_PEERS);
     }
     let (client, server) = world.link().await;
     client.send_control(Bytes::from_static(b"it is me")).await.unwrap();
@@ -105,7 +110,7 @@ async fn of_those_that_only_say_hello_there_are_few_and_a_client_gets_in() {
 
 /// Nobody receives on these links. They hold only what an unauthenticated member may have in flight.
 #[tokio::test]
-async fn a_guest_has_little_under_way() {
+async fn an_unauthenticated_peer_has_little_under_way() {
     let world = World::new().await;
     for length in [MAX_HELLO as usize + 1, 64 << 10, MAX_CONTROL as usize] {
         let (client, server) = world.link().await;
@@ -152,7 +157,7 @@ async fn who_is_admitted_sends_what_it_likes() {
     client.send_control(message.clone()).await.unwrap();
     assert_eq!(pump.next().await.unwrap(), message);
     recorder.check(&source);
-    assert_eq!(world.lobby.count(), 0);
+    assert_eq!(world.admission_queue.count(), 0);
 }
 
 /// Uses tokio's paused clock.
@@ -173,7 +178,7 @@ async fn who_does_not_prove_himself_in_time_has_to_go() {
 
 /// Unauthenticated members do not count when the listener decides on a group send.
 #[tokio::test]
-async fn guests_do_not_decide_how_updates_are_sent() {
+async fn unauthenticated_peers_do_not_decide_how_updates_are_sent() {
     let world = World::new().await;
     let mut pairs = Vec::new();
     for _ in 0..2 {
