@@ -77,6 +77,7 @@ lint-python: # ruff, mypy, and the stub of the compiled module
 .PHONY: check
 check: # rules of this repository
 	@$(STEP) "purity of the crates without IO" $(PYTHON) scripts/check_purity.py
+	@$(STEP) "retired words" $(PYTHON) scripts/check_words.py
 	@$(STEP) "licences" $(PYTHON) scripts/check_licences.py
 	@$(STEP) "lock files" $(PYTHON) scripts/check_locks.py
 	@$(STEP) "advisories" $(PYTHON) scripts/check_advisories.py

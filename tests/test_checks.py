@@ -132,6 +132,21 @@ def test_impure_code_is_found_and_comments_are_not(script: Any) -> None:
     assert sum(bool(purity.re.search(pattern, code)) for pattern in purity.IMPURE) == 1
 
 
+def test_retired_words_are_found_in_every_spelling_of_a_name(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = script("check_words")
+    monkeypatch.setattr(checks, "RETIRED", (checks.Word("ox", "bull", r"^farm\.txt:|zodiac"),))
+    (tmp_path / "a.py").write_text("an_ox\nbox, oxen\nclass OxCart: OX = 1\nthe ox of the zodiac\n")
+    (tmp_path / "farm.txt").write_text("ox\n")
+    (tmp_path / "ox.md").write_text("\n")
+    assert list(checks.faults(tmp_path, ["a.py", "farm.txt", "gone.py", "ox.md"])) == [
+        "a.py:1: ox -> bull",
+        "a.py:3: Ox -> bull",
+        "ox.md:name: ox -> bull",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

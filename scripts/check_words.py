@@ -1,0 +1,114 @@
+"""Finds words that this repository no longer uses, each with the word that took its place.
+
+A word counts alone and as a part of a name, in any spelling of names: ``word``, ``Word`` and ``WORD``. Where a word has
+another meaning, ``allowed`` says in which places, as a pattern of ``file:line of text``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[1]
+# Not ours, or not text that anybody reads; and what has to name the words.
+SKIPPED: Final = re.compile(
+    r"\.(png|o|patch|lock)$|plotly-basic|^python/thalweg/lab/guest/kernel\.config$"
+    r"|^CHANGELOG\.md$|^scripts/check_words\.py$|^tests/test_checks\.py$"
+)
+# Models with missing values, packets and checksums are mended; errors have hints.
+MENDED: Final = (
+    r"^crates/fold/|^crates/(runtime|proto)/src/star/|^crates/sending/src/ltp/|^crates/masking/tests/unifl/"
+    r"|^crates/conformance/src/damage\.rs|^crates/transports/\w+/src/fuzz\.rs|ask again, mend, end|RoundStep::Mend"
+    r"|resume and mend by|^docs/reference/glossary\.md:\| mend |\((fix\|)?mend\|correct"
+)
+# The guest kernel of virtual time, and a user of RabbitMQ.
+KERNEL: Final = (
+    r"^(python|docs|tests|README|ARCHITECTURE|CONTRIBUTING|Makefile|experiments|benches|\.gitignore|scripts)"
+    r"|^crates/lab/|[Gg]uest kernel|the guest$|inside the guest|test_guest"
+    r"|crates/transports/amqp/tests/(carrier|common)"
+    r"|^crates/transports/unifl/tests/proxy\.rs"
+)
+
+
+class Word(NamedTuple):
+    """A word that is no longer used, the one that took its place, and where it may stand."""
+
+    retired: str
+    instead: str
+    allowed: str = r"(?!)"
+
+    def pattern(self) -> re.Pattern[str]:
+        """Match the word, also within names, but not within longer words."""
+        word, capital, loud = (
+            one.replace("-", "[-_]") for one in (self.retired, self.retired.capitalize(), self.retired.upper())
+        )
+        return re.compile(rf"(?<![A-Za-z]){word}(?![a-z])|(?<![A-Z]){capital}(?![a-z])|(?<![A-Za-z]){loud}(?![A-Za-z])")
+
+
+RETIRED: Final = (
+    # Errors.
+    Word("mend", "hint", MENDED),
+    Word("mends", "hints", MENDED + r"|^ARCHITECTURE\.md|^python/thalweg/plan/(combinations|options)\.py"),
+    # Crates.
+    Word("crates/node", "crates/workers"),
+    Word("crates/pieces", "crates/rdma-proto"),
+    Word("crates/dice", "crates/rng"),
+    Word("crates/pool", "crates/shm-pool"),
+    Word("thalweg-node", "thalweg-workers", r"THALWEG_NODE|\bthalweg_nodes?_"),
+    Word("thalweg-pieces", "thalweg-rdma-proto"),
+    Word("thalweg-dice", "thalweg-rng"),
+    Word("thalweg-pool", "thalweg-shm-pool", r"\bthalweg_pool_"),
+    # Time limits.
+    Word("patience", "timeout"),
+    # Random numbers.
+    Word("dice", "rng"),
+    # Sets of tasks and workers.
+    Word("crew", "task set"),
+    Word("team", "worker pool"),
+    Word("freight", "copying data plane"),
+    # Peers before they are authenticated.
+    Word("lobby", "admission queue"),
+    Word("guest", "unauthenticated peer", KERNEL),
+    Word("guests", "unauthenticated peers", KERNEL),
+)
+
+
+def main() -> int:
+    """Print each use of a retired word; return 1 if there is one."""
+    found = list(faults(ROOT, tracked(ROOT)))
+    for fault in found:
+        print(fault)
+    print(f"{len(RETIRED)} retired words, {len(found)} uses")
+    return 1 if found else 0
+
+
+def tracked(root: Path) -> list[str]:
+    """Return the names of the files of the repository that people write."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    return sorted({name for name in listed.stdout.split("\0") if name and not SKIPPED.search(name)})
+
+
+def faults(root: Path, names: list[str]) -> Iterator[str]:
+    """Yield file, line, word and replacement for each use of a retired word, in names of files too."""
+    words = [(word, word.pattern(), re.compile(word.allowed)) for word in RETIRED]
+    for name in names:
+        path = root / name
+        if not path.is_file():  # deleted, and not committed yet
+            continue
+        text = f"{name}\n{path.read_text(errors='replace')}"
+        low = text.lower().replace("_", "-")
+        here = [entry for entry in words if entry[0].retired in low]
+        for number, line in enumerate(text.splitlines() if here else ()):
+            for word, pattern, allowed in here:
+                use = pattern.search(line)
+                if use and not allowed.search(f"{name}:{line}"):
+                    yield f"{name}:{number or 'name'}: {use[0]} -> {word.instead}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
