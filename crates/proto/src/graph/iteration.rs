@@ -152,6 +152,8 @@ impl Node {
             }
         };
         self.deadline = self.limit.map(|limit| now.saturating_add(limit));
+        // A node that dials all its neighbours has no action for the driver that waits for this deadline.
+        self.timer_set |= self.deadline.is_some();
         if self.fresh {
             self.pass(number);
         } else {
