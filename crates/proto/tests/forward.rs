@@ -144,7 +144,8 @@ fn carry(from: &mut End, to: &mut End, loss: f64, reorder: bool, rng: &mut Rng) 
 #[derive(Debug, Clone)]
 struct Case {
     seed: u64,
-    window: u64,
+    /// Of the near end and of the far end.
+    windows: (u64, u64),
     loss: f64,
     reorder: bool,
     lengths: Vec<u64>,
@@ -154,10 +155,11 @@ struct Case {
 fn cases() -> impl Strategy<Value = Case> {
     let loss = prop_oneof![Just(0.0), 0.0..0.5];
     let lengths = prop::collection::vec(0..20_000_u64, 1..6);
-    (any::<u64>(), 1..30_000_u64, loss, any::<bool>(), lengths, 0..20_000_u64).prop_map(
-        |(seed, window, loss, reorder, lengths, answers)| Case {
+    let windows = (1..30_000_u64, 1..30_000_u64);
+    (any::<u64>(), windows, loss, any::<bool>(), lengths, 0..20_000_u64).prop_map(
+        |(seed, windows, loss, reorder, lengths, answers)| Case {
             seed,
-            window,
+            windows,
             loss,
             reorder,
             lengths,
@@ -169,8 +171,8 @@ fn cases() -> impl Strategy<Value = Case> {
 fn run(case: &Case) -> [End; 2] {
     let mut rng = Rng::new(&[case.seed]);
     let reliable = case.loss == 0.0;
-    let mut near = End::new(config(case.window, reliable), 0);
-    let mut far = End::new(config(case.window, reliable), case.answers);
+    let mut near = End::new(config(case.windows.0, reliable), 0);
+    let mut far = End::new(config(case.windows.1, reliable), case.answers);
     for &length in &case.lengths {
         let stream = near.mux.open().unwrap();
         near.programs
@@ -236,6 +238,8 @@ proptest! {
                 break; // the driver ends the link
             }
             end.look();
+            let fits = |stream: &u32| end.mux.room(*stream).is_none_or(|room| room <= 4000);
+            prop_assert!(end.programs.keys().all(fits));
             end.act(&mut rng);
             end.send();
         }
@@ -282,6 +286,31 @@ fn a_program_that_reads_nothing_stops_its_own_peer_alone() {
     far.mux.took(slow, bytes.len() as u64);
     exchange(&mut near, &mut far);
     assert_eq!(near.mux.room(slow), Some(bytes.len() as u64));
+}
+
+#[test]
+fn a_sender_keeps_at_most_its_own_window_whatever_the_peer_grants() {
+    let mut far = End::new(config(1000, true), 0);
+    let hears = |far: &mut End, message| far.mux.control(NOW, Control::Forward(message)).unwrap();
+    hears(&mut far, Forward::Open { stream: 0, window: 1 << 30 });
+    assert_eq!(far.mux.room(0), Some(1000), "what it opens with");
+    hears(&mut far, Forward::Credit { stream: 0, received: 0, limit: 1 << 63 });
+    assert_eq!(far.mux.room(0), Some(1000), "what it grants later");
+    far.mux.give(0, vec![1; 1000]);
+    far.send();
+    assert_eq!(far.mux.room(0), Some(0), "it was sent, but not confirmed");
+    hears(&mut far, Forward::Credit { stream: 0, received: 400, limit: 1 << 63 });
+    assert_eq!(far.mux.room(0), Some(400));
+}
+
+#[test]
+fn a_stream_between_a_small_and_a_large_window_goes_on() {
+    for windows in [(10, 30_000), (30_000, 10)] {
+        let lengths = vec![5000];
+        let [near, far] = run(&Case { seed: 3, windows, loss: 0.0, reorder: false, lengths, answers: 5000 });
+        assert_eq!(far.programs[&0].read, written(0, 5000));
+        assert_eq!(near.programs[&0].read, written(100, 5000));
+    }
 }
 
 #[test]

@@ -7,8 +7,8 @@ use thalweg_wire::{Range, Ranges};
 
 /// Pieces up to this size are joined while they wait for the program.
 const JOINED: usize = 16 << 10;
-/// More credit is told when so much of the window (1/8) has become free: often enough that the sender never waits for it
-/// over a link whose round trip the window fits.
+/// More credit is told when so much of the window (1/8) has become free, of the smaller one of both ends: often enough that
+/// the sender never waits for it over a link whose round trip the window fits.
 const TOLD: u64 = 8;
 /// Separate pieces that may wait for bytes before them. Each costs some memory besides its bytes.
 const MOST_AHEAD: usize = 1 << 14;
@@ -17,6 +17,8 @@ const MOST_AHEAD: usize = 1 << 14;
 #[derive(Debug)]
 pub(super) struct Inlet {
     window: u64,
+    /// The program has to take so many bytes before more credit is told.
+    step: u64,
     /// What came out of order, by position; disjoint.
     ahead: BTreeMap<u64, Vec<u8>>,
     /// What is in order and waits for the program.
@@ -37,6 +39,7 @@ impl Inlet {
     pub fn new(window: u64) -> Self {
         Self {
             window,
+            step: (window / TOLD).max(1),
             ahead: BTreeMap::new(),
             ready: VecDeque::new(),
             received: 0,
@@ -45,6 +48,11 @@ impl Inlet {
             confirmed: 0,
             end: None,
         }
+    }
+
+    /// The sender keeps at most so many bytes until they are confirmed, so they have to be confirmed accordingly often.
+    pub fn sender_keeps(&mut self, window: u64) {
+        self.step = (self.window.min(window) / TOLD).max(1);
     }
 
     pub fn received(&self) -> u64 {
@@ -160,7 +168,7 @@ impl Inlet {
     pub fn credit(&mut self) -> Option<(u64, u64)> {
         let limit = self.taken + self.window;
         let told = self.is_whole() && self.confirmed < self.received;
-        if !told && limit - self.limit < (self.window / TOLD).max(1) {
+        if !told && limit - self.limit < self.step {
             return None;
         }
         Some(self.say())

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! mux      the streams of a link: which messages and which chunks go next, fairly; liveness
-//! outlet   one direction at its sender: bytes kept until they have arrived, never more than was granted
+//! outlet   one direction at its sender: bytes kept until they have arrived, never more than was granted or fit its window
 //! inlet    one direction at its receiver: bytes put in order, and credit for more as the program takes them
 //! terms    what the driver tells the machine, and hears from it
 //! ```
 //!
-//! Each direction of a stream has a window. Its receiver buffers at most so much, and its sender reads no more from the
-//! program than the receiver has granted. So a program that reads slowly stops its own peer and no other stream.
+//! Each direction of a stream has a window at each end. Its receiver buffers at most so much, and its sender reads no more
+//! from the program than the receiver has granted. Whatever was granted, the sender keeps at most its own window of bytes
+//! that are not confirmed. So a program that reads slowly stops its own peer and no other stream.
 
 mod inlet;
 mod mux;

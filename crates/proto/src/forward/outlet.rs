@@ -19,15 +19,17 @@ pub(super) struct Outlet {
     arrived: u64,
     /// What the peer grants.
     limit: u64,
+    /// Most bytes that are kept, whatever the peer grants.
+    window: u64,
     /// What was sent and did not arrive.
     again: Ranges,
     ended: bool,
 }
 
 impl Outlet {
-    /// A direction for which the peer has granted so much.
-    pub fn new(limit: u64) -> Self {
-        Self { limit, ..Self::default() }
+    /// A direction for which the peer has granted `limit` bytes, and which keeps at most `window` bytes.
+    pub fn new(limit: u64, window: u64) -> Self {
+        Self { limit, window, ..Self::default() }
     }
 
     /// Bytes that may be taken from the program now.
@@ -35,7 +37,7 @@ impl Outlet {
         if self.ended {
             return 0;
         }
-        self.limit.saturating_sub(self.given)
+        self.limit.min(self.arrived.saturating_add(self.window)).saturating_sub(self.given)
     }
 
     /// The program gave these bytes, no more than there is room for.

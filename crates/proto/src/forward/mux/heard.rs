@@ -37,6 +37,9 @@ impl Mux {
             Forward::Credit { stream, received, limit } => {
                 let Some(known) = self.streams.get_mut(&stream) else { return Ok(()) };
                 known.outlet.credit(received, limit)?;
+                if received == 0 {
+                    known.inlet.sender_keeps(limit); // nothing has arrived there, so it grants its window
+                }
                 if known.outlet.room() > 0 {
                     self.events.push_back(ForwardEvent::Writable(stream));
                 }
@@ -65,6 +68,9 @@ impl Mux {
             "the far end has as many connections as it may have; raise its --connections"
         } else {
             self.add(stream, window.min(MOST_WINDOW), true);
+            if let Some(known) = self.streams.get_mut(&stream) {
+                known.inlet.sender_keeps(window);
+            }
             self.events.push_back(ForwardEvent::Opened(stream));
             let limit = self.config.window;
             return self.say(Forward::Credit { stream, received: 0, limit });

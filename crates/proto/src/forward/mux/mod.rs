@@ -88,13 +88,13 @@ impl Mux {
         }
         let stream = self.next;
         self.next = (self.next + 1) % MOST_STREAMS;
-        self.add(stream, self.config.granted, false);
+        self.add(stream, self.config.granted, false); // its first credit says how large the peer's window is
         self.say(Forward::Open { stream, window: self.config.window });
         Some(stream)
     }
 
     fn add(&mut self, stream: u32, granted: u64, announced: bool) {
-        let (outlet, inlet) = (Outlet::new(granted), Inlet::new(self.config.window));
+        let (outlet, inlet) = (Outlet::new(granted, self.config.window), Inlet::new(self.config.window));
         self.streams
             .insert(stream, Stream { outlet, inlet, announced, queued: false, asks: None, told: false });
     }
