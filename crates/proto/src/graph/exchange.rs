@@ -30,7 +30,8 @@ impl Node {
         };
         let ours = chunk.job == self.config.job && chunk.layout == self.config.layout.hash();
         let cut = self.config.layout.cut_by(chunk.range()).is_some();
-        if !ours || cut || chunk.sender != number || chunk.range().end > self.bytes() {
+        let beyond = chunk.range().end > self.bytes() || chunk.round > self.last();
+        if !ours || cut || chunk.sender != number || beyond {
             self.bad += 1;
             return None;
         }
@@ -52,6 +53,7 @@ impl Node {
 
     /// A neighbour has sent something of an iteration, so it sends no more of its earlier ones.
     fn heard_of(&mut self, now: Time, place: usize, round: u32) {
+        self.peers[place].begun = self.peers[place].begun.max(round);
         if round > self.peers[place].newest {
             self.judge(place, self.peers[place].newest);
             self.peers[place].newest = round;

@@ -134,7 +134,7 @@ impl Node {
         if self.stage != Stage::Training || round != self.round {
             return Err(format!("iteration {round} is not being trained; begin it first"));
         }
-        let number = self.number(round);
+        let number = self.number(round).min(self.last()).max(round);
         if number > round {
             self.fresh |= !self.completed;
             self.go_to(now, number);

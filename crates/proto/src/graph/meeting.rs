@@ -89,7 +89,7 @@ impl Node {
     pub(super) fn met(&mut self, place: usize, ordered: bool) {
         let round = self.round;
         let peer = &mut self.peers[place];
-        (peer.met, peer.knows_us, peer.ordered) = (true, false, ordered);
+        (peer.met, peer.knows_us, peer.ordered, peer.begun) = (true, false, ordered, 0);
         peer.from = round.saturating_add(1);
         (peer.sending, peer.acknowledged, peer.told) = (0, 0, 0);
         peer.out.forget();
@@ -119,8 +119,42 @@ impl Node {
         self.advance(now);
     }
 
+    /// Why no honest neighbour says this. Otherwise one neighbour could move this node to the end of the job.
+    fn contradiction(&self, place: usize, message: &Control) -> Option<String> {
+        let (peer, last) = (&self.peers[place], self.last());
+        match *message {
+            Control::Closed { parcel } | Control::End { parcel, .. } if parcel > last => Some(format!(
+                "{:?} says that it is at iteration {parcel}, and the last one is {last}",
+                peer.name
+            )),
+            // A node leaves out iterations before it sends its first model, and never after.
+            Control::Closed { parcel } if peer.begun > 0 && parcel > peer.begun => Some(format!(
+                "{:?} leaves out iteration {parcel}, although it has sent a model of iteration {}",
+                peer.name, peer.begun
+            )),
+            _ => None,
+        }
+    }
+
+    /// Ends the link of a neighbour that broke the rules.
+    fn expel(&mut self, now: Time, place: usize, reason: &str) {
+        if let Some(link) = self.link_of(place) {
+            return self.refuse(now, link, Refusal::Protocol, reason);
+        }
+        if let Some(dial) = self.dial(place) {
+            dial.send(Control::Bye { reason: reason.into() });
+            dial.act(ClientAction::Close);
+            // This node goes on with its other neighbours, so for the driver this is no failure.
+            dial.finish(Ok(reason.into()));
+        }
+        self.lost(now, place, reason);
+    }
+
     /// A neighbour says something of models.
     pub(super) fn neighbour_says(&mut self, now: Time, place: usize, message: Control) {
+        if let Some(reason) = self.contradiction(place, &message) {
+            return self.expel(now, place, &reason);
+        }
         match message {
             Control::Grant { parcel, wanted } => self.granted(place, parcel, &wanted),
             Control::End { parcel, .. } => self.ended(now, place, parcel),

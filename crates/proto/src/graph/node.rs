@@ -16,6 +16,8 @@ use crate::Time;
 
 /// Most neighbours, ever.
 const MAX_NEIGHBOURS: u32 = 1 << 16;
+/// Where the last iteration is unknown: no node counts so far.
+const UNREACHABLE: u32 = 1 << 31;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -121,6 +123,12 @@ impl Node {
     pub(super) fn top(&self) -> u32 {
         let first = if self.stage == Stage::Idle { self.low() } else { self.round };
         first.saturating_add(self.config.ahead)
+    }
+
+    /// The last iteration of which an honest neighbour says anything. A node that joins late learns from its neighbours how
+    /// far they are, so its own iteration is no bound.
+    pub(super) fn last(&self) -> u32 {
+        self.config.rounds.unwrap_or(UNREACHABLE)
     }
 
     /// A neighbour's weight in an iteration, as far as is known.

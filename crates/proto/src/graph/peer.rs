@@ -118,6 +118,8 @@ pub(super) struct Peer {
     /// The latest iteration of which it has sent anything, and the latest that it has ended.
     pub newest: u32,
     pub ended: u32,
+    /// The latest iteration of which it has sent anything on its present link, 0 if nothing came.
+    pub begun: u32,
     pub arrivals: BTreeMap<u32, Arrival>,
     /// What it says that it has of our models, by iteration.
     pub had: BTreeMap<u32, Ranges>,
@@ -146,6 +148,7 @@ impl Peer {
             from: 1,
             newest: 0,
             ended: 0,
+            begun: 0,
             arrivals: BTreeMap::new(),
             had: BTreeMap::new(),
             told: 0,

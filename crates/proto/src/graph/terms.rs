@@ -47,6 +47,8 @@ pub struct NodeConfig {
     /// The share of its model that a node sends in an iteration, more than 0, in turn; 1 is all of it. All nodes must have
     /// the same.
     pub share: f64,
+    /// The number of the last iteration, the same at all nodes, if it is known.
+    pub rounds: Option<u32>,
     /// What all nodes must have alike.
     pub alike: Alike,
 }

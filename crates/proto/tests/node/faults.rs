@@ -2,11 +2,11 @@
 //! chunks that nobody may use.
 
 use thalweg_proto::{Action, Neighbour, Node, NodeConfig, NodePlace, NodeStep, Time, Waiting, Weighing};
-use thalweg_wire::control::{Alike, Control, Hello, Holding, Purpose, Refusal, VERSIONS};
+use thalweg_wire::control::{Alike, Control, Hello, Holding, Interval, Purpose, Refusal, VERSIONS};
 use thalweg_wire::{ChunkHeader, Range, Ranges};
 
 use super::common::{Path, JOB, MS, SECOND};
-use super::world::{complete, layout, ring, World};
+use super::world::{complete, layout, line, ring, World};
 use super::{lossy, WAITS};
 
 #[test]
@@ -207,5 +207,74 @@ fn a_node_that_dials_all_its_neighbours_has_its_driver_woken_for_the_deadline() 
         let limit = if waiting == Waiting::Deadline(None) { liveness } else { SECOND };
         assert!(node.take_timer_set(), "{waiting:?}: nothing else wakes the driver");
         assert_eq!(node.poll_timeout(), Some(MS + limit));
+    }
+}
+
+/// A node that a has dialled, in its first iteration.
+fn between(rounds: Option<u32>) -> Node {
+    let mut node = node_of(NodeConfig { rounds, ..World::config_of("b") });
+    greet(&mut node, 1, 5);
+    begin(&mut node);
+    node
+}
+
+#[test]
+fn who_says_that_it_is_beyond_the_last_iteration_is_refused_and_nobody_follows() {
+    for (rounds, said) in [(Some(100), 101), (Some(100), u32::MAX - 1), (None, u32::MAX - 1)] {
+        let sent = Interval { start: 0, end: 0 };
+        for lie in [Control::Closed { parcel: said }, Control::End { parcel: said, sent }] {
+            let mut node = between(rounds);
+            node.control(MS, 1, lie);
+            let why = refusal(&mut node);
+            assert!(why.contains("\"a\"") && why.contains(&said.to_string()), "{why}");
+            assert!(!node.is_member(1));
+            assert_eq!(node.ready(2 * MS, 1), Ok(1), "it stays where it is");
+        }
+        let mut node = between(rounds);
+        assert_eq!(node.place(MS, Neighbour::Link(1), &chunk(said)), NodePlace::Nothing);
+        assert_eq!(node.dropped(), (0, 1));
+    }
+}
+
+/// Why the link of a was refused.
+fn refusal(node: &mut Node) -> String {
+    let refused = |action| match action {
+        Action::Send { link: 1, message: Control::Refused { reason, .. } } => Some(reason),
+        _ => None,
+    };
+    std::iter::from_fn(|| node.poll_action()).find_map(refused).expect("it is refused")
+}
+
+#[test]
+fn who_has_sent_a_model_leaves_out_no_later_iteration() {
+    let mut node = between(Some(100));
+    node.control(MS, 1, Control::Closed { parcel: 7 });
+    node.place(MS, Neighbour::Link(1), &chunk(8));
+    node.control(MS, 1, Control::Closed { parcel: 8 });
+    assert!(node.is_member(1), "chunks may overtake messages");
+    node.control(MS, 1, Control::Closed { parcel: 9 });
+    assert!(refusal(&mut node).contains("leaves out iteration 9"));
+}
+
+#[test]
+fn a_node_that_joins_after_the_last_iteration_does_not_pass_it() {
+    let mut node = between(Some(100));
+    node.control(MS, 1, Control::Closed { parcel: 100 });
+    assert_eq!(node.ready(2 * MS, 1), Ok(100));
+}
+
+#[test]
+fn a_neighbour_that_is_dialled_and_lies_is_let_go_and_nobody_else_notices() {
+    for lie in [Control::Closed { parcel: u32::MAX - 1 }, Control::Closed { parcel: 1000 }] {
+        let mut world = World::new(3, 3, &line(3), Waiting::All);
+        world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));
+        world.parties[1].node.dial_control(world.now, 1, lie);
+        let at = world.parties[1].done();
+        world.run_until("ten more", 60 * SECOND, |w| w.parties[..2].iter().all(|p| p.done() >= at + 10));
+        let told = &world.parties[1].left;
+        assert!(told.len() == 1 && told[0].1.contains("\"n0002\""), "{told:?}");
+        assert!(world.parties[0].left.is_empty());
+        assert!(world.parties[1].numbers.iter().copied().eq(1..=world.parties[1].numbers.len() as u32));
+        assert!(world.parties[0].reports.iter().all(|report| report.whole));
     }
 }

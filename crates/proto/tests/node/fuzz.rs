@@ -96,6 +96,7 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
         weighing,
         ahead: rng.below(3) as u32,
         share: [1.0, 0.4][rng.below(2) as usize],
+        rounds: None,
         alike: Alike::default(),
     };
     let mut node = Node::new(config, Box::new(Doors { token: None }));

@@ -250,6 +250,7 @@ impl World {
             weighing: Weighing::Arrival,
             ahead: 1,
             share: 1.0,
+            rounds: None,
             alike: Alike { plan: 1, graph: 2, start: Some(3) },
         }
     }

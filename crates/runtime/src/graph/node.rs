@@ -101,6 +101,7 @@ impl Node {
             weighing: options.mixing.weighing(),
             ahead: options.ahead,
             share: options.share,
+            rounds: options.rounds,
             alike: options.alike(),
         };
         let slots = Slots::new(layout.clone(), options.precision.into());

@@ -93,6 +93,8 @@ pub struct NodeOptions {
     pub mixing: MixingRule,
     /// Fraction of its model that a node sends in an iteration: more than 0, at most 1.
     pub share: f64,
+    /// The number of the job's last iteration. `None`: not known, so neighbours' numbers are hardly checked.
+    pub rounds: Option<u32>,
     /// Digest of the part of the plan that all nodes share.
     pub plan: String,
     /// Digest of the graph.
@@ -119,6 +121,7 @@ impl Default for NodeOptions {
             ahead: 1,
             mixing: MixingRule::default(),
             share: 1.0,
+            rounds: None,
             plan: String::new(),
             graph: String::new(),
             start: None,
