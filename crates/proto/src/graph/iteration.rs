@@ -258,7 +258,7 @@ impl Node {
         let leaves = matches!(self.config.waiting, Waiting::Deadline(_)) && !self.is_out();
         if late || (done && !leaves) {
             self.deadline = None;
-            self.close_iteration(!done);
+            self.close_iteration(now, !done);
         }
     }
 

@@ -150,6 +150,17 @@ impl Node {
         self.lost(now, place, reason);
     }
 
+    /// Ends a neighbour's link, which may be made anew.
+    pub(super) fn hang_up(&mut self, now: Time, place: usize, reason: &str) {
+        match self.link_of(place) {
+            Some(link) => self.refuse(now, link, Refusal::Liveness, reason),
+            None => {
+                self.dial_act(place, ClientAction::Close);
+                self.dial_closed(now, place, reason);
+            }
+        }
+    }
+
     /// A neighbour says something of models.
     pub(super) fn neighbour_says(&mut self, now: Time, place: usize, message: Control) {
         if let Some(reason) = self.contradiction(place, &message) {

@@ -178,6 +178,7 @@ impl Node {
                 self.conclude(now, place, round);
             }
         }
+        self.stop_swapping(now);
         self.advance(now);
     }
 }

@@ -3,13 +3,15 @@
 //! With [`Weighing::Mutual`] two neighbours then swap what each has of the other's model, and both use what went both ways:
 //! the weights are symmetric at every byte, so mixing does not move the mean of all models, whatever is lost. Chunks that
 //! come after a node has said what it has are not used. A node waits for the other's word only if it has something of it;
-//! then the other has sent its model, and says its word when its own waiting ends.
+//! then the other has sent its model, and says its word when its own waiting ends. If that takes longer than it may, the node
+//! ends the link.
 
 use thalweg_wire::control::{Control, MAX_HOLES};
 use thalweg_wire::Ranges;
 
 use super::node::{Node, Stage};
 use super::terms::{Mixing, NodeStep};
+use crate::Time;
 
 /// When weights are known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,12 +39,16 @@ pub struct Portion {
 
 impl Node {
     /// The waiting is over: mixes, or first swaps with the neighbours what came.
-    pub(super) fn close_iteration(&mut self, timed_out: bool) {
+    pub(super) fn close_iteration(&mut self, now: Time, timed_out: bool) {
         self.timed_out = timed_out;
         if self.config.weighing != Weighing::Mutual || self.fresh {
             return self.mix();
         }
         self.stage = Stage::Swapping;
+        // Who has sent its model waits for no longer than this node did, unless nodes wait for all.
+        let longest = self.limit.unwrap_or_default().saturating_add(self.config.liveness);
+        self.deadline = (!self.waits_for_all()).then(|| now.saturating_add(longest));
+        self.timer_set |= self.deadline.is_some();
         let round = self.round;
         for place in self.weights.keys().copied().collect::<Vec<_>>() {
             let peer = &mut self.peers[place];
@@ -62,15 +68,32 @@ impl Node {
         if self.stage != Stage::Swapping {
             return;
         }
-        let round = self.round;
-        let owes = |&place: &usize| {
-            let peer = &self.peers[place];
-            let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
-            // What it said of an iteration that was not open yet is that it had nothing.
-            has_some && peer.met && peer.apart < round && peer.told < round
-        };
-        if !self.weights.keys().any(owes) {
+        if !self.weights.keys().any(|&place| self.owes(place)) {
             self.mix();
+        }
+    }
+
+    /// Whether a neighbour has still to say what it has of this node's model.
+    fn owes(&self, place: usize) -> bool {
+        let (peer, round) = (&self.peers[place], self.round);
+        let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
+        // What it said of an iteration that was not open yet is that it had nothing.
+        has_some && peer.met && peer.apart < round && peer.told < round
+    }
+
+    /// Ends the links of neighbours that do not say in time what they have. The end of a link is what both ends notice, so
+    /// neither uses the other's model of this iteration.
+    pub(super) fn stop_swapping(&mut self, now: Time) {
+        if self.stage != Stage::Swapping || self.deadline.is_none_or(|at| now < at) {
+            return;
+        }
+        self.deadline = None;
+        for place in self.weights.keys().copied().filter(|&place| self.owes(place)).collect::<Vec<_>>() {
+            let reason = format!(
+                "{:?} has sent its model of iteration {} and does not say what it has of ours",
+                self.peers[place].name, self.round
+            );
+            self.hang_up(now, place, &reason);
         }
     }
 

@@ -278,3 +278,38 @@ fn a_neighbour_that_is_dialled_and_lies_is_let_go_and_nobody_else_notices() {
         assert!(world.parties[0].reports.iter().all(|report| report.whole));
     }
 }
+
+#[test]
+fn who_sends_its_model_and_never_says_what_it_has_holds_a_node_up_for_so_long() {
+    for waiting in [Waiting::None, Waiting::FirstChunk(SECOND), Waiting::Deadline(Some(SECOND))] {
+        let config = NodeConfig { waiting, weighing: Weighing::Mutual, ..World::config_of("b") };
+        let longest = config.liveness + if waiting == Waiting::None { Time::ZERO } else { SECOND };
+        let mut node = node_of(config);
+        greet(&mut node, 1, 5);
+        begin(&mut node);
+        let taken = node.stored(MS, Neighbour::Link(1), &chunk(1), true).unwrap();
+        node.folded(MS, taken.peer, 1, &taken.fresh, true);
+        node.take_timer_set();
+        node.ready(2 * MS, 1).unwrap();
+        // It is alive: only its word is missing.
+        let mut now = 2 * MS;
+        let mut mixes = Vec::new();
+        while mixes.is_empty() {
+            now += SECOND / 4;
+            assert!(now < 60 * SECOND, "{waiting:?}: it waits for ever");
+            node.control(now, 1, Control::Ping { clock: 0, received: 0 });
+            node.timeout(now);
+            while let Some(action) = node.poll_action() {
+                match action {
+                    Action::Policy(NodeStep::Mix(mixing)) => mixes.push(mixing.round),
+                    Action::Policy(NodeStep::Left { reason, .. }) => {
+                        assert!(reason.contains("\"a\"") && reason.contains("does not say"), "{reason}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert!(now >= longest, "{waiting:?}: {now:?}");
+        assert!(!node.is_member(1) && node.portions().is_empty(), "neither end uses the other's model");
+    }
+}
