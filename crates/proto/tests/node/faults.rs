@@ -195,18 +195,14 @@ fn what_two_nodes_have_agreed_on_stays_when_one_leaves_before_the_other_has_mixe
 #[test]
 fn a_node_that_dials_all_its_neighbours_has_its_driver_woken_for_the_deadline() {
     for waiting in [Waiting::FirstChunk(SECOND), Waiting::Deadline(Some(SECOND)), Waiting::Deadline(None)] {
-        let config = NodeConfig { waiting, ..World::config_of("a") };
-        let liveness = config.liveness;
-        let mut node = Node::new(config, Box::new(super::common::Doors { token: None }));
-        let (_, dials) = node.meet("b", 1).unwrap();
-        assert!(dials);
-        node.begin(Time::ZERO, 1, &[("b".into(), 0.5)], None, None).unwrap();
-        while node.poll_action().is_some() {}
-        assert!(!node.take_timer_set() && node.poll_timeout().is_none());
-        node.ready(MS, 1).unwrap();
-        let limit = if waiting == Waiting::Deadline(None) { liveness } else { SECOND };
+        let mut world = World::new(3, 2, &line(2), waiting);
+        world.parties[1].train = 100 * SECOND;
+        world.run_until("they meet", SECOND, World::all_met);
+        assert!(!world.parties[0].node.take_timer_set());
+        world.run_until("it has trained", SECOND, |w| w.parties[0].numbers == [1]);
+        let node = &mut world.parties[0].node;
+        assert!(node.poll_timeout().is_some_and(|at| at > world.now), "{waiting:?}: it waits for the other");
         assert!(node.take_timer_set(), "{waiting:?}: nothing else wakes the driver");
-        assert_eq!(node.poll_timeout(), Some(MS + limit));
     }
 }
 
