@@ -86,6 +86,7 @@ def test_options_of_a_node_follow_from_the_plan() -> None:
         """
         [job]
         graph = "ring"
+        rounds = 6
         seed = 7
         wait = "first-chunk"
         deadline = 0.4
@@ -105,6 +106,7 @@ def test_options_of_a_node_follow_from_the_plan() -> None:
     options = node_options(plan, trust, number=2, job=5, digests={"plan": "p", "graph": "g", "start": "s"})
     assert options["transport"] == {"congestion": "cubic", "streams": 1, "tls": {"authority": "a"}}
     assert (options["seed"], options["job"], options["chunk"], options["liveness"]) == (9, 5, 65536, 2.0)
+    assert options["rounds"] == 6
     assert (options["wait"], options["deadline"], options["ahead"]) == ("first-chunk", 0.4, 3)
     assert (options["mixing"], options["precision"]) == ("renormalise", "f64")
     assert (options["token"], options["own_token"]) == ("t", "o")

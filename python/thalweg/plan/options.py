@@ -80,8 +80,8 @@ def node_options(
     if plan.transport.client_congestion:
         options["transport"]["congestion"] = plan.transport.congestion_of(number - 1)
     options |= {"seed": plan.job.seed + number, "job": job, "chunk": plan.transport.chunk}
-    options |= {"liveness": plan.job.liveness, "precision": plan.precision, "wait": plan.wait}
-    options |= {"deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": mixing_of(plan)}
+    options |= {"rounds": plan.job.rounds, "liveness": plan.job.liveness, "precision": plan.precision}
+    options |= {"wait": plan.wait, "deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": mixing_of(plan)}
     options |= {"share": plan.job.share, **digests}
     return {name: value for name, value in options.items() if value is not None}
 
