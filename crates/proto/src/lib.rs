@@ -1,15 +1,15 @@
-//! Sessions, transfers and what is built of them, as state machines without IO.
+//! Sessions, transfers and the policies that are built on them, as state machines without IO.
 //!
-//! Nothing here opens a socket, spawns a task or reads a clock: `now` is an argument, what happens comes in
-//! through methods, what is to be done comes out of `poll_action`. The same code runs live, in tests with a
-//! virtual clock and network, and under a fuzzer.
+//! Nothing here opens a socket, spawns a task or reads a clock. The caller passes the time as `now`, reports
+//! events by calling methods, and fetches what it must do with `poll_action`. The same code runs live, in
+//! tests with a virtual clock and network, and under a fuzzer.
 //!
 //! ```text
 //! session    one link: handshake, proof, versions, liveness, pings, clocks, counters
-//! transfer   one parcel on one link, in either direction: offer, grant, chunks, holes, ask again, mend, end, resume
-//! star       federated averaging in rounds, on these two
-//! tasks      heads and tensors to named members, and their results, on these two
-//! graph      nodes that average with their neighbours, without a server, on these two
+//! transfer   one parcel on one link, in either direction: offer, grant, chunks, holes, resend, End, resume
+//! star       federated averaging in rounds; uses session and transfer
+//! tasks      tasks for named members, and their results; uses session and transfer
+//! graph      nodes that average with their neighbours, without a server; uses session and transfer
 //! forward    TCP streams of other programs over one link
 //! ```
 #![forbid(unsafe_code)]
@@ -39,10 +39,10 @@ pub use tasks::{
 };
 pub use transfer::{Direction, Fit, Reassembly, Span, Transfer};
 
-/// Time since the machine was made, on a monotonic clock.
+/// Time since the state machine was made, on a monotonic clock.
 pub type Time = std::time::Duration;
 
-/// Microseconds, as messages carry them.
+/// Converts a time to whole microseconds, the unit of times in control messages.
 pub fn micros(time: Time) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

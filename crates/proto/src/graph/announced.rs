@@ -1,11 +1,12 @@
-//! Neighbours' weights in coming iterations. A node can add a chunk to the sums of its iteration once it knows the sender's
-//! weight there. So these weights also decide which chunks it can take before it has begun their iteration.
+//! The neighbours' weights in coming iterations. A node can add a chunk to its iteration's sums only if it
+//! knows the sender's weight in that iteration. So these weights also decide which chunks a node can accept
+//! before it begins their iteration.
 
 use std::collections::BTreeMap;
 
 use super::node::{Node, Stage};
 
-/// Weights of neighbours, by place.
+/// Weights of neighbours, by index in `Node::peers`.
 pub(super) type Weights = BTreeMap<usize, f64>;
 
 /// The weights of an iteration and of later ones.
@@ -15,7 +16,8 @@ pub(super) struct Announced {
     first: u32,
     /// The weights of the first iteration, and of those that follow it.
     weights: Vec<Weights>,
-    /// Whether weights change between iterations. Then those beyond `weights` are unknown; else they equal the last.
+    /// Whether weights change between iterations. If so, weights beyond `weights` are unknown; else they
+    /// equal the last known ones.
     pub changes: bool,
 }
 
@@ -28,12 +30,13 @@ impl Announced {
 }
 
 impl Node {
-    /// Tells a node that has not begun what its first iteration will be, so that it takes chunks of neighbours who have
-    /// begun already. Arguments and result are as for [`Node::begin`]. It does nothing while an iteration runs. Nor where
-    /// nodes wait for whole models: there a node asks again for what came before it had begun.
+    /// Tells a node in advance what its first iteration will be. It can then accept chunks of neighbours that
+    /// have begun already. Arguments and result are those of [`Node::begin`]. Does nothing while an iteration
+    /// runs. Does nothing with [`Waiting::All`](super::Waiting::All) either, where the node asks again for
+    /// chunks that arrived too early.
     ///
     /// # Errors
-    /// If the number does not rise, or somebody was not met.
+    /// If `round` is not higher than the last iteration, or [`Node::meet`] was not called for a name.
     pub fn expect(
         &mut self,
         round: u32,
@@ -60,12 +63,13 @@ impl Node {
         Ok(Announced { first, weights, changes: then.is_some() })
     }
 
-    /// Replaces the known weights. Returns the iterations in which a neighbour whose chunks have come has another weight now:
-    /// these chunks are forgotten here, and the driver has to drop the sums that have them.
+    /// Replaces the known weights. Returns the iterations in which a neighbour whose chunks have arrived now
+    /// has another weight. The node forgets these chunks, and the driver must drop the sums that contain
+    /// them.
     pub(super) fn announce(&mut self, announced: Announced) -> Vec<u32> {
         let before = std::mem::replace(&mut self.announced, announced);
         if self.waits_for_all() {
-            return Vec::new(); // their senders got a receipt for the whole model, and may have gone on
+            return Vec::new(); // the senders got a receipt for the whole model, and may have gone on
         }
         let (first, after) = (self.announced.first, &self.announced);
         let differs = |place: usize, round: u32| {

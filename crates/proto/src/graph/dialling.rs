@@ -1,4 +1,4 @@
-//! Neighbours that a node dials: their links, by place.
+//! The links that a node dials. `place` is the neighbour's index, which [`Node::meet`] returns.
 
 use thalweg_wire::control::{Control, Holding, Nonce, Proof, Welcome};
 
@@ -9,33 +9,34 @@ use crate::session::{ClientAction, ServerEvent};
 use crate::{Span, Time};
 
 impl Node {
-    /// Places of those for whom there is something to do.
+    /// Indices of the dialled neighbours for which there is an action to do.
     pub fn dials_waiting(&self) -> Vec<usize> {
         let waiting = |peer: &Peer| matches!(&peer.way, Way::Dialled(dial) if dial.has_action());
         let places = self.peers.iter().enumerate();
         places.filter(|(_, peer)| waiting(peer)).map(|(place, _)| place).collect()
     }
 
-    /// The next thing to do for a neighbour that is dialled.
+    /// Takes the next action for a neighbour that is dialled.
     pub fn poll_dial(&mut self, place: usize) -> Option<ClientAction<()>> {
         self.dial(place)?.poll_action()
     }
 
-    /// The link is up. `nonce` must be fresh random bytes.
+    /// Reports that the link is up. `nonce` must be fresh random bytes; `ordered`: the link keeps the order
+    /// of messages and chunks.
     pub fn dial_connected(&mut self, now: Time, place: usize, nonce: Nonce, ordered: bool) {
         if let Some(dial) = self.dial(place) {
             dial.connected(now, nonce, ordered);
         }
     }
 
-    /// It could not be reached.
+    /// Reports that the neighbour could not be reached.
     pub fn dial_unreachable(&mut self, now: Time, place: usize, reason: &str, may_retry: bool) {
         if let Some(dial) = self.dial(place) {
             dial.unreachable(now, reason, may_retry);
         }
     }
 
-    /// The link has ended.
+    /// Reports that the link has ended.
     pub fn dial_closed(&mut self, now: Time, place: usize, reason: &str) {
         if let Some(dial) = self.dial(place) {
             dial.closed(now, reason);
@@ -43,14 +44,14 @@ impl Node {
         }
     }
 
-    /// Nothing gets through at the moment, for no fault of the neighbour.
+    /// Reports that nothing gets through at the moment, and that the neighbour is not the cause.
     pub fn dial_held(&mut self, now: Time, place: usize) {
         if let Some(dial) = self.dial(place) {
             dial.held(now);
         }
     }
 
-    /// The proof is made, or none was wanted.
+    /// Reports that the proof is made; `None` if the neighbour wanted none.
     pub fn dial_proven(&mut self, now: Time, place: usize, proof: Option<Proof>) {
         let holding = Holding::Node(self.config.alike);
         if let Some(dial) = self.dial(place) {
@@ -58,7 +59,7 @@ impl Node {
         }
     }
 
-    /// The nonce of this connection, for the proof.
+    /// This node's nonce of the present connection, for the proof.
     pub fn dial_nonce(&self, place: usize) -> Option<Nonce> {
         match &self.peers.get(place)?.way {
             Way::Dialled(dial) => dial.nonce(),
@@ -66,7 +67,7 @@ impl Node {
         }
     }
 
-    /// What the neighbour said when it let us in.
+    /// The Welcome that the neighbour sent.
     pub fn dial_welcome(&self, place: usize) -> Option<&Welcome> {
         match &self.peers.get(place)?.way {
             Way::Dialled(dial) => dial.welcome(),
@@ -74,7 +75,7 @@ impl Node {
         }
     }
 
-    /// Whether nothing more will happen with this neighbour.
+    /// Whether nothing more will happen with this neighbour. True if it is not dialled.
     pub fn dial_is_done(&self, place: usize) -> bool {
         match self.peers.get(place).map(|peer| &peer.way) {
             Some(Way::Dialled(dial)) => dial.is_done(),
@@ -90,7 +91,7 @@ impl Node {
         }
     }
 
-    /// A message has come from a neighbour that is dialled.
+    /// Handles a message from a neighbour that is dialled.
     pub fn dial_control(&mut self, now: Time, place: usize, message: Control) {
         let farewell = match &message {
             Control::Bye { reason } | Control::Refused { reason, .. } => Some(format!("left: {reason}")),
@@ -107,7 +108,7 @@ impl Node {
             ServerEvent::Welcomed => {
                 let ordered = dial.is_ordered();
                 let Some(welcome) = dial.welcome() else { return };
-                // A neighbour checks our Hello, and we check what it says itself.
+                // The neighbour checks this node's Hello; this node checks the neighbour's Welcome.
                 let reason = match ours.difference(&welcome.layout) {
                     None if welcome.job == job => return self.met(place, ordered),
                     None => "the neighbour has another job; start both with the same plan".into(),
@@ -120,14 +121,14 @@ impl Node {
         }
     }
 
-    /// Our model was sent to a neighbour that is dialled.
+    /// Reports that this node's model was sent to a neighbour that is dialled; `Err` says why not.
     pub fn dial_sent(&mut self, now: Time, place: usize, round: u32, outcome: Result<Span, String>) {
         if self.resolve(Neighbour::Dialled(place)).is_some() {
             self.was_sent(now, place, round, outcome);
         }
     }
 
-    /// When [`Node::dial_timeout`] wants to be called at the latest.
+    /// When the driver must call [`Node::dial_timeout`] at the latest.
     pub fn dial_poll_timeout(&self, place: usize) -> Option<Time> {
         match &self.peers.get(place)?.way {
             Way::Dialled(dial) => dial.poll_timeout(),
@@ -135,7 +136,7 @@ impl Node {
         }
     }
 
-    /// Time has passed.
+    /// Handles the link's timers that are due at `now`.
     pub fn dial_timeout(&mut self, now: Time, place: usize) {
         let Some(dial) = self.dial(place) else { return };
         if let Err(reason) = dial.timeout(now) {

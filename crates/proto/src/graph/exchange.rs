@@ -1,4 +1,4 @@
-//! Models on their way, in both directions.
+//! Models that are received from neighbours and sent to them.
 
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Range, Ranges};
@@ -12,7 +12,7 @@ use crate::transfer::Step;
 use crate::{micros, Fit, Span, Time};
 
 impl Node {
-    /// The place of a neighbour that is there.
+    /// The index in `peers` of a neighbour that is connected.
     pub(super) fn resolve(&self, who: Neighbour) -> Option<usize> {
         let place = match who {
             Neighbour::Link(link) => *self.numbers.get(&self.roster.member_at(link)?)?,
@@ -21,7 +21,8 @@ impl Node {
         self.peers.get(place).filter(|peer| peer.met).map(|_| place)
     }
 
-    /// Of which iteration a chunk is that may be taken in, and its sender's place and weight.
+    /// Decides whether a chunk may be added. Returns its sender's index in `peers`, its iteration and the
+    /// sender's weight. Counts the chunks that it rejects.
     fn wanted(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader) -> Option<(usize, u32, f64)> {
         let place = self.resolve(who)?;
         let number = match self.peers[place].way {
@@ -51,7 +52,8 @@ impl Node {
         Some((place, round, weight))
     }
 
-    /// A neighbour has sent something of an iteration, so it sends no more of its earlier ones.
+    /// Notes that a neighbour has sent a chunk or an End of an iteration. The neighbour then sends no more of
+    /// earlier ones.
     fn heard_of(&mut self, now: Time, place: usize, round: u32) {
         self.peers[place].begun = self.peers[place].begun.max(round);
         if round > self.peers[place].newest {
@@ -64,8 +66,9 @@ impl Node {
         }
     }
 
-    /// Measures the lag of an update whose sender went on before it had sent all of it. That it ended early must not count
-    /// as if it had come early: a node would wait less, and then end its own updates earlier, and so on.
+    /// Measures the lag of an update whose sender began the next one before it had sent all of this one. An
+    /// update that was cut short must not count as early. Otherwise the node would wait less, then cut its
+    /// own updates short earlier, and so on.
     fn judge(&mut self, place: usize, round: u32) {
         let peer = &self.peers[place];
         if round == 0 || peer.ended >= round || peer.lag.knows(round) {
@@ -80,7 +83,7 @@ impl Node {
         }
     }
 
-    /// Where a chunk goes.
+    /// Decides where the driver puts a chunk whose header has arrived.
     pub fn place(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader) -> Place {
         let Some((place, round, weight)) = self.wanted(now, who, chunk) else { return Place::Nothing };
         let size = self.size();
@@ -94,7 +97,7 @@ impl Node {
         }
     }
 
-    /// `bytes` more bytes of chunks have come.
+    /// Reports that `bytes` more bytes of chunks have arrived.
     pub fn progress(&mut self, now: Time, who: Neighbour, bytes: u64) {
         match who {
             Neighbour::Link(link) => self.roster.progress(now, link, bytes),
@@ -106,8 +109,8 @@ impl Node {
         }
     }
 
-    /// A chunk has come (`ok`), or came damaged. Returns what of it is new and is to be added to the sums, before
-    /// [`Node::folded`] is told.
+    /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new bytes, which the driver
+    /// adds to the sums. The driver then calls [`Node::folded`].
     pub fn stored(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader, ok: bool) -> Option<Taken> {
         let (place, round, weight) = self.wanted(now, who, chunk)?;
         let size = self.size();
@@ -121,7 +124,8 @@ impl Node {
         (!fresh.is_empty()).then_some(Taken { peer: place, round, weight, fresh })
     }
 
-    /// What [`Node::stored`] gave of a neighbour was added to the sums (`ok`), or holds what no model may.
+    /// Reports that the ranges that [`Node::stored`] returned were added to the sums (`ok`), or could not be
+    /// added because of their values.
     pub fn folded(&mut self, now: Time, place: usize, round: u32, parts: &[Range], ok: bool) {
         self.bad += u64::from(!ok);
         let arrival = self.peers.get_mut(place).and_then(|peer| peer.arrivals.get_mut(&round));
@@ -141,7 +145,7 @@ impl Node {
         self.advance(now);
     }
 
-    /// A neighbour says that this is all of its model of an iteration.
+    /// A neighbour's End has arrived: the neighbour has sent all of its model of an iteration.
     pub(super) fn ended(&mut self, now: Time, place: usize, round: u32) {
         self.heard_of(now, place, round);
         let peer = &mut self.peers[place];
@@ -154,7 +158,7 @@ impl Node {
             return self.acknowledge(now, place, round);
         }
         if round > self.top() || self.weight(place, round).is_none() {
-            return; // it is looked at when its iteration begins
+            return; // [`Node::look_again`] handles this End when the iteration begins.
         }
         let size = self.size();
         let arrival = self.peers[place].arrival(round, size);
@@ -163,8 +167,8 @@ impl Node {
         }
     }
 
-    /// Looks at a neighbour's models of the iterations that are accepted now. It concludes those that the neighbour ended
-    /// before we accepted them, and those of iterations that the neighbour has left.
+    /// Looks at a neighbour's models of all iterations that are accepted now. Ends those whose End arrived
+    /// before they were accepted, and those of iterations that the neighbour has left.
     pub(super) fn look_again(&mut self, now: Time, place: usize) {
         let (low, top, size) = (self.low(), self.top(), self.size());
         let (newest, ended) = (self.peers[place].newest, self.peers[place].ended);
@@ -181,7 +185,8 @@ impl Node {
         }
     }
 
-    /// A neighbour sends no more of its model of an iteration, unless it is asked to. Chunks may trail behind.
+    /// Notes that a neighbour sends no more of its model of an iteration, unless it is asked. Without order
+    /// on the link, chunks may still arrive.
     fn ends(&mut self, now: Time, place: usize, round: u32) {
         let Some(arrival) = self.peers[place].arrivals.get_mut(&round) else { return };
         if arrival.incoming.ended(now) {
@@ -191,7 +196,8 @@ impl Node {
         }
     }
 
-    /// Ends the wait for a neighbour's model if it is complete; else asks for the missing ranges.
+    /// Ends the wait for a neighbour's model if nothing that must come is missing; else asks for the missing
+    /// ranges.
     pub(super) fn conclude(&mut self, now: Time, place: usize, round: u32) {
         let left_behind = self.peers[place].newest > round;
         let Some(arrival) = self.peers[place].arrivals.get_mut(&round) else { return };
@@ -206,7 +212,8 @@ impl Node {
 
     /// Stops waiting for a neighbour's model of an iteration.
     fn over(&mut self, now: Time, place: usize, round: u32) {
-        // A model that is here before the own update has no lag. In the first iteration that says nothing of later ones.
+        // A model that is complete before the own update is ready has a lag of 0. In the first iteration such
+        // a lag does not predict later ones.
         let early = self.completed.then_some(Time::ZERO);
         let lag = self.pace.lag(now, round).or(early);
         let peer = &mut self.peers[place];
@@ -232,7 +239,7 @@ impl Node {
         self.tell(place, Control::Received { parcel: round, received, duplicates, missing });
     }
 
-    /// A neighbour wants parts of our model again.
+    /// A neighbour asks for ranges of this node's model.
     pub(super) fn granted(&mut self, place: usize, round: u32, wanted: &Ranges) {
         let peer = &mut self.peers[place];
         if peer.sending == round {
@@ -252,13 +259,13 @@ impl Node {
         }
     }
 
-    /// Our model, or what was wanted of it, was sent to a neighbour, or `Err` why not.
+    /// Sending this node's model, or ranges of it, to a neighbour has ended. `Err` says why it failed.
     pub(super) fn was_sent(&mut self, now: Time, place: usize, round: u32, outcome: Result<Span, String>) {
         let peer = &mut self.peers[place];
         if peer.sending != round || !peer.out.is_sending() {
-            return; // of a link or an iteration that is over
+            return; // belongs to a link or an iteration that is over
         }
-        // If sending was cut short, the receiver asks for the rest, if it needs that.
+        // If sending was cut short, the receiver asks for the rest if it needs it.
         let span = outcome.unwrap_or(Span { start: now, end: now });
         let sent = Interval { start: micros(span.start), end: micros(span.end) };
         for _ in 0..peer.out.sent() {
@@ -275,7 +282,7 @@ impl Node {
         }
     }
 
-    /// Our model was sent on a link that was accepted.
+    /// Reports that this node's model of iteration `round` was sent on an accepted link; `Err` says why not.
     pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
         if let Some(place) = self.resolve(Neighbour::Link(link)) {
             self.was_sent(now, place, round, outcome);

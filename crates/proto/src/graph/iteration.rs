@@ -1,4 +1,5 @@
-//! An iteration from its begin to the own model that is mixed: its number, whom the node sends to, for whom it waits.
+//! An iteration from its begin until the sums are mixed into the own model: its number, the neighbours that
+//! the node sends to, and those that it waits for.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use crate::transfer::Outgoing;
 use crate::Time;
 
 impl Node {
-    /// The place of a neighbour that was met.
+    /// The index in `peers` of the neighbour with this name. An error if [`Node::meet`] was not called for
+    /// it.
     fn place_of(&self, name: &str) -> Result<usize, String> {
         let place = self.peers.iter().position(|peer| peer.name == name);
         place.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))
@@ -32,15 +34,17 @@ impl Node {
         Ok(places)
     }
 
-    /// Begins an iteration: the node trains, then averages with these neighbours by these weights. `then` has the weights of
-    /// the iterations that follow, for their chunks that arrive early; `None` means the same weights. `to` are those that it
-    /// sends to; `None` means those whose models it takes.
+    /// Begins an iteration. The node trains, then averages with the neighbours in `weights` by these weights.
+    /// `then` has the weights of the following iterations, for chunks that arrive early; `None` means that
+    /// these have the same weights. `to` names the neighbours that the node sends to; `None` means those in
+    /// `weights`.
     ///
-    /// Returns iterations whose sums the driver must drop before it takes in another chunk: their chunks came when other
-    /// weights were known.
+    /// Returns the iterations whose sums the driver must drop before it adds another chunk, because their
+    /// chunks arrived when other weights were known.
     ///
     /// # Errors
-    /// If another iteration is not over, the number does not rise, or somebody was not met.
+    /// If another iteration is not over, `round` is not higher than the last one, or [`Node::meet`] was not
+    /// called for a name.
     pub fn begin(
         &mut self,
         now: Time,
@@ -71,11 +75,13 @@ impl Node {
         Err(format!("iteration {round} is over; go on with {next} or a later one"))
     }
 
-    /// Moves to an iteration: drops what arrived of earlier ones, and handles Ends that arrived before their iteration.
+    /// Moves to an iteration. Drops chunks of earlier iterations, and handles Ends that arrived before their
+    /// iteration.
     fn go_to(&mut self, now: Time, round: u32) {
         let before = std::mem::replace(&mut self.round, round);
         for place in 0..self.peers.len() {
-            // Of an iteration that is left out nothing more is wanted, and its sender may wait to hear that.
+            // The node skips these iterations and needs no more of them. The sender may wait for this
+            // acknowledgement.
             let ended = self.peers[place].ended;
             if (before..round).contains(&ended) {
                 self.acknowledge(now, place, ended);
@@ -91,8 +97,9 @@ impl Node {
         }
     }
 
-    /// Stops sending the last own model, before the next one replaces it. With [`Waiting::All`] it does nothing, because
-    /// neighbours still wait for that model; [`Node::is_hushed`] says when none does.
+    /// Stops sending the last own model, before the next one replaces it. With [`Waiting::All`] it does
+    /// nothing, because neighbours still wait for that model; then [`Node::is_hushed`] tells when none needs
+    /// it any more.
     pub fn hush(&mut self) {
         if self.waits_for_all() {
             return;
@@ -105,7 +112,7 @@ impl Node {
         }
     }
 
-    /// Whether the last own model has been sent to all neighbours.
+    /// Whether no connected neighbour is being sent the last own model any more.
     pub fn is_out(&self) -> bool {
         self.peers.iter().filter(|peer| peer.met).all(|peer| !peer.out.is_sending())
     }
@@ -115,9 +122,11 @@ impl Node {
         self.needing() == 0
     }
 
-    /// How many neighbours need the last own model and may not have it yet. With [`Waiting::All`] alone does any need it.
+    /// How many neighbours need the last own model and may not have it yet. Always 0 except with
+    /// [`Waiting::All`].
     pub fn needing(&self) -> usize {
-        // That all was sent does not do: what came before it had begun this iteration it has to ask for.
+        // It is not enough that the model was sent. A neighbour that had not begun this iteration yet dropped
+        // the chunks, and asks for them again.
         let has = |peer: &&Peer| {
             peer.acknowledged >= peer.sending && !peer.out.is_sending() && !peer.out.is_granted()
         };
@@ -125,11 +134,11 @@ impl Node {
         met.filter(|peer| !has(peer)).count()
     }
 
-    /// The own model is trained and may be sent. Returns the iteration it is sent under: `round`, or a later one if most
-    /// neighbours are ahead.
+    /// Reports that the own model is trained. The node sends it to its neighbours. Returns the iteration
+    /// under which it is sent: `round`, or a later one if most neighbours are ahead.
     ///
     /// # Errors
-    /// If this iteration was not begun.
+    /// If `round` is not the iteration that was begun last, or it is not being trained.
     pub fn ready(&mut self, now: Time, round: u32) -> Result<u32, String> {
         if self.stage != Stage::Training || round != self.round {
             return Err(format!("iteration {round} is not being trained; begin it first"));
@@ -144,7 +153,7 @@ impl Node {
         self.limit = match self.config.waiting {
             Waiting::All | Waiting::None => None,
             Waiting::FirstChunk(limit) | Waiting::Deadline(Some(limit)) => Some(limit),
-            // What came before the first own update says nothing of how long later ones take.
+            // Lags measured before the first own update do not predict later lags.
             Waiting::Deadline(None) if !self.completed => Some(self.config.liveness),
             Waiting::Deadline(None) => {
                 let lags = self.awaited().map(|place| &self.peers[place].lag);
@@ -152,7 +161,7 @@ impl Node {
             }
         };
         self.deadline = self.limit.map(|limit| now.saturating_add(limit));
-        // A node that dials all its neighbours has no action for the driver that waits for this deadline.
+        // If a node dials all its neighbours, no action wakes the driver that waits for this deadline.
         self.timer_set |= self.deadline.is_some();
         if self.fresh {
             self.pass(number);
@@ -163,9 +172,9 @@ impl Node {
         Ok(number)
     }
 
-    /// The iteration to send under. If most neighbours are ahead, chunks under our own number would be late for them, so the
-    /// node takes the number that they send next. A node that comes back takes the first number that its neighbours have not
-    /// begun.
+    /// The iteration under which the own model is sent. If most neighbours are ahead, they would drop chunks
+    /// under the node's own number as late, so the node takes the number that they send next. A node that
+    /// joins late takes the first number that its neighbours have not begun.
     fn number(&self, round: u32) -> u32 {
         if self.announced.changes {
             return round; // another number would be another graph
@@ -191,14 +200,15 @@ impl Node {
         }
     }
 
-    /// Tells neighbours that this node sends no model in this iteration: it has come back, and its model is old.
+    /// Tells neighbours that this node sends no model in this iteration, because it has come back with an old
+    /// one.
     fn pass(&mut self, number: u32) {
         for place in self.targets() {
             self.tell(place, Control::Closed { parcel: number });
         }
     }
 
-    /// Places of those that it sends to.
+    /// Indices in `peers` of the neighbours that the node sends to.
     fn targets(&self) -> Vec<usize> {
         self.targets.clone().unwrap_or_else(|| self.weights.keys().copied().collect())
     }
@@ -207,7 +217,8 @@ impl Node {
         let wanted = self.size().wanted(number);
         let mut links = Vec::new();
         let mut places = self.targets();
-        // With the same order at all nodes, many would send to one node at the same time (incast).
+        // Each node begins with the neighbour that follows it in the order of names. If all nodes used the
+        // same order, many would send to one node at the same time (incast).
         let first = places.partition_point(|&place| self.peers[place].name < self.config.name);
         places.rotate_left(first);
         for place in places {
@@ -229,7 +240,7 @@ impl Node {
         }
     }
 
-    /// Places of the neighbours for which it waits in this iteration.
+    /// Indices in `peers` of the neighbours that the node waits for in this iteration.
     fn awaited(&self) -> impl Iterator<Item = usize> + '_ {
         let round = self.round;
         self.weights.keys().copied().filter(move |&place| {
@@ -238,7 +249,7 @@ impl Node {
         })
     }
 
-    /// Looks whether the waiting is over.
+    /// Ends the waiting if its condition is met or its deadline has passed.
     pub(super) fn advance(&mut self, now: Time) {
         if self.stage != Stage::Waiting {
             return;
@@ -254,7 +265,8 @@ impl Node {
             }
         };
         let late = self.deadline.is_some_and(|at| now >= at);
-        // The next model replaces this one, and ends what is still being sent of it: give it the same time.
+        // The next own model replaces this one and cancels its transfers. So this one may be sent until the
+        // deadline.
         let leaves = matches!(self.config.waiting, Waiting::Deadline(_)) && !self.is_out();
         if late || (done && !leaves) {
             self.deadline = None;
@@ -262,7 +274,8 @@ impl Node {
         }
     }
 
-    /// The iteration's sums were mixed into the own model. Returns each neighbour's part in it.
+    /// Reports that the iteration's sums were mixed into the own model. Returns what each neighbour
+    /// contributed.
     pub fn mixed(&mut self) -> Vec<Exchange> {
         if self.stage != Stage::Mixing {
             return Vec::new();

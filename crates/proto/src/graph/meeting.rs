@@ -1,4 +1,5 @@
-//! How neighbours connect: who dials, who is let in, what both must have in common, and what happens when a link ends.
+//! How neighbours connect: which node dials, which peers are let in, what both must have in common, and what
+//! happens when a link ends.
 
 use thalweg_wire::control::{Alike, Control, Hello, Holding, Nonce, Purpose, Refusal, Welcome};
 
@@ -8,15 +9,16 @@ use super::terms::{Neighbour, NodeAction, NodeStep};
 use crate::session::{Action, ClientAction, ClientConfig, Dial, LinkId, MemberEvent, Traffic};
 use crate::{micros, Time};
 
-/// A neighbour is dialled for as long as the node lives.
+/// A node goes on dialling a neighbour for as long as the node lives.
 const TIMEOUT: Time = Time::from_secs(100 * 365 * 24 * 3600);
 
 impl Node {
-    /// Adds a neighbour. Returns its place, and whether this node dials it: the lower name dials. The actions for a
-    /// neighbour that is dialled come from [`Node::poll_dial`]. `seed` spreads the retries.
+    /// Adds a neighbour. Returns its index, and whether the driver must now begin to dial it: the node with
+    /// the lower name dials. The actions for a neighbour that is dialled come from [`Node::poll_dial`].
+    /// `seed` spreads the retries of many nodes.
     ///
     /// # Errors
-    /// For a name that nobody can have, or our own.
+    /// If the name is this node's own, or is not valid.
     pub fn meet(&mut self, name: &str, seed: u64) -> Result<(usize, bool), String> {
         if name == self.config.name {
             return Err(format!("{name:?} is this node itself; give each node a name of its own"));
@@ -44,7 +46,7 @@ impl Node {
         Ok((place, dials))
     }
 
-    /// The link of a neighbour that dials, if it has one.
+    /// The link of a neighbour that dials this node, if there is one.
     pub(super) fn link_of(&self, place: usize) -> Option<LinkId> {
         match self.peers[place].way {
             Way::Accepted(number) => self.roster.link_of(number),
@@ -65,13 +67,14 @@ impl Node {
         }
     }
 
-    /// Whether a neighbour has said that it has met this node. From then on it knows what to do with each chunk from the
-    /// chunk's header alone: chunks need not wait for any message. Before, they would overtake the Welcome.
+    /// Whether the neighbour has confirmed that it has met this node. From then on, a chunk's header alone
+    /// tells it where the chunk belongs, so chunks need not wait for any message. Earlier, chunks could
+    /// overtake the Welcome.
     pub fn is_known_to(&self, who: Neighbour) -> bool {
         self.resolve(who).is_some_and(|place| self.peers[place].knows_us)
     }
 
-    /// Says something to a neighbour that is there.
+    /// Sends a message to a neighbour, if it is connected.
     pub(super) fn tell(&mut self, place: usize, message: Control) {
         if !self.peers[place].met {
             return;
@@ -99,7 +102,7 @@ impl Node {
     }
 
     pub(super) fn lost(&mut self, now: Time, place: usize, reason: &str) {
-        // What went both ways of the iteration that is swapped or mixed is agreed on already.
+        // In these stages the two nodes have already agreed which bytes of the current iteration both have.
         let agreed = matches!(self.stage, Stage::Swapping | Stage::Mixing).then_some(self.round);
         let top = self.top();
         let peer = &mut self.peers[place];
@@ -119,7 +122,8 @@ impl Node {
         self.advance(now);
     }
 
-    /// Why no honest neighbour says this. Otherwise one neighbour could move this node to the end of the job.
+    /// Why an honest neighbour would not send this message. Without this check, one neighbour could move this
+    /// node to the end of the job.
     fn contradiction(&self, place: usize, message: &Control) -> Option<String> {
         let (peer, last) = (&self.peers[place], self.last());
         match *message {
@@ -127,7 +131,7 @@ impl Node {
                 "{:?} says that it is at iteration {parcel}, and the last one is {last}",
                 peer.name
             )),
-            // A node leaves out iterations before it sends its first model, and never after.
+            // A node skips iterations only before it sends its first model.
             Control::Closed { parcel } if peer.begun > 0 && parcel > peer.begun => Some(format!(
                 "{:?} leaves out iteration {parcel}, although it has sent a model of iteration {}",
                 peer.name, peer.begun
@@ -136,7 +140,7 @@ impl Node {
         }
     }
 
-    /// Ends the link of a neighbour that broke the rules.
+    /// Ends the link of a neighbour that broke the protocol.
     fn expel(&mut self, now: Time, place: usize, reason: &str) {
         if let Some(link) = self.link_of(place) {
             return self.refuse(now, link, Refusal::Protocol, reason);
@@ -144,13 +148,13 @@ impl Node {
         if let Some(dial) = self.dial(place) {
             dial.send(Control::Bye { reason: reason.into() });
             dial.act(ClientAction::Close);
-            // This node goes on with its other neighbours, so for the driver this is no failure.
+            // This node goes on with its other neighbours, so the driver must not see this as a failure.
             dial.finish(Ok(reason.into()));
         }
         self.lost(now, place, reason);
     }
 
-    /// Ends a neighbour's link, which may be made anew.
+    /// Ends a neighbour's link. The neighbour may connect again.
     pub(super) fn hang_up(&mut self, now: Time, place: usize, reason: &str) {
         match self.link_of(place) {
             Some(link) => self.refuse(now, link, Refusal::Liveness, reason),
@@ -161,7 +165,7 @@ impl Node {
         }
     }
 
-    /// A neighbour says something of models.
+    /// Handles a neighbour's message about models.
     pub(super) fn neighbour_says(&mut self, now: Time, place: usize, message: Control) {
         if let Some(reason) = self.contradiction(place, &message) {
             return self.expel(now, place, &reason);
@@ -176,7 +180,7 @@ impl Node {
             Control::Have { parcel, got } => self.has(place, parcel, got),
             Control::Closed { parcel } => {
                 let peer = &mut self.peers[place];
-                peer.knows_us = true; // it says this first when it has met us
+                peer.knows_us = true; // A node sends Closed first when it has met this node
                 peer.from = peer.from.max(parcel.saturating_add(1));
                 self.advance(now);
             }
@@ -185,44 +189,45 @@ impl Node {
     }
 }
 
-/// Links that were accepted.
+/// Methods for links that were accepted.
 impl Node {
-    /// Whether the node at the other end has been let in, and not out again.
+    /// Whether the node at the other end of this link is let in.
     pub fn is_member(&self, link: LinkId) -> bool {
         self.roster.member_at(link).is_some()
     }
 
-    /// Whether it was reported already why the peer of this link, which has ended, was not let in. To be asked once.
+    /// Whether the node has already reported why the peer of this ended link was not let in. True once.
     pub fn take_reported(&mut self, link: LinkId) -> bool {
         self.roster.take_reported(link)
     }
 
-    /// Whether there is something to do for links that were accepted, or for the node itself.
+    /// Whether there is an action to do, for an accepted link or for the node itself.
     pub fn has_action(&self) -> bool {
         self.roster.has_action()
     }
 
-    /// The next thing to do.
+    /// Takes the next action.
     pub fn poll_action(&mut self) -> Option<NodeAction> {
         self.roster.poll_action()
     }
 
-    /// A link was accepted. `nonce` must be fresh random bytes.
+    /// Reports an accepted link. `nonce` must be fresh random bytes; `ordered`: the link keeps the order of
+    /// messages and chunks.
     pub fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
         self.roster.open(now, link, nonce, ordered);
     }
 
-    /// What the link's counters say now.
+    /// Reports the current values of the link's counters.
     pub fn observe(&mut self, link: LinkId, traffic: Traffic) {
         self.roster.observe(link, traffic);
     }
 
-    /// Nothing gets through on this link at the moment, for no fault of its peer.
+    /// Reports that nothing gets through on this link at the moment, and that its peer is not the cause.
     pub fn held(&mut self, now: Time, link: LinkId) {
         self.roster.held(now, link);
     }
 
-    /// A message has come on a link that was accepted.
+    /// Handles a message from an accepted link.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
         match self.roster.control(now, link, message) {
             MemberEvent::Nothing => {}
@@ -285,10 +290,10 @@ impl Node {
         self.met(place, ordered);
     }
 
-    /// The place of whoever says Hello, if it is a neighbour that dials.
+    /// The index of the neighbour with this name, if it is one that dials this node.
     fn expected(&self, name: &str) -> Result<usize, (Refusal, String)> {
         let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
-        // This node may not have met that neighbour yet, so the refusal is one after which the peer tries again.
+        // This node may not have met that neighbour yet, so the peer may try again after this refusal.
         place.ok_or_else(|| {
             let reason = format!(
                 "{name:?} is no neighbour that {:?} expects to dial it; check the graph and the names of both",
@@ -321,7 +326,7 @@ impl Node {
         self.roster.close(link);
     }
 
-    /// A link that was accepted has ended.
+    /// Reports that an accepted link has ended.
     pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
         self.drop_link(now, link, reason);
     }
@@ -338,8 +343,8 @@ impl Node {
         }
     }
 
-    /// The node leaves: whoever dialled it is told, and nobody is let in any more. Those it dials are told by
-    /// [`Node::dial_leave`].
+    /// Leaves the job: sends a Bye to the neighbours that dialled this node, and lets nobody in any more.
+    /// [`Node::dial_leave`] does the same for neighbours that this node dials.
     pub fn finish(&mut self, now: Time, reason: &str) {
         self.roster.finish(reason);
         for link in self.roster.links() {
@@ -350,7 +355,7 @@ impl Node {
         }
     }
 
-    /// A neighbour's process has ended for good: that ends its link.
+    /// Reports that a neighbour's process has ended for good. Ends its link.
     pub fn forget(&mut self, now: Time, name: &str, why: &str) {
         let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
         if let Some(link) = place.and_then(|place| self.link_of(place)) {
@@ -359,13 +364,14 @@ impl Node {
         }
     }
 
-    /// Neighbours that were here and are not, each with why its link ended and whether it left for good.
+    /// Neighbours that were connected before and are not now, each with why its link ended and whether it
+    /// left for good.
     pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
         self.roster.departed()
     }
 }
 
-/// Whether two nodes may average, as far as the digests say.
+/// Whether two nodes may average: compares the digests of plan, graph and initial model.
 trait Agrees {
     fn check(&self, theirs: &Holding, name: &str) -> Result<(), (Refusal, String)>;
 }

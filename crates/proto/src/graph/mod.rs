@@ -1,9 +1,11 @@
 //! Decentralized averaging on a graph: each node trains a model of its own and mixes it with its neighbours' (D-PSGD).
 //!
-//! There is one link an edge, which carries models both ways; the lower name dials. Models are pushed: chunks describe
-//! themselves, and an End says that no more come. A node is at one iteration at a time. Chunks of earlier ones are late;
-//! those of the next few are kept, so that nobody waits for a node that is a little behind. A node that knows its first
-//! weights when it meets its neighbours keeps chunks from then on, before its first iteration.
+//! Each edge of the graph has one link, which carries models both ways. The node with the lower name dials.
+//! Nodes push their models: each chunk's header says where it belongs, and an End says that the sender has
+//! sent everything. A node is at one iteration at a time. It drops chunks of earlier iterations as late. It
+//! keeps chunks of the next few iterations, so that no neighbour has to wait for a node that is slightly
+//! behind. A node that is told the weights of its first iteration in advance also keeps chunks before it
+//! begins that iteration.
 //!
 //! ```text
 //! begin --> training --ready--> waiting --Mix--> mixing --mixed--> idle

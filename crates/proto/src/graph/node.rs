@@ -1,4 +1,4 @@
-//! A node: what it knows, and which iterations it accepts chunks of.
+//! The state of a node, its timers, and the range of iterations whose chunks it accepts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,57 +14,70 @@ use crate::session::{Admission, Roster, SessionConfig};
 use crate::transfer::Rule;
 use crate::Time;
 
-/// Most neighbours, ever.
+/// Most neighbours that a node may ever have.
 const MAX_NEIGHBOURS: u32 = 1 << 16;
-/// Where the last iteration is unknown: no node counts so far.
+/// Stands for the last iteration where its number is unknown. No node reaches this number.
 const UNREACHABLE: u32 = 1 << 31;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Between two iterations.
     Idle,
+    /// The iteration was begun; the own model is being trained.
     Training,
+    /// The own model is ready; the node waits for its neighbours' models.
     Waiting,
-    /// Neighbours tell each other what they have.
+    /// The waiting is over; the node and its neighbours tell each other which bytes they have
+    /// ([`Weighing::Mutual`](super::Weighing::Mutual)).
     Swapping,
+    /// The driver mixes the sums into the own model.
     Mixing,
 }
 
 /// The state machine of a node.
 pub struct Node {
     pub(super) config: NodeConfig,
+    /// Which bytes of a model may stay missing.
     pub(super) rule: Rule,
     pub(super) roster: Roster<(), (), NodeStep>,
     pub(super) peers: Vec<Peer>,
-    /// Places of those that dial, by their numbers among the members.
+    /// Index in `peers` of each neighbour that dials this node, by its member number in the roster.
     pub(super) numbers: BTreeMap<u32, usize>,
     pub(super) stage: Stage,
-    /// The iteration that was begun last, 0 before the first.
+    /// The iteration that was begun last; 0 before the first.
     pub(super) round: u32,
+    /// When the current iteration began.
     pub(super) begun: Time,
-    /// Weights of the neighbours that it averages with in this iteration, by place.
+    /// Weights of the neighbours that the node averages with in this iteration, by index in `peers`.
     pub(super) weights: BTreeMap<usize, f64>,
-    /// Weights of this iteration and of later ones, as far as they are known.
+    /// Weights of this iteration and of later ones, where they are known.
     pub(super) announced: Announced,
-    /// Whom it sends to, if these are not the same.
+    /// Indices in `peers` of the neighbours that the node sends to. `None`: those in `weights`.
     pub(super) targets: Option<Vec<usize>>,
     pub(super) pace: Pace,
+    /// Longest time that the node waits in this iteration after its own model is ready; `None`: no limit.
     pub(super) limit: Option<Time>,
+    /// When the current waiting or swapping ends at the latest.
     pub(super) deadline: Option<Time>,
+    /// A deadline ended the waiting of this iteration.
     pub(super) timed_out: bool,
+    /// The node joined late and skipped iterations, so its model is old and it does not send it.
     pub(super) fresh: bool,
+    /// The node has completed at least one iteration.
     pub(super) completed: bool,
-    /// Counts since the last report: chunks that came too early to be kept; chunks of another job or layout, or that could not
-    /// be added.
+    /// Chunks that came too early to be kept, since the last report.
     pub(super) early: u64,
+    /// Chunks that belong to another job or layout, or could not be added, since the last report.
     pub(super) bad: u64,
+    /// Name and reason of the refused peer that was reported last.
     pub(super) turned_away: Option<(String, String)>,
-    /// A timer was set that whoever waits for [`Node::poll_timeout`] may not know of.
+    /// A timer was set since the last [`Node::take_timer_set`], so the driver may wait for a time that is too
+    /// late.
     pub(super) timer_set: bool,
 }
 
 impl Node {
-    /// A node that has met nobody.
+    /// Makes a node without neighbours; [`Node::meet`] adds them.
     pub fn new(config: NodeConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
             job: config.job,
@@ -118,56 +131,57 @@ impl Node {
         }
     }
 
-    /// The last iteration whose chunks the node accepts. An iteration keeps its sums while it is mixed, so it counts here:
-    /// there are never more than `ahead` + 1 sums.
+    /// The last iteration whose chunks the node accepts. The sums of the current iteration are kept until
+    /// they are mixed, so it counts here. There are never more than `ahead` + 1 sums.
     pub(super) fn top(&self) -> u32 {
         let first = if self.stage == Stage::Idle { self.low() } else { self.round };
         first.saturating_add(self.config.ahead)
     }
 
-    /// The last iteration of which an honest neighbour says anything. A node that joins late learns from its neighbours how
-    /// far they are, so its own iteration is no bound.
+    /// The last iteration of the job. A message about a later one breaks the protocol. The bound cannot be
+    /// this node's own iteration, because a node that joins late learns from its neighbours how far they are.
     pub(super) fn last(&self) -> u32 {
         self.config.rounds.unwrap_or(UNREACHABLE)
     }
 
-    /// A neighbour's weight in an iteration, as far as is known.
+    /// A neighbour's weight in an iteration; `None` if it is unknown or the neighbour has none.
     pub(super) fn weight(&self, peer: usize, round: u32) -> Option<f64> {
         self.announced.of(round)?.get(&peer).copied()
     }
 
-    /// Chunks that were too early, and chunks that were bad, since the last call.
+    /// Counts of chunks since the last call: those that came too early, and those that were bad.
     pub fn dropped(&mut self) -> (u64, u64) {
         (std::mem::take(&mut self.early), std::mem::take(&mut self.bad))
     }
 
-    /// The iteration that was begun last, 0 before the first.
+    /// The iteration that was begun last; 0 before the first.
     pub fn round(&self) -> u32 {
         self.round
     }
 
-    /// Names of the neighbours that are there.
+    /// Names of the neighbours that are connected.
     pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
         self.peers.iter().filter(|peer| peer.met).map(|peer| peer.name.as_str())
     }
 
-    /// How many neighbours are there.
+    /// How many neighbours are connected.
     pub fn connected_count(&self) -> usize {
         self.peers.iter().filter(|peer| peer.met).count()
     }
 
-    /// When [`Node::timeout`] wants to be called at the latest.
+    /// When the driver must call [`Node::timeout`] at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         let settles = self.peers.iter().filter_map(Peer::settles_at);
         settles.chain(self.roster.next_timer()).chain(self.deadline).min()
     }
 
-    /// Whether [`Node::poll_timeout`] is to be asked again, since the last call of this: chunks and Ends set timers too.
+    /// Whether a timer was set since the last call of this method. If so, the driver must ask
+    /// [`Node::poll_timeout`] again: chunks and Ends set timers too.
     pub fn take_timer_set(&mut self) -> bool {
         std::mem::take(&mut self.timer_set)
     }
 
-    /// Time has passed.
+    /// Handles all timers that are due at `now`.
     pub fn timeout(&mut self, now: Time) {
         self.look_at_links(now);
         for place in 0..self.peers.len() {

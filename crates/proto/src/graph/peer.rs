@@ -1,4 +1,4 @@
-//! What a node knows of one neighbour.
+//! The state that a node keeps for each neighbour.
 
 use std::collections::BTreeMap;
 
@@ -9,77 +9,79 @@ use crate::session::Dial;
 use crate::transfer::{Incoming, Outgoing};
 use crate::Time;
 
-/// Where a neighbour's chunk goes.
+/// Where the driver puts a neighbour's chunk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Place {
-    /// Nowhere: it is late, too early, a duplicate, or not from a neighbour of this iteration.
+    /// Nowhere: the chunk is late, too early, a duplicate, or not from a neighbour of this iteration.
     Nothing,
-    /// Into the sums of this iteration, with this weight.
+    /// Into the sums of this iteration, multiplied by this weight.
     Fold {
         /// The iteration.
         round: u32,
         /// The neighbour's weight.
         weight: f64,
     },
-    /// Aside, until the waiting is over and its weight is known ([`Node::portions`](super::Node::portions)).
+    /// Into a buffer until the waiting is over and the weight is known
+    /// ([`Node::portions`](super::Node::portions)).
     Stage {
         /// The iteration.
         round: u32,
-        /// The neighbour, by place.
+        /// The neighbour's index.
         peer: usize,
     },
 }
 
-/// How far a neighbour's model of an iteration came.
+/// How much of a neighbour's model of an iteration was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// All of it.
     Whole,
     /// Part of it.
     Part,
-    /// Nothing, though the neighbour was there.
+    /// Nothing, although the neighbour was connected.
     Nothing,
-    /// Nothing, for the neighbour was not there.
+    /// Nothing, because the neighbour was not connected.
     Away,
 }
 
-/// One neighbour's part in an iteration.
+/// What one neighbour contributed to an iteration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exchange {
-    /// Its name.
+    /// The neighbour's name.
     pub peer: String,
-    /// Its weight.
+    /// The weight by which the neighbour's model was multiplied.
     pub weight: f64,
-    /// Bytes of its model that were used.
+    /// Bytes of the neighbour's model that were used.
     pub bytes: u64,
-    /// Bytes that are sent of a whole model.
+    /// Bytes of its model that the neighbour sends in an iteration.
     pub expected: u64,
-    /// Chunks that these are.
+    /// Chunks in `expected` bytes.
     pub chunks_expected: u64,
     /// Chunks that were used.
     pub chunks: u64,
-    /// Chunks that came more than once.
+    /// Chunks that arrived more than once.
     pub duplicates: u64,
-    /// Chunks that came damaged.
+    /// Chunks that arrived damaged.
     pub corrupt: u64,
-    /// Its chunks that were late since the last report, of whatever iteration.
+    /// Chunks of this neighbour that arrived late since the last report, for any iteration.
     pub late: u64,
-    /// When its first and its last byte came.
+    /// When the first and the last byte arrived.
     pub span: Option<(Time, Time)>,
-    /// The latest iteration of which it has sent anything.
+    /// The latest iteration for which the neighbour has sent a chunk or an End.
     pub newest: u32,
-    /// How far it came.
+    /// How much of the model was used.
     pub outcome: Outcome,
 }
 
-/// A neighbour's model of one iteration, on its way in.
+/// One neighbour's model of one iteration, while it is received.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub incoming: Incoming,
+    /// Chunks that brought new bytes.
     pub chunks: u64,
-    /// Nothing more is waited for: it is whole, or its sender has said that this is all.
+    /// The node waits for no more of this model: it is whole, or its sender sends no more.
     pub over: bool,
-    /// Ranges of it that we have reported to the neighbour.
+    /// Ranges of this model that the node has reported to the neighbour with a Have.
     pub reported: Ranges,
 }
 
@@ -94,46 +96,58 @@ impl Arrival {
     }
 }
 
-/// How a neighbour is reached.
+/// Which side opens the link to a neighbour.
 #[derive(Debug)]
 pub(super) enum Way {
-    /// It dials: its number among the members.
+    /// The neighbour dials this node. Its member number in the roster.
     Accepted(u32),
-    /// We dial.
+    /// This node dials the neighbour.
     Dialled(Box<Dial<()>>),
 }
 
-/// A neighbour.
+/// The state of one neighbour.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub name: String,
     pub way: Way,
-    /// Its link is up, and the one who was dialled has let the other in.
+    /// The link is up, and the handshake is over.
     pub met: bool,
-    /// It has said that it has met us, so chunks need not come after what we said when the link came up.
+    /// The neighbour has confirmed that it has met this node. Until then, chunks must follow the messages of
+    /// the handshake.
     pub knows_us: bool,
+    /// Whether the link keeps the order of messages and chunks.
     pub ordered: bool,
-    /// The first iteration in which this node waits for it.
+    /// The first iteration in which this node waits for the neighbour.
     pub from: u32,
-    /// The latest iteration of which it has sent anything, and the latest that it has ended.
+    /// The latest iteration for which the neighbour has sent a chunk or an End.
     pub newest: u32,
+    /// The latest iteration for which the neighbour has sent an End.
     pub ended: u32,
-    /// The latest iteration of which it has sent anything on its present link, 0 if nothing came.
+    /// The latest iteration for which the neighbour has sent a chunk or an End on its present link; 0 if
+    /// there is none.
     pub begun: u32,
+    /// The neighbour's models that are being received, by iteration.
     pub arrivals: BTreeMap<u32, Arrival>,
-    /// What it says that it has of our models, by iteration.
+    /// The ranges of this node's models that the neighbour has, as its Have messages say, by iteration.
     pub had: BTreeMap<u32, Ranges>,
-    /// The latest iteration of which it has said so.
+    /// The latest iteration for which the neighbour has sent a Have on its present link.
     pub told: u32,
-    /// The last iteration that was open when its link ended: what went both ways of it cannot be agreed on any more.
+    /// The last iteration for which this node accepted chunks when the neighbour's link last ended. Up to
+    /// this iteration, the two nodes can no longer find out what each has of the other's model, unless they
+    /// had agreed on it before.
     pub apart: u32,
-    /// Our model on its way to it, and of which iteration.
+    /// This node's model while it is sent to the neighbour.
     pub out: Outgoing,
+    /// The iteration of the model in `out`.
     pub sending: u32,
-    /// The latest of our models that it has whole.
+    /// The latest iteration for which the neighbour needs no more of this node's model: it has sent a
+    /// Received.
     pub acknowledged: u32,
+    /// How much later than this node's update the neighbour's update is complete.
     pub lag: super::timing::Lag,
+    /// How far the neighbour's latest update has arrived.
     pub course: super::timing::Course,
+    /// Chunks that arrived late since the last report.
     pub late: u64,
 }
 
@@ -162,23 +176,23 @@ impl Peer {
         }
     }
 
-    /// Whether nothing more comes of its model of this iteration.
+    /// Whether the node waits for no more of the neighbour's model of this iteration.
     pub fn is_over(&self, round: u32) -> bool {
         self.arrivals.get(&round).is_some_and(|arrival| arrival.over)
     }
 
-    /// Whether anything has come of its model of this iteration.
+    /// Whether any byte of the neighbour's model of this iteration has been received.
     pub fn is_heard(&self, round: u32) -> bool {
         self.arrivals.get(&round).is_some_and(|arrival| arrival.incoming.came().bytes() > 0)
     }
 
-    /// Its model of this iteration, on its way in.
+    /// The neighbour's model of this iteration, while it is received. Creates the entry if there is none.
     pub fn arrival(&mut self, round: u32, size: Size) -> &mut Arrival {
         let ordered = self.ordered;
         self.arrivals.entry(round).or_insert_with(|| Arrival::new(size, round, ordered))
     }
 
-    /// When chunks no longer trail behind an End.
+    /// When the node stops waiting for chunks that may arrive after their End.
     pub fn settles_at(&self) -> Option<Time> {
         self.arrivals.values().filter(|arrival| !arrival.over).filter_map(|a| a.incoming.settle()).min()
     }

@@ -1,24 +1,24 @@
 //! Which part of its model a node sends in an iteration, where it does not send all of it.
 //!
-//! All nodes send the same part in the same iteration. It begins where that of the iteration before ends, so after about
-//! 1 / share iterations all of the model has been averaged once. The own values stand in for the rest, as for chunks that
-//! were lost.
+//! All nodes send the same part in the same iteration. Each part begins where the one of the iteration before
+//! ends. So after about 1 / share iterations, every byte of the model has been averaged once. For bytes that
+//! are not sent, as for lost ones, a node uses its own values.
 
 use thalweg_wire::{Range, Ranges};
 
-/// Parts begin and end at multiples of so many bytes, where no value is cut.
+/// Parts begin and end at multiples of this many bytes, so that no value is cut.
 const UNIT: u64 = 64;
 
-/// A model's bytes, and the share of them that is sent in an iteration.
+/// The size of a model, and the fraction of it that is sent in an iteration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub bytes: u64,
-    /// More than 0; all from 1 on.
+    /// A fraction, more than 0; 1 or more means the whole model.
     pub share: f64,
 }
 
 impl Size {
-    /// The part that is sent in an iteration; `None` if it is all.
+    /// The ranges that are sent in an iteration; `None` if the whole model is sent.
     pub fn part(self, round: u32) -> Option<Ranges> {
         let units = self.bytes.div_ceil(UNIT);
         let many = ((units as f64 * self.share).ceil() as u64).max(1);
@@ -33,12 +33,13 @@ impl Size {
         Some(both.into_iter().filter(|range| !range.is_empty()).collect())
     }
 
-    /// The same; all bytes if it is all.
+    /// The ranges that are sent in an iteration, also if that is the whole model.
     pub fn wanted(self, round: u32) -> Ranges {
         self.part(round).unwrap_or_else(|| Ranges::full(self.bytes))
     }
 
-    /// Where a range lies within what is sent, which is sent in order.
+    /// Converts a range of the model to its position among the bytes that are sent, which are sent in
+    /// ascending order.
     pub fn within(self, round: u32, range: Range) -> Range {
         let Some(part) = self.part(round) else { return range };
         let before = |at: u64| part.within(Range::new(0, at)).map(|range| range.len()).sum();

@@ -1,4 +1,4 @@
-//! What a node is told, and what it asks of its driver.
+//! The configuration of a node, and the requests that it makes to its driver.
 
 use std::sync::Arc;
 
@@ -9,92 +9,95 @@ use super::weighing::Weighing;
 use crate::session::{Action, LinkId};
 use crate::Time;
 
-/// For what of its neighbours' models a node waits, once its own is ready.
+/// How much of its neighbours' models a node waits for, once its own is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
-    /// For all of them, whole; what is lost is asked for again.
+    /// For all models, whole. The node asks again for what was lost.
     All,
     /// For nothing: the node mixes with what has arrived.
     None,
-    /// For the first bytes of each, but no longer than this.
+    /// For the first bytes of each model, but no longer than this.
     FirstChunk(Time),
-    /// Until each model is whole or its sender has ended it, but no longer than this. With `None` the limit follows from
-    /// the measured lags of the neighbours.
+    /// Until each model is whole or its sender has ended it, but no longer than this. With `None`, the limit
+    /// follows from the measured lags of the neighbours.
     Deadline(Option<Time>),
 }
 
-/// What does not change while a node lives.
+/// The settings of a node, which never change.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// Its name, unique in the graph.
+    /// The node's name, unique in the graph.
     pub name: String,
-    /// Random, once a process.
+    /// A random number, drawn once per process.
     pub instance: u64,
-    /// The job's number, in every chunk.
+    /// The job's number, which every chunk carries.
     pub job: u64,
     /// The layout of all models.
     pub layout: Arc<Layout>,
-    /// Bytes of payload in a chunk.
+    /// Payload bytes of a chunk.
     pub chunk: u32,
-    /// Least time without progress that ends a link.
+    /// A link without progress for this long, or longer on a slow link, counts as broken.
     pub liveness: Time,
-    /// What is waited for.
+    /// How much of its neighbours' models the node waits for.
     pub waiting: Waiting,
-    /// When weights are known.
+    /// When the weight of a chunk is known.
     pub weighing: Weighing,
-    /// How many iterations beyond the current one the node accepts chunks of.
+    /// How many iterations after the current one the node accepts chunks of.
     pub ahead: u32,
-    /// The share of its model that a node sends in an iteration, more than 0, in turn; 1 is all of it. All nodes must have
-    /// the same.
+    /// The fraction of its model that a node sends in an iteration, more than 0; consecutive iterations send
+    /// consecutive parts. 1 is the whole model. All nodes must have the same fraction.
     pub share: f64,
-    /// The number of the last iteration, the same at all nodes, if it is known.
+    /// The number of the last iteration, the same at all nodes; `None` if it is unknown.
     pub rounds: Option<u32>,
-    /// What all nodes must have alike.
+    /// Digests that must be equal at all nodes.
     pub alike: Alike,
 }
 
-/// The waiting of an iteration is over: the driver mixes the sums into the own model, then calls [`Node::mixed`].
+/// Tells the driver that the waiting of an iteration is over. The driver mixes the sums into the own model,
+/// then calls [`Node::mixed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mixing {
     /// The iteration.
     pub round: u32,
-    /// The node has come back with an old model. It was not sent, and has weight 0 where a neighbour's bytes arrived.
+    /// The node has come back with an old model. It did not send this model, and gives it weight 0 where a
+    /// neighbour's bytes arrived.
     pub fresh: bool,
     /// A deadline ended the waiting.
     pub timed_out: bool,
-    /// How long was to be waited at most.
+    /// The longest time that the node was to wait; `None`: no limit.
     pub limit: Option<Time>,
 }
 
-/// What a node asks of its driver, besides messages and models to be sent.
+/// What a node asks of its driver, besides sending messages and models.
 #[derive(Debug)]
 pub enum NodeStep {
-    /// Mix.
+    /// Mix the sums into the own model.
     Mix(Mixing),
     /// Drop the sums of earlier iterations.
     Forget {
         /// The first iteration that is still needed.
         below: u32,
     },
-    /// A neighbour is there.
+    /// A neighbour's link is up and its handshake is over.
     Met {
-        /// Its name.
+        /// The neighbour's name.
         peer: String,
     },
     /// A neighbour's link has ended.
     Left {
-        /// Its name.
+        /// The neighbour's name.
         peer: String,
-        /// Why.
+        /// Why the link ended.
         reason: String,
     },
-    /// Somebody was not let in.
+    /// A peer was not let in.
     Refused {
-        /// What name it gave.
+        /// The name in the peer's Hello.
         peer: String,
-        /// Why.
+        /// Why it was refused.
         reason: String,
-        /// It is a neighbour whose layout, plan, graph or initial model differs, so a new attempt will fail as well.
+        /// The peer is a neighbour whose layout, plan, graph or initial model differs, so a new attempt will
+        /// fail as well.
         grave: bool,
     },
 }
@@ -102,24 +105,24 @@ pub enum NodeStep {
 /// What the accepted links of a node ask of its driver.
 pub type NodeAction = Action<NodeStep>;
 
-/// Who sent something.
+/// The sender of a message or chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Neighbour {
-    /// Whoever is at the other end of a link that was accepted.
+    /// The neighbour at the other end of this accepted link.
     Link(LinkId),
-    /// A neighbour that is dialled, by its place ([`Node::meet`]).
+    /// The neighbour with this index, which this node dials ([`Node::meet`]).
     Dialled(usize),
 }
 
 /// The new bytes of a chunk, which the driver adds to the sums of the chunk's iteration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Taken {
-    /// Whose it is, by place.
+    /// The sender's index.
     pub peer: usize,
     /// The iteration.
     pub round: u32,
-    /// The sender's weight.
+    /// The weight by which the bytes are multiplied.
     pub weight: f64,
-    /// What to add.
+    /// The ranges to add.
     pub fresh: Vec<Range>,
 }

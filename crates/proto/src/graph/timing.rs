@@ -1,4 +1,4 @@
-//! How long a node waits for its neighbours, from what it has measured.
+//! How long a node waits for its neighbours, computed from measured lags.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,26 @@ use thalweg_wire::Range;
 
 use crate::Time;
 
-/// What a limit is at least: timers and schedulers are no finer.
+/// Shortest limit: timers and schedulers are no finer.
 const LEAST: Time = Time::from_millis(10);
-/// How many times as long as the part that came the rest of an update is taken to need, at most.
+/// Limit of the extrapolation: the rest of an update takes at most this many times as long as the part that
+/// arrived.
 const MOST_AHEAD: f64 = 16.0;
-/// Own updates whose times are kept, for neighbours' updates that come late.
+/// The times of this many own updates are kept, to measure neighbours' updates that arrive late.
 const KEPT: usize = 64;
 
-/// How much later than the own update a neighbour's is complete: smoothed, with its mean deviation, as RFC 6298 has it for
-/// round trips.
+/// How much later than the own update a neighbour's update is complete. Holds a smoothed mean and mean
+/// deviation, as RFC 6298 (section 2) computes them for RTTs.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Lag {
+    /// The smoothed mean and the mean deviation.
     smoothed: Option<(Time, Time)>,
     /// The latest iteration that was measured.
     measured: u32,
 }
 
 impl Lag {
-    /// Notes what was measured of an iteration, once.
+    /// Adds the lag of an iteration. Only the first call for an iteration counts.
     pub fn note(&mut self, round: u32, lag: Time) {
         if round <= self.measured {
             return;
@@ -42,30 +44,33 @@ impl Lag {
         self.smoothed.map(|(mean, _)| mean)
     }
 
-    /// Whether this iteration was measured, or a later one.
+    /// Whether this iteration, or a later one, was measured.
     pub fn knows(&self, round: u32) -> bool {
         round <= self.measured
     }
 
-    /// By when it has come almost always.
+    /// The lag that is almost never exceeded: mean plus four deviations, as for the RTO of RFC 6298.
     fn bound(&self) -> Option<Time> {
         self.smoothed.map(|(mean, deviation)| mean + deviation * 4)
     }
 }
 
-/// How far the latest update of a neighbour has come, whether its chunks are used or late.
+/// How much of a neighbour's latest update has arrived, whether its chunks are used or late.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Course {
     round: u32,
+    /// When the first chunk arrived.
     first: Time,
+    /// When the latest chunk arrived.
     last: Time,
-    /// Bytes of the first chunk, and the end of the chunk that lies furthest behind: they come in order, roughly.
+    /// Bytes of the first chunk.
     opening: u64,
+    /// The highest end of a chunk. Chunks arrive roughly in order.
     reach: u64,
 }
 
 impl Course {
-    /// A chunk of an iteration has come.
+    /// Notes that a chunk of an iteration has arrived. `range` is its position among the bytes that are sent.
     pub fn note(&mut self, now: Time, round: u32, range: Range) {
         if round > self.round {
             *self = Self { round, first: now, last: now, opening: range.len(), reach: range.end };
@@ -74,8 +79,8 @@ impl Course {
         }
     }
 
-    /// When an update of `total` bytes would have been complete, if its sender had not stopped in the middle. `None` if too
-    /// little came to say.
+    /// When an update of `total` bytes would have been complete, if its sender had not stopped in the middle.
+    /// `None` if too few chunks arrived to tell.
     pub fn complete_at(&self, round: u32, total: u64) -> Option<Time> {
         if round != self.round {
             return None;
@@ -93,15 +98,17 @@ impl Course {
     }
 }
 
-/// The own updates: when each was ready, and how long an iteration takes without waiting.
+/// When each own update was ready, and how long an iteration takes without waiting.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
+    /// When the own update of an iteration was ready.
     ready: BTreeMap<u32, Time>,
+    /// Smoothed time from the begin of an iteration until its own update is ready.
     own: Option<Time>,
 }
 
 impl Pace {
-    /// An own update is ready, which took so long.
+    /// Notes that the own update of `round` is ready. It took `took` from the iteration's begin.
     pub fn ready(&mut self, now: Time, round: u32, took: Time) {
         self.own = Some(self.own.map_or(took, |own| (own * 3 + took) / 4));
         self.ready.insert(round, now);
@@ -110,14 +117,17 @@ impl Pace {
         }
     }
 
-    /// How much later than the own update something came at `now`.
+    /// How much later than the own update of `round` the time `now` is. `None` if that update is not ready,
+    /// or is forgotten.
     pub fn lag(&self, now: Time, round: u32) -> Option<Time> {
         self.ready.get(&round).map(|&ready| now.saturating_sub(ready))
     }
 
-    /// How long to wait after the own update: until all have come almost always, but no longer than twice what half of them
-    /// take, and one own iteration. Half of them coming almost always is waited for in any case: where lags vary much and
-    /// training takes no time, twice their mean would cut off what is only unlucky. `None` as long as nothing was measured.
+    /// How long to wait after the own update. The wait covers all neighbours almost always (the largest
+    /// bound), up to a cap. The cap is twice the median lag plus one own iteration, so that one slow
+    /// neighbour cannot hold up the node. The cap is at least the median bound plus one own iteration.
+    /// Otherwise, where lags vary much and training is short, it would cut off ordinary outliers. `None` if
+    /// nothing was measured.
     pub fn limit<'a>(&self, lags: impl Iterator<Item = &'a Lag>) -> Option<Time> {
         let known: Vec<(Time, Time)> = lags.filter_map(|lag| Some((lag.mean()?, lag.bound()?))).collect();
         let most = known.iter().map(|(_, bound)| *bound).max()?;

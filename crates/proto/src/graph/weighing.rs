@@ -1,10 +1,13 @@
-//! When a neighbour's chunks get their weight: as they come, or when the waiting is over.
+//! When a neighbour's chunks get their weight: on arrival, or when the waiting is over.
 //!
-//! With [`Weighing::Mutual`] two neighbours then swap what each has of the other's model, and both use what went both ways:
-//! the weights are symmetric at every byte, so mixing does not move the mean of all models, whatever is lost. Chunks that
-//! come after a node has said what it has are not used. A node waits for the other's word only if it has something of it;
-//! then the other has sent its model, and says its word when its own waiting ends. If that takes longer than it may, the node
-//! ends the link.
+//! With [`Weighing::Mutual`], two neighbours tell each other at the end of the waiting which bytes of the
+//! other's model they have. Both then use only the bytes that arrived in both directions. So the weights are
+//! symmetric at every byte, and mixing does not move the mean of all models, whatever is lost. A node does
+//! not use chunks that arrive after its Have.
+//!
+//! A node waits for a neighbour's Have only if it has bytes of that neighbour's model. Then the neighbour has
+//! sent its model, and sends its Have when its own waiting ends. If that takes too long, the node ends the
+//! link.
 
 use thalweg_wire::control::{Control, MAX_HOLES};
 use thalweg_wire::Ranges;
@@ -13,39 +16,42 @@ use super::node::{Node, Stage};
 use super::terms::{Mixing, NodeStep};
 use crate::Time;
 
-/// When weights are known.
+/// When the weight of a chunk is known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Weighing {
-    /// As chunks come: they are added to the sums at once.
+    /// When the chunk arrives: it is added to the sums at once.
     #[default]
     Arrival,
-    /// When it is known how many neighbours were heard (udp-dpsgd, section 3.5.2). The weight that is given of neighbour j
-    /// is 1 / (1 + its degree), and becomes 1 / (1 + the larger of its degree and the number heard).
+    /// When the waiting is over and it is known from how many neighbours bytes arrived (udp-dpsgd, section
+    /// 3.5.2). The plan's weight of neighbour j is 1 / (1 + its degree). It becomes 1 / (1 + the larger of
+    /// that degree and the number of neighbours heard).
     Heard,
-    /// When it is known what the neighbour has of this node's model.
+    /// When the neighbour has said which bytes of this node's model it has.
     Mutual,
 }
 
-/// What of a neighbour's model goes into the sums, and with what weight.
+/// The ranges of one neighbour's model that go into the sums, and their weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Portion {
-    /// Whose it is, by place.
+    /// The neighbour's index.
     pub peer: usize,
-    /// Its weight.
+    /// The weight by which the ranges are multiplied.
     pub weight: f64,
-    /// Which bytes.
+    /// The ranges, in bytes of the model.
     pub ranges: Ranges,
 }
 
 impl Node {
-    /// The waiting is over: mixes, or first swaps with the neighbours what came.
+    /// Ends the waiting: begins to mix, or with [`Weighing::Mutual`] first tells each neighbour which bytes
+    /// of its model arrived.
     pub(super) fn close_iteration(&mut self, now: Time, timed_out: bool) {
         self.timed_out = timed_out;
         if self.config.weighing != Weighing::Mutual || self.fresh {
             return self.mix();
         }
         self.stage = Stage::Swapping;
-        // Who has sent its model waits for no longer than this node did, unless nodes wait for all.
+        // A neighbour that has sent its model waits no longer than this node did, except with
+        // [`Waiting::All`](super::Waiting::All).
         let longest = self.limit.unwrap_or_default().saturating_add(self.config.liveness);
         self.deadline = (!self.waits_for_all()).then(|| now.saturating_add(longest));
         self.timer_set |= self.deadline.is_some();
@@ -54,7 +60,7 @@ impl Node {
             let peer = &mut self.peers[place];
             let mut reported = Ranges::new();
             if let Some(arrival) = peer.arrivals.get_mut(&round).filter(|_| peer.apart < round) {
-                // More ranges than a message holds are left out by both.
+                // A message holds at most `MAX_HOLES` ranges. Neither node uses the ranges beyond these.
                 reported = arrival.incoming.came().received().first(MAX_HOLES);
                 arrival.reported = reported.clone();
             }
@@ -63,7 +69,7 @@ impl Node {
         self.swap();
     }
 
-    /// Looks whether the neighbours have said what they have of this node's model.
+    /// Begins to mix once all neighbours have said which bytes of this node's model they have.
     pub(super) fn swap(&mut self) {
         if self.stage != Stage::Swapping {
             return;
@@ -73,16 +79,17 @@ impl Node {
         }
     }
 
-    /// Whether a neighbour has still to say what it has of this node's model.
+    /// Whether a neighbour's Have for this iteration is still to come.
     fn owes(&self, place: usize) -> bool {
         let (peer, round) = (&self.peers[place], self.round);
         let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
-        // What it said of an iteration that was not open yet is that it had nothing.
+        // If the link ended in this iteration (`apart`), the node reported to the neighbour that it had
+        // nothing.
         has_some && peer.met && peer.apart < round && peer.told < round
     }
 
-    /// Ends the links of neighbours that do not say in time what they have. The end of a link is what both ends notice, so
-    /// neither uses the other's model of this iteration.
+    /// Ends the links of neighbours whose Have does not arrive in time. Both nodes notice the end of the
+    /// link, so neither uses the other's model of this iteration.
     pub(super) fn stop_swapping(&mut self, now: Time) {
         if self.stage != Stage::Swapping || self.deadline.is_none_or(|at| now < at) {
             return;
@@ -103,7 +110,7 @@ impl Node {
         self.roster.want(NodeStep::Mix(Mixing { round, fresh, timed_out, limit }));
     }
 
-    /// A neighbour says what it has of our model of an iteration.
+    /// A neighbour's Have has arrived: `got` are the ranges of this node's model that it has.
     pub(super) fn has(&mut self, place: usize, round: u32, got: Ranges) {
         if self.config.weighing != Weighing::Mutual {
             return;
@@ -117,12 +124,12 @@ impl Node {
         self.swap();
     }
 
-    /// How many neighbours were heard in this iteration.
+    /// How many neighbours have sent bytes of this iteration.
     fn heard(&self) -> usize {
         self.weights.keys().filter(|&&place| self.peers[place].is_heard(self.round)).count()
     }
 
-    /// A neighbour's weight in the iteration that is mixed.
+    /// A neighbour's weight in the iteration that is being mixed. `weight` is the weight that was planned.
     pub(super) fn final_weight(&self, weight: f64) -> f64 {
         match self.config.weighing {
             Weighing::Heard => weight.min(1.0 / (1 + self.heard()) as f64),
@@ -130,7 +137,7 @@ impl Node {
         }
     }
 
-    /// What of a neighbour's model is used in the iteration that is mixed.
+    /// The ranges of a neighbour's model that are used in the iteration that is being mixed.
     pub(super) fn used(&self, place: usize) -> Ranges {
         let (peer, round) = (&self.peers[place], self.round);
         let Some(arrival) = peer.arrivals.get(&round) else { return Ranges::new() };
@@ -141,8 +148,8 @@ impl Node {
         arrival.reported.iter().flat_map(|range| had.within(range)).collect()
     }
 
-    /// What is to be added to the sums before they are mixed. Nothing if weights were known as chunks came: they were added
-    /// then.
+    /// What the driver must add to the sums before it mixes them. Empty with [`Weighing::Arrival`]: those
+    /// chunks were added when they arrived.
     pub fn portions(&self) -> Vec<Portion> {
         if self.stage != Stage::Mixing || self.config.weighing == Weighing::Arrival {
             return Vec::new();
