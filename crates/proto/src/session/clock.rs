@@ -1,13 +1,15 @@
-//! Clients' times on the server's clock.
+//! Converts times of a client's clock to the server's clock.
 
 use thalweg_wire::control::Interval;
 
 use crate::{Span, Time};
 
-/// A client's times on our clock, and within what is possible: its clock may be wrong, or it may lie.
+/// Converts a client's interval to the server's clock, and keeps it within `within`. The client's clock may
+/// be wrong, or the client may lie. `offset` is the server's clock minus the client's, in microseconds.
 ///
-/// What is known of the offset is off by as much as a message was late on a busy host, and that moves both ends alike. So
-/// an interval that reaches beyond what is possible is moved back as a whole; it becomes shorter only if it does not fit.
+/// The measured offset is wrong by up to the delay of a message on a busy host, and that error moves both
+/// ends alike. So an interval that reaches beyond `within` is moved as a whole. It becomes shorter only if it
+/// does not fit.
 pub(crate) fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
     let possible = within.end.saturating_sub(within.start);
     let length = Time::from_micros(at.end.saturating_sub(at.start)).min(possible);
@@ -47,7 +49,7 @@ mod tests {
     fn nothing_that_is_said_gets_out_of_what_is_possible() {
         let mut rng = Rng::new(&[7]);
         for case in 0..10_000 {
-            // Of any size, near to each other and far.
+            // Values of all sizes, so that they are near to each other in some cases and far apart in others.
             let mut draw = || rng.draw() >> (rng.draw() % 64);
             let (start, end, offset, from, long) =
                 (draw(), draw(), draw() as i64, draw() >> 20, draw() >> 20);

@@ -1,4 +1,4 @@
-//! A client's link: the way to the server, the handshake, and coming back after a broken connection.
+//! A client's link: connecting to the server, the handshake, and reconnecting when the link breaks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,124 +13,135 @@ use super::reaching::Reaching;
 use super::{Session, LEAST_HEARTBEAT, SAME_MODEL};
 use crate::{micros, Time};
 
+/// Time before the first retry. It doubles with each retry.
 const FIRST_RETRY: Time = Time::from_millis(100);
+/// Longest time between attempts.
 const LAST_RETRY: Time = Time::from_secs(5);
-/// Where several servers know the way, each is asked more often.
+/// The longest time between attempts if other servers may know where the client belongs: the attempts are
+/// then divided among several.
 const LAST_RETRY_OF_SEVERAL: Time = Time::from_secs(1);
-/// Until the server says otherwise.
+/// The liveness timeout until the server's Welcome has set it.
 const LIVENESS: Time = Time::from_secs(10);
 
-/// What does not change while a client lives.
+/// The settings of a client, which never change.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
-    /// Name, unique in the job.
+    /// The client's name, unique in the job.
     pub name: String,
-    /// Random, once a process.
+    /// A random number, drawn once per process.
     pub instance: u64,
-    /// Layout of its model; `None` takes the server's.
+    /// The layout of the client's model; `None` means that it takes the server's.
     pub layout: Option<Arc<Layout>>,
-    /// How long to go on trying to be let in by the server, until when the client gives up whatever the peer does.
+    /// How long the client tries to be let in by the server before it gives up, whatever the peer does.
     pub timeout: Time,
 }
 
-/// What a client's driver has to do. `P` is what only its policy asks for.
+/// What a client's driver must do. `P` is the type of the actions that only the policy asks for.
 #[derive(Debug)]
 pub enum ClientAction<P> {
-    /// Connect after this time, then tell the machine's `connected` or `unreachable`.
+    /// Connect after this time, then call the machine's `connected` or `unreachable`.
     Connect {
         /// How long to wait first.
         after: Time,
-        /// The URL; `None`: the one that the client was given.
+        /// The URL; `None`: the URL that the client was given.
         to: Option<String>,
     },
-    /// Prove the token: sign both nonces and the job, then tell the machine's `proven`.
+    /// Sign both nonces and the job with the token, then call the machine's `proven`.
     Prove {
         /// The server's nonce.
         challenge: Nonce,
         /// The server's job.
         job: u64,
-        /// Whether a proof is wanted at all.
+        /// Whether the server wants a proof. If not, call `proven` without one.
         token: bool,
     },
     /// Send a message.
     Send(Control),
-    /// Send these ranges of the answer of this number, then tell the machine's `sent`.
+    /// Send these ranges of the answer to a parcel, then call the machine's `sent`.
     SendParcel {
-        /// The number of the parcel that is answered.
+        /// The number of the parcel that is answered, and of the answer.
         parcel: u32,
-        /// What to send.
+        /// The ranges to send.
         wanted: Ranges,
     },
-    /// Stop sending this answer; `None`: whatever is being sent.
+    /// Stop sending this answer.
     Cancel {
-        /// The number of the parcel that is answered.
+        /// The number of the parcel that is answered; `None`: whatever is being sent.
         parcel: Option<u32>,
     },
-    /// Close the link, after what was to be sent on it.
+    /// Close the link, once all messages to it are sent.
     Close,
-    /// The server has let us in.
+    /// The server has let the client in.
     Joined(Box<Welcome>),
-    /// The job is over; `Err` if it ended badly for this client.
+    /// The client's part in the job is over: how it ended, or `Err` and why it failed.
     Finished(Result<String, String>),
-    /// What the policy wants.
+    /// An action of the policy.
     Policy(P),
 }
 
 /// What a message from the server means for the policy.
 #[derive(Debug)]
 pub(crate) enum ServerEvent {
-    /// Nothing.
+    /// The policy has nothing to do.
     Nothing,
-    /// The server has let us in.
+    /// The server has let the client in.
     Welcomed,
-    /// The link is over.
+    /// The link has ended.
     Lost,
-    /// A message of a server that let us in.
+    /// A message for the policy, from a server that has let the client in.
     Message(Control),
 }
 
+/// The link that the client has now.
 #[derive(Debug)]
 struct Dialed {
     session: Session,
     challenge: Option<Challenge>,
-    /// The Hello has been said.
+    /// The Hello was sent.
     greeted: bool,
+    /// The Welcome has arrived.
     welcomed: bool,
 }
 
-/// A client's way to its server.
+/// The state of a client's connection to its server.
 #[derive(Debug)]
 pub(crate) struct Dial<P> {
     config: ClientConfig,
     purpose: Purpose,
+    /// The server's last Welcome.
     welcome: Option<Welcome>,
     link: Option<Dialed>,
     reaching: Reaching,
+    /// Attempts to connect since the client was last let in, or was sent elsewhere.
     retries: u32,
+    /// State of the random numbers that spread the retries.
     jitter: u64,
+    /// Bytes of chunks received over all links.
     received: u64,
-    /// Segments retransmitted over all links, `None` if unknown; and how many of them the server was told of.
+    /// Segments retransmitted over all links; `None` if unknown.
     resent: Option<u64>,
+    /// How many of these segments were reported to the server.
     counted: u64,
     actions: VecDeque<ClientAction<P>>,
     done: bool,
     way: Way,
 }
 
-/// Where to connect: at home, or at others that know where home is now.
+/// The server to connect to: the client's own (its home), or others that may know where the home is now.
 #[derive(Debug, Default)]
 struct Way {
-    /// Where a server has sent us; `None`: the address that the client was given.
+    /// The URL to which a server has sent the client; `None`: the URL that the client was given.
     home: Option<String>,
+    /// URLs of other servers of the job.
     others: Vec<String>,
-    /// Attempts since home was reached, or we were sent elsewhere.
+    /// Attempts since the home was last reached, or the client was last sent elsewhere.
     turn: usize,
-    /// The last attempt was not at home.
+    /// The last attempt was at another server than the home.
     is_asking: bool,
 }
 
 impl Way {
-    /// Home and the others in turn, home first.
+    /// The URL for the next attempt. Attempts alternate between the home and the others, home first.
     fn next(&mut self) -> Option<String> {
         let turn = self.turn;
         self.turn += 1;
@@ -144,7 +155,7 @@ impl Way {
 }
 
 impl<P> Dial<P> {
-    /// Wants to connect at once. `seed` spreads the retries of many clients.
+    /// Makes a client that connects at once. `seed` spreads the retries of many clients.
     pub fn new(config: ClientConfig, purpose: Purpose, seed: u64) -> Self {
         let reaching = Reaching::new(config.timeout);
         let actions = VecDeque::from([ClientAction::Connect { after: Time::ZERO, to: None }]);
@@ -189,17 +200,17 @@ impl<P> Dial<P> {
         self.done
     }
 
-    /// Whether the link keeps the order of messages and chunks; of a link that there is not, no.
+    /// Whether the link keeps the order of messages and chunks; false without a link.
     pub fn is_ordered(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.session.ordered)
     }
 
-    /// The nonce of this connection, for the proof.
+    /// This client's nonce of the present connection, for the proof.
     pub fn nonce(&self) -> Option<Nonce> {
         self.link.as_ref().map(|l| l.session.nonce)
     }
 
-    /// The hash of this client's layout, or of the server's.
+    /// The hash of this client's layout, or else of the server's.
     pub fn layout_hash(&self) -> LayoutHash {
         self.known_layout().map(Layout::hash).unwrap_or_default()
     }
@@ -208,7 +219,8 @@ impl<P> Dial<P> {
         self.config.layout.as_deref().or(self.welcome.as_ref().map(|w| &w.layout))
     }
 
-    /// The link is up. `nonce` must be fresh random bytes.
+    /// Reports that the link is up. `nonce` must be fresh random bytes; `ordered`: the link keeps the order
+    /// of messages and chunks.
     pub fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
         if self.done {
             return;
@@ -218,7 +230,7 @@ impl<P> Dial<P> {
         self.link = Some(Dialed { session, challenge: None, greeted: false, welcomed: false });
     }
 
-    /// The server could not be reached.
+    /// Reports that the server could not be reached. `may_retry`: another attempt can succeed.
     pub fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
         if self.done {
             return;
@@ -231,7 +243,8 @@ impl<P> Dial<P> {
         self.act(ClientAction::Connect { after, to });
     }
 
-    /// Exponential, with up to a quarter of jitter (splitmix64).
+    /// The time to wait before the next attempt: exponential back-off, with up to a quarter of random jitter
+    /// (splitmix64).
     fn backoff(&mut self) -> Time {
         let last = if self.way.others.is_empty() { LAST_RETRY } else { LAST_RETRY_OF_SEVERAL };
         let base = FIRST_RETRY.saturating_mul(1 << self.retries.min(6)).min(last);
@@ -242,7 +255,8 @@ impl<P> Dial<P> {
         base + base / 4 * ((z >> 48) as u32 % 1000) / 1000
     }
 
-    /// The link has ended. Returns whether it is to be made anew.
+    /// Reports that the link has ended. Returns whether this was news: there was a link, and the client is
+    /// not done.
     pub fn closed(&mut self, now: Time, reason: &str) -> bool {
         if self.link.take().is_none() || self.done {
             return false;
@@ -251,13 +265,13 @@ impl<P> Dial<P> {
         true
     }
 
-    /// Comes back with what it has.
+    /// Cancels what is being sent, and connects again if the timeout allows it.
     fn retry(&mut self, now: Time, reason: &str) {
         self.act(ClientAction::Cancel { parcel: None });
         self.unreachable(now, reason, true);
     }
 
-    /// A message has come.
+    /// Handles a message from the server. Returns what it means for the policy.
     pub fn control(&mut self, now: Time, message: Control) -> ServerEvent {
         let Some(link) = &mut self.link else { return ServerEvent::Nothing };
         link.session.live.heard(now);
@@ -286,12 +300,13 @@ impl<P> Dial<P> {
         ServerEvent::Nothing
     }
 
-    /// How many segments were retransmitted so far over all links; to be told before a message that settles a parcel.
+    /// Reports how many segments were retransmitted so far over all links. The driver must call this before
+    /// it passes on a message that settles a parcel.
     pub fn observe(&mut self, retransmissions: Option<u64>) {
         self.resent = retransmissions;
     }
 
-    /// Tells the server what was retransmitted since it last heard.
+    /// Tells the server how many segments were retransmitted since the last such message.
     fn count(&mut self, parcel: u32) {
         let counted = self.counted;
         self.counted = self.resent.unwrap_or(counted).max(counted);
@@ -315,7 +330,8 @@ impl<P> Dial<P> {
         self.act(proving);
     }
 
-    /// The proof is made, or none was wanted. `holding`: what is here after a broken connection.
+    /// Reports that the proof is made; `None` if the server wanted none. `holding`: what the client still has
+    /// from before its link broke.
     pub fn proven(&mut self, now: Time, proof: Option<Proof>, holding: Holding) {
         let layout = self.known_layout().map(Layout::hash);
         let Some(link) = &mut self.link else { return };
@@ -351,7 +367,7 @@ impl<P> Dial<P> {
         ServerEvent::Welcomed
     }
 
-    /// The server says that this client's home is at another one.
+    /// Handles a message that says that this client's home is now at `url`.
     fn elsewhere(&mut self, now: Time, url: String) -> ServerEvent {
         self.act(ClientAction::Close);
         self.link = None;
@@ -364,8 +380,8 @@ impl<P> Dial<P> {
         ServerEvent::Lost
     }
 
-    /// The server has another layout than this client: says which tensor differs, and gives up. The server closes the link
-    /// when it hears so.
+    /// Handles the layout of a server that refused this client's. Tells the server which tensor differs, and
+    /// gives up. The server closes the link when this message arrives.
     fn differs(&mut self, now: Time, theirs: &Layout) -> ServerEvent {
         let Some(difference) = self.known_layout().and_then(|ours| ours.difference(theirs)) else {
             return self.refused(
@@ -375,7 +391,7 @@ impl<P> Dial<P> {
             );
         };
         let reason = self.mismatch_reason(&difference);
-        // Only home can send a client away for good.
+        // Only the home can turn a client away for good.
         if self.way.is_asking {
             return self.refused(now, Refusal::Layout, &reason);
         }
@@ -385,7 +401,7 @@ impl<P> Dial<P> {
         ServerEvent::Lost
     }
 
-    /// Why this client does not fit whom it dials, whose layout differs in this way.
+    /// The error for a peer whose layout differs in this way.
     pub fn mismatch_reason(&self, difference: &Difference) -> String {
         let there = if self.purpose == Purpose::Graph { "neighbour" } else { "server" };
         let described = difference.describe("here", &format!("at the {there}"));
@@ -395,7 +411,7 @@ impl<P> Dial<P> {
     fn refused(&mut self, now: Time, code: Refusal, reason: &str) -> ServerEvent {
         self.act(ClientAction::Close);
         self.link = None;
-        // Only home can send a client away for good.
+        // Only the home can turn a client away for good.
         if code.may_retry() || self.way.is_asking {
             self.retry(now, reason);
         } else {
@@ -404,7 +420,7 @@ impl<P> Dial<P> {
         ServerEvent::Lost
     }
 
-    /// `bytes` more bytes of chunks have come.
+    /// Reports that `bytes` more bytes of chunks have arrived.
     pub fn progress(&mut self, now: Time, bytes: u64) {
         self.received = self.received.saturating_add(bytes);
         if let Some(link) = &mut self.link {
@@ -412,18 +428,20 @@ impl<P> Dial<P> {
         }
     }
 
-    /// Nothing gets through at the moment, for no fault of the server: time does not count against it.
+    /// Reports that nothing gets through at the moment, and that the server is not the cause. The time does
+    /// not count against the server.
     pub fn held(&mut self, now: Time) {
         if let Some(link) = &mut self.link {
             link.session.live.heard(now);
         }
     }
 
-    /// The application leaves for good. The server closes the link when it hears so.
+    /// Leaves for good, as the application asked. The server closes the link when the Bye arrives.
     pub fn leave(&mut self, reason: &str) {
         if !self.done {
             let reason = plain(reason, MAX_REASON);
-            // Whoever has said Hello is a member once the server reads it, which may be before the Welcome comes here.
+            // The server makes the client a member when it reads the Hello. This may be before the Welcome
+            // arrives here.
             let known = self.link.as_ref().is_some_and(|link| link.greeted);
             let bye = ClientAction::Send(Control::Bye { reason: reason.clone() });
             self.act(if known { bye } else { ClientAction::Close });
@@ -435,7 +453,7 @@ impl<P> Dial<P> {
         if !std::mem::replace(&mut self.done, true) {
             self.link = None;
             self.act(ClientAction::Cancel { parcel: None });
-            // What a transport says may be a peer's or a broker's words.
+            // An error of a transport may quote a peer or a broker, so it is cleaned and cut.
             let outcome = outcome.map_err(|reason| plain(&reason, MAX_REASON));
             self.act(ClientAction::Finished(outcome));
         }
@@ -446,7 +464,7 @@ impl<P> Dial<P> {
         interval.max(LEAST_HEARTBEAT)
     }
 
-    /// When [`Dial::timeout`] wants to be called at the latest.
+    /// When the driver must call [`Dial::timeout`] at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         let reached = self.is_reaching().then(|| self.reaching.deadline());
         let Some(link) = &self.link else { return reached };
@@ -454,12 +472,12 @@ impl<P> Dial<P> {
         [ping, Some(link.session.live.deadline()), reached].into_iter().flatten().min()
     }
 
-    /// Whether no server has let it in on a link that it has now.
+    /// Whether the client is still trying to be let in.
     fn is_reaching(&self) -> bool {
         !self.done && !self.link.as_ref().is_some_and(|link| link.welcomed)
     }
 
-    /// Gives up once the timeout is over, whatever the peer does meanwhile. Returns whether it did.
+    /// Gives up if the timeout is over, whatever the peer does. Returns whether it gave up.
     fn give_up(&mut self, now: Time) -> bool {
         if !self.is_reaching() {
             return false;
@@ -474,7 +492,8 @@ impl<P> Dial<P> {
         over
     }
 
-    /// Time has passed. `Err` says why the link is dead; [`Dial::closed`] is to be told.
+    /// Handles the timers that are due at `now`. `Err` says why the link is dead; the caller must then call
+    /// [`Dial::closed`].
     pub fn timeout(&mut self, now: Time) -> Result<(), String> {
         if self.give_up(now) {
             return Ok(());
@@ -493,7 +512,8 @@ impl<P> Dial<P> {
         Ok(())
     }
 
-    /// Says something, if we are let in: what matters is said anew after the next Welcome.
+    /// Sends a message if the client is let in. Else it drops the message: the policy repeats what matters
+    /// after the next Welcome.
     pub fn send(&mut self, message: Control) {
         if self.link.as_ref().is_some_and(|l| l.welcomed) {
             self.act(ClientAction::Send(message));
@@ -501,53 +521,56 @@ impl<P> Dial<P> {
     }
 }
 
-/// The methods of a client's machine that are its dial's. The machine has a field `dial`, and methods `welcomed` (a link
-/// is up again, or for the first time), `link_lost` and `told`, which takes the server's other messages.
+/// Defines the methods that a client's machine passes on to its dial. The machine must have a field `dial`
+/// and these methods: `welcomed`, called whenever a link is let in; `link_lost`; and `told`, which takes the
+/// server's other messages.
 macro_rules! dial_methods {
     ($wanted:ty) => {
-        /// The next thing to do.
+        /// Takes the next action.
         pub fn poll_action(&mut self) -> Option<$crate::ClientAction<$wanted>> {
             self.dial.poll_action()
         }
 
-        /// What the server said of the job, once it has let us in.
+        /// The server's Welcome, once it has let the client in.
         pub fn welcome(&self) -> Option<&thalweg_wire::control::Welcome> {
             self.dial.welcome()
         }
 
-        /// Whether nothing more will happen.
+        /// Whether the client's part in the job is over.
         pub fn is_done(&self) -> bool {
             self.dial.is_done()
         }
 
-        /// The nonce of this connection, for the proof.
+        /// This client's nonce of the present connection, for the proof.
         pub fn nonce(&self) -> Option<thalweg_wire::control::Nonce> {
             self.dial.nonce()
         }
 
-        /// The link is up. `nonce` must be fresh random bytes.
+        /// Reports that the link is up. `nonce` must be fresh random bytes; `ordered`: the link keeps the
+        /// order of messages and chunks.
         pub fn connected(&mut self, now: $crate::Time, nonce: thalweg_wire::control::Nonce, ordered: bool) {
             self.dial.connected(now, nonce, ordered);
         }
 
-        /// The server could not be reached.
+        /// Reports that the server could not be reached. `may_retry`: another attempt can succeed.
         pub fn unreachable(&mut self, now: $crate::Time, reason: &str, may_retry: bool) {
             self.dial.unreachable(now, reason, may_retry);
         }
 
-        /// How many segments were retransmitted so far over all links; to be told before a message that settles a parcel.
+        /// Reports how many segments were retransmitted so far over all links. The driver must call this
+        /// before it passes on a message that settles a parcel.
         pub fn observe(&mut self, retransmissions: Option<u64>) {
             self.dial.observe(retransmissions);
         }
 
-        /// The link has ended.
+        /// Reports that the link has ended.
         pub fn closed(&mut self, now: $crate::Time, reason: &str) {
             if self.dial.closed(now, reason) {
                 self.link_lost();
             }
         }
 
-        /// A message has come.
+        /// Handles a message from the server.
         pub fn control(&mut self, now: $crate::Time, message: thalweg_wire::control::Control) {
             match self.dial.control(now, message) {
                 $crate::session::ServerEvent::Nothing => {}
@@ -557,17 +580,18 @@ macro_rules! dial_methods {
             }
         }
 
-        /// `bytes` more bytes of chunks have come.
+        /// Reports that `bytes` more bytes of chunks have arrived.
         pub fn progress(&mut self, now: $crate::Time, bytes: u64) {
             self.dial.progress(now, bytes);
         }
 
-        /// Nothing gets through at the moment, for no fault of the server: time does not count against it.
+        /// Reports that nothing gets through at the moment, and that the server is not the cause. The time
+        /// does not count against the server.
         pub fn held(&mut self, now: $crate::Time) {
             self.dial.held(now);
         }
 
-        /// The application leaves for good.
+        /// Leaves for good, as the application asked.
         pub fn leave(&mut self, reason: &str) {
             self.dial.leave(reason);
         }

@@ -1,19 +1,24 @@
-//! The one liveness rule: no progress for T ends a transfer, and T follows the measured rate.
+//! The rule of liveness: a transfer without progress for a time T is ended, and T follows the measured rate.
 
 use crate::Time;
 
-/// Progress is this many more bytes: one packet's worth. A byte a second is none.
+/// Progress means at least this many more bytes, one packet's worth. A peer that sends a byte a second makes
+/// no progress.
 const STEP: u64 = 1500;
-/// T is this many times what a step usually takes, within `floor` and `floor * CEILING`.
+/// T is the usual time of a step, times this factor. It is at least `floor` and at most `floor * CEILING`.
 const TIMEOUT_FACTOR: u32 = 64;
 const CEILING: u32 = 12;
 
-/// Watches one direction of one peer.
+/// Watches the progress of one direction of one link.
 #[derive(Debug, Clone)]
 pub struct Liveness {
+    /// Shortest T.
     floor: Time,
+    /// When the last progress was made.
     last: Time,
+    /// Bytes since then, fewer than a step.
     gathered: u64,
+    /// Smoothed time of a step.
     usual: Option<Time>,
 }
 
@@ -23,7 +28,7 @@ impl Liveness {
         Self { floor, last: now, gathered: 0, usual: None }
     }
 
-    /// `bytes` more bytes came.
+    /// Reports that `bytes` more bytes arrived.
     pub fn progress(&mut self, now: Time, bytes: u64) {
         self.gathered = self.gathered.saturating_add(bytes);
         if self.gathered < STEP {
@@ -36,19 +41,19 @@ impl Liveness {
         self.last = now;
     }
 
-    /// The peer said something, which counts as progress whatever its size.
+    /// Reports a message of the peer, which counts as progress whatever its size.
     pub fn heard(&mut self, now: Time) {
         self.last = self.last.max(now);
         self.gathered = 0;
     }
 
-    /// T as it stands.
+    /// The present T.
     pub fn timeout(&self) -> Time {
         let followed = self.usual.map_or(self.floor, |usual| usual.saturating_mul(TIMEOUT_FACTOR));
         followed.clamp(self.floor, self.floor.saturating_mul(CEILING))
     }
 
-    /// When the peer counts as dead, unless it makes progress before.
+    /// When the peer counts as dead, unless it makes progress earlier.
     pub fn deadline(&self) -> Time {
         self.last.saturating_add(self.timeout())
     }

@@ -1,7 +1,8 @@
 //! One link between two peers: handshake, proof, versions, liveness, pings, clocks and counters.
 //!
-//! A server's links and members are in [`Roster`]; a client's one link, and its way back to the server, in [`Dial`].
-//! Both know nothing of what is moved: a policy (star, tasks) owns one of them and is told which messages are for it.
+//! A [`Roster`] holds a server's links and members. A [`Dial`] holds a client's one link, and reconnects it
+//! when it breaks. Neither knows what is transferred: a policy (star, tasks or graph) owns one of them, and
+//! gets the messages that are meant for it.
 
 mod clock;
 mod dial;
@@ -20,20 +21,22 @@ pub use self::liveness::Liveness;
 pub use self::roster::{other_purpose, Action, Admission, LinkId, Roster, SessionConfig, Traffic};
 pub(crate) use self::roster::{roster_methods, Dropped, MemberEvent};
 
-/// Least time between heartbeats, whatever a configuration says.
+/// Shortest time between heartbeats, whatever the configuration says.
 const LEAST_HEARTBEAT: Time = Time::from_millis(1);
 
-/// What to do about another layout.
+/// The hint of an error about different layouts.
 const SAME_MODEL: &str = "use the same model and the same tensors at both ends";
 
-/// What both ends know of a link.
+/// The state of a link that client and server both keep.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Drawn by this end.
+    /// The nonce that this end drew for the connection.
     pub nonce: Nonce,
-    /// Whether a message says that nothing is under way of the chunks sent before it.
+    /// Whether the link keeps the order of messages and chunks: when a message arrives, no chunk that was
+    /// sent before it is still on its way.
     pub ordered: bool,
     pub live: Liveness,
+    /// When the last ping was sent.
     pinged: Time,
 }
 
@@ -42,7 +45,7 @@ impl Session {
         Self { nonce, ordered, live: Liveness::new(now, liveness), pinged: now }
     }
 
-    /// Whether a ping is due; it then counts as sent.
+    /// Whether a ping is due at `now`. If so, the caller must send it: it counts as sent.
     fn take_due_ping(&mut self, now: Time, heartbeat: Time) -> bool {
         let due = now >= self.pinged + heartbeat;
         if due {

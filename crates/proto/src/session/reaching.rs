@@ -1,14 +1,16 @@
-//! How long a client goes on trying to be let in: connecting, the handshake and the server's Welcome together.
+//! How long a client goes on trying to be let in. Connecting, the handshake and the wait for the server's
+//! Welcome all count.
 
 use crate::Time;
 
-/// What one attempt gets at least, also with a timeout of 0.
+/// The client tries for at least this long, even with a timeout of 0.
 const ATTEMPT: Time = Time::from_secs(1);
 
-/// One span of trying, from its first moment to being let in.
+/// The time from a client's first attempt until it is let in.
 #[derive(Debug)]
 pub(crate) struct Reaching {
     timeout: Time,
+    /// When the first attempt began; `None` before it, and while the client is let in.
     since: Option<Time>,
     /// Why the last attempt failed.
     failed: Option<String>,
@@ -19,7 +21,7 @@ impl Reaching {
         Self { timeout, since: None, failed: None }
     }
 
-    /// The client is trying now; the first call since it was last let in counts.
+    /// Notes that the client is trying. Only the first call since it was last let in starts the time.
     pub(crate) fn trying(&mut self, now: Time) {
         self.since.get_or_insert(now);
     }
@@ -35,7 +37,8 @@ impl Reaching {
         (self.since, self.failed) = (None, None);
     }
 
-    /// When an attempt ends; at once if nobody has said yet when the trying began.
+    /// When the client gives up. `Time::ZERO` if no attempt was noted yet, so that the caller's timeout
+    /// handler runs at once and calls [`Reaching::trying`].
     pub(crate) fn deadline(&self) -> Time {
         self.since.map_or(Time::ZERO, |since| since.saturating_add(self.timeout.max(ATTEMPT)))
     }
@@ -45,12 +48,13 @@ impl Reaching {
         self.since.is_none_or(|since| now < since.saturating_add(self.timeout))
     }
 
+    /// Whether the client must give up.
     pub(crate) fn is_over(&self, now: Time) -> bool {
         self.since.is_some() && now >= self.deadline()
     }
 
-    /// Why it ends: the last failure, or what the peer did instead of letting the client in. `connected`: there is a
-    /// connection.
+    /// The reason for giving up: the last failure, or what the peer did instead of letting the client in.
+    /// `connected`: there is a connection.
     pub(crate) fn reason(&self, connected: bool) -> String {
         let seconds = self.timeout.max(ATTEMPT).as_secs_f64();
         let hint = "check the address and the transport, or raise the timeout";

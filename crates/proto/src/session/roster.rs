@@ -1,4 +1,5 @@
-//! A server's links and members: who is let in under which number, who is there, and who makes no progress.
+//! A server's links and members: which peers are let in and under which number, which are connected, and
+//! which make no progress.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,17 +12,17 @@ use super::{Liveness, Session, LEAST_HEARTBEAT, SAME_MODEL};
 use crate::transfer::{both, Carried};
 use crate::{micros, Time};
 
-/// A connection, numbered by the caller; never used twice.
+/// The number of a connection, given by the caller and never used twice.
 pub type LinkId = u64;
 
-/// How long a client may take from connecting until it says who it is. Whatever else it sends does not prolong that.
+/// How long a peer may take from connecting until its Hello. Other messages do not prolong this time.
 const HELLO: Time = Time::from_secs(20);
-/// Most clients with another layout that are remembered.
+/// The server remembers at most this many clients with another layout.
 const MAX_MISMATCHES: usize = 64;
 
-/// Decides whom to let in.
+/// Decides which peers are let in.
 pub trait Admission: Send {
-    /// Whether a proof of a token is wanted.
+    /// Whether a client must prove that it has a token.
     fn wants_token(&self) -> bool;
     /// Checks a client's proof and certificate against the nonce it was sent.
     ///
@@ -30,27 +31,27 @@ pub trait Admission: Send {
     fn admit(&self, link: LinkId, challenge: &Nonce, hello: &Hello) -> Result<(), String>;
 }
 
-/// What a link has carried, as its counters say.
+/// Counters of a link.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Traffic {
     /// Bytes sent.
     pub sent: u64,
     /// Bytes received.
     pub received: u64,
-    /// Bytes of payload copied.
+    /// Bytes of payload copied in user space.
     pub copied: u64,
-    /// Sealed records given up on their way in, if updates are sealed.
+    /// Sealed records that were received and given up; `None` if updates are not sealed.
     pub records_lost: Option<u64>,
-    /// Segments retransmitted by the server.
+    /// Segments that the server retransmitted; `None` if the transport cannot tell.
     pub retransmissions: Option<u64>,
 }
 
-/// Segments that a sender's transport retransmitted. `None` where it cannot tell.
+/// Segments that a sender's transport retransmitted; `None` if it cannot tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Resent {
-    /// Since the sender was first here.
+    /// Segments since the sender first connected.
     pub total: Option<u64>,
-    /// Those of them that are not part of a transfer's count yet.
+    /// Segments that no transfer counts yet.
     pending: Option<u64>,
 }
 
@@ -60,131 +61,136 @@ impl Resent {
     }
 }
 
-/// What a server's driver has to do. `P` is what only its policy asks for.
+/// What a server's driver must do. `P` is the type of the actions that only the policy asks for.
 #[derive(Debug)]
 pub enum Action<P> {
     /// Send a message.
     Send {
-        /// To whom.
+        /// The link to send it on.
         link: LinkId,
-        /// What.
+        /// The message.
         message: Control,
     },
-    /// Send `wanted` of a parcel to all `links` in one call, then tell the machine's `sent` of each.
+    /// Send `wanted` of a parcel to all `links` in one call, then call the machine's `sent` for each link.
     SendParcel {
-        /// To whom.
+        /// The links to send it on.
         links: Vec<LinkId>,
         /// The parcel's number.
         parcel: u32,
-        /// Which ranges.
+        /// The ranges to send.
         wanted: Ranges,
     },
-    /// Stop sending this parcel to this link, and to the group it is sent to with.
+    /// Stop sending this parcel on this link, and on all links of the same group send.
     Cancel {
-        /// Whose.
+        /// The link.
         link: LinkId,
         /// The parcel's number; `None`: whatever is being sent.
         parcel: Option<u32>,
     },
-    /// Close a link, after what was to be sent on it.
+    /// Close a link, once all messages to it are sent.
     Close {
-        /// Which.
+        /// The link.
         link: LinkId,
     },
     /// A client has joined or come back.
     Joined {
-        /// Its name.
+        /// The client's name.
         client: String,
     },
-    /// Something of a client that its server's log should have.
+    /// Write a line about a client to the server's log.
     Note {
-        /// Its name.
+        /// The client's name.
         client: String,
-        /// What.
+        /// The line.
         what: String,
     },
-    /// A client was not let in, for its model's layout differs from the server's.
+    /// A client was not let in, because its model's layout differs from the server's.
     TurnedAway {
-        /// Its name.
+        /// The client's name.
         client: String,
         /// Which tensor differs, and how.
         reason: String,
     },
     /// A client's link has ended.
     Left {
-        /// Its name.
+        /// The client's name.
         client: String,
-        /// Why.
+        /// Why the link ended.
         reason: String,
     },
-    /// What the policy wants.
+    /// An action of the policy.
     Policy(P),
 }
 
-/// What does not change of the sessions of a job.
+/// The settings of a job's sessions, which never change.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
-    /// The job's number, in every chunk.
+    /// The job's number, which every chunk carries.
     pub job: u64,
-    /// What its members do.
+    /// What the members of the job do.
     pub purpose: Purpose,
-    /// Least time without progress that ends a link.
+    /// A link without progress for this long, or longer on a slow link, counts as broken.
     pub liveness: Time,
-    /// Most members, ever.
+    /// Most members that the job may ever have.
     pub max_members: u32,
 }
 
-/// A client that was let in at least once. `M` is what the policy knows of it.
+/// A client that was let in at least once, or whose number was reserved. `M` is the policy's state of it.
 pub(crate) struct Member<M> {
     pub name: String,
+    /// The random number of the client's process; 0 if the number was only reserved.
     pub instance: u64,
     pub link: Option<LinkId>,
-    /// Its process has ended for good.
+    /// The client's process has ended for good.
     pub gone: bool,
-    /// Why its last link ended.
+    /// Why the client's last link ended.
     pub parting: Option<String>,
-    /// Segments retransmitted on the way to it, and by it.
+    /// Segments that the server retransmitted to the client.
     pub down: Resent,
+    /// Segments that the client retransmitted.
     pub up: Resent,
-    /// Whether its count for a parcel that was answered is still to come.
+    /// Whether the client's Counted for a settled parcel is still to come.
     uncounted: bool,
     pub own: M,
 }
 
 impl<M> Member<M> {
-    /// Its name and why it left, if it has left for good.
+    /// The client's name and why it left, if it has left for good.
     pub fn farewell(&self) -> Option<String> {
         self.parting.as_ref().filter(|_| self.gone).map(|reason| format!("{} {reason}", self.name))
     }
 }
 
-/// A link. `L` is what the policy knows of it.
+/// A server's link. `L` is the policy's state of it.
 pub(crate) struct Served<L> {
     pub session: Session,
     opened: Time,
+    /// The member at the other end, once it is let in.
     pub member: Option<u32>,
-    /// Progress of what this link brings, watched while something is granted.
+    /// Watches the progress of the client's update, while the client has a grant.
     pub upload: Option<Liveness>,
-    /// Progress of what is sent on it, as the client's heartbeats tell it.
+    /// Watches the progress of the model towards the client, as the client's pings report it.
     pub download: Option<Liveness>,
-    /// Bytes received, as the client reported at its last ping.
+    /// Bytes that the client has received, as its last ping reported.
     reported: Option<u64>,
-    /// Our clock minus the client's, in microseconds.
+    /// The server's clock minus the client's, in microseconds.
     pub offset: i64,
+    /// The counters as they were last observed.
     pub traffic: Traffic,
+    /// The counters when the current transfer began.
     base: Traffic,
-    /// Segments retransmitted on this link that are counted already.
+    /// Retransmitted segments of this link that are counted already.
     resent: u64,
-    /// When the policy wants to look at this link again.
+    /// When the policy wants to be called for this link.
     wake: Option<Time>,
-    /// When this link is looked at next, as [`Roster::timers`] has it.
+    /// When this link is looked at next; it is in [`Roster::timers`] under this time.
     timer: Time,
-    /// Set while this client has to say which tensor differs.
+    /// Set while the server waits for the client to say which tensor differs.
     mismatch: Option<LayoutMismatch>,
     pub own: L,
 }
 
-/// A client whose layout differs from ours.
+/// A client whose layout differs from the server's.
 struct LayoutMismatch {
     client: String,
     reason: String,
@@ -192,7 +198,7 @@ struct LayoutMismatch {
 }
 
 impl<L> Served<L> {
-    /// A transfer begins: what is carried from now on is its.
+    /// Notes that a transfer begins: bytes from now on belong to it.
     pub fn count_anew(&mut self) {
         self.base = self.traffic;
     }
@@ -201,7 +207,7 @@ impl<L> Served<L> {
         (self.traffic, std::mem::replace(&mut self.base, self.traffic))
     }
 
-    /// What was received since the last call.
+    /// What was received since the last call, or since the transfer began.
     pub fn carried_up(&mut self) -> Carried {
         let (now, base) = self.since();
         let records = now.records_lost.map(|lost| lost.saturating_sub(base.records_lost.unwrap_or(0)));
@@ -212,14 +218,15 @@ impl<L> Served<L> {
         }
     }
 
-    /// What was sent since the last call. Only the client knows what it could not open.
+    /// What was sent since the last call, or since the transfer began. Only the client knows which sealed
+    /// records it could not open.
     pub fn carried_down(&mut self) -> Carried {
         let (now, base) = self.since();
         let (wire, copied) = (now.sent.saturating_sub(base.sent), now.copied.saturating_sub(base.copied));
         Carried { wire, copied, records_lost: None }
     }
 
-    /// Segments retransmitted since the last call.
+    /// Segments retransmitted since the last call; `None` if unknown.
     fn retransmitted(&mut self) -> Option<u64> {
         let now = self.traffic.retransmissions?;
         Some(now.saturating_sub(std::mem::replace(&mut self.resent, now)))
@@ -235,45 +242,48 @@ impl<L> Served<L> {
     }
 }
 
-/// A link that has ended, and whose member it was, if it was the member's current one.
+/// A link that has ended. `member` is its member, if this was the member's current link.
 pub(crate) struct Dropped<L> {
     pub link: LinkId,
     pub member: Option<u32>,
     pub reason: String,
-    /// Name of the client that was not let in because of its layout, and how it differs.
+    /// The client that was not let in because of its layout, and how the layout differs.
     pub mismatch: Option<(String, String)>,
     pub served: Served<L>,
 }
 
-/// What a message means for a policy.
+/// What a message means for the policy.
 pub(crate) enum MemberEvent {
-    /// Nothing.
+    /// The policy has nothing to do.
     Nothing,
-    /// A peer says who it is.
+    /// A peer has sent its Hello.
     Hello(Hello),
-    /// It makes no sense here, for this reason: the link has to end.
+    /// The message makes no sense here, for this reason. The policy must end the link.
     Senseless(&'static str),
-    /// Its layout differs from ours, in this way: the link has to end.
+    /// The peer's layout differs from the server's in this way. The policy must end the link.
     LayoutMismatch(String),
-    /// It is for the policy, from this member.
+    /// A message for the policy, from this member.
     Message(u32, Control),
 }
 
-/// The links and members of a server, and what is to be done.
+/// The links and members of a server, and its pending actions.
 pub struct Roster<M, L, P> {
     config: SessionConfig,
     admission: Box<dyn Admission>,
     members: BTreeMap<u32, Member<M>>,
     names: HashMap<String, u32>,
     links: BTreeMap<LinkId, Served<L>>,
-    /// When which link is looked at next: so many events cost no look at all links.
+    /// When each link is looked at next. So an event need not look at all links.
     timers: BTreeSet<(Time, LinkId)>,
+    /// How many members are connected.
     connected: usize,
     /// Clients that were not let in because of their layout, each with how it differs.
     mismatches: BTreeMap<String, String>,
-    /// Links that ended because of a layout, which was reported, until their reader asks for it.
+    /// Links that ended because of a layout that differs. They stay until their reader calls
+    /// [`Roster::take_reported`].
     reported: BTreeSet<LinkId>,
     actions: VecDeque<Action<P>>,
+    /// Why the job is over; `None` while it runs.
     finished: Option<String>,
 }
 
@@ -318,7 +328,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.names.get(name).copied()
     }
 
-    /// A member's link, if it has one.
+    /// A member's link, if it is connected.
     pub(crate) fn link_of(&self, member: u32) -> Option<LinkId> {
         self.members.get(&member)?.link
     }
@@ -327,13 +337,13 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.links.get(&link)
     }
 
-    /// Changes what is known of a link, and when it is looked at next.
+    /// Changes the state of a link, and updates the time at which it is looked at next.
     pub(crate) fn on_link<T>(&mut self, link: LinkId, change: impl FnOnce(&mut Served<L>) -> T) -> Option<T> {
         let heartbeat = self.heartbeat();
         let served = self.links.get_mut(&link)?;
         let result = change(served);
         let due = served.due(heartbeat);
-        // A timer that is too early is put right when it comes; one that is too late would be missed.
+        // A timer that is too early is corrected when it fires. One that is too late would be missed.
         if due < served.timer {
             self.timers.remove(&(served.timer, link));
             served.timer = due;
@@ -342,7 +352,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         Some(result)
     }
 
-    /// Who is at the other end of a link, once it was let in.
+    /// The member at the other end of a link, once it was let in.
     pub(crate) fn member_at(&self, link: LinkId) -> Option<u32> {
         self.links.get(&link)?.member
     }
@@ -356,13 +366,14 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.members.values().filter(|m| m.link.is_some()).map(|m| m.name.as_str())
     }
 
-    /// Members that are connected.
+    /// How many members are connected.
     pub(crate) fn connected(&self) -> usize {
         self.connected
     }
 
-    /// Members that were here and are not connected, each with why its link ended and whether it left for good. Clients that
-    /// were not let in because of their layout are among them: these have given up.
+    /// Members that were connected before and are not now, each with why its link ended and whether it left
+    /// for good. Clients that were not let in because of their layout are among them, since they have given
+    /// up.
     pub(crate) fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
         let goes_on = self.finished.is_none();
         let away = self.members.values().filter(move |m| m.link.is_none() && goes_on);
@@ -385,7 +396,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     }
 
     pub(crate) fn send(&mut self, link: LinkId, message: Control) {
-        // A node of a graph keeps no such count.
+        // A node of a graph sends no Counted.
         let counts = message.settles().is_some() && self.config.purpose != Purpose::Graph;
         if let Some(number) = self.member_at(link).filter(|_| counts) {
             self.members.entry(number).and_modify(|member| member.uncounted = true);
@@ -405,7 +416,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.actions.pop_front()
     }
 
-    /// A link is up. `nonce` must be fresh random bytes.
+    /// Adds a link that is up, and sends the Challenge. `nonce` must be fresh random bytes; `ordered`: the
+    /// link keeps the order of messages and chunks.
     pub(crate) fn open(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
         let token = self.admission.wants_token();
         let challenge = Challenge::new(nonce, token, self.config.job, micros(now));
@@ -438,7 +450,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         }
     }
 
-    /// Whether a client may come in with this Hello; `layout`: of the job's model, if it has one.
+    /// Whether a client with this Hello may be let in. `layout` is the hash of the job's layout, if the job
+    /// has one.
     pub(crate) fn admissible(
         &self,
         link: LinkId,
@@ -475,7 +488,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         Ok(())
     }
 
-    /// Asks a client whose Hello names another layout which tensor differs. `reason` is what to say if it does not answer.
+    /// Asks a client whose layout differs which tensor differs. `reason` is the reason for the refusal if it
+    /// does not answer.
     pub(crate) fn compare(&mut self, link: LinkId, hello: &Hello, ours: Arc<Layout>, reason: String) {
         let message = Control::Layout((*ours).clone());
         let mismatch = LayoutMismatch { client: hello.name.clone(), reason, ours };
@@ -483,7 +497,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.send(link, message);
     }
 
-    /// A client says which tensor differs. What we have instead is looked up here.
+    /// Handles the client's answer. Looks up the server's own tensor of that name, and returns the reason for
+    /// the refusal.
     fn differs(&mut self, link: LinkId, tensor: &str, spec: Option<TensorSpec>) -> Option<String> {
         let mismatch = self.links.get_mut(&link)?.mismatch.as_mut()?;
         let difference = mismatch.ours.difference_of(tensor, spec);
@@ -496,23 +511,23 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         Some(mismatch.reason.clone())
     }
 
-    /// Keeps why a client was not let in, and reports it once, however often it tries again.
+    /// Records why a client was not let in, and reports it once, however often the client tries again.
     fn turn_away(&mut self, client: &str, reason: &str) {
         let told = self.mismatches.get(client).is_some_and(|before| before == reason);
         let connected = self.named(client).is_some_and(|number| self.link_of(number).is_some());
         let room = self.mismatches.len() < MAX_MISMATCHES || self.mismatches.contains_key(client);
-        // A client of this name that is connected is not the one that was turned away.
+        // A connected client with this name is another one than the client that was turned away.
         if room && !connected {
             self.mismatches.insert(client.into(), reason.into());
         }
-        // A node of a graph reports it itself.
+        // A node of a graph reports this itself.
         if !told && self.config.purpose != Purpose::Graph {
             self.act(Action::TurnedAway { client: client.into(), reason: reason.into() });
         }
     }
 
-    /// Lets a client in whose old link, if it had one, was dropped before. Returns its number, and whether it is a process
-    /// that we know.
+    /// Lets a client in. The caller has already dropped its old link. Returns the client's number, and
+    /// whether the same process was connected before.
     pub(crate) fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> (u32, bool) {
         let known = self.named(&hello.name);
         let number = known.unwrap_or_else(|| self.insert(&hello.name, hello.instance));
@@ -532,10 +547,10 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         (number, same)
     }
 
-    /// The number of a name, whether it has ever been here or not.
+    /// The number that belongs to a name; a new one if nobody has used the name.
     ///
     /// # Errors
-    /// If nobody can have this name, or there are too many.
+    /// If the name is not valid, or the job has its most members.
     pub(crate) fn reserve(&mut self, name: &str) -> Result<u32, String> {
         if let Some(number) = self.named(name) {
             return Ok(number);
@@ -557,7 +572,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         number
     }
 
-    /// A message has come on a link.
+    /// Handles a message from a link. Returns what it means for the policy.
     pub(crate) fn control(&mut self, now: Time, link: LinkId, message: Control) -> MemberEvent {
         if !self.links.contains_key(&link) {
             return MemberEvent::Nothing;
@@ -586,8 +601,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         MemberEvent::Nothing
     }
 
-    /// Counts retransmissions when a receiver has confirmed a parcel. Earlier, some of its bytes may still be in the kernel's
-    /// buffer.
+    /// Counts retransmissions once a receiver has confirmed a parcel. Before that, some of its bytes may
+    /// still be in the kernel's buffer.
     fn count(&mut self, link: LinkId, sender: u32, message: &Control) {
         match message {
             Control::Received { .. } => self.count_down(link),
@@ -609,31 +624,33 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         }
     }
 
-    /// Takes the count of segments that the server retransmitted to a member and that no transfer has yet.
+    /// Takes the count of segments that the server retransmitted to a member and that no transfer counts yet.
     pub(crate) fn resent_down(&mut self, number: u32) -> Option<u64> {
         self.members.get_mut(&number)?.down.pending.take()
     }
 
-    /// Takes the count of segments that a member retransmitted and that no transfer has yet.
+    /// Takes the count of segments that a member retransmitted and that no transfer counts yet.
     pub(crate) fn resent_up(&mut self, number: u32) -> Option<u64> {
         self.members.get_mut(&number)?.up.pending.take()
     }
 
-    /// How many connected members have not sent their count for a parcel that was answered.
+    /// How many connected members still have to send their Counted for a settled parcel.
     pub(crate) fn uncounted(&self) -> usize {
         self.members.values().filter(|member| member.uncounted && member.link.is_some()).count()
     }
 
-    /// Segments retransmitted so far to each member, and by it.
+    /// Segments retransmitted so far to each member, and by each member.
     pub(crate) fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
         self.links().into_iter().for_each(|link| self.count_down(link));
         self.members.values().map(|m| (m.name.clone(), m.down.total, m.up.total)).collect()
     }
 
-    /// A heartbeat of a client: it has received so many bytes in all.
+    /// Handles a client's ping. `received` is the number of bytes that the client has received over all its
+    /// links.
     fn ping(&mut self, now: Time, link: LinkId, clock: u64, received: u64) {
         self.on_link(link, |served| {
-            // The client counts over all its links: the first ping of one only says where it stands.
+            // The first ping of a link only sets the starting point, because the client counts over all its
+            // links.
             let more = received.saturating_sub(served.reported.unwrap_or(received));
             served.reported = Some(received);
             if let Some(live) = &mut served.download {
@@ -643,7 +660,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.send(link, Control::Pong { clock });
     }
 
-    /// `bytes` more bytes of chunks have come on this link.
+    /// Reports that `bytes` more bytes of chunks have arrived on this link.
     pub(crate) fn progress(&mut self, now: Time, link: LinkId, bytes: u64) {
         self.on_link(link, |served| {
             served.session.live.progress(now, bytes);
@@ -653,7 +670,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         });
     }
 
-    /// Nothing gets through on this link at the moment, for no fault of its peer: time does not count against it.
+    /// Reports that nothing gets through on this link at the moment, and that its peer is not the cause. The
+    /// time does not count against the peer.
     pub(crate) fn held(&mut self, now: Time, link: LinkId) {
         self.on_link(link, |served| {
             let transfers = served.upload.iter_mut().chain(&mut served.download);
@@ -661,7 +679,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         });
     }
 
-    /// When the policy wants to look at a link again.
+    /// Sets when the policy wants to be called for a link.
     pub(crate) fn wake(&mut self, link: LinkId, at: Option<Time>) {
         self.on_link(link, |served| served.wake = at);
     }
@@ -674,7 +692,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Links that want to be looked at by now; each has to be given to [`Roster::look`].
+    /// Links that are due at `now`. The caller must pass each to [`Roster::look`].
     pub(crate) fn due(&mut self, now: Time) -> Vec<LinkId> {
         let heartbeat = self.heartbeat();
         let mut due = Vec::new();
@@ -694,7 +712,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         due
     }
 
-    /// Looks at a link that is due: sends a ping if it is time for one. `Err` says why its link has to end.
+    /// Handles a link that is due. Sends a ping if it is time for one. `Err` says why the link must end.
     pub(crate) fn look(&mut self, now: Time, link: LinkId) -> Result<(), String> {
         let heartbeat = self.heartbeat();
         let Some(served) = self.links.get_mut(&link) else { return Ok(()) };
@@ -726,7 +744,8 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         Ok(())
     }
 
-    /// A link has ended, or is ended by us. The caller tells [`Roster::left`] once it has seen to what that means.
+    /// Removes a link that has ended or that the server ends. The caller then handles the consequences, and
+    /// calls [`Roster::left`].
     pub(crate) fn drop_link(&mut self, link: LinkId, reason: &str) -> Option<Dropped<L>> {
         self.count_down(link);
         let mut served = self.links.remove(&link)?;
@@ -747,19 +766,19 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         Some(Dropped { link, member: of, reason, mismatch, served })
     }
 
-    /// Whether it was reported already why the peer of this link, which has ended, was not let in. To be asked once.
+    /// Whether the server has already reported why the peer of this ended link was not let in. True once.
     pub(crate) fn take_reported(&mut self, link: LinkId) -> bool {
         self.reported.remove(&link)
     }
 
-    /// Says that a member has left.
+    /// Reports to the driver that a member has left.
     pub(crate) fn left(&mut self, number: u32, reason: String) {
         if let Some(client) = self.members.get(&number).map(|member| member.name.clone()) {
             self.act(Action::Left { client, reason });
         }
     }
 
-    /// The job is over: nobody is let in any more.
+    /// Ends the job: no peer is let in any more.
     pub(crate) fn finish(&mut self, reason: &str) {
         self.finished = Some(reason.into());
     }
@@ -769,10 +788,11 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
     }
 }
 
-/// The methods of a server's machine that are its roster's. The machine has a field `roster`, and a method `drop_link`.
+/// Defines the methods that a server's machine passes on to its roster. The machine must have a field
+/// `roster` and a method `drop_link`.
 macro_rules! roster_methods {
     ($wanted:ty) => {
-        /// Members that are connected.
+        /// Names of the members that are connected.
         pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
             self.roster.connected_names()
         }
@@ -782,42 +802,45 @@ macro_rules! roster_methods {
             self.roster.connected()
         }
 
-        /// Members that were here and are not connected, each with why its link ended and whether it left for good.
+        /// Members that were connected before and are not now, each with why its link ended and whether it
+        /// left for good.
         pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
             self.roster.departed()
         }
 
-        /// How many connected members have not sent their count for a parcel that was answered.
+        /// How many connected members still have to send their Counted for a settled parcel.
         pub fn uncounted(&self) -> usize {
             self.roster.uncounted()
         }
 
-        /// Segments retransmitted so far on the way to each member, and by it; `None` where a transport cannot tell.
+        /// Segments retransmitted so far to each member, and by each member; `None` if a transport cannot
+        /// tell.
         pub fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
             self.roster.resent()
         }
 
-        /// Whether the client at the other end has been let in, and not out again.
+        /// Whether the client at the other end of this link is let in.
         pub fn is_member(&self, link: $crate::LinkId) -> bool {
             self.roster.member_at(link).is_some()
         }
 
-        /// Whether it was reported already why the peer of this link, which has ended, was not let in. To be asked once.
+        /// Whether the server has already reported why the peer of this ended link was not let in. True once.
         pub fn take_reported(&mut self, link: $crate::LinkId) -> bool {
             self.roster.take_reported(link)
         }
 
-        /// Whether there is something to do.
+        /// Whether there is an action to do.
         pub fn has_action(&self) -> bool {
             self.roster.has_action()
         }
 
-        /// The next thing to do.
+        /// Takes the next action.
         pub fn poll_action(&mut self) -> Option<$crate::Action<$wanted>> {
             self.roster.poll_action()
         }
 
-        /// A link is up. `nonce` must be fresh random bytes.
+        /// Reports a new link. `nonce` must be fresh random bytes; `ordered`: the link keeps the order of
+        /// messages and chunks.
         pub fn connected(
             &mut self,
             now: $crate::Time,
@@ -828,17 +851,19 @@ macro_rules! roster_methods {
             self.roster.open(now, link, nonce, ordered);
         }
 
-        /// What the link's counters say now; to be told before `control`, `sent` and `closed`.
+        /// Reports the current values of the link's counters. The driver must call this before `control`,
+        /// `sent` and `closed`.
         pub fn observe(&mut self, link: $crate::LinkId, traffic: $crate::Traffic) {
             self.roster.observe(link, traffic);
         }
 
-        /// `bytes` more bytes of chunks have come on this link.
+        /// Reports that `bytes` more bytes of chunks have arrived on this link.
         pub fn progress(&mut self, now: $crate::Time, link: $crate::LinkId, bytes: u64) {
             self.roster.progress(now, link, bytes);
         }
 
-        /// Nothing gets through on this link at the moment, for no fault of its peer: time does not count against it.
+        /// Reports that nothing gets through on this link at the moment, and that its peer is not the cause.
+        /// The time does not count against the peer.
         pub fn held(&mut self, now: $crate::Time, link: $crate::LinkId) {
             self.roster.held(now, link);
         }
@@ -858,7 +883,7 @@ macro_rules! roster_methods {
 }
 pub(crate) use roster_methods;
 
-/// What a peer is told that came for something else than `ours`.
+/// The reason given to a peer that came for another purpose than `ours`.
 pub fn other_purpose(ours: Purpose) -> &'static str {
     match ours {
         Purpose::Rounds => {

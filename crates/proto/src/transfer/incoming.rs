@@ -1,4 +1,4 @@
-//! The receiver's end of a parcel: what has come of it, what is asked for again, and when it is all there.
+//! The receiver's end of a parcel: what has arrived, what to ask for again, and when the parcel is complete.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,19 +9,21 @@ use thalweg_wire::{ChunkHeader, Range, Ranges, Tolerance};
 use super::{Fit, Reassembly};
 use crate::{Span, Time};
 
-/// How long chunks may trail behind an End where a link does not keep their order.
+/// How long the receiver waits for more chunks after an End, and after each later chunk, if the link does not
+/// keep the order.
 const SETTLE: Time = Time::from_millis(50);
 
-/// What may be missing of a parcel.
+/// Which bytes of a parcel may stay missing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rule {
-    /// Something stands in for what did not come, as far as `tolerance` allows it; else everything has to come.
+    /// Whether stand-ins replace missing bytes, as far as `tolerance` allows. If not, every byte must arrive.
     pub stands_in: bool,
+    /// How much of each tensor may be lost.
     pub tolerance: Arc<Tolerance>,
 }
 
 impl Rule {
-    /// What of a parcel's holes nothing may stand in for.
+    /// The holes for which stand-ins are not allowed, so these bytes must arrive.
     pub fn owed(&self, holes: &Ranges) -> Ranges {
         if self.stands_in {
             self.tolerance.owed(holes)
@@ -30,8 +32,8 @@ impl Rule {
         }
     }
 
-    /// Why a parcel with these holes is refused, if it is: more of a tensor was lost than may be, or at the deadline
-    /// something is missing that must not.
+    /// Why a parcel with these holes is refused, if it is. Either more of a tensor was lost than is allowed,
+    /// or at the deadline bytes are missing that must arrive.
     pub fn too_lossy(&self, holes: &Ranges, at_deadline: bool) -> Option<String> {
         if let Some((limit, lost)) = self.tolerance.refused(holes) {
             let (of, most) = (limit.range.len(), limit.refuse);
@@ -51,36 +53,36 @@ impl Rule {
     }
 }
 
-/// What an End, or the time after it, means.
+/// What the receiver does after an End, or after the wait that follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing yet: chunks may still come.
+    /// Wait: chunks may still arrive.
     Wait,
-    /// These ranges have to be granted again.
+    /// Ask for these ranges again.
     Ask(Ranges),
-    /// It is here but for these holes, for which something stands in.
+    /// Use the parcel: all that must arrive is here. Stand-ins replace these holes.
     Here(Ranges),
 }
 
-/// A parcel on its way in. It outlives its link: what has come stays.
+/// A parcel that is received. It outlives its link: bytes that have arrived are kept.
 #[derive(Debug, Clone)]
 pub(crate) struct Incoming {
     came: Reassembly,
-    /// Whether its link keeps the order of messages and chunks.
+    /// Whether the link keeps the order of messages and chunks.
     ordered: bool,
-    /// What is granted, each until its End comes: they come in that order. First the parcel itself, or what was missing of
-    /// it when its link was made anew.
+    /// Whether the End of the first grant on this link is still to come. That grant asks for the parcel, or
+    /// for what was missing when the link was made anew. Ends arrive in the order of their grants.
     first: bool,
-    /// Then what was lost of it, and is asked for again.
+    /// The later grants on this link, which ask for lost ranges again, until their Ends arrive.
     again: VecDeque<Ranges>,
-    /// Bytes of it that are still to come when it is looked for losses next.
+    /// The receiver looks for losses next when at most this many bytes are still to come.
     look: u64,
-    /// When chunks no longer trail behind its End.
+    /// When the wait for chunks after an End is over.
     settle: Option<Time>,
 }
 
 impl Incoming {
-    /// Of `total` bytes nothing has come.
+    /// A parcel of `total` bytes, of which nothing has arrived.
     pub fn new(total: u64) -> Self {
         Self {
             came: Reassembly::new(total),
@@ -92,24 +94,24 @@ impl Incoming {
         }
     }
 
-    /// A link begins to carry it, or what is missing of it.
+    /// Notes that a link begins to carry the parcel, or its missing ranges.
     pub fn begin(&mut self, ordered: bool) {
         let look = self.came.total() / 2;
         (self.ordered, self.first, self.look, self.settle) = (ordered, true, look, None);
         self.again.clear();
     }
 
-    /// What has come of it.
+    /// What has arrived.
     pub fn came(&self) -> &Reassembly {
         &self.came
     }
 
-    /// What has come of it, to note what comes.
+    /// What has arrived, to be changed.
     pub fn came_mut(&mut self) -> &mut Reassembly {
         &mut self.came
     }
 
-    /// How a chunk fits into it. The first bytes of the chunk are here.
+    /// How a chunk fits what has arrived. Called when the chunk's first bytes arrive.
     pub fn fit(&mut self, now: Time, range: Range) -> Fit {
         self.came.touch(now);
         let fit = self.came.fit(range);
@@ -119,31 +121,33 @@ impl Incoming {
         fit
     }
 
-    /// A chunk is in its place; returns what of it is new.
+    /// Notes that a chunk was stored. Returns its new ranges.
     pub fn store(&mut self, now: Time, range: Range) -> Vec<Range> {
         let fresh = self.came.store(now, range);
         self.trails(now);
         fresh
     }
 
-    /// Chunks that trail behind its End are waited for a while longer, unless it is whole now.
+    /// Prolongs the wait for chunks after an End, since one has arrived. Ends the wait if the parcel is
+    /// whole.
     pub fn trails(&mut self, now: Time) {
         if self.settle.is_some() {
             self.settle = Some(now + if self.came.is_whole() { Time::ZERO } else { SETTLE });
         }
     }
 
-    /// When it is to be concluded, since no more chunks trail behind.
+    /// When the caller must call [`Incoming::conclude`], because the wait for chunks after an End is over.
     pub fn settle(&self) -> Option<Time> {
         self.settle
     }
 
-    /// Nothing of it is waited for any more.
+    /// Stops waiting for this parcel.
     pub fn stop(&mut self) {
         self.settle = None;
     }
 
-    /// The End of a grant has come. Returns whether it can be concluded now; else chunks may trail behind.
+    /// Notes the End of a grant. Returns whether the caller can conclude now. If not, chunks may still
+    /// arrive, and [`Incoming::settle`] says until when to wait.
     pub fn ended(&mut self, now: Time) -> bool {
         if !std::mem::take(&mut self.first) {
             self.again.pop_front();
@@ -153,11 +157,12 @@ impl Incoming {
         over
     }
 
-    /// All that was asked for was sent: either it is here, or what must come is asked for.
+    /// Decides what follows when everything that was asked for was sent: use the parcel, or ask for missing
+    /// ranges.
     pub fn conclude(&mut self, now: Time, rule: &Rule) -> Step {
         self.settle = None;
         if self.came.is_folding() {
-            // Whether it is whole is not known yet.
+            // Whether the parcel is whole is unknown until the folds are done.
             self.settle = Some(now + SETTLE);
             return Step::Wait;
         }
@@ -169,7 +174,7 @@ impl Incoming {
         self.ask(&owed).map_or(Step::Wait, Step::Ask)
     }
 
-    /// What of this has not been asked for; it then is.
+    /// Records a request for those of the `owed` ranges that were not asked for yet, and returns them.
     fn ask(&mut self, owed: &Ranges) -> Option<Ranges> {
         let mut asked = Ranges::new();
         self.again.iter().flat_map(Ranges::iter).for_each(|range| _ = asked.insert(range));
@@ -182,11 +187,12 @@ impl Incoming {
         Some(wanted)
     }
 
-    /// While it comes, what was lost of it so far is asked for: when half of it has come, half of the rest, and so on, so
-    /// that at its end hardly more is to be asked for than was lost in the last round trip.
+    /// Looks for losses while the parcel arrives, and returns the lost ranges to ask for. It looks when half
+    /// of the parcel has arrived, then half of the rest, and so on. So hardly more is missing at the End than
+    /// the last round trip lost.
     ///
-    /// Where a link keeps the order, what is missing of a chunk of which something has come is lost. One that is missing
-    /// altogether may be on its way by another connection. `grid`: bytes of a chunk.
+    /// On an ordered link, a range is lost if other bytes of its chunk have arrived. A chunk that is missing
+    /// altogether may be on its way over another connection of the link. `grid`: bytes of a chunk.
     pub fn lost(&mut self, chunk: &ChunkHeader, grid: u32, rule: &Rule) -> Option<Ranges> {
         let left = self.came.total().saturating_sub(chunk.offset);
         if !self.ordered || !self.first || left > self.look {
@@ -199,13 +205,14 @@ impl Incoming {
         self.ask(&lost)
     }
 
-    /// When its first and last byte came.
+    /// When the first and the last byte arrived.
     pub fn span(&self) -> Option<Span> {
         self.came.span()
     }
 }
 
-/// The parts of a hole that are of chunks, so many bytes apart, of which something has come.
+/// The parts of a hole that lie in chunks of which other bytes have arrived. Chunks begin at multiples of
+/// `grid` bytes.
 fn begun(hole: Range, grid: u64) -> impl Iterator<Item = Range> {
     let first = hole.start.checked_next_multiple_of(grid).unwrap_or(u64::MAX).min(hole.end);
     let last = (hole.end - hole.end % grid).max(first);

@@ -1,7 +1,8 @@
-//! One parcel on one link, in either direction: grant, chunks, holes, ask again, mend, end, resume.
+//! One parcel on one link, in either direction: grant, chunks, holes, resend, End, resume.
 //!
-//! [`Incoming`] is the receiver's end: what has come, and what is asked for. [`Outgoing`] is the sender's: which grants
-//! are being answered. A server and a client use the same two, for models, updates, tasks and results.
+//! [`Incoming`] is the receiver's end: it tracks what has arrived and what was asked for. [`Outgoing`] is the
+//! sender's end: it tracks the grants that must be answered. Servers and clients use both for models,
+//! updates, tasks and results.
 
 mod incoming;
 mod outgoing;

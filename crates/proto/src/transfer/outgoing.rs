@@ -1,30 +1,31 @@
-//! The sender's end of a parcel: grants are answered one after the other, each with an End.
+//! The sender's end of a parcel. It answers grants one after the other, each with an End.
 
 use thalweg_wire::Ranges;
 
-/// A parcel on its way out.
+/// A parcel that is sent, as its grants demand.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
-    /// How many grants are being answered by what is sent now.
+    /// How many grants the bytes that are being sent answer.
     sending: u32,
-    /// What was granted meanwhile, by how many grants.
+    /// The ranges of grants that arrived since then.
     waiting: Ranges,
+    /// How many grants these were.
     grants: u32,
 }
 
 impl Outgoing {
-    /// A parcel whose chunks are sent without a grant: they are being sent now.
+    /// A parcel whose chunks are sent without a grant. The whole parcel is being sent now.
     pub fn pushed() -> Self {
         Self { sending: 1, ..Self::default() }
     }
 
-    /// The receiver wants these ranges.
+    /// Adds a grant: the receiver wants these ranges.
     pub fn grant(&mut self, wanted: &Ranges) {
         wanted.iter().for_each(|range| _ = self.waiting.insert(range));
         self.grants = self.grants.saturating_add(1);
     }
 
-    /// What to send next, unless something is being sent, or nothing is granted.
+    /// The ranges to send next. `None` if something is being sent, or no grant waits.
     pub fn next(&mut self) -> Option<Ranges> {
         if self.sending > 0 || self.grants == 0 {
             return None;
@@ -33,22 +34,22 @@ impl Outgoing {
         Some(std::mem::take(&mut self.waiting))
     }
 
-    /// What was to be sent has been sent. Returns how many grants that answered: as many Ends are to be said.
+    /// Notes that the ranges were sent. Returns how many grants they answered: the caller sends as many Ends.
     pub fn sent(&mut self) -> u32 {
         std::mem::take(&mut self.sending)
     }
 
-    /// Whether anything is being sent.
+    /// Whether ranges are being sent.
     pub fn is_sending(&self) -> bool {
         self.sending > 0
     }
 
-    /// Whether something is granted that waits to be sent.
+    /// Whether a grant waits to be answered.
     pub fn is_granted(&self) -> bool {
         self.grants > 0
     }
 
-    /// The link has ended: nothing is granted any more.
+    /// Forgets all grants, because the link has ended.
     pub fn forget(&mut self) {
         *self = Self::default();
     }

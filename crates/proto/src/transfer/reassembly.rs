@@ -1,36 +1,41 @@
-//! What of one update has come, and when.
+//! Tracks which ranges of one parcel have arrived, and when.
 
 use thalweg_wire::{Range, Ranges};
 
 use crate::{Span, Time};
 
-/// How a chunk fits into what is already there.
+/// How a chunk fits the ranges that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
-    /// None of it is there: it may be received in place.
+    /// None of its bytes are here, so it may be received in place.
     New,
-    /// Some of it is there, and must not be written over.
+    /// Some of its bytes are here, and must not be overwritten.
     Part,
-    /// All of it is there, or it reaches beyond the update.
+    /// All of its bytes are here or not expected, or it reaches beyond the parcel.
     Nothing,
 }
 
-/// One update on its way in.
+/// The received ranges of one parcel.
 #[derive(Debug, Clone)]
 pub struct Reassembly {
+    /// Bytes of the whole parcel.
     total: u64,
-    /// What of it is sent at all; `None` if it is all.
+    /// The ranges that the sender sends; `None` if it sends all.
     part: Option<Ranges>,
+    /// The ranges that have arrived and count.
     received: Ranges,
-    /// What has come and is being folded: it counts when that is done.
+    /// The ranges that are being folded. They count once the fold has succeeded.
     folding: Ranges,
+    /// Chunks that arrived more than once.
     duplicates: u64,
+    /// Chunks that arrived damaged.
     corrupt: u64,
+    /// When the first and the last byte arrived.
     span: Option<Span>,
 }
 
 impl Reassembly {
-    /// Of an update of `total` bytes nothing has come.
+    /// A parcel of `total` bytes, of which nothing has arrived.
     pub fn new(total: u64) -> Self {
         Self {
             total,
@@ -43,17 +48,17 @@ impl Reassembly {
         }
     }
 
-    /// Only this of it is sent, and nothing else of it is taken.
+    /// Sets the ranges that the sender sends. Other ranges are not accepted.
     pub fn expect(&mut self, part: Ranges) {
         self.part = Some(part);
     }
 
-    /// Bytes that are sent of it.
+    /// Bytes that the sender sends.
     pub fn expected(&self) -> u64 {
         self.part.as_ref().map_or(self.total, Ranges::bytes)
     }
 
-    /// Bytes of the whole update.
+    /// Bytes of the whole parcel.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -73,7 +78,7 @@ impl Reassembly {
         }
     }
 
-    /// The parts of `range` that are sent and are not received.
+    /// The parts of `range` that are expected and not received.
     fn missing_in(&self, range: Range) -> Vec<Range> {
         match &self.part {
             None => self.received.missing_in(range),
@@ -81,7 +86,7 @@ impl Reassembly {
         }
     }
 
-    /// The parts of `range` that have not come.
+    /// The parts of `range` that are expected, not received and not being folded.
     fn unknown_in(&self, range: Range) -> Vec<Range> {
         let missing = self.missing_in(range);
         if self.folding.is_empty() {
@@ -90,8 +95,8 @@ impl Reassembly {
         missing.into_iter().flat_map(|part| self.folding.missing_in(part)).collect()
     }
 
-    /// The chunk of `range` has come; returns what of it is new and is to be folded, then told to
-    /// [`Reassembly::settle`].
+    /// Notes that the chunk of `range` has arrived. Returns its new parts, which the caller must fold and
+    /// then pass to [`Reassembly::settle`].
     pub fn fold(&mut self, now: Time, range: Range) -> Vec<Range> {
         if range.end > self.total {
             return Vec::new();
@@ -105,7 +110,8 @@ impl Reassembly {
         fresh
     }
 
-    /// What [`Reassembly::fold`] gave was folded, or was not.
+    /// Ends the folding of parts that [`Reassembly::fold`] returned. They are received if `folded`; else they
+    /// are missing again.
     pub fn settle(&mut self, parts: &[Range], folded: bool) {
         for part in parts {
             self.folding = self.folding.iter().flat_map(|range| without(range, *part)).collect();
@@ -115,12 +121,12 @@ impl Reassembly {
         }
     }
 
-    /// Whether anything is being folded.
+    /// Whether any range is being folded.
     pub fn is_folding(&self) -> bool {
         !self.folding.is_empty()
     }
 
-    /// The chunk of `range` is in; returns what of it is new.
+    /// Notes that the chunk of `range` was stored. Returns its new parts.
     pub fn store(&mut self, now: Time, range: Range) -> Vec<Range> {
         if range.end > self.total {
             return Vec::new();
@@ -134,28 +140,28 @@ impl Reassembly {
         fresh
     }
 
-    /// Bytes are arriving.
+    /// Notes that bytes are arriving.
     pub fn touch(&mut self, now: Time) {
         let span = self.span.get_or_insert(Span { start: now, end: now });
         span.end = span.end.max(now);
     }
 
-    /// A chunk came damaged.
+    /// Counts a chunk that arrived damaged.
     pub fn corrupt(&mut self) {
         self.corrupt += 1;
     }
 
-    /// A chunk came that nobody needed.
+    /// Counts a chunk that was not needed.
     pub fn duplicate(&mut self) {
         self.duplicates += 1;
     }
 
-    /// What has come.
+    /// The received ranges.
     pub fn received(&self) -> &Ranges {
         &self.received
     }
 
-    /// What has not come.
+    /// The expected ranges that were not received.
     pub fn holes(&self) -> Ranges {
         match &self.part {
             None => self.received.holes(self.total),
@@ -163,17 +169,17 @@ impl Reassembly {
         }
     }
 
-    /// Whether all has come.
+    /// Whether all expected bytes were received.
     pub fn is_whole(&self) -> bool {
         self.received.bytes() == self.expected()
     }
 
-    /// Bytes that have come.
+    /// Received bytes.
     pub fn bytes(&self) -> u64 {
         self.received.bytes()
     }
 
-    /// Fraction that has come, 0 to 1.
+    /// Fraction of the expected bytes that was received, 0 to 1.
     pub fn fraction(&self) -> f64 {
         if self.expected() == 0 {
             return 1.0;
@@ -181,18 +187,18 @@ impl Reassembly {
         self.received.bytes() as f64 / self.expected() as f64
     }
 
-    /// Chunks that came more than once, and chunks that came damaged.
+    /// Counts of chunks that arrived more than once, and of chunks that arrived damaged.
     pub fn faults(&self) -> (u64, u64) {
         (self.duplicates, self.corrupt)
     }
 
-    /// When the first and the last byte came.
+    /// When the first and the last byte arrived.
     pub fn span(&self) -> Option<Span> {
         self.span
     }
 }
 
-/// What of a range is outside of another.
+/// The parts of `range` that are outside of `other`.
 fn without(range: Range, other: Range) -> impl Iterator<Item = Range> {
     let parts = [
         Range::new(range.start, range.end.min(other.start)),

@@ -1,16 +1,16 @@
-//! What is recorded of a parcel's way.
+//! What a run's record says about each transfer.
 
 use serde::Serialize;
 use thalweg_wire::Ranges;
 
 use crate::Time;
 
-/// From when to when.
+/// An interval of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Begin.
+    /// When it began.
     pub start: Time,
-    /// End.
+    /// When it ended.
     pub end: Time,
 }
 
@@ -20,7 +20,7 @@ impl Serialize for Span {
     }
 }
 
-/// Which way an update went.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -30,51 +30,54 @@ pub enum Direction {
     Up,
 }
 
-/// One update's way. Times are on the server's clock; the other party's are converted by the offset measured
-/// when it joined, which is right to half a round trip.
+/// The report of one transfer. Times are on the server's clock. Times of the client are converted by the
+/// offset that was measured when it joined, which is accurate to half a round trip.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Transfer {
     /// The round.
     pub round: u32,
-    /// The client at one end.
+    /// The client's name.
     pub client: String,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Bytes of the update that arrived.
+    /// Bytes of the parcel that arrived.
     pub bytes: u64,
-    /// Bytes of it that did not come, for which something stands in.
+    /// Bytes that did not arrive, for which stand-ins are used.
     pub missing: u64,
-    /// Which bytes those are, of an update; of a model only the client knows.
+    /// The ranges of the missing bytes, for an update. Empty for a model, whose holes only the client knows.
     pub holes: Ranges,
-    /// Bytes on the link meanwhile in that direction, frames' headers and repeats included.
+    /// Bytes on the link in that direction during the transfer, with frame headers and repeated bytes.
     pub wire_bytes: u64,
-    /// When it was sent.
+    /// From when to when it was sent.
     pub send: Option<Span>,
-    /// When it was received.
+    /// From when to when it was received.
     pub receive: Option<Span>,
-    /// Segments that the sender retransmitted until the receiver confirmed the transfer. Retransmissions and counts that come
-    /// later are in the sender's next transfer.
+    /// Segments that the sender retransmitted until the receiver confirmed the transfer; `None` if unknown.
+    /// Later retransmissions and counts belong to the sender's next transfer.
     pub retransmissions: Option<u64>,
-    /// Chunks that came more than once.
+    /// Chunks that arrived more than once.
     pub duplicates: u64,
-    /// Chunks that came damaged.
+    /// Chunks that arrived damaged.
     pub corrupt: u64,
     /// Bytes of payload copied in user space at the server.
     pub copied: u64,
-    /// Sealed records of it that the server gave up: a hole touched them, or they were not authentic. Of updates that
-    /// are sealed.
+    /// Sealed records of the parcel that the server gave up, because a hole touched them or they were not
+    /// authentic. `None` if updates are not sealed, or the direction is down.
     pub records_lost: Option<u64>,
-    /// Times the connection broke and only what was missing was sent again.
+    /// How many times the connection broke and only the missing ranges were sent again.
     pub resumed: u32,
-    /// Whether all of it arrived.
+    /// Whether the whole parcel arrived.
     pub complete: bool,
 }
 
-/// What a link has carried of a transfer.
+/// What a link's counters say of a transfer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Carried {
+    /// Bytes on the link.
     pub wire: u64,
+    /// Bytes of payload copied in user space.
     pub copied: u64,
+    /// Sealed records that were given up; `None` if unknown.
     pub records_lost: Option<u64>,
 }
 
@@ -110,7 +113,7 @@ impl Transfer {
         self.retransmissions = both(self.retransmissions, again);
     }
 
-    /// From the first byte sent to the last received, as far as known.
+    /// From the first byte sent to the last byte received, as far as these are known.
     pub fn span(&self) -> Option<Span> {
         let known = [self.send, self.receive];
         let start = known.iter().flatten().map(|s| s.start).min()?;
@@ -124,7 +127,7 @@ impl Transfer {
     }
 }
 
-/// The sum of two counts, either of which may be unknown.
+/// The sum of two counts, each of which may be unknown. An unknown count adds 0; `None` if both are unknown.
 pub(crate) fn both(one: Option<u64>, other: Option<u64>) -> Option<u64> {
     match (one, other) {
         (None, None) => None,
