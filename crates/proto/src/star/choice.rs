@@ -1,32 +1,33 @@
-//! Which of the clients that are there take part in a round.
+//! Which of the connected clients take part in a round.
 
 use thalweg_rng::Rng;
 
-/// Who takes part where a round wants fewer clients than are there.
+/// Which clients take part if a round wants fewer than are connected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The first by name, and then whoever comes first.
+    /// The first clients by name. Free places then go to clients in the order in which they come.
     #[default]
     ByName,
-    /// By lot, as FedAvg has it (McMahan et al. 2017, algorithm 1). The place of one that will not come back goes to
-    /// the next.
+    /// Clients drawn by lot, as in FedAvg (McMahan et al. 2017, algorithm 1). If a chosen client will not
+    /// come back, its place goes to the next lot.
     ByLot {
-        /// Of the job; with the round's number and a client's name it decides that client's lot.
+        /// The job's seed. With the round's number and a client's name it determines that client's lot.
         seed: u64,
     },
 }
 
-/// The lot that a client draws in a round: those with the least take part.
+/// The lot that a client draws in a round. The clients with the lowest lots take part.
 ///
-/// Nobody else's name matters (rendezvous hashing, Thaler and Ravishankar 1998): who is there besides, and in which order
-/// they came, changes no lot, so a run that is repeated chooses the same clients.
+/// A lot does not depend on other clients' names (rendezvous hashing, Thaler and Ravishankar 1998). So it
+/// changes neither with the other clients nor with the order in which they came, and a repeated run chooses
+/// the same clients.
 pub(crate) fn lot(seed: u64, round: u32, name: &str) -> u64 {
     let words = name.as_bytes().chunks(8).map(|part| {
         let mut word = [0; 8];
         word[..part.len()].copy_from_slice(part);
         u64::from_le_bytes(word)
     });
-    // The length tells "a" from "a\0".
+    // The length distinguishes "a" from "a\0".
     let seeds: Vec<u64> = [seed, round.into(), name.len() as u64].into_iter().chain(words).collect();
     Rng::new(&seeds).draw()
 }
@@ -58,8 +59,8 @@ mod tests {
         assert_eq!(lots[0], lot(1, 1, "client-1"));
     }
 
-    /// In 800 rounds of 8 of 64 each is chosen 100 times on average, with a deviation of 9.4: nobody is further off than
-    /// five of these.
+    /// In 800 rounds with 8 of 64 clients, each is chosen 100 times on average, with a standard deviation of
+    /// 9.4. No client may be off by more than five deviations.
     #[test]
     fn all_are_chosen_about_equally_often() {
         for seed in (0..20).map(|n| Rng::new(&[n]).draw()).chain([0, u64::MAX]) {

@@ -1,4 +1,4 @@
-//! The client's side: take the model, train, offer the update.
+//! The client's side: receive the model, train, offer the update.
 
 use thalweg_wire::control::{
     Content, Control, Holding, Interval, Parcel, Proof, Purpose, StandIn, HELLO_HOLES, MAX_HOLES,
@@ -10,43 +10,44 @@ use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
 use crate::transfer::{Incoming, Outgoing, Rule, Step};
 use crate::{micros, Fit, Span, Time};
 
-/// How an update fared.
+/// What became of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It was folded into the round's sums.
     Accepted,
-    /// Its round was over.
+    /// The round was over.
     Late,
-    /// It was refused.
+    /// The server refused it, for this reason.
     Rejected(String),
 }
 
 /// What a round asks of a client's driver.
 #[derive(Debug)]
 pub enum RoundStep {
-    /// Mend the model in the arena: this did not come of it. [`RoundStep::Ready`] follows.
+    /// Fill these holes of the model in the arena. [`RoundStep::Ready`] follows.
     Mend {
-        /// What did not come.
+        /// The ranges that are missing.
         holes: Ranges,
-        /// What stands in for it.
+        /// What takes their place.
         stand_in: StandIn,
     },
-    /// The global model of a round is in the arena.
+    /// The global model of a round is complete in the arena.
     Ready {
-        /// The round.
+        /// The round's number.
         round: u32,
-        /// JSON object from the server.
+        /// The round's configuration from the server, a JSON object.
         config: String,
     },
-    /// How the update submitted fared.
+    /// The result of the submitted update.
     Verdict {
-        /// The round.
+        /// The round's number.
         round: u32,
-        /// How.
+        /// The result.
         verdict: Verdict,
     },
 }
 
+/// An update that the application has submitted.
 #[derive(Debug)]
 struct Submission {
     round: u32,
@@ -55,6 +56,7 @@ struct Submission {
     out: Outgoing,
 }
 
+/// What the client is doing.
 #[derive(Debug)]
 enum Phase {
     Idle,
@@ -63,7 +65,7 @@ enum Phase {
         config: String,
         model: Incoming,
     },
-    /// The model is with the application; `stale` if the round is over.
+    /// The application has the model; `stale` if the round is over.
     Training {
         round: u32,
         stale: bool,
@@ -76,24 +78,24 @@ enum Phase {
 pub struct Client {
     dial: Dial<RoundStep>,
     phase: Phase,
-    /// What the server said may be lost.
+    /// How much of models and updates may be lost, as the server's Welcome says.
     rule: Rule,
 }
 
 impl Client {
     dial_methods!(RoundStep);
 
-    /// A client that wants to connect at once. `seed` spreads the retries of many clients.
+    /// Makes a client that connects at once. `seed` spreads the retries of many clients.
     pub fn new(config: ClientConfig, seed: u64) -> Self {
         Self { dial: Dial::new(config, Purpose::Rounds, seed), phase: Phase::Idle, rule: Rule::default() }
     }
 
-    /// What of models and updates may be lost, once the server has let us in.
+    /// How much of models and updates may be lost. Known once the server has let the client in.
     pub fn tolerance(&self) -> &std::sync::Arc<Tolerance> {
         &self.rule.tolerance
     }
 
-    /// Nothing is being sent, or waited for, on a link that is gone.
+    /// Forgets the grants and waits that belong to the ended link.
     fn link_lost(&mut self) {
         match &mut self.phase {
             Phase::Submitting(submission) => submission.out.forget(),
@@ -102,7 +104,7 @@ impl Client {
         }
     }
 
-    /// A message has come from the server that let us in.
+    /// Handles a message from the server that has let the client in.
     fn told(&mut self, now: Time, message: Control) {
         match message {
             Control::Offer(Parcel { number, head, .. }) => self.begin(number, head),
@@ -115,7 +117,7 @@ impl Client {
         }
     }
 
-    /// The proof is made, or none was wanted.
+    /// Reports that the proof is made; `None` if the server wanted none.
     pub fn proven(&mut self, now: Time, proof: Option<Proof>) {
         let holding = self.holding();
         self.dial.proven(now, proof, holding);
@@ -148,7 +150,7 @@ impl Client {
                 return self.dial.finish(Err(format!("what the server says may be lost: {error}")));
             }
         }
-        // A submission under way is offered again; the server knows what it has of it.
+        // Offers a running submission again. The server knows which ranges it already has.
         if let Phase::Submitting(submission) = &self.phase {
             let offer = offer(submission, self.dial.layout_hash());
             self.dial.send(offer);
@@ -159,7 +161,7 @@ impl Client {
         let total = self.dial.welcome().map_or(0, |w| w.layout.bytes());
         let ordered = self.dial.is_ordered();
         match &mut self.phase {
-            // The same round again after a broken connection: what is here stays.
+            // The same round again after a broken link: the ranges that have arrived are kept.
             Phase::Receiving { round: known, model, .. } if *known == round => model.begin(ordered),
             Phase::Idle | Phase::Receiving { .. } => {
                 let mut model = Incoming::new(total);
@@ -171,12 +173,13 @@ impl Client {
         }
     }
 
-    /// How a chunk fits into the model being received.
+    /// How a chunk fits the model that is being received.
     pub fn place(&mut self, now: Time, chunk: &ChunkHeader) -> Fit {
         self.receiving(chunk).map_or(Fit::Nothing, |model| model.fit(now, chunk.range()))
     }
 
-    /// The first bytes of a chunk have come; its place is asked for later, when its length is known.
+    /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later, when it
+    /// knows the chunk's length.
     pub fn begun(&mut self, now: Time, chunk: &ChunkHeader) {
         if let Some(model) = self.receiving(chunk) {
             model.came_mut().touch(now);
@@ -192,7 +195,7 @@ impl Client {
         }
     }
 
-    /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
+    /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new ranges.
     pub fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
         let Some(model) = self.receiving(chunk) else { return Vec::new() };
         if !ok {
@@ -231,11 +234,12 @@ impl Client {
         self.dial.want(RoundStep::Ready { round, config });
     }
 
-    /// The application has trained: its update of this weight (a number of samples) is in the arena.
+    /// Submits an update: the application has trained, and the update is in the arena. `weight` is a number
+    /// of samples.
     ///
     /// # Errors
-    /// If the model of that round was never handed out, the weight is no number or negative, or the metrics are more than
-    /// the server keeps.
+    /// If this round's model was not handed out, `weight` is negative or not finite, or the metrics are
+    /// longer than the server keeps.
     pub fn submit(&mut self, round: u32, weight: f64, metrics: String) -> Result<(), String> {
         if metrics.len() > MAX_METRICS {
             let length = metrics.len();
@@ -282,11 +286,11 @@ impl Client {
         }
     }
 
-    /// The ranges asked for have been sent, or `Err` why not.
+    /// Reports that the requested ranges were sent; `Err` says why not.
     pub fn sent(&mut self, round: u32, outcome: Result<Span, String>) {
         let Phase::Submitting(submission) = &mut self.phase else { return };
         if submission.round != round || !submission.out.is_sending() {
-            return; // of a link or a submission that is over
+            return; // belongs to a link or a submission that is over
         }
         let ends = submission.out.sent();
         let Ok(span) = outcome else { return submission.out.forget() };
@@ -300,7 +304,7 @@ impl Client {
         if submission.round != settled {
             return;
         }
-        // What came by the deadline is accepted, and the rest is of no use.
+        // If the server accepted what arrived by the deadline, it needs no more.
         if verdict != Verdict::Accepted || submission.out.is_sending() {
             self.dial.act(ClientAction::Cancel { parcel: None });
         }
@@ -337,12 +341,12 @@ impl Client {
         }
     }
 
-    /// When [`Client::timeout`] wants to be called at the latest.
+    /// When the driver must call [`Client::timeout`] at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.dial.poll_timeout().into_iter().chain(self.settles_at()).min()
     }
 
-    /// Time has passed.
+    /// Handles all timers that are due at `now`.
     pub fn timeout(&mut self, now: Time) {
         let settled = self.settles_at().is_some_and(|at| now >= at);
         match self.dial.timeout(now) {
@@ -352,7 +356,7 @@ impl Client {
         }
     }
 
-    /// Layout of the global model, once known.
+    /// The layout of the global model, once it is known.
     pub fn layout(&self) -> Option<&Layout> {
         self.dial.welcome().map(|w| &w.layout)
     }

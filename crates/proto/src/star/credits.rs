@@ -1,57 +1,62 @@
-//! Who may send an update now: staging memory is bounded, so it is granted out.
+//! Decides which client may send its update now. Staging memory is bounded, so the server grants places in
+//! it.
 //!
-//! First come, first served, with one exception: where several updates fit at once, senders known to be slow
-//! never hold all places while a faster one waits or is still to come, so that one slow link costs one place and
-//! not the round.
+//! Places go to clients in the order of their requests, with one exception. Where several updates fit at
+//! once, slow senders never hold all places while a faster sender waits or is still to come. So one slow link
+//! costs one place, and does not hold up the round.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A sender is slow if its rate is below the median of all known rates by this factor.
 const SLOW: f64 = 4.0;
 
-/// Places in the staging area.
+/// The places of the staging area: which senders hold one, and which wait for one.
 #[derive(Debug, Clone)]
 pub struct Credits {
+    /// How many places there are.
     places: usize,
+    /// Senders that hold a place.
     holders: BTreeSet<u32>,
+    /// Senders that wait for a place, in the order of their requests.
     queue: VecDeque<u32>,
+    /// The last measured rate of each sender, in bytes per second.
     rates: BTreeMap<u32, f64>,
-    /// The same rates, rising.
+    /// The same rates in ascending order.
     sorted: Vec<f64>,
 }
 
 impl Credits {
-    /// As many places as updates of `update` bytes fit into `budget` bytes, at least one.
+    /// As many places as updates of `update` bytes fit into `budget` bytes; at least one.
     pub fn new(budget: u64, update: u64) -> Self {
         let places = usize::try_from(budget / update.max(1)).unwrap_or(usize::MAX).max(1);
         let (holders, queue, rates) = (BTreeSet::new(), VecDeque::new(), BTreeMap::new());
         Self { places, holders, queue, rates, sorted: Vec::new() }
     }
 
-    /// No bound: updates are folded as they arrive.
+    /// So many places that every sender gets one, for updates that are folded as they arrive.
     pub fn unbounded() -> Self {
         Self::new(u64::MAX, 1)
     }
 
-    /// How many there are.
+    /// How many places there are.
     pub fn places(&self) -> usize {
         self.places
     }
 
-    /// A sender wants a place. Asking twice changes nothing.
+    /// Queues a sender for a place. Does nothing if it waits or holds one already.
     pub fn request(&mut self, sender: u32) {
         if !self.holders.contains(&sender) && !self.queue.contains(&sender) {
             self.queue.push_back(sender);
         }
     }
 
-    /// A sender needs its place no longer, or has gone.
+    /// Takes a sender's place back, or removes it from the queue.
     pub fn release(&mut self, sender: u32) {
         self.holders.remove(&sender);
         self.queue.retain(|&s| s != sender);
     }
 
-    /// What a sender's last update came with, in bytes a second.
+    /// Records the rate of a sender's last update, in bytes per second.
     pub fn measured(&mut self, sender: u32, rate: f64) {
         let place = |sorted: &[f64], rate: f64| sorted.partition_point(|r| r.total_cmp(&rate).is_lt());
         if let Some(before) = self.rates.insert(sender, rate) {
@@ -60,17 +65,18 @@ impl Credits {
         self.sorted.insert(place(&self.sorted, rate), rate);
     }
 
-    /// Whether a sender has a place.
+    /// Whether a sender holds a place.
     pub fn holds(&self, sender: u32) -> bool {
         self.holders.contains(&sender)
     }
 
-    /// The next sender to let in, if there is a place for one. `coming`: who has not asked yet, and will.
+    /// Gives a place to the next sender, if one is free, and returns the sender. `coming`: senders that have
+    /// not requested a place yet, and will.
     pub fn grant<I: Iterator<Item = u32>>(&mut self, coming: impl Fn() -> I) -> Option<u32> {
         if self.queue.is_empty() || self.holders.len() >= self.places {
             return None;
         }
-        // With two places free there is one for a slow sender whoever has the others.
+        // While two places are free, a slow sender may have one: another is left for a faster one.
         let room_for_slow = self.places == 1
             || self.holders.len() + 1 < self.places
             || self.holders.iter().any(|&holder| !self.is_slow(holder));
@@ -89,12 +95,13 @@ impl Credits {
         Some(sender)
     }
 
-    /// Lets in this sender, if it waits and there is a place.
+    /// Gives a place to this sender, if it waits for one and a place is free. Returns whether it did.
     pub fn grant_to(&mut self, sender: u32) -> bool {
         let at = self.queue.iter().position(|&s| s == sender).filter(|_| self.holders.len() < self.places);
         at.and_then(|at| self.queue.remove(at)).is_some_and(|sender| self.holders.insert(sender))
     }
 
+    /// Whether a sender's rate is below the median of all rates by the factor [`SLOW`].
     fn is_slow(&self, sender: u32) -> bool {
         let median = self.sorted.get(self.sorted.len() / 2).copied().unwrap_or(0.0);
         self.rates.get(&sender).is_some_and(|rate| rate * SLOW < median)

@@ -1,7 +1,7 @@
 //! Federated averaging in rounds: one server, many clients, one layout.
 //!
-//! A round's model is a parcel that is pushed to the clients that take part. Each answers with a parcel of the same
-//! number, its update, which waits for a grant and is folded.
+//! The server pushes a round's model as a parcel to the clients that take part. Each client answers with a
+//! parcel of the same number, its update. The update waits for a grant, is received and is folded.
 //!
 //! ```text
 //! server                                   client
@@ -17,7 +17,8 @@
 //!   Accepted, once folded (or Grant: holes, Rejected, Closed) -->
 //! ```
 //!
-//! A Grant of holes may also come while chunks are sent: what it is about follows them, and has an End of its own.
+//! The server may send a Grant of lost ranges also while chunks arrive. The client sends these ranges after
+//! the present ones, with an End of their own.
 
 mod choice;
 mod client;

@@ -1,29 +1,30 @@
-//! Whether clients are served at the same time, or one after the other as FedComm's server does.
+//! Whether the server serves clients at the same time, or one after the other as FedComm's server does.
 
 use std::cmp::Ordering;
 
-/// How the global model goes out.
+/// How the global model is sent to the clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Fanout {
-    /// To all clients in one call.
+    /// To all clients at once, in one group send.
     #[default]
     Concurrent,
-    /// To the first client; when it has been sent, to the next.
+    /// To one client after the other: the next one's turn comes when the model was sent to the one before.
     Sequential,
 }
 
-/// How updates come in.
+/// How updates are received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Gather {
-    /// From all clients at once, as far as staging has room.
+    /// From all clients at once, as far as the staging budget allows.
     #[default]
     Concurrent,
-    /// From the first client; when its update is in, or is not to be expected, from the next.
+    /// From one client after the other: the next one's turn comes when the update before is received, or is
+    /// not expected any more.
     InOrder,
 }
 
-/// The order of clients: by their names, so that it is the same in each round and each run. Shorter names come
-/// first: client-2 before client-10.
+/// The order of clients by name, which is the same in each round and each run. Shorter names come first, so
+/// client-2 comes before client-10.
 pub(crate) fn by_name(one: &str, other: &str) -> Ordering {
     (one.len(), one).cmp(&(other.len(), other))
 }

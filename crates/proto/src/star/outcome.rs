@@ -1,79 +1,79 @@
-//! What a round leaves behind.
+//! The results of a round: the state of each participant, and its transfers.
 
 use serde::Serialize;
 
 use crate::{Span, Time, Transfer};
 
-/// How a client's part in a round stands, or ended.
+/// The state of a client in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// The global model is on its way to it.
+    /// The server is sending it the global model.
     Receiving,
     /// It has the global model.
     Training,
-    /// Its update is ready and waits for a place.
+    /// Its update is ready and waits for a grant.
     Offered,
-    /// Its update is on its way.
+    /// The client is sending its update.
     Sending,
-    /// Its update is in and waits to be folded.
+    /// Its update is received and waits to be folded.
     Staged,
-    /// Its update counts, whole.
+    /// Its whole update is in the mean.
     Whole,
-    /// Part of its update counts.
+    /// Part of its update is in the mean.
     Partial,
     /// Its update was refused.
     Rejected,
     /// Its link broke, or it made no progress.
     Lost,
-    /// The round ended first.
+    /// The round ended before its update was received.
     Late,
 }
 
 impl State {
-    /// How many there are.
+    /// Number of states.
     pub(crate) const COUNT: usize = Self::Late as usize + 1;
 }
 
-/// One client's part in a round.
+/// What one client contributed to a round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Participation {
-    /// Its name.
+    /// The client's name.
     pub client: String,
-    /// How it ended.
+    /// The client's state at the end of the round.
     pub state: State,
     /// Weight of its update; 0 if it never offered one.
     pub samples: f64,
-    /// JSON object of its metrics.
+    /// The client's metrics, a JSON object.
     pub metrics: String,
     /// Fraction of its update that entered the mean, 0 to 1.
     pub coverage: f64,
-    /// Why it is not whole.
+    /// Why the update is not whole.
     pub reason: Option<String>,
 }
 
-/// How a round ended.
+/// The results of a round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// The round.
+    /// The round's number.
     pub round: u32,
-    /// Clients expected.
+    /// How many clients the round wanted.
     pub expected: u32,
-    /// Whether all of them are whole.
+    /// Whether all of these clients' updates are whole.
     pub complete: bool,
-    /// Why the round yields no mean, if it does not.
+    /// Why the round has no mean; `None` if it has one.
     pub failure: Option<String>,
     /// When it began and ended.
     pub span: Span,
-    /// Seconds in which at least one update was under way (FedComm section IV: communication time).
+    /// Seconds in which at least one transfer was under way (FedComm, section IV: communication time).
     pub communication_seconds: f64,
-    /// Bytes on all links towards clients, and from them.
+    /// Bytes on all links from the server to clients.
     pub bytes_down: u64,
-    /// Bytes on all links from clients.
+    /// Bytes on all links from clients to the server.
     pub bytes_up: u64,
-    /// Everybody's part.
+    /// One entry for each client that took part.
     pub participants: Vec<Participation>,
-    /// Every update's way.
+    /// The transfers of models and updates.
     pub transfers: Vec<Transfer>,
 }
 

@@ -1,4 +1,4 @@
-//! One round: who takes part, how far each has come, and when it ends.
+//! One round: its clients, the state of each, and when the round ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,74 +10,79 @@ use super::{Choice, Credits, Fanout, Gather, Outcome, Participation, RoundAction
 use crate::transfer::Incoming;
 use crate::{Direction, Span, Time, Transfer};
 
-/// What a client counts for that dies, or turns out bad, in the middle of its update.
+/// What the mean takes of an update that is not complete, because its client died or sent values that cannot
+/// be used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Partial {
-    /// Nothing: updates are staged until they are whole.
+    /// Nothing: an update is staged until it is whole.
     #[default]
     Discard,
-    /// What has arrived: chunks are folded on arrival, each with its own weight.
+    /// The chunks that have arrived: each is folded on arrival, with a weight of its own.
     Keep,
 }
 
-/// What a round is asked to be.
+/// The settings of one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoundPlan {
-    /// Its number, from 1.
+    /// The round's number, from 1.
     pub number: u32,
-    /// JSON object for the clients.
+    /// A JSON object for the clients.
     pub config: String,
-    /// Clients it wants.
+    /// How many clients take part.
     pub expected: u32,
-    /// Which, if more are there.
+    /// Which clients take part if more are connected.
     pub choice: Choice,
-    /// Updates that are enough, whole or mended.
+    /// How many updates are enough for a mean, whole or with stand-ins.
     pub enough: u32,
-    /// How long it may take; `None`: until nobody can deliver any more.
+    /// How long the round may take; `None`: until no client can deliver any more.
     pub deadline: Option<Time>,
-    /// How long a lost client may take to come back.
+    /// How long a client that has lost its link may take to come back.
     pub grace: Time,
-    /// How the model goes out.
+    /// How the model is sent.
     pub fanout: Fanout,
-    /// How updates come in.
+    /// How updates are received.
     pub gather: Gather,
 }
 
-/// How a round that is over ended.
+/// How a round ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// With a mean.
+    /// It has a mean.
     Mean,
-    /// Without one, for this reason.
+    /// It has no mean, for this reason.
     Failed(String),
 }
 
-/// One client's part.
+/// The state of one client's participation in a round.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub client: String,
     pub instance: u64,
     pub state: State,
-    /// When `state` was entered.
+    /// When the client entered `state`.
     pub since: Time,
-    /// Its process has ended for good.
+    /// The client's process has ended for good.
     pub gone: bool,
-    /// 0 until an update is offered.
+    /// The update's weight; 0 until an update is offered.
     pub weight: f64,
+    /// The metrics that the client offered with its update, a JSON object.
     pub metrics: String,
+    /// Why the update is not whole.
     pub reason: Option<String>,
     pub incoming: Incoming,
+    /// The report of the model's transfer to the client.
     pub down: Transfer,
+    /// The report of the update's transfer from the client.
     pub up: Transfer,
 }
 
 impl Part {
-    /// Whether its update counts, whole or mended.
+    /// Whether its update is in the mean, whole or in part.
     fn is_in(&self) -> bool {
         matches!(self.state, State::Whole | State::Partial)
     }
 
-    /// The state of an update that counts.
+    /// The state of an update that is in the mean: whole, or partial if bytes are missing.
     fn as_it_came(&self) -> State {
         if self.incoming.came().is_whole() {
             State::Whole
@@ -86,22 +91,24 @@ impl Part {
         }
     }
 
+    /// Whether the server's decision about the update is final.
     fn is_settled(&self) -> bool {
         self.is_in() || self.state == State::Rejected
     }
 
-    /// Whether anything of its update has come.
+    /// Whether any byte of its update has arrived.
     fn is_begun(&self) -> bool {
         self.incoming.came().bytes() > 0 || self.incoming.came().is_folding()
     }
 }
 
-/// How many parts are in each state, so that no event costs a look at all of them.
+/// Counts of the participations in each state, so that no event needs to look at all of them.
 #[derive(Debug, Default)]
 struct Tally {
     counts: [usize; State::COUNT],
+    /// Clients in the state `Lost`.
     lost: BTreeSet<u32>,
-    /// Parts that have begun to send since [`Round::grants`] looked last.
+    /// Clients that entered the state `Sending` since the last call of [`Round::grants`].
     granted: Vec<u32>,
 }
 
@@ -126,13 +133,14 @@ impl Tally {
     }
 }
 
-/// An update that is staged and is not folded yet, since more may come that are folded with it.
+/// A staged update that is not folded yet, because more updates may come that are folded together with it.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     pub sender: u32,
     pub weight: f64,
-    /// Since when all of it that was to come is there.
+    /// When the update was complete.
     pub since: Time,
+    /// The bytes of the update that are missing.
     pub holes: Ranges,
 }
 
@@ -143,27 +151,30 @@ impl Deferred {
     }
 }
 
-/// A round under way.
+/// A round that is running.
 #[derive(Debug)]
 pub struct Round {
     pub(crate) plan: RoundPlan,
     pub(crate) started: Time,
+    /// The participations, by member number.
     parts: BTreeMap<u32, Part>,
     tally: Tally,
     pub(crate) credits: Credits,
+    /// Bytes of a whole update.
     total: u64,
     partial: Partial,
+    /// Staged updates that wait for others.
     deferred: Vec<Deferred>,
 }
 
 impl Round {
-    /// A round of updates of `total` bytes begins.
+    /// Begins a round. An update has `total` bytes.
     pub fn new(now: Time, plan: RoundPlan, total: u64, partial: Partial, credits: Credits) -> Self {
         let (parts, tally) = (BTreeMap::new(), Tally::default());
         Self { plan, started: now, parts, tally, credits, total, partial, deferred: Vec::new() }
     }
 
-    /// Everybody's part, by number.
+    /// All participations, by member number.
     pub(crate) fn parts(&self) -> &BTreeMap<u32, Part> {
         &self.parts
     }
@@ -172,7 +183,7 @@ impl Round {
         self.parts.get(&sender)
     }
 
-    /// A part, to change anything of it but its state.
+    /// A participation, to be changed in anything but its state.
     pub(crate) fn part_mut(&mut self, sender: u32) -> Option<&mut Part> {
         self.parts.get_mut(&sender)
     }
@@ -184,11 +195,12 @@ impl Round {
         }
     }
 
-    /// Takes a client into the round, or takes it back in anew after it lost everything. Not if its update is
-    /// in already, was refused, or the round has all the clients it wants; nor if part of an earlier update was folded.
+    /// Takes a client into the round, or takes it back in after it lost everything. Returns false if that is
+    /// not possible: its update is received or was refused, the round has all the clients it wants, or part
+    /// of an earlier update was folded.
     pub(crate) fn assign(&mut self, now: Time, sender: u32, client: &str, instance: u64) -> bool {
         let (full, number) = (self.room(now) == 0, self.plan.number);
-        // Of those chosen by lot, one that came back too late may find that another has its place.
+        // With a choice by lot, a client that comes back too late may find that another client has its place.
         let replaced = full && self.part(sender).is_some_and(|p| !self.has_place(p, now));
         match self.parts.get_mut(&sender) {
             Some(part) if part.is_settled() || part.state == State::Staged => false,
@@ -231,8 +243,8 @@ impl Round {
         }
     }
 
-    /// A client has lost the update of which a part was folded. That part stays, and no other update may be mixed
-    /// with it: the client takes no further part in this round.
+    /// Ends the participation of a client that has lost its update after part of it was folded. That part
+    /// stays in the sums, and bytes of another update must not be mixed with it.
     fn forsake(&mut self, now: Time, sender: u32) {
         if self.part(sender).is_some_and(|part| part.state != State::Lost) {
             self.enter(now, sender, State::Lost);
@@ -244,15 +256,16 @@ impl Round {
         }
     }
 
-    /// Places that nobody has.
+    /// How many places of the round are free.
     pub(crate) fn room(&self, now: Time) -> usize {
         let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
         let free = lost.filter(|part| !self.has_place(part, now)).count();
         (self.plan.expected as usize).saturating_sub(self.parts.len() - free)
     }
 
-    /// Whether no other client may have this one's place. By name a lost one's is free at once, by lot when its grace
-    /// is over: a lot counts for more than who comes first.
+    /// Whether a client keeps its place in the round. With a choice by name, the place of a lost client is
+    /// free at once. With a choice by lot, it is free only when the client's grace is over, since the lot
+    /// takes precedence over the order of arrival.
     fn has_place(&self, part: &Part, now: Time) -> bool {
         match self.plan.choice {
             Choice::ByName => part.state != State::Lost,
@@ -260,12 +273,13 @@ impl Round {
         }
     }
 
-    /// Whether a lost client may still deliver.
+    /// Whether a lost client may still come back and deliver.
     fn may_come_back(&self, part: &Part, now: Time) -> bool {
         !part.gone && now < part.since.saturating_add(self.plan.grace)
     }
 
-    /// The client has the global model, since `span`, with chunks that came twice and bytes that did not come.
+    /// Notes that the client has the global model, which it received during `span`. `faults` are the count of
+    /// duplicate chunks and of missing bytes.
     pub(crate) fn received(&mut self, now: Time, sender: u32, span: Span, faults: (u64, u64)) {
         let total = self.total;
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Receiving) {
@@ -278,7 +292,7 @@ impl Round {
         }
     }
 
-    /// The client's update is ready; it queues for a place.
+    /// Notes that the client's update is ready. It queues for a place in the staging area.
     pub(crate) fn offer(&mut self, now: Time, sender: u32, weight: f64, metrics: String) {
         let offers = |p: &&mut Part| !p.is_settled() && p.state != State::Staged;
         let Some(part) = self.parts.get_mut(&sender).filter(offers) else { return };
@@ -288,12 +302,12 @@ impl Round {
         part.weight = weight;
         part.metrics = metrics;
         self.credits.request(sender);
-        // One that kept its place while its link was broken goes on at once.
+        // A client that kept its place while its link was broken goes on at once.
         let goes_on = self.credits.holds(sender) && self.plan.gather == Gather::Concurrent;
         self.enter(now, sender, if goes_on { State::Sending } else { State::Offered });
     }
 
-    /// Clients that may send now, and what.
+    /// Grants places. Returns the clients that may send now, each with the ranges to send.
     pub(crate) fn grants(&mut self, now: Time) -> Vec<(u32, Ranges)> {
         let granted = match self.plan.gather {
             Gather::Concurrent => self.next_by_place(),
@@ -310,6 +324,7 @@ impl Round {
         sending.map(|(sender, part)| (sender, part.incoming.came().holes())).collect()
     }
 
+    /// Grants free places in the order that [`Credits`] decides.
     fn next_by_place(&mut self) -> Vec<u32> {
         let comes = |p: &Part| matches!(p.state, State::Receiving | State::Training);
         let parts = &self.parts;
@@ -317,9 +332,9 @@ impl Round {
         std::iter::from_fn(|| self.credits.grant(coming)).collect()
     }
 
-    /// The first client whose update is still to come, if it is ready and nobody else sends. A lost one holds
-    /// up nobody. Back in time, it is first again; and before all others if it kept its place, which they may
-    /// have to wait for.
+    /// The first client by name whose update is still to come, if it is ready and no other client sends. A
+    /// lost client holds up no other. When it is back in time, it is first again. It comes before all others
+    /// if it kept its place in the staging area, because the others may have to wait for that place.
     fn next_in_order(&mut self) -> Vec<u32> {
         use State::{Offered, Receiving, Sending, Training};
         if self.tally.of(&[Sending]) > 0 {
@@ -334,7 +349,8 @@ impl Round {
         placed.into_iter().collect()
     }
 
-    /// The client's update has come, or as much of it as will. Staged updates still have to be folded.
+    /// Notes that the client's update is received, as far as it will be. With [`Partial::Discard`] it still
+    /// has to be folded.
     pub(crate) fn arrived(&mut self, now: Time, sender: u32) {
         let Some(part) = self.parts.get(&sender) else { return };
         let next = if self.partial == Partial::Discard { State::Staged } else { part.as_it_came() };
@@ -348,17 +364,17 @@ impl Round {
         }
     }
 
-    /// A staged update waits for those that may be folded with it.
+    /// Keeps a staged update until it can be folded together with others.
     pub(crate) fn defer(&mut self, staged: Deferred) {
         self.deferred.push(staged);
     }
 
-    /// Whether nobody was asked yet to fold this one's staged update.
+    /// Whether the client's staged update waits for others, so that the driver was not asked to fold it yet.
     pub(crate) fn is_deferred(&self, sender: u32) -> bool {
         self.deferred.iter().any(|staged| staged.sender == sender)
     }
 
-    /// Staged updates that have waited for others, once no other can come, or all places are theirs.
+    /// Takes the staged updates that waited for others, if no other update can come or they hold all places.
     pub(crate) fn due_together(
         &mut self,
         now: Time,
@@ -372,7 +388,7 @@ impl Round {
         Vec::new()
     }
 
-    /// The client's staged update was folded.
+    /// Notes that the client's staged update was folded.
     pub(crate) fn folded(&mut self, now: Time, sender: u32) {
         let staged = self.part(sender).filter(|p| p.state == State::Staged);
         if let Some(state) = staged.map(Part::as_it_came) {
@@ -381,7 +397,7 @@ impl Round {
         }
     }
 
-    /// The client's link is gone. Its place is kept until the grace is over.
+    /// Notes that the client's link has ended. The client keeps its place until its grace is over.
     pub(crate) fn lost(&mut self, now: Time, sender: u32, reason: &str) {
         let Some(part) = self.parts.get_mut(&sender) else { return };
         if part.is_settled() || matches!(part.state, State::Staged | State::Lost) {
@@ -390,12 +406,12 @@ impl Round {
         part.reason = Some(reason.into());
         self.enter(now, sender, State::Lost);
         if !self.credits.holds(sender) {
-            self.credits.release(sender); // nobody is granted a place who cannot send
+            self.credits.release(sender); // a client without a link must not be granted a place
         }
     }
 
-    /// The client is back with everything it had, and trains or has an update. `whole`: it would not be training
-    /// without the whole model, even if we never heard that it came.
+    /// Notes that the client is back with everything that it had. It trains, or has an update. `whole`: the
+    /// client cannot train without the whole model, so it has the model, even if its Received was lost.
     pub(crate) fn back(&mut self, now: Time, sender: u32, whole: bool) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Lost) {
             part.reason = None;
@@ -408,7 +424,7 @@ impl Round {
         }
     }
 
-    /// The client's update is refused.
+    /// Refuses the client's update.
     pub(crate) fn reject(&mut self, now: Time, sender: u32, reason: &str) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| !p.is_settled()) {
             part.reason = Some(reason.into());
@@ -417,7 +433,8 @@ impl Round {
         self.credits.release(sender);
     }
 
-    /// Lost clients whose grace is over give up their places; returns whose staging is to be dropped.
+    /// Takes the places of lost clients whose grace is over. Returns those whose staged bytes the driver must
+    /// drop.
     pub(crate) fn expire(&mut self, now: Time) -> Vec<u32> {
         let over = |sender: &u32| self.part(*sender).is_some_and(|part| !self.may_come_back(part, now));
         let expired: Vec<u32> = self.tally.lost.iter().copied().filter(over).collect();
@@ -433,7 +450,7 @@ impl Round {
         held
     }
 
-    /// Whether chunks are being folded, the outcome of which is still to come.
+    /// Whether chunks are being folded whose results are not known yet.
     pub(crate) fn is_folding(&self) -> bool {
         self.partial == Partial::Keep && self.parts.values().any(|part| part.incoming.came().is_folding())
     }
@@ -443,13 +460,13 @@ impl Round {
         self.deadline().is_some_and(|at| now >= at)
     }
 
-    /// Whether the round is over. `absent_since`: since when clients it wants have not shown up, `None` if no
-    /// more can; `busy`: whether a client that is connected may join it later.
+    /// How the round ends; `None` if it goes on. `absent_since`: since when clients that the round wants have
+    /// been missing, `None` if no more can come. `busy`: a connected client may still join the round later.
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
         use State::{Partial, Staged, Whole};
         let (tally, expected) = (&self.tally, self.plan.expected as usize);
         let whole = tally.of(&[Whole, Partial]);
-        // What is staged is being folded, and counts even if all others that are wanted are in.
+        // A staged update is being folded. It counts even if all other updates that the round wants are in.
         if tally.of(&[Staged]) > 0 {
             return None;
         }
@@ -462,7 +479,7 @@ impl Round {
         Some(self.settle(whole, self.is_overdue(now)))
     }
 
-    /// Whether an update may still come that has not come yet.
+    /// Whether an update may still come.
     fn may_get_more(&self, now: Time, absent_since: Option<Time>, busy: bool) -> bool {
         use State::{Lost, Offered, Receiving, Sending, Training};
         let (tally, expected) = (&self.tally, self.plan.expected as usize);
@@ -491,17 +508,18 @@ impl Round {
         ))
     }
 
+    /// Whether a client that the round wants may still connect.
     fn may_appear(&self, now: Time, absent_since: Option<Time>) -> bool {
         let room = self.parts.len() < self.plan.expected as usize;
         room && absent_since.is_some_and(|since| now < since.saturating_add(self.plan.grace))
     }
 
-    /// When the round ends at the latest.
+    /// The latest time at which the round ends; `None` without a limit.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.plan.deadline.map(|limit| self.started.saturating_add(limit))
     }
 
-    /// The next time after `seen` at which something changes by itself.
+    /// The first time after `seen` at which a grace or the deadline is over.
     pub(crate) fn next_timeout(&self, seen: Time, absent_since: Option<Time>) -> Option<Time> {
         let grace = self.plan.grace;
         let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
@@ -511,7 +529,7 @@ impl Round {
         over.chain(self.deadline()).filter(|&at| at > seen).min()
     }
 
-    /// The round is over.
+    /// Ends the round and returns its results.
     pub(crate) fn outcome(mut self, now: Time, ending: &Ending) -> Outcome {
         let (keep, total) = (self.partial == Partial::Keep, self.total);
         let parts: Vec<Part> =
@@ -550,7 +568,7 @@ fn close(mut part: Part, keep: bool, total: u64) -> Part {
     (part.up.duplicates, part.up.corrupt) = came.faults();
     part.up.complete = came.is_whole();
     if part.is_in() {
-        part.state = part.as_it_came(); // what was being folded when it was concluded is in too
+        part.state = part.as_it_came(); // chunks that were being folded when it was concluded are in too
     }
     if part.state == State::Partial {
         part.up.missing = total - part.up.bytes;

@@ -1,4 +1,4 @@
-//! The server's side: what each client is told, and the round they take part in.
+//! The server's side: its clients, and the round that they take part in.
 
 mod choosing;
 mod counting;
@@ -24,83 +24,86 @@ use crate::session::{
 use crate::transfer::{Outgoing, Rule};
 use crate::{Liveness, Span, Time};
 
-/// What does not change during a job.
+/// The settings of a job, which never change.
 pub struct ServerConfig {
-    /// The job's number, in every chunk.
+    /// The job's number, which every chunk carries.
     pub job: u64,
-    /// Layout of the global model.
+    /// The layout of the global model.
     pub layout: Arc<Layout>,
-    /// Bytes of payload in a chunk.
+    /// Payload bytes of a chunk.
     pub chunk: u32,
-    /// What partial updates count.
+    /// What the mean takes of partly received updates.
     pub partial: Partial,
-    /// What stands in for parts that did not come; `None`: they are asked for again.
+    /// What takes the place of bytes that are lost; `None`: the server asks for lost bytes again.
     pub stand_in: Option<StandIn>,
-    /// The seed of the order in which updates are sent, as clients are told it; `None`: as they are.
+    /// The seed of the order in which clients send an update's elements ([`thalweg_wire::Spread`]); `None`:
+    /// the layout's order.
     pub spread: Option<u64>,
-    /// What of models and updates may be lost: the rest is asked for again, whatever stands in.
+    /// How much of models and updates may be lost. The rest is asked for again, even with a stand-in.
     pub tolerance: Arc<Tolerance>,
-    /// Bytes of updates that may be staged at a time.
+    /// Bytes of updates that may be staged at the same time.
     pub staging: u64,
-    /// Staged updates are folded together: when no other can come, or none has room.
+    /// Whether staged updates are folded together: when no other can come, or when all places are taken.
     pub lazy: bool,
-    /// Most that one update may weigh.
+    /// The greatest weight that an update may have.
     pub max_weight: f64,
-    /// Least time without progress that ends a link.
+    /// A link without progress for this long, or longer on a slow link, counts as broken.
     pub liveness: Time,
-    /// Most clients, ever.
+    /// Most clients that the job may ever have.
     pub max_clients: u32,
 }
 
-/// Where a chunk goes.
+/// Where the driver puts a chunk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Place {
-    /// Nowhere: late, duplicate or not of this job.
+    /// Nowhere: the chunk is late, a duplicate, or not of this job.
     Nothing,
-    /// Nothing of it is there yet: straight into the sender's staged update, if it is staged.
+    /// In place: none of its bytes are here. With staging, that is the sender's staged update.
     New {
-        /// Whose it is.
+        /// The sender's number.
         sender: u32,
-        /// Its weight, by which its values are judged before [`Server::stored`].
+        /// The update's weight. Values are checked with it before [`Server::stored`] is called.
         weight: f64,
     },
-    /// Part of it is there: aside first.
+    /// Into a buffer first: some of its bytes are here and must not be overwritten.
     Part {
-        /// Whose it is.
+        /// The sender's number.
         sender: u32,
-        /// Its weight.
+        /// The update's weight.
         weight: f64,
     },
 }
 
-/// What to do with a chunk that has come.
+/// What the driver does with a chunk that was received.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// Whose it is.
+    /// The sender's number.
     pub sender: u32,
-    /// Its weight.
+    /// The update's weight.
     pub weight: f64,
-    /// What of it is new. With [`Partial::Keep`], if there is any, it is to be folded, and [`Server::kept`] told.
+    /// The chunk's new ranges. With [`Partial::Keep`] the driver must fold them, if there are any, and then
+    /// call [`Server::kept`].
     pub fresh: Vec<Range>,
 }
 
 /// What a round asks of its driver.
 #[derive(Debug)]
 pub enum RoundAction {
-    /// Fold a staged update with this weight, free its staging, then tell [`Server::folded`] what came of it.
+    /// Fold a staged update with this weight, free its staging memory, then call [`Server::folded`] with the
+    /// result.
     Fold {
-        /// Whose.
+        /// The sender's number.
         sender: u32,
-        /// Weight.
+        /// The update's weight.
         weight: f64,
-        /// Since when all of it that was to come is there.
+        /// When the update was complete.
         since: Time,
-        /// What did not come of it, for which something is to stand in.
+        /// The bytes of the update that are missing, for which stand-ins are needed.
         holes: Ranges,
     },
     /// Free a staged update without folding it.
     Unstage {
-        /// Whose.
+        /// The sender's number.
         sender: u32,
     },
     /// The round is over.
@@ -108,30 +111,33 @@ pub enum RoundAction {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// What a client is doing, as the server knows.
 enum Duty {
     /// Ready for a round.
     #[default]
     Idle,
     /// Takes part in the current round.
     Round,
-    /// Still busy with a round that is over.
+    /// Still works on a round that is over.
     Behind,
 }
 
-/// What a round has to know of a client.
+/// The state of a client, beyond its membership.
 #[derive(Debug, Default)]
 struct Known {
     duty: Duty,
-    /// How its update of a round fared, should the link break before it hears so.
+    /// The round of its last judged update, and the result: repeated if the link breaks before the client
+    /// reads it.
     verdict: Option<(u32, Result<(), String>)>,
-    /// It was said that its metrics are dropped.
+    /// The log already says that its metrics were dropped.
     told: bool,
 }
 
-/// The model on its way to a client.
+/// The model while it is sent to a client.
 #[derive(Debug)]
 struct Model {
     round: u32,
+    /// When the present sending began.
     since: Time,
     out: Outgoing,
 }
@@ -141,26 +147,30 @@ pub struct Server {
     config: ServerConfig,
     rule: Rule,
     roster: Roster<Known, Option<Model>, RoundAction>,
-    /// Clients still busy with a round that is over.
+    /// Clients that still work on a round that is over.
     behind: BTreeSet<u32>,
     round: Option<Round>,
-    /// Where clients get the model one after the other: whose turn it is, and who waits for what of it.
+    /// With [`Fanout::Sequential`](crate::Fanout): the link on which the model is being sent.
     turn: Option<LinkId>,
+    /// The links that wait for their turn, each with the ranges to send.
     turns: VecDeque<(LinkId, Ranges)>,
+    /// The senders' rates, kept from round to round.
     rates: Credits,
+    /// Since when clients have been missing: the first round's start, or the last loss of a client since
+    /// then.
     absent_since: Option<Time>,
-    /// What was due by then has been seen to.
+    /// The time of the last [`Server::advance`]: everything that was due by then is done.
     advanced: Time,
-    /// Something is due that has to wait for chunks that are being folded.
+    /// A decision is due, but must wait for chunks that are being folded.
     waits: bool,
-    /// Where clients belong, if this is one of several nodes.
+    /// Where clients belong, if this server is one of several nodes of a tree.
     homes: Homes,
 }
 
 impl Server {
     roster_methods!(RoundAction);
 
-    /// A server without clients.
+    /// Makes a server without clients.
     pub fn new(config: ServerConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
             job: config.job,
@@ -186,13 +196,13 @@ impl Server {
         }
     }
 
-    /// Every participant's state and how much of its update has come, 0 to 1.
+    /// Each participant's name, state and received fraction of its update, 0 to 1.
     pub fn progress_report(&self) -> Vec<(String, State, f64)> {
         let parts = self.round.iter().flat_map(|r| r.parts().values());
         parts.map(|p| (p.client.clone(), p.state, p.incoming.came().fraction())).collect()
     }
 
-    /// A message has come.
+    /// Handles a message from a link.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
         match self.roster.control(now, link, message) {
             MemberEvent::Nothing => {}
@@ -248,10 +258,10 @@ impl Server {
         }
     }
 
-    /// Begins a round with everybody who is ready, or whom its choice falls on.
+    /// Begins a round with the connected clients that are ready and that the plan's choice selects.
     ///
     /// # Errors
-    /// If one is under way, or the plan can never be met.
+    /// If a round is running, or the plan can never be fulfilled.
     pub fn start_round(&mut self, now: Time, plan: RoundPlan) -> Result<(), String> {
         if let Some(round) = &self.round {
             return Err(format!("round {} is still under way", round.plan.number));
@@ -288,7 +298,7 @@ impl Server {
         }
         let before = self.part(sender, number).map_or(0.0, |part| part.weight);
         match (offered, &mut self.round) {
-            // What came of it was judged, and perhaps folded, by the weight that it was first offered with.
+            // Chunks were checked, and perhaps folded, with the weight that was offered first.
             (Ok(()), _) if before > 0.0 && weight != before => {
                 let reason =
                     format!("offered an update of {weight} samples that it had offered as one of {before}");
@@ -313,7 +323,7 @@ impl Server {
 
     fn idle(&mut self, now: Time, sender: u32) {
         if self.roster.member(sender).is_some_and(|m| m.own.duty == Duty::Behind) {
-            // It may have been let off with a part of this very round, if it said that it holds another.
+            // The client may already have a part in this very round, if its Hello said that it held another.
             self.start_over(now, sender, None);
         }
     }
@@ -333,7 +343,8 @@ impl Server {
         }
     }
 
-    /// A client's process has ended for good, as `why` says if it is not empty: nobody waits for it.
+    /// A client's process has ended for good. Ends its link; no round waits for it. `why` is the reason; an
+    /// empty `why` means "its process has ended".
     pub fn forget(&mut self, now: Time, client: &str, why: &str) {
         if let Some(sender) = self.roster.named(client) {
             self.gone(sender);
@@ -345,7 +356,7 @@ impl Server {
         self.advance(now);
     }
 
-    /// A link has ended.
+    /// Reports that a link has ended.
     pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
         self.drop_link(now, link, reason);
         self.advance(now);
@@ -356,7 +367,7 @@ impl Server {
         self.dropped(now, dropped);
     }
 
-    /// What it means for the round that a link is gone.
+    /// Updates the round after a link has ended.
     fn dropped(&mut self, now: Time, dropped: Option<Dropped<Option<Model>>>) {
         let Some(Dropped { link, member, reason, mut served, .. }) = dropped else { return };
         self.end_turn(now, link);
@@ -381,7 +392,7 @@ impl Server {
         self.roster.left(sender, reason);
     }
 
-    /// The job is over: everybody is told, nobody is let in any more.
+    /// Ends the job: sends a Bye to every client, and lets no client in any more.
     pub fn finish(&mut self, now: Time, reason: &str) {
         self.roster.finish(reason);
         self.end_turns();
@@ -397,18 +408,18 @@ impl Server {
         self.advance(now);
     }
 
-    /// When [`Server::timeout`] wants to be called at the latest.
+    /// When the driver must call [`Server::timeout`] at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         let round = self.round.as_ref().and_then(|r| r.next_timeout(self.advanced, self.absent_since()));
         self.roster.next_timer().into_iter().chain(round).min()
     }
 
-    /// Since when somebody may still show up; `None` when nobody can.
+    /// Since when a missing client may still come; `None` if no client can.
     fn absent_since(&self) -> Option<Time> {
         self.absent_since.filter(|_| !self.roster.is_finished() && !self.is_everybody_accounted_for())
     }
 
-    /// Time has passed.
+    /// Handles all timers that are due at `now`.
     pub fn timeout(&mut self, now: Time) {
         for link in self.roster.due(now) {
             let settled = self.roster.wake_at(link).is_some_and(|at| now >= at);
@@ -425,7 +436,7 @@ impl Server {
         self.round.as_mut().filter(|r| r.plan.number == round)?.part_mut(sender)
     }
 
-    /// What follows from the state alone: expired places, new grants, the round's end.
+    /// Does what follows from the present state: takes back expired places, sends grants, ends the round.
     fn advance(&mut self, now: Time) {
         self.advanced = self.advanced.max(now);
         self.waits = false;
@@ -438,7 +449,7 @@ impl Server {
         let together = round.due_together(now, absent_since, busy);
         together.into_iter().for_each(|staged| self.roster.want(staged.fold()));
         let ending = round.ending(now, absent_since, busy);
-        // What is being folded gets into the mean, so the outcome has to know of it.
+        // Chunks that are being folded get into the mean, so the outcome must wait for them.
         let held = ending.is_some() && round.is_folding();
         self.waits |= held;
         let ending = ending.filter(|_| !held);
@@ -454,7 +465,7 @@ impl Server {
         }
     }
 
-    /// Whether a client still works on a round that is over, and may come into this one.
+    /// Whether a connected client still works on a round that is over, and may join this one later.
     fn is_somebody_busy(&self) -> bool {
         self.behind.iter().any(|&sender| self.roster.link_of(sender).is_some())
     }
@@ -484,7 +495,7 @@ impl Server {
         self.rates = round.credits.clone();
         for &sender in round.parts().keys() {
             self.rates.release(sender);
-            // Whoever has a place may have a staged update, if only of damaged chunks.
+            // A client that holds a place may have a staged update, even if only damaged chunks arrived.
             if self.config.partial == Partial::Discard && round.credits.holds(sender) {
                 self.roster.want(RoundAction::Unstage { sender });
             }

@@ -1,4 +1,4 @@
-//! Who of those that are there takes part in a round.
+//! Which of the connected clients take part in a round.
 
 use super::{Duty, Server};
 use crate::star::choice::lot;
@@ -6,7 +6,8 @@ use crate::star::order::by_name;
 use crate::{Choice, Round, Time};
 
 impl Server {
-    /// Clients that may be taken into the round now, by name: all who are ready, or as many as there is room for by lot.
+    /// The clients that may be taken into the round now, in the order of their names: all that are ready, or
+    /// with a choice by lot, as many as there is room for.
     pub(super) fn candidates(&self, now: Time) -> Vec<u32> {
         let Some(round) = &self.round else { return Vec::new() };
         let number = round.plan.number;
@@ -23,7 +24,7 @@ impl Server {
         named.into_iter().map(|(_, sender)| sender).collect()
     }
 
-    /// Places of clients chosen by lot that will not come back go to the next.
+    /// With a choice by lot: gives the places of clients that will not come back to the next lots.
     pub(super) fn replace(&mut self, now: Time) {
         let has_room = |round: &Round| round.plan.choice != Choice::ByName && round.room(now) > 0;
         let open = self.round.as_ref().is_some_and(|round| has_room(round) && !round.is_overdue(now));

@@ -1,8 +1,9 @@
-//! What counts: only the outcome of a fold says that an update, or a part of it, is in the mean.
+//! Decides which updates count: only the result of a fold says that an update, or a part of it, is in the
+//! sums.
 //!
-//! An update that was staged is accepted once it was folded. With [`Partial::Keep`](crate::Partial::Keep) each chunk
-//! counts once it was folded. What cannot be folded is rejected, and the client hears the reason; if it is away, it
-//! hears when it comes back. A round does not end while a fold is under way whose outcome would change it.
+//! A staged update is accepted once it was folded. With [`Partial::Keep`](crate::Partial::Keep) each chunk
+//! counts once it was folded. An update that cannot be folded is rejected. The client gets the reason at
+//! once, or when it comes back. A round does not end while a fold is running that would change its results.
 
 use thalweg_wire::control::Control;
 use thalweg_wire::{ChunkHeader, Range};
@@ -11,7 +12,7 @@ use super::{Duty, LinkId, Server};
 use crate::{State, Time};
 
 impl Server {
-    /// The staged update of a client was folded, all of it, or `Err` says why none of it was.
+    /// Reports that a client's whole staged update was folded. `Err` says why none of it was.
     pub fn folded(&mut self, now: Time, sender: u32, outcome: Result<(), String>) {
         let Some(round) = &mut self.round else { return };
         if round.part(sender).is_none_or(|part| part.state != State::Staged) || round.is_deferred(sender) {
@@ -28,7 +29,8 @@ impl Server {
         self.advance(now);
     }
 
-    /// What [`Server::stored`] gave out of a chunk was folded on arrival, all of it, or `Err` says why none of it was.
+    /// Reports that all ranges that [`Server::stored`] returned for a chunk were folded. `Err` says why none
+    /// of them was.
     pub fn kept(
         &mut self,
         now: Time,
@@ -56,7 +58,7 @@ impl Server {
         }
     }
 
-    /// The update is refused, and nothing more of it is wanted.
+    /// Refuses an update. The server needs no more of it.
     pub(super) fn reject(&mut self, now: Time, sender: u32, round: u32, reason: &str) {
         self.drop_staging_of(sender);
         if let Some(current) = &mut self.round {
@@ -65,8 +67,8 @@ impl Server {
         self.answer(sender, round, Err(reason.into()));
     }
 
-    /// Tells the process that sent the update how it fared, at once or when it is back. Another process of the same
-    /// client has nothing to do with it.
+    /// Tells the process that sent the update its result, at once or when it is back. The result does not
+    /// concern another process of the same client.
     pub(super) fn answer(&mut self, sender: u32, round: u32, verdict: Result<(), String>) {
         let instance = self.part(sender, round).map(|part| part.instance);
         let Some(member) = self.roster.member_mut(sender).filter(|m| instance == Some(m.instance)) else {
@@ -91,8 +93,8 @@ impl Server {
         self.roster.send(link, message);
     }
 
-    /// Tells a client again whose update counts, or was refused. One whose update is being folded hears later, whatever it
-    /// says meanwhile. `false` if its update has not come.
+    /// Repeats the result to a client whose update was accepted or refused. A client whose update is being
+    /// folded gets it later. Returns false if the update was not received.
     pub(super) fn answered(&mut self, sender: u32, round: u32) -> bool {
         let verdict = match self.part(sender, round).map(|p| (p.state, p.reason.clone())) {
             Some((State::Whole | State::Partial, _)) => Ok(()),
@@ -104,7 +106,7 @@ impl Server {
         true
     }
 
-    /// Whether the process that is connected is the one that has this part in the round.
+    /// Whether the connected process of this client is the one that takes part in the round.
     pub(super) fn takes_part(&self, sender: u32, round: u32) -> bool {
         let instance = self.roster.member(sender).map(|member| member.instance);
         let current = self.round.as_ref().filter(|r| r.plan.number == round);

@@ -1,4 +1,4 @@
-//! How the global model gets to the clients.
+//! Sends the global model to the clients.
 
 use thalweg_wire::control::{Content, Control, Interval, Parcel};
 use thalweg_wire::Ranges;
@@ -8,7 +8,7 @@ use crate::transfer::Outgoing;
 use crate::{micros, Fanout, Liveness, Span, Time};
 
 impl Server {
-    /// Takes one client into the round; returns its link.
+    /// Takes one client into the round, and sends it the Offer. Returns its link.
     pub(super) fn enlist(&mut self, now: Time, sender: u32) -> Option<LinkId> {
         let number = self.round.as_ref()?.plan.number;
         if self.roster.member(sender).is_some_and(|member| self.is_late_for(&member.name, number)) {
@@ -35,7 +35,8 @@ impl Server {
         Some(link)
     }
 
-    /// Takes a late or returning client in; `holes`: what it lacks of the model, `None` all of it.
+    /// Takes a late or returning client into the round, and sends it the model. `holes`: the ranges that it
+    /// lacks; `None`: all.
     pub(super) fn assign(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
         let Some(link) = self.enlist(now, sender) else { return };
         if holes.is_some() {
@@ -56,7 +57,7 @@ impl Server {
         self.next_turn(now);
     }
 
-    /// The model goes to the next one in turn, if nobody else's is being sent.
+    /// Sends the model to the next client in turn, unless it is being sent to another.
     fn next_turn(&mut self, now: Time) {
         while self.turn.is_none() {
             let Some((link, wanted)) = self.turns.pop_front() else { return };
@@ -67,14 +68,14 @@ impl Server {
         }
     }
 
-    /// The model has been sent to this link, or will not be.
+    /// Notes that the model was sent on this link, or will not be. The next client's turn comes.
     pub(super) fn end_turn(&mut self, now: Time, link: LinkId) {
         if self.turn.take_if(|turn| *turn == link).is_some() {
             self.next_turn(now);
         }
     }
 
-    /// Nobody is sent this round's model any more.
+    /// Cancels all turns: this round's model is sent to no more clients.
     pub(super) fn end_turns(&mut self) {
         self.turn = None;
         self.turns.clear();
@@ -95,7 +96,7 @@ impl Server {
         }
     }
 
-    /// The model, or the part of it asked for, has been sent, or `Err` why not.
+    /// Reports that the model, or ranges of it, were sent on this link; `Err` says why not.
     pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
         let sent = self.roster.on_link(link, |served| {
             let model = served.own.as_mut().filter(|model| model.round == round && model.out.is_sending())?;
@@ -118,7 +119,7 @@ impl Server {
         self.advance(now);
     }
 
-    /// A client lacks something of the round's model.
+    /// Handles a client's Grant: it lacks ranges of the round's model.
     pub(super) fn resend(&mut self, now: Time, link: LinkId, round: u32, holes: &Ranges) {
         if self.round.as_ref().is_some_and(|r| r.plan.number == round) {
             self.roster.on_link(link, |served| {
@@ -133,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Sends what is granted of the model, unless something of it is being sent.
+    /// Sends the ranges of the model that a client has granted, unless others are being sent to it.
     fn send_next(&mut self, now: Time, link: LinkId) {
         let next = self.roster.on_link(link, |served| {
             let model = served.own.as_mut()?;

@@ -1,4 +1,4 @@
-//! Who is let in, under which number, and where a client that came back goes on.
+//! Lets clients in, and decides where a client that came back goes on.
 
 use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome};
 use thalweg_wire::Ranges;
@@ -38,8 +38,9 @@ impl Server {
         self.resume(now, link, sender, same, &hello.holding);
     }
 
-    /// Goes on where a client that came back left off. What it holds counts only if we gave it to this very
-    /// process for the round under way; the round may have ended, or the server have been restarted.
+    /// Goes on where a client that came back left off. What it holds counts only if this very process got it
+    /// from this server for the current round. The round may have ended meanwhile, or the server may have
+    /// been restarted.
     fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
         let current = self.round.as_ref().map(|r| r.plan.number);
         let current = current.filter(|&number| same && self.takes_part(sender, number));
@@ -65,7 +66,7 @@ impl Server {
                 self.start_over(now, sender, Some(holes.clone()));
             }
             Holding::Model { round, .. } => {
-                self.roster.send(link, Control::Closed { parcel: *round }); // or it would keep what it has of it
+                self.roster.send(link, Control::Closed { parcel: *round }); // otherwise it would keep what it has of this round
                 self.start_over(now, sender, None);
             }
             Holding::Nothing | Holding::Node(_) => self.start_over(now, sender, None),
@@ -79,7 +80,8 @@ impl Server {
         self.say_closed(sender);
     }
 
-    /// Tells a process, of whose client part of another update was folded, that this round is none of its business.
+    /// Tells a new process that it has no part in this round, if part of the update of an earlier process of
+    /// its client was folded.
     fn say_closed(&mut self, sender: u32) {
         let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
         let forsaken = self.part(sender, round).is_some_and(|part| part.state == State::Lost && part.gone);

@@ -1,15 +1,16 @@
-//! Who has left, and why; and what of a client's words is kept.
+//! Clients that have left, the reasons in a round's failure, and the limit on a client's metrics.
 
 use thalweg_wire::text::MAX_METRICS;
 
 use super::{Action, Server};
 use crate::{Choice, Ending};
 
-/// Most clients that a sentence names; the others are counted.
+/// A message names at most this many clients, and counts the others.
 const NAMED: usize = 8;
 
 impl Server {
-    /// Whether all clients that the round wants either take part or have left for good, so that no other is waited for.
+    /// Whether each client that the round wants takes part or has left for good, so that the round waits for
+    /// no other.
     pub(super) fn is_everybody_accounted_for(&self) -> bool {
         let Some(round) = self.round.as_ref().filter(|r| r.plan.choice == Choice::ByName) else {
             return false;
@@ -20,7 +21,7 @@ impl Server {
         parts >= expected || (members.len() > parts && parts + gone.count() >= expected)
     }
 
-    /// A round's failure also says why those are missing that had left before it.
+    /// Adds to a round's failure why clients are missing that had left before the round or were not let in.
     pub(super) fn with_farewells(&self, ending: Ending) -> Ending {
         let Ending::Failed(reason) = ending else { return ending };
         let round = self.round.as_ref();
@@ -35,7 +36,8 @@ impl Server {
         Ending::Failed(format!("{reason}, and before it {}", named(&farewells)))
     }
 
-    /// An offer's metrics, if they are text that is not too long to be kept. What is dropped is said once of each client.
+    /// The metrics of an offer, if they are UTF-8 and not too long. If not, `{}`; the log says so once for
+    /// each client.
     pub(super) fn bounded_metrics(&mut self, sender: u32, metrics: Vec<u8>) -> String {
         let bytes = metrics.len();
         if bytes <= MAX_METRICS {
@@ -53,7 +55,7 @@ impl Server {
     }
 }
 
-/// The first of some sentences, and how many more there are.
+/// Joins the first of these reasons, and counts the others.
 pub(crate) fn named(sentences: &[String]) -> String {
     let first = sentences[..sentences.len().min(NAMED)].join(", ");
     match sentences.len().saturating_sub(NAMED) {

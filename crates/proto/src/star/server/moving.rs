@@ -1,8 +1,9 @@
 //! Clients whose home is at another node of an aggregation tree, and those that have come from one.
 //!
-//! Who belongs where is the root's to decide. A node knows where all other clients of the job belong, so it can send one
-//! there that has lost its home. Of those that it takes over it knows whose update had been counted, and in which round they
-//! may have been: an update that counted at the old node is answered, and its client takes no part in that round again.
+//! The root decides at which node each client belongs. A node knows where all other clients of the job
+//! belong, so it can send a client there that has lost its home. For each client that it takes over, a node
+//! knows in which rounds the client may have been counted, and whether an update was. If an update counted at
+//! the old node, this node confirms it. The client takes no part in that round again.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +13,23 @@ use thalweg_wire::control::{Control, MAX_OTHERS};
 use super::{LinkId, Server};
 use crate::Time;
 
-/// Where the clients of a job belong, as a node has to know it.
+/// What a node knows about where the job's clients belong.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Homes {
-    /// By the names of clients of other nodes: where these listen.
+    /// The URL of the home of each client of another node, by the client's name.
     pub elsewhere: BTreeMap<String, String>,
-    /// Where other nodes listen, of which clients are told. At most [`MAX_OTHERS`] are used.
+    /// URLs of the other nodes, which clients are told. At most [`MAX_OTHERS`] are used.
     pub others: Vec<String>,
-    /// By the names of clients that came from other nodes: the last round that they may have been counted in.
+    /// For clients that came from other nodes, by name: the last round in which they may have been counted
+    /// there.
     pub after: BTreeMap<String, u32>,
-    /// By the names of clients: the last round that their update was counted in.
+    /// By the clients' names: the last round in which their update was counted.
     pub counted: BTreeMap<String, u32>,
 }
 
 impl Server {
-    /// The root has decided where clients belong. Those that belong elsewhere are sent there.
+    /// Stores the root's decision. Clients that belong to other nodes are sent there.
     pub fn place_clients(&mut self, now: Time, mut homes: Homes) {
         homes.others.truncate(MAX_OTHERS);
         let is_news = homes.others != self.homes.others;
@@ -64,7 +66,8 @@ impl Server {
         }
     }
 
-    /// Whether a client may take part in a round: it may have been in it at the node that it came from.
+    /// Whether a client may not take part in a round, because it may have taken part at the node that it came
+    /// from.
     pub(super) fn is_late_for(&self, client: &str, round: u32) -> bool {
         self.homes.after.get(client).is_some_and(|&last| round <= last)
     }

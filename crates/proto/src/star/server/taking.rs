@@ -1,4 +1,4 @@
-//! How updates come in: chunk by chunk, until one is whole, mended or refused.
+//! Receives updates chunk by chunk, until each is complete or refused.
 
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::ChunkHeader;
@@ -9,7 +9,7 @@ use crate::transfer::Step;
 use crate::{Fit, Span, Time};
 
 impl Server {
-    /// Where a chunk goes.
+    /// Decides where the driver puts a chunk.
     pub fn place(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) -> Place {
         let Some((sender, part)) = self.uploading(link, chunk) else { return Place::Nothing };
         let weight = part.weight;
@@ -20,7 +20,8 @@ impl Server {
         }
     }
 
-    /// The first bytes of a chunk have come; its place is asked for later, when its length is known.
+    /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later, when it
+    /// knows the chunk's length.
     pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {
         if let Some((_, part)) = self.uploading(link, chunk) {
             part.incoming.came_mut().touch(now);
@@ -34,9 +35,11 @@ impl Server {
         (part.state == State::Sending).then_some((sender, part))
     }
 
-    /// A chunk is in its place, or came damaged (`Err(None)`), or holds what no update may (`Err(reason)`). One that
-    /// cuts an element is refused, for nobody can say what its pieces are worth.
-    /// Returns what of it is to be used; it must be used before the round's end is acted on.
+    /// Reports that a chunk was received intact (`Ok`), damaged (`Err(None)`), or with values that no update
+    /// may have (`Err(reason)`). A chunk that cuts an element is refused, because its parts have no meaning
+    /// of their own.
+    ///
+    /// Returns the ranges that the driver must use. It must do so before it handles the round's end.
     pub fn stored(
         &mut self,
         now: Time,
@@ -50,7 +53,7 @@ impl Server {
         let (sender, part) = self.uploading(link, chunk)?;
         let weight = part.weight;
         match outcome {
-            // Nothing more is begun, or what is due would wait for ever.
+            // The round's end waits for running folds. If new ones began, it would wait for ever.
             Ok(()) if keep && waits => None,
             Ok(()) if keep => {
                 let fresh = part.incoming.came_mut().fold(now, chunk.range());
@@ -73,7 +76,7 @@ impl Server {
         }
     }
 
-    /// Why a chunk is refused, if it begins or ends within an element.
+    /// Why a chunk that begins or ends inside an element is refused; `None` if it does not.
     fn cut(&self, chunk: &ChunkHeader) -> Option<String> {
         let (range, tensor) = (chunk.range(), self.config.layout.cut_by(chunk.range())?);
         Some(format!(
@@ -83,7 +86,8 @@ impl Server {
         ))
     }
 
-    /// Asks for what was lost so far, if it is time to look; then looks at the link when it has settled.
+    /// Asks for lost ranges, if it is time to look for them. If the server waits for chunks after an End,
+    /// sets the link's timer to the end of that wait.
     pub(super) fn look_for_losses(&mut self, link: LinkId, sender: u32, chunk: &ChunkHeader) {
         let (grid, rule) = (self.config.chunk, self.rule.clone());
         let Some(part) = self.part(sender, chunk.round) else { return };
@@ -114,7 +118,8 @@ impl Server {
         }
     }
 
-    /// A client has sent its count of retransmissions. If the update's round is over, the next update's transfer gets it.
+    /// Handles a client's count of retransmissions. If the update's round is over, the count goes to its next
+    /// transfer.
     pub(super) fn counted(&mut self, sender: u32, round: u32) {
         if self.part(sender, round).is_none() {
             return;
@@ -132,8 +137,9 @@ impl Server {
         }
     }
 
-    /// All that was asked for was sent: either it is whole, or what must come is asked for, or something stands in, or too
-    /// much was lost.
+    /// Decides what follows when everything that was asked for was sent. The update is complete, perhaps with
+    /// stand-ins for holes; or the server asks for missing ranges; or it refuses the update because too much
+    /// was lost.
     fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         let (at_deadline, rule) = (self.ends_updates(now), self.rule.clone());
         let Some(part) = self.part(sender, number) else { return };
@@ -164,13 +170,14 @@ impl Server {
         }
     }
 
-    /// Whether updates that are being sent end here: the deadline has passed, and something stands in for what did not
-    /// come. [`Self::timeout`] then counts what [`Self::observe`] was last told of their links.
+    /// Whether updates that are being sent end now: the deadline has passed, and stand-ins replace what is
+    /// missing. If so, the driver must call [`Self::observe`] before [`Self::timeout`], so that the links'
+    /// counters are up to date.
     pub fn ends_updates(&self, now: Time) -> bool {
         self.config.stand_in.is_some() && self.round.as_ref().is_some_and(|round| round.is_overdue(now))
     }
 
-    /// At the deadline what is still being sent counts as far as it has come.
+    /// At the deadline, concludes the updates that are being sent with the bytes that have arrived.
     pub(super) fn conclude_overdue(&mut self, now: Time) {
         let Some(round) = self.round.as_ref().filter(|_| self.ends_updates(now)) else { return };
         let number = round.plan.number;
