@@ -1,4 +1,4 @@
-//! One direction of a stream at its receiver.
+//! One direction of a stream at its receiver: orders the bytes, and grants credit.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,35 +7,37 @@ use thalweg_wire::{Range, Ranges};
 
 /// Pieces up to this size are joined while they wait for the program.
 const JOINED: usize = 16 << 10;
-/// More credit is told when so much of the window (1/8) has become free, of the smaller one of both ends: often enough that
-/// the sender never waits for it over a link whose round trip the window fits.
+/// The receiver sends more credit when this fraction (1/8) of the smaller of both windows is free. So the
+/// sender never waits for credit on a link whose bandwidth-delay product fits the window.
 const TOLD: u64 = 8;
-/// Separate pieces that may wait for bytes before them. Each costs some memory besides its bytes.
+/// Most separate pieces that may wait for bytes before them. Each piece costs memory besides its bytes.
 const MOST_AHEAD: usize = 1 << 14;
 
-/// Bytes from the peer on their way to the program.
+/// Bytes from the peer for the program.
 #[derive(Debug)]
 pub(super) struct Inlet {
+    /// Most bytes that are buffered.
     window: u64,
-    /// The program has to take so many bytes before more credit is told.
+    /// The receiver sends more credit after the program has taken this many bytes.
     step: u64,
-    /// What came out of order, by position; disjoint.
+    /// Bytes that arrived out of order, by position. The pieces do not overlap.
     ahead: BTreeMap<u64, Vec<u8>>,
-    /// What is in order and waits for the program.
+    /// Bytes that are in order and wait for the program.
     ready: VecDeque<Vec<u8>>,
-    /// Everything before this has come.
+    /// All bytes before this position have arrived.
     received: u64,
-    /// What the program has taken.
+    /// Bytes that the program has taken.
     taken: u64,
-    /// What was granted, and what was last confirmed.
+    /// The sender may send bytes before this position.
     limit: u64,
+    /// All bytes before this position were confirmed to the sender.
     confirmed: u64,
-    /// Bytes in all, once the peer has said it.
+    /// The stream's length in bytes, once the peer has sent it.
     end: Option<u64>,
 }
 
 impl Inlet {
-    /// A direction of which at most `window` bytes are buffered, all granted.
+    /// A direction that buffers at most `window` bytes, all of which are granted at once.
     pub fn new(window: u64) -> Self {
         Self {
             window,
@@ -50,7 +52,8 @@ impl Inlet {
         }
     }
 
-    /// The sender keeps at most so many bytes until they are confirmed, so they have to be confirmed accordingly often.
+    /// Sets the sender's window. The sender keeps at most this many bytes until they are confirmed, so a
+    /// smaller window needs more frequent credit.
     pub fn sender_keeps(&mut self, window: u64) {
         self.step = (self.window.min(window) / TOLD).max(1);
     }
@@ -59,7 +62,7 @@ impl Inlet {
         self.received
     }
 
-    /// Whether a chunk brings anything new.
+    /// Whether a chunk brings new bytes.
     ///
     /// # Errors
     /// If it reaches beyond what was granted, or beyond the end.
@@ -73,7 +76,7 @@ impl Inlet {
         Ok(range.end > self.received && self.ahead.len() < MOST_AHEAD)
     }
 
-    /// A chunk has come for which [`Inlet::wants`] said yes. Whether anything is in order now that was not.
+    /// Stores a chunk that [`Inlet::wants`] accepted. Returns whether more bytes are in order now.
     pub fn store(&mut self, start: u64, bytes: Vec<u8>) -> bool {
         let range = Range::new(start, start + bytes.len() as u64);
         if start == self.received && self.ahead.is_empty() {
@@ -87,7 +90,8 @@ impl Inlet {
         self.settle()
     }
 
-    /// Keeps what is out of order. Small pieces that follow each other are joined, so pieces are as many as gaps, or large.
+    /// Stores bytes that are out of order. Small pieces that follow each other are joined. So there are at
+    /// most as many pieces as gaps, or the pieces are large.
     fn keep(&mut self, at: u64, bytes: &[u8]) {
         match self.ahead.range_mut(..at).next_back() {
             Some((&before, piece))
@@ -99,7 +103,7 @@ impl Inlet {
         }
     }
 
-    /// The parts of `range` that have not come.
+    /// The parts of `range` that have not arrived.
     fn fresh(&self, range: Range) -> Vec<Range> {
         let rest = Range::new(range.start.max(self.received), range.end);
         let there = self.ahead.range(..rest.end).rev();
@@ -108,7 +112,7 @@ impl Inlet {
         there.missing_in(rest)
     }
 
-    /// Moves what is in order now to the program's queue.
+    /// Moves pieces that are in order now to the program's queue.
     fn settle(&mut self) -> bool {
         let before = self.received;
         while let Some(entry) = self.ahead.first_entry().filter(|entry| *entry.key() == self.received) {
@@ -126,20 +130,20 @@ impl Inlet {
         }
     }
 
-    /// What the program gets next.
+    /// Takes the next bytes for the program.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         self.ready.pop_front()
     }
 
-    /// The program has taken so many bytes.
+    /// Notes that the program has taken this many bytes.
     pub fn took(&mut self, bytes: u64) {
         self.taken = (self.taken + bytes).min(self.received);
     }
 
-    /// The peer says how many bytes there are in all.
+    /// Notes the stream's length in bytes, which the peer has sent.
     ///
     /// # Errors
-    /// If more have come, or it said otherwise before.
+    /// If more bytes have arrived, or the peer sent another length before.
     pub fn end(&mut self, end: u64) -> Result<(), &'static str> {
         let last = self.ahead.last_key_value().map_or(0, |(at, bytes)| at + bytes.len() as u64);
         if self.end.is_some_and(|known| known != end) || end < self.received.max(last) {
@@ -149,22 +153,22 @@ impl Inlet {
         Ok(())
     }
 
-    /// All has come.
+    /// Whether all bytes have arrived.
     pub fn is_whole(&self) -> bool {
         self.end == Some(self.received)
     }
 
-    /// All has come, and the program has it.
+    /// Whether the program has taken all bytes.
     pub fn is_done(&self) -> bool {
         self.end == Some(self.taken)
     }
 
-    /// What did not come of everything before `end`, of which all was sent.
+    /// The missing ranges before `end`. The sender has sent all bytes before `end`.
     pub fn missing(&self, end: u64) -> Ranges {
         self.fresh(Range::new(self.received, end)).into_iter().take(MAX_HOLES).collect()
     }
 
-    /// What has come and what may be sent, if it is time to say so.
+    /// The confirmed position and the new limit, if it is time to send them.
     pub fn credit(&mut self) -> Option<(u64, u64)> {
         let limit = self.taken + self.window;
         let told = self.is_whole() && self.confirmed < self.received;
@@ -174,7 +178,7 @@ impl Inlet {
         Some(self.say())
     }
 
-    /// What has come and what may be sent.
+    /// The confirmed position and the new limit, which the caller must send.
     pub fn say(&mut self) -> (u64, u64) {
         self.limit = self.taken + self.window;
         self.confirmed = self.received;

@@ -1,4 +1,5 @@
-//! TCP streams of other programs over one link: opening, credit, half-close, reset, and asking again for lost chunks.
+//! TCP streams of other programs over one link: opening, credit, half-close, reset, and resending lost
+//! chunks.
 //!
 //! ```text
 //! mux      the streams of a link: which messages and which chunks go next, fairly; liveness
@@ -7,9 +8,10 @@
 //! terms    what the driver tells the machine, and hears from it
 //! ```
 //!
-//! Each direction of a stream has a window at each end. Its receiver buffers at most so much, and its sender reads no more
-//! from the program than the receiver has granted. Whatever was granted, the sender keeps at most its own window of bytes
-//! that are not confirmed. So a program that reads slowly stops its own peer and no other stream.
+//! Each direction of a stream has a window at each end. The receiver buffers at most its window. The sender
+//! reads no more bytes from its program than the receiver has granted. Whatever was granted, the sender keeps
+//! at most its own window of unconfirmed bytes. So a program that reads slowly stops its own peer, and no
+//! other stream.
 
 mod inlet;
 mod mux;

@@ -1,38 +1,41 @@
-//! One direction of a stream at its sender.
+//! One direction of a stream at its sender: keeps the bytes until they are confirmed.
 
 use std::collections::VecDeque;
 
 use thalweg_wire::{Range, Ranges};
 
-/// Pieces from the program up to this size are joined, so that a program that writes byte by byte costs no more memory
-/// than another.
+/// Pieces from the program up to this size are joined, so that a program that writes byte by byte costs no
+/// more memory than another.
 const JOINED: usize = 16 << 10;
 
-/// Bytes from the program on their way to the peer. They are kept until the peer has them.
+/// Bytes from the program for the peer. They are kept until the peer has confirmed them.
 #[derive(Debug, Default)]
 pub(super) struct Outlet {
-    /// What the program gave and the peer has not confirmed, each with its position.
+    /// Bytes that the peer has not confirmed, in pieces, each with its position.
     kept: VecDeque<(u64, Vec<u8>)>,
-    /// What the program gave in all, what was sent of it, and what the peer has.
+    /// Bytes that the program gave in all.
     given: u64,
+    /// Bytes that were sent at least once.
     sent: u64,
+    /// Bytes that the peer has confirmed.
     arrived: u64,
-    /// What the peer grants.
+    /// The peer allows bytes before this position.
     limit: u64,
-    /// Most bytes that are kept, whatever the peer grants.
+    /// Most bytes that are kept, whatever the peer allows.
     window: u64,
-    /// What was sent and did not arrive.
+    /// Ranges that were sent and lost.
     again: Ranges,
+    /// The program gives no more bytes.
     ended: bool,
 }
 
 impl Outlet {
-    /// A direction for which the peer has granted `limit` bytes, and which keeps at most `window` bytes.
+    /// A direction for which the peer allows `limit` bytes, and which keeps at most `window` bytes.
     pub fn new(limit: u64, window: u64) -> Self {
         Self { limit, window, ..Self::default() }
     }
 
-    /// Bytes that may be taken from the program now.
+    /// How many bytes may be taken from the program now.
     pub fn room(&self) -> u64 {
         if self.ended {
             return 0;
@@ -40,7 +43,7 @@ impl Outlet {
         self.limit.min(self.arrived.saturating_add(self.window)).saturating_sub(self.given)
     }
 
-    /// The program gave these bytes, no more than there is room for.
+    /// Adds bytes of the program, at most [`Outlet::room`].
     pub fn give(&mut self, bytes: Vec<u8>) {
         let at = self.given;
         self.given += bytes.len() as u64;
@@ -51,7 +54,7 @@ impl Outlet {
         }
     }
 
-    /// The program gives no more. Returns how many bytes there are in all.
+    /// Notes that the program gives no more bytes. Returns the stream's length in bytes.
     pub fn end(&mut self) -> u64 {
         self.ended = true;
         self.given
@@ -61,20 +64,20 @@ impl Outlet {
         self.ended
     }
 
-    /// What was sent so far.
+    /// Bytes that were sent at least once.
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Everything was sent, and has arrived.
+    /// Whether the program has ended and the peer has confirmed all bytes.
     pub fn is_done(&self) -> bool {
         self.ended && self.arrived == self.given
     }
 
-    /// The peer has everything before `received` and grants everything before `limit`.
+    /// Handles a credit: the peer has all bytes before `received`, and allows bytes before `limit`.
     ///
     /// # Errors
-    /// If it has what was never sent.
+    /// If the peer confirms bytes that were never sent.
     pub fn credit(&mut self, received: u64, limit: u64) -> Result<(), &'static str> {
         if received > self.sent {
             return Err("it confirms bytes that were never sent");
@@ -88,10 +91,10 @@ impl Outlet {
         Ok(())
     }
 
-    /// The peer did not get these bytes.
+    /// Notes that the peer lacks these ranges.
     ///
     /// # Errors
-    /// If they were never sent.
+    /// If the peer names bytes that were never sent.
     pub fn missing(&mut self, wanted: &Ranges) -> Result<(), &'static str> {
         for range in wanted.iter() {
             if range.end > self.sent {
@@ -103,12 +106,12 @@ impl Outlet {
         Ok(())
     }
 
-    /// Whether there is anything to send.
+    /// Whether there are bytes to send.
     pub fn has_more(&self) -> bool {
         self.sent < self.given || !self.again.is_empty()
     }
 
-    /// Appends at most `most` bytes to `out`, lost ones first, and says where they belong.
+    /// Appends at most `most` bytes to `out`, lost ones first, and returns their range.
     pub fn take(&mut self, most: u64, out: &mut Vec<u8>) -> Option<Range> {
         let lost = self.again.iter().next();
         let next = lost.unwrap_or(Range::new(self.sent, self.given));

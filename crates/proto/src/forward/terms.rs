@@ -1,58 +1,58 @@
-//! What a driver tells [`super::Mux`], and hears from it.
+//! The configuration and the events of [`super::Mux`].
 
 use crate::Time;
 
-/// What does not change while a link lives.
+/// The settings of a link, which never change.
 #[derive(Debug, Clone, Copy)]
 pub struct ForwardConfig {
-    /// Bytes that this end buffers of each stream.
+    /// Bytes that this end buffers for each direction of a stream.
     pub window: u64,
-    /// Bytes that the other end buffers of each stream before it has said anything of the stream: what the near end may
-    /// send at once. 0 where chunks may overtake messages, and at the far end.
+    /// Bytes that the near end may send on a new stream before the other end has answered. The other end
+    /// buffers as many. 0 at the far end, and where chunks may overtake messages.
     pub granted: u64,
-    /// Streams at a time.
+    /// Most streams that may be open at once.
     pub streams: u32,
     /// Most bytes of a chunk.
     pub chunk: u32,
-    /// Every chunk arrives, so nothing needs to be asked for again.
+    /// Whether every chunk arrives, so that none needs to be sent again.
     pub reliable: bool,
-    /// Least seconds of silence that end the link.
+    /// Silence of the peer for this long, or longer on a slow link, ends the link.
     pub liveness: Time,
 }
 
-/// What the driver has to look after.
+/// What the driver has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ForwardEvent {
     /// Far end: connect this stream to the target.
     Opened(u32),
-    /// There are bytes, or an end, for this stream's program.
+    /// Bytes, or the end, are ready for this stream's program.
     Readable(u32),
-    /// There is room for bytes of this stream's program again.
+    /// The stream can take bytes of its program again.
     Writable(u32),
     /// The peer has reset the stream, for this reason: reset the program's connection.
     Reset(u32, String),
 }
 
-/// What a stream has for its program.
+/// What [`super::Mux::take`] returns for a stream's program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// These bytes; tell [`super::Mux::took`] when the program has them.
+    /// These bytes. Call [`super::Mux::took`] when the program has them.
     Bytes(Vec<u8>),
-    /// Nothing more, ever.
+    /// The end of the stream.
     End,
     /// Nothing yet.
     Nothing,
-    /// The stream is over.
+    /// The stream does not exist any more.
     Gone,
 }
 
-/// Chunks to be sent in one go: their offsets and lengths, and their bytes one after the other.
+/// Chunks that are sent in one call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Offset and length of each chunk.
     pub chunks: Vec<(u64, u32)>,
-    /// The bytes of all.
+    /// The bytes of all chunks, one after the other.
     pub bytes: Vec<u8>,
-    /// The streams there are in it.
+    /// The streams whose chunks it has.
     pub(super) streams: Vec<u32>,
 }

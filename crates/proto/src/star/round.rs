@@ -17,7 +17,8 @@ pub enum Partial {
     /// Nothing: an update is staged until it is whole.
     #[default]
     Discard,
-    /// The chunks that have arrived: each is folded on arrival, with a weight of its own.
+    /// The chunks that have arrived: each is folded on arrival. Each byte's mean takes the weights of the
+    /// updates that have this byte.
     Keep,
 }
 

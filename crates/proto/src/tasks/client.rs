@@ -1,4 +1,4 @@
-//! The client's side: tasks come in, and each is answered.
+//! The client's side: receive tasks, and answer each.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,69 +14,73 @@ use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
 use crate::transfer::{Incoming, Outgoing, Rule, Step};
 use crate::{micros, Fit, Span, Time};
 
-/// Most tasks that a client holds at once. A server gives it far fewer.
+/// Most tasks that a client holds at once. A server normally gives it far fewer.
 const MAX_GIVEN: usize = 1024;
 
-/// What became of a task, as its client hears it.
+/// What became of a task, as the server tells the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskVerdict {
-    /// The result was handed over, or folded.
+    /// The result was handed over to the server's application, or folded.
     Accepted,
-    /// The result was refused.
+    /// The server refused the result, for this reason.
     Rejected(String),
-    /// Nobody wants a result any more.
+    /// The server does not want a result any more.
     Closed,
 }
 
 /// What tasks ask of a client's driver.
 #[derive(Debug)]
 pub enum TaskStep {
-    /// A task is here.
+    /// All bytes of a task are here.
     Ready {
-        /// Its number.
+        /// The task's number.
         task: u32,
-        /// For the application.
+        /// Bytes for the application.
         head: Vec<u8>,
-        /// Of its tensors.
+        /// The layout of the task's tensors.
         layout: Arc<Layout>,
-        /// Its bytes are those of this earlier task, which the driver still has.
+        /// The task's tensor bytes equal those of this earlier task, which the driver still has.
         same_as: Option<u32>,
-        /// Until when an answer is wanted.
+        /// When the server wants the answer at the latest; `None`: no limit.
         deadline: Option<Time>,
     },
-    /// A task is over: its result, and what the application was told of it, is needed no longer.
+    /// A task is over. The driver no longer needs its result, nor the application's copy of the task.
     Over {
-        /// Its number.
+        /// The task's number.
         task: u32,
         /// How it ended.
         verdict: TaskVerdict,
     },
-    /// The bytes of this task are needed no longer.
+    /// The driver no longer needs the bytes of this task.
     Forget {
-        /// Its number.
+        /// The task's number.
         task: u32,
     },
 }
 
+/// How far a task is.
 #[derive(Debug)]
 enum Stage {
-    /// Its bytes are on their way.
+    /// The task's bytes are being received.
     Receiving(Incoming),
-    /// It is with the application.
+    /// The application works on the task.
     Working,
-    /// Its result is offered, or on its way.
+    /// The result is offered, or is being sent.
     Answering { answer: Answer, out: Outgoing },
-    /// There will be no result.
+    /// The application has refused the task.
     Refusing { reason: String },
 }
 
+/// A task that the server has given.
 #[derive(Debug)]
 struct Given {
     head: Vec<u8>,
     layout: Arc<Layout>,
     deadline: Option<Time>,
     stage: Stage,
+    /// From when to when the task was received, in microseconds.
     received: Interval,
+    /// Chunks that arrived more than once.
     duplicates: u64,
 }
 
@@ -84,12 +88,14 @@ struct Given {
 #[derive(Debug)]
 pub struct TaskClient {
     dial: Dial<TaskStep>,
+    /// Greatest size of a task, in bytes.
     max_bytes: u64,
     tasks: BTreeMap<u32, Given>,
-    /// The last task whose bytes are all here, for later ones that have the same.
+    /// The last task whose bytes are all here. Later tasks may have the same bytes.
     kept: Option<u32>,
-    /// The result that is being sent, and those that wait for that.
+    /// The task whose result is being sent.
     sending: Option<u32>,
+    /// Tasks whose granted results wait to be sent.
     waiting: VecDeque<u32>,
     rule: Rule,
 }
@@ -97,8 +103,8 @@ pub struct TaskClient {
 impl TaskClient {
     dial_methods!(TaskStep);
 
-    /// A client that wants to connect at once, for tasks or as a node of a tree, and takes tasks of at most `max_bytes`
-    /// bytes each.
+    /// Makes a client that connects at once. It takes tasks of at most `max_bytes` bytes each. `seed` spreads
+    /// the retries of many clients.
     pub fn new(config: ClientConfig, purpose: Purpose, max_bytes: u64, seed: u64) -> Self {
         Self {
             dial: Dial::new(config, purpose, seed),
@@ -123,7 +129,7 @@ impl TaskClient {
         }
     }
 
-    /// The proof is made, or none was wanted.
+    /// Reports that the proof is made; `None` if the server wanted none.
     pub fn proven(&mut self, now: Time, proof: Option<Proof>) {
         self.dial.proven(now, proof, Holding::Nothing);
     }
@@ -140,7 +146,7 @@ impl TaskClient {
         }
     }
 
-    /// After a link was made anew the server hears how far each task is.
+    /// Tells the server how far each task is, after a link was made anew.
     fn welcomed(&mut self) {
         let ordered = self.dial.is_ordered();
         for (&number, given) in &mut self.tasks {
@@ -157,7 +163,8 @@ impl TaskClient {
         }
     }
 
-    /// The server gives a task. One that is known is offered again after a broken link; it was told how far it is.
+    /// Handles an Offer of a task. A known task is offered again after a broken link; the server was already
+    /// told how far it is.
     fn given(&mut self, now: Time, task: Parcel) {
         let number = task.number;
         if self.tasks.contains_key(&number) {
@@ -205,20 +212,20 @@ impl TaskClient {
         }
     }
 
-    /// How a chunk fits into the task that is being received, and the bytes of all of it.
+    /// How a chunk fits the task that is being received, and the bytes of the whole task.
     pub fn place(&mut self, now: Time, chunk: &ChunkHeader) -> (Fit, u64) {
         let Some(incoming) = self.receiving(chunk) else { return (Fit::Nothing, 0) };
         (incoming.fit(now, chunk.range()), incoming.came().total())
     }
 
-    /// The first bytes of a chunk have come; its place is asked for later.
+    /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later.
     pub fn begun(&mut self, now: Time, chunk: &ChunkHeader) {
         if let Some(incoming) = self.receiving(chunk) {
             incoming.came_mut().touch(now);
         }
     }
 
-    /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
+    /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new ranges.
     pub fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
         let Some(incoming) = self.receiving(chunk) else { return Vec::new() };
         if !ok {
@@ -248,7 +255,7 @@ impl TaskClient {
         }
     }
 
-    /// All of a task is here.
+    /// Hands a task over to the application: all its bytes are here.
     fn here(&mut self, number: u32, same_as: Option<u32>) {
         let Some(given) = self.tasks.get_mut(&number) else { return };
         if let Stage::Receiving(incoming) = &given.stage {
@@ -271,22 +278,23 @@ impl TaskClient {
         }
     }
 
-    /// The bytes of a task are needed no longer, unless it is open or the last one.
+    /// Tells the driver to free a task's bytes, unless the task is open or its bytes are the last ones.
     fn forget(&mut self, number: u32) {
         if self.kept != Some(number) && !self.tasks.contains_key(&number) {
             self.dial.want(TaskStep::Forget { task: number });
         }
     }
 
-    /// Whether a task was handed out and is not over.
+    /// Whether a task was given and is not over.
     pub fn is_open(&self, number: u32) -> bool {
         self.tasks.contains_key(&number)
     }
 
-    /// The application has a result.
+    /// Answers a task with the application's result.
     ///
     /// # Errors
-    /// If the task was not handed out or is over, the head is too long, or the weight is no number or negative.
+    /// If the task was not handed out or is over, the head is too long, or the weight is negative or not
+    /// finite.
     pub fn answer(&mut self, number: u32, answer: Answer) -> Result<(), String> {
         if answer.head.len() > MAX_HEAD {
             let bytes = answer.head.len();
@@ -302,7 +310,7 @@ impl TaskClient {
         Ok(())
     }
 
-    /// The application has no result, for this reason.
+    /// Tells the server that the application has no result, for this reason.
     ///
     /// # Errors
     /// If the task was not handed out, or is over.
@@ -331,7 +339,7 @@ impl TaskClient {
         }
     }
 
-    /// Sends what is granted next, if nothing is being sent.
+    /// Sends the next granted ranges, if nothing is being sent.
     fn send_next(&mut self) {
         while self.sending.is_none() {
             let Some(number) = self.waiting.pop_front() else { return };
@@ -344,10 +352,10 @@ impl TaskClient {
         }
     }
 
-    /// The ranges asked for have been sent, or `Err` why not.
+    /// Reports that the requested ranges were sent; `Err` says why not.
     pub fn sent(&mut self, number: u32, outcome: Result<Span, String>) {
         if self.sending != Some(number) {
-            return; // of a link that is over
+            return; // belongs to a link that is over
         }
         self.sending = None;
         if let Some(Given { stage: Stage::Answering { out, .. }, .. }) = self.tasks.get_mut(&number) {
@@ -366,7 +374,7 @@ impl TaskClient {
         self.send_next();
     }
 
-    /// The server has done with a task.
+    /// Ends a task, as the server says.
     fn over(&mut self, number: u32, verdict: TaskVerdict) {
         if self.tasks.remove(&number).is_none() {
             return;
@@ -387,12 +395,12 @@ impl TaskClient {
         })
     }
 
-    /// When [`TaskClient::timeout`] wants to be called at the latest.
+    /// When the driver must call [`TaskClient::timeout`] at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.dial.poll_timeout().into_iter().chain(self.settles_at().map(|(at, _)| at)).min()
     }
 
-    /// Time has passed.
+    /// Handles all timers that are due at `now`.
     pub fn timeout(&mut self, now: Time) {
         let settled: Vec<u32> = self.settles_at().filter(|(at, _)| now >= *at).map(|(_, n)| n).collect();
         match self.dial.timeout(now) {

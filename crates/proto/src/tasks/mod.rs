@@ -1,8 +1,9 @@
-//! Tasks: the server sends a head and tensors to named members, and each answers with a result of its own layout.
+//! Tasks: the server sends a head and tensors to named members, and each member answers with a result that
+//! has a layout of its own.
 //!
-//! Many tasks are open at once. A task and its results are parcels of the same number. Results are folded, or handed over
-//! one by one. Of results that are folded something may be missing ([`TaskPlan::missing`]). Whatever happens to a member, its
-//! part of a task ends in a state with a reason.
+//! Many tasks are open at the same time. A task and its results are parcels of the same number. Results are
+//! folded, or handed over one by one. Folded results may have missing bytes, as far as [`TaskPlan::missing`]
+//! allows. Whatever happens to a member, its part of a task ends in a state with a reason.
 //!
 //! ```text
 //! server                                   client
@@ -15,8 +16,9 @@
 //!   Accepted  ------------------------------->   (or Rejected, or Closed: nobody wants it any more)
 //! ```
 //!
-//! After a broken link both say where they are: the client repeats Grant (what it lacks), Received or Offer for each task
-//! that it has; the server offers again what the client may not have heard of. What the server does not know is Closed.
+//! When a broken link was made anew, both ends repeat where they are. For each of its tasks the client sends
+//! a Grant (the ranges that it lacks), a Received or an Offer. The server offers again the tasks that the
+//! client may not have received. It answers with Closed for a task that it does not know.
 
 mod client;
 mod part;

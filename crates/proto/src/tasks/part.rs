@@ -1,4 +1,4 @@
-//! One member's part in a task.
+//! One member's part in a task: its stage, its result and how it ended.
 
 use std::sync::Arc;
 
@@ -12,68 +12,70 @@ use crate::{Direction, Time, Transfer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplyState {
-    /// Its result was handed over, or folded.
+    /// The result was handed over, or folded.
     Done,
     /// The member said that there will be no result, or its result could not be used.
     Failed,
-    /// It was away, or its process ended.
+    /// The member was away for too long, or its process ended.
     Lost,
-    /// It had not answered by the deadline.
+    /// The member had not answered by the deadline.
     Late,
-    /// Nobody wants the result any more.
+    /// The task was cancelled.
     Cancelled,
 }
 
-/// What a member sends back, but for its bytes.
+/// A member's result, without its bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// For the application.
+    /// Bytes for the application.
     pub head: Vec<u8>,
-    /// Of its tensors.
+    /// The layout of the result's tensors.
     pub layout: Arc<Layout>,
-    /// How much it counts in a mean.
+    /// The result's weight in a mean.
     pub weight: f64,
 }
 
-/// One member's part in a task, when it is over.
+/// What became of one member's part in a task.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// The task.
+    /// The task's number.
     pub task: u32,
-    /// The member's number, under which the bytes of its result are kept.
+    /// The member's number. The driver keeps the result's bytes under this number.
     pub sender: u32,
-    /// Its name.
+    /// The member's name.
     pub member: String,
-    /// How it ended.
+    /// How the part ended.
     pub state: ReplyState,
-    /// Why, if it is not done.
+    /// Why it did not end as `Done`.
     pub reason: Option<String>,
-    /// Its result, if it is done.
+    /// The result, if the part ended as `Done`.
     pub answer: Option<Answer>,
-    /// How much of the result's tensors came, 0 to 1: less than 1 only where something may be missing. 0 if it is not done.
+    /// The fraction of the result's tensor bytes that arrived, 0 to 1. It is less than 1 only if bytes may be
+    /// missing. 0 if the part did not end as `Done`.
     pub coverage: f64,
-    /// The task's way to it, and the result's way back.
+    /// The reports of the task's transfer to the member and of the result's transfer back.
     pub transfers: Vec<Transfer>,
 }
 
-/// How far a part has come.
+/// How far a part is. Later stages are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// It waits until the member is there and has fewer tasks.
+    /// The task waits until the member is connected and has fewer tasks.
     Queued,
-    /// The task is on its way to the member.
+    /// The server is sending the task to the member.
     Sending,
-    /// The member has it.
+    /// The member has the task and works on it.
     Working,
-    /// Its result waits for room.
+    /// The result waits for the judge or for staging memory.
     Offered,
-    /// Its result is on its way.
+    /// The member is sending the result.
     Returning,
-    /// Its result is here and is being folded.
+    /// The result is received and is being folded.
     Staged,
 }
 
 impl Stage {
+    /// What the member is doing, for an error message.
     pub fn doing(self) -> &'static str {
         match self {
             Self::Queued => "not there, or busy with other tasks",
@@ -86,22 +88,23 @@ impl Stage {
     }
 }
 
-/// Where the application's judgement of an offered result stands.
+/// Whether the application has judged the offered result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Judgement {
-    /// It was not asked.
+    /// The application was not asked.
     Unasked,
-    /// It was asked, and has not answered.
+    /// The application was asked, and has not answered.
     Pending,
-    /// It was asked about an earlier offer, of a process of the member that has ended, and has not answered.
+    /// The application was asked about an earlier offer, by a process of the member that has ended, and has
+    /// not answered.
     Outdated,
-    /// It accepts the result.
+    /// The application accepts the result.
     Accepted,
 }
 
 impl Judgement {
-    /// The state for a new process of the member. The application gets one question at a time, so a pending one must be
-    /// answered before the next.
+    /// The state for a new process of the member. The application gets one question at a time, so it must
+    /// answer a pending one before the next.
     pub fn outdated(self) -> Self {
         match self {
             Self::Pending | Self::Outdated => Self::Outdated,
@@ -110,25 +113,31 @@ impl Judgement {
     }
 }
 
+/// The state of one member's part in a task.
 #[derive(Debug)]
 pub(super) struct Part {
     pub stage: Stage,
-    /// Since when its member has been away.
+    /// Since when the member has been away; `None` while it is connected.
     pub away: Option<Time>,
-    /// The process that was given the task.
+    /// The random number of the process that was given the task.
     pub instance: Option<u64>,
-    /// It was offered to that process before.
+    /// The task was offered to that process before.
     pub known: bool,
+    /// The task while it is sent to the member.
     pub out: Outgoing,
+    /// When the present sending began.
     pub sent_at: Time,
-    /// The member offered a result, and waits to hear what became of it.
+    /// The member has offered a result, and waits for an answer.
     pub offered: bool,
     pub answer: Option<Answer>,
     pub judgement: Judgement,
+    /// The result while it is received.
     pub incoming: Incoming,
-    /// Bytes of staging that it has.
+    /// Bytes of staging memory that the result has.
     pub room: u64,
+    /// The report of the task's transfer to the member.
     pub down: Transfer,
+    /// The report of the result's transfer from the member.
     pub up: Transfer,
 }
 
@@ -151,12 +160,12 @@ impl Part {
         }
     }
 
-    /// Whether anything of its result may be kept somewhere.
+    /// Whether the driver may hold bytes of the result.
     pub fn is_begun(&self) -> bool {
         self.incoming.came().total() > 0
     }
 
-    /// What is recorded of its ways, once it is over.
+    /// The reports of the part's transfers, once it is over.
     pub fn transfers(&mut self) -> Vec<Transfer> {
         let came = self.incoming.came();
         (self.up.bytes, self.up.receive, self.up.complete) = (came.bytes(), came.span(), came.is_whole());

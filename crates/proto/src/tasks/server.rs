@@ -1,4 +1,4 @@
-//! The server's side: which member has which tasks, and how far each has come.
+//! The server's side: the tasks that each member has, and the stage of each.
 
 mod members;
 mod results;
@@ -15,52 +15,53 @@ use crate::session::{roster_methods, Action, Admission, LinkId, Roster, SessionC
 use crate::transfer::{Outgoing, Rule};
 use crate::{micros, Time};
 
-/// What does not change while a server of tasks lives.
+/// The settings of a server of tasks, which never change.
 #[derive(Debug, Clone)]
 pub struct TaskConfig {
-    /// The job's number, in every chunk.
+    /// The job's number, which every chunk carries.
     pub job: u64,
-    /// What its members are: of tasks, or nodes of a tree.
+    /// What the members are: clients of tasks, or nodes of a tree.
     pub purpose: Purpose,
-    /// Bytes of payload in a chunk.
+    /// Payload bytes of a chunk.
     pub chunk: u32,
-    /// Least time without progress that ends a link.
+    /// A link without progress for this long, or longer on a slow link, counts as broken.
     pub liveness: Time,
     /// How long a member may be away before its part in a task is lost.
     pub grace: Time,
-    /// Most members, ever.
+    /// Most members that the job may ever have.
     pub max_members: u32,
     /// Most tasks that may be open at once.
     pub max_open: usize,
-    /// Most tasks that a member is given at once; the others wait.
+    /// Most tasks that a member is given at once. Its other tasks wait.
     pub ahead: usize,
-    /// Bytes of results that may be staged for folding at a time; one result may always be.
+    /// Bytes of results that may be staged for folding at the same time. One result is always allowed.
     pub staging: u64,
-    /// Most bytes that one result may have.
+    /// The greatest size of a result, in bytes.
     pub max_result: u64,
-    /// Most that one result may weigh in a mean.
+    /// The greatest weight of a result in a mean.
     pub max_weight: f64,
 }
 
 /// A task to be opened.
 #[derive(Debug, Clone)]
 pub struct TaskPlan {
-    /// For the members' application, at most [`MAX_HEAD`] bytes.
+    /// Bytes for the members' application, at most [`MAX_HEAD`].
     pub head: Vec<u8>,
-    /// Of its tensors; may be empty.
+    /// The layout of the task's tensors; may be empty.
     pub layout: Arc<Layout>,
-    /// Tasks with the same number here have the same bytes, which need not be sent twice.
+    /// Tasks with the same number here have the same tensor bytes, so these need not be sent twice.
     pub bytes_id: u64,
-    /// To whom.
+    /// The names of the members that get the task.
     pub members: Vec<String>,
-    /// Within what time results are wanted.
+    /// How long members may take to answer; `None`: no limit.
     pub deadline: Option<Time>,
-    /// The layout that results must have to be folded; `None`: they are handed over.
+    /// The layout that results must have to be folded; `None`: results are handed over one by one.
     pub fold: Option<Arc<Layout>>,
-    /// What may be missing of a result that is folded: each element's mean is then over those who sent it. `None`: all of a
-    /// result has to come.
+    /// Which bytes of a folded result may be missing. Each element's mean then takes the results that have
+    /// it. `None`: every byte must arrive.
     pub missing: Option<Arc<Tolerance>>,
-    /// The application judges head and weight of each result before any byte of it is asked for: [`TaskAction::Judge`].
+    /// Whether the application judges the head and weight of each result before the server asks for its
+    /// bytes: [`TaskAction::Judge`].
     pub judged: bool,
 }
 
@@ -69,7 +70,7 @@ impl TaskPlan {
         Rule { stands_in: self.missing.is_some(), tolerance: self.missing.clone().unwrap_or_default() }
     }
 
-    /// Says why no task can be opened so, if that is the plan's own fault.
+    /// An error if this plan can never be a task.
     fn possible(&self) -> Result<(), String> {
         if self.members.is_empty() {
             return Err("a task needs at least one member".into());
@@ -93,11 +94,12 @@ impl TaskPlan {
 /// What tasks ask of the server's driver.
 #[derive(Debug)]
 pub enum TaskAction {
-    /// Ask the application whether it takes a result with this head and weight, then tell [`TaskServer::judged`].
+    /// Ask the application whether it accepts a result with this head and weight, then call
+    /// [`TaskServer::judged`].
     Judge {
         /// The task.
         task: u32,
-        /// Whose.
+        /// The member's number.
         sender: u32,
         /// The member's name.
         member: String,
@@ -106,52 +108,54 @@ pub enum TaskAction {
         /// The result's weight.
         weight: f64,
     },
-    /// Fold what came of the result of `sender` with this weight and free it, then tell [`TaskServer::folded`].
+    /// Fold the received bytes of this result with this weight and free its memory, then call
+    /// [`TaskServer::folded`].
     Fold {
         /// The task.
         task: u32,
-        /// Whose.
+        /// The member's number.
         sender: u32,
-        /// Weight.
+        /// The result's weight.
         weight: f64,
-        /// What did not come of it.
+        /// The ranges that are missing.
         holes: Ranges,
     },
-    /// Free what has come of a result.
+    /// Free the received bytes of a result.
     Discard {
         /// The task.
         task: u32,
-        /// Whose.
+        /// The member's number.
         sender: u32,
     },
-    /// A member's part in a task is over. If it is done and the task does not fold, its result is handed over.
+    /// A member's part in a task is over. If its state is `Done` and the task does not fold, hand over its
+    /// result.
     Settled(Box<Reply>),
-    /// All parts of a task are over: its tensors are needed no longer.
+    /// All parts of a task are over, so its tensors are not needed any more.
     Closed {
         /// The task.
         task: u32,
     },
 }
 
-/// Where a chunk of a result goes.
+/// Where the driver puts a chunk of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskPlace {
-    /// Nowhere: late, duplicate or of no open task.
+    /// Nowhere: the chunk is late, a duplicate, or of no open task.
     Nothing,
-    /// Nothing of it is there yet: in place.
+    /// In place: none of its bytes are here.
     New {
         /// The task.
         task: u32,
-        /// Whose result.
+        /// The number of the member whose result it is.
         sender: u32,
         /// Bytes of the whole result.
         total: u64,
     },
-    /// Part of it is there: aside first.
+    /// Into a buffer first: some of its bytes are here and must not be overwritten.
     Part {
         /// The task.
         task: u32,
-        /// Whose result.
+        /// The number of the member whose result it is.
         sender: u32,
         /// Bytes of the whole result.
         total: u64,
@@ -160,32 +164,35 @@ pub enum TaskPlace {
 
 struct Task {
     plan: TaskPlan,
-    /// Members whose part is not over, by number.
+    /// The parts that are not over, by member number.
     parts: BTreeMap<u32, Part>,
     started: Time,
     deadline: Option<Time>,
+    /// When the task is looked at next; it is in [`TaskServer::timers`] under this time.
     timer: Option<Time>,
 }
 
-/// What is known of a member.
+/// The tasks of one member.
 #[derive(Debug, Default)]
 pub(crate) struct Assigned {
-    /// Its open tasks.
+    /// The member's open tasks.
     tasks: BTreeSet<u32>,
-    /// Those that it has not been given yet, in order.
+    /// Tasks that the member was not given yet, in order.
     queue: VecDeque<u32>,
-    /// The others, of which there are few.
+    /// Tasks that the member was given; these are few.
     given: BTreeSet<u32>,
-    /// Those whose results are on their way.
+    /// Tasks whose results the member is sending.
     returning: BTreeSet<u32>,
-    /// The last task of which it has all bytes, and what these are.
+    /// The last task of which the member has all bytes: its number, and [`TaskPlan::bytes_id`].
     holds: Option<(u32, u64)>,
 }
 
-/// What is being sent on a link, and what waits for that.
+/// What is being sent on a link, and what waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
+    /// The task whose bytes are being sent.
     sending: Option<u32>,
+    /// Tasks that wait until the link is free.
     waiting: VecDeque<u32>,
 }
 
@@ -195,16 +202,18 @@ pub struct TaskServer {
     roster: Roster<Assigned, Outbound, TaskAction>,
     tasks: BTreeMap<u32, Task>,
     timers: BTreeSet<(Time, u32)>,
+    /// The number of the last task.
     last: u32,
-    /// Results that wait for staging, and what of it is used.
+    /// Results that wait for staging memory, as (task, member).
     room: VecDeque<(u32, u32)>,
+    /// Bytes of staging memory that are taken.
     staged: u64,
 }
 
 impl TaskServer {
     roster_methods!(TaskAction);
 
-    /// A server without members and tasks.
+    /// Makes a server without members and tasks.
     pub fn new(config: TaskConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
             job: config.job,
@@ -228,11 +237,12 @@ impl TaskServer {
         self.tasks.len()
     }
 
-    /// Opens a task; returns its number. Members that are not there have [`TaskConfig::grace`] to come.
+    /// Opens a task and returns its number. Members that are not connected have [`TaskConfig::grace`] to
+    /// come.
     ///
     /// # Errors
-    /// If too many tasks are open, nobody is named, somebody is named twice or cannot be named so, the head is too long, or
-    /// something may be missing of results that are not folded.
+    /// If too many tasks are open, no member is named, a name is not valid or named twice, the head is too
+    /// long, or bytes may be missing of results that are not folded.
     pub fn open(&mut self, now: Time, plan: TaskPlan) -> Result<u32, String> {
         self.possible(&plan)?;
         let number =
@@ -276,7 +286,7 @@ impl TaskServer {
         plan.possible()
     }
 
-    /// Nobody wants the results of a task any more.
+    /// Cancels a task: its results are not wanted any more.
     pub fn cancel(&mut self, now: Time, task: u32) {
         self.end_parts(now, task, ReplyState::Cancelled, |_| "was cancelled".into());
     }
@@ -303,7 +313,7 @@ impl TaskServer {
         }
     }
 
-    /// The next task that a member may be given.
+    /// Takes the next task that a member may be given from its queue.
     fn next_of(&mut self, sender: u32) -> Option<u32> {
         let ahead = self.config.ahead.max(1);
         let own = &mut self.roster.member_mut(sender)?.own;
@@ -315,7 +325,7 @@ impl TaskServer {
         Some(next)
     }
 
-    /// Offers a task to a member; returns whether its chunks are to follow.
+    /// Offers a task to a member. Returns whether the task's chunks must be sent now.
     fn offer(&mut self, now: Time, sender: u32, link: LinkId, number: u32) -> bool {
         let Some(member) = self.roster.member(sender) else { return false };
         let (instance, holds) = (member.instance, member.own.holds);
@@ -324,7 +334,7 @@ impl TaskServer {
         let plan = &task.plan;
         let bytes = plan.layout.bytes();
         let same_as = holds.filter(|(_, id)| bytes > 0 && *id == plan.bytes_id).map(|(number, _)| number);
-        // A process that may have some of it asks for the rest.
+        // A process that was offered this task before may have some of its bytes, so it asks for the rest.
         let pushed = bytes > 0 && same_as.is_none() && !part.known;
         let content = if plan.layout.tensors().is_empty() {
             Content::Nothing
@@ -343,7 +353,7 @@ impl TaskServer {
         pushed
     }
 
-    /// What is due of all tasks at a later time.
+    /// Sets the task's timer to its deadline, or the end of the first grace of a member.
     fn look_later(&mut self, number: u32) {
         let grace = self.config.grace;
         let Some(task) = self.tasks.get_mut(&number) else { return };
@@ -361,17 +371,18 @@ impl TaskServer {
         }
     }
 
-    /// When [`TaskServer::timeout`] wants to be called at the latest.
+    /// When the driver must call [`TaskServer::timeout`] at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.roster.next_timer().into_iter().chain(self.timers.first().map(|(at, _)| *at)).min()
     }
 
-    /// Time has passed.
+    /// Handles all timers that are due at `now`.
     pub fn timeout(&mut self, now: Time) {
         self.look_at_links(now);
         while let Some((_, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.overdue(now, number);
-            // What is still due after that is looked at later, never again at once.
+            // If something of this task is still due, [`TaskServer::look_later`] sets a new timer; this loop
+            // must not handle it again.
             if let Some(task) = self.tasks.get_mut(&number) {
                 if let Some(at) = task.timer.take() {
                     self.timers.remove(&(at, number));
@@ -403,7 +414,7 @@ impl TaskServer {
 
     fn end_parts(&mut self, now: Time, number: u32, state: ReplyState, why: impl Fn(&Part) -> String) {
         let Some(task) = self.tasks.get(&number) else { return };
-        // What is being folded gets into the mean.
+        // Results that are being folded get into the mean, so these parts go on.
         let open = task.parts.iter().filter(|(_, part)| part.stage != Stage::Staged);
         let ended: Vec<(u32, String)> = open.map(|(&sender, part)| (sender, why(part))).collect();
         for (sender, reason) in ended {
@@ -415,7 +426,7 @@ impl TaskServer {
         self.look_later(number);
     }
 
-    /// A member's part is over.
+    /// Ends a member's part in a task.
     fn settle(&mut self, now: Time, number: u32, sender: u32, state: ReplyState, reason: Option<String>) {
         let Some(task) = self.tasks.get_mut(&number) else { return };
         let Some(mut part) = task.parts.remove(&sender) else { return };
@@ -444,14 +455,14 @@ impl TaskServer {
         if last {
             self.close(number);
         }
-        // Another result may have waited for the room, and another task for the member.
+        // The end may have freed staging memory for another result, and the member may get another task.
         if folds {
             self.make_room(now);
         }
         self.give(now, &[sender]);
     }
 
-    /// Tells a member what became of its part, and stops what is under way of it.
+    /// Tells a member what became of its part, and stops sending it the task.
     fn tell(&mut self, link: LinkId, number: u32, part: &Part, state: ReplyState, reason: Option<&str>) {
         if part.stage == Stage::Queued {
             return;
@@ -480,7 +491,7 @@ impl TaskServer {
         self.roster.want(TaskAction::Closed { task: number });
     }
 
-    /// The job is over: everybody is told, nobody is let in any more, and what is open is cancelled.
+    /// Ends the job: cancels all open tasks, sends a Bye to every member, and lets no member in any more.
     pub fn finish(&mut self, now: Time, reason: &str) {
         for number in self.tasks.keys().copied().collect::<Vec<_>>() {
             self.end_parts(now, number, ReplyState::Cancelled, |_| format!("the job is over: {reason}"));

@@ -1,4 +1,4 @@
-//! What comes from the other end of a link.
+//! Handles messages and chunks from the other end of a link.
 
 use thalweg_wire::control::{Control, Forward};
 use thalweg_wire::forward::{position_of, stream_of, MOST_STREAMS, MOST_WINDOW};
@@ -9,10 +9,10 @@ use crate::forward::terms::ForwardEvent;
 use crate::Time;
 
 impl Mux {
-    /// A message has come.
+    /// Handles a message.
     ///
     /// # Errors
-    /// Why the link has to end.
+    /// Why the link must end.
     pub fn control(&mut self, now: Time, message: Control) -> Result<(), String> {
         self.live.heard(now);
         match message {
@@ -38,7 +38,7 @@ impl Mux {
                 let Some(known) = self.streams.get_mut(&stream) else { return Ok(()) };
                 known.outlet.credit(received, limit)?;
                 if received == 0 {
-                    known.inlet.sender_keeps(limit); // nothing has arrived there, so it grants its window
+                    known.inlet.sender_keeps(limit); // the other end has received nothing yet, so the limit is its window
                 }
                 if known.outlet.room() > 0 {
                     self.events.push_back(ForwardEvent::Writable(stream));
@@ -95,7 +95,7 @@ impl Mux {
         Some((stream, Range::new(start, start.saturating_add(length.into()))))
     }
 
-    /// Whether a chunk is wanted: it belongs to a stream, and brings something new.
+    /// Whether a chunk is needed: it belongs to a stream and brings new bytes.
     pub fn wants(&mut self, at: u64, length: u32) -> bool {
         let Some((stream, range)) = self.place(at, length) else { return false };
         match self.streams.get(&stream).map(|known| known.inlet.wants(range)) {
@@ -108,7 +108,7 @@ impl Mux {
         }
     }
 
-    /// A chunk has come.
+    /// Stores a chunk that has arrived.
     pub fn chunk(&mut self, at: u64, bytes: Vec<u8>) {
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         if !self.wants(at, length) {
@@ -122,7 +122,7 @@ impl Mux {
         }
     }
 
-    /// A chunk has come damaged. Over a link that loses chunks it is asked for again.
+    /// Handles a damaged chunk. On a link that loses chunks, it counts as lost and is sent again.
     pub fn damaged(&mut self) {
         if self.config.reliable {
             self.blame("a chunk came damaged, and nothing sends it again");

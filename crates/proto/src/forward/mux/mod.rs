@@ -1,4 +1,4 @@
-//! The streams of one link.
+//! The streams of one link: which messages and chunks are sent next, and when the link is dead.
 
 mod heard;
 
@@ -13,26 +13,28 @@ use super::outlet::Outlet;
 use super::terms::{Batch, Fetched, ForwardConfig, ForwardEvent};
 use crate::{micros, Liveness, Time};
 
-/// Bytes that one stream may send before the next has its turn.
+/// Bytes that one stream may send in its turn, before the next stream's turn comes.
 const TURN: u64 = 64 << 10;
-/// Messages that wait to be sent, beyond those of each stream; a peer that reads none of them ends the link.
+/// Most messages that wait to be sent, besides those of each stream. A peer that reads no messages ends the
+/// link.
 const UNREAD: usize = 1024;
-/// Of each stream at most 8 credits wait, and a few other messages.
+/// Most messages of one stream that wait: 8 credits, and a few others.
 const UNREAD_OF_STREAM: usize = 16;
-/// An idle end says something so many times within the other end's timeout.
+/// An idle end sends this many pings within the liveness timeout.
 const BEATS: u32 = 4;
 
+/// The state of one stream.
 #[derive(Debug)]
 struct Stream {
     outlet: Outlet,
     inlet: Inlet,
-    /// The other end knows of it, or will before a chunk that is sent now.
+    /// The other end knows the stream, or will before it gets a chunk that is sent now.
     announced: bool,
-    /// It waits for its turn to send.
+    /// The stream waits for its turn to send.
     queued: bool,
-    /// How much was sent, if the peer is to be asked what is missing of it.
+    /// Bytes sent so far, if the peer must be asked which of them are missing.
     asks: Option<u64>,
-    /// The program has been told of the end.
+    /// The program has received the end of the stream.
     told: bool,
 }
 
@@ -41,21 +43,25 @@ struct Stream {
 pub struct Mux {
     config: ForwardConfig,
     streams: BTreeMap<u32, Stream>,
+    /// The number for the next stream.
     next: u32,
-    /// Streams with something to send, in turn.
+    /// Streams with bytes to send, in the order of their turns.
     turns: VecDeque<u32>,
     messages: VecDeque<Control>,
-    /// Streams whose peer is to be asked what is missing.
+    /// Streams for which the peer must be asked what is missing.
     asking: VecDeque<u32>,
     events: VecDeque<ForwardEvent>,
     live: Liveness,
+    /// When the last ping was sent.
     spoke: Time,
+    /// Bytes of chunks received on this link.
     received: u64,
+    /// How the peer broke the protocol; the link must end.
     fault: Option<String>,
 }
 
 impl Mux {
-    /// One end of a link that has just been agreed on.
+    /// One end of a link after its handshake.
     pub fn new(now: Time, config: ForwardConfig) -> Self {
         let config = ForwardConfig {
             window: config.window.clamp(1, MOST_WINDOW),
@@ -78,7 +84,7 @@ impl Mux {
         }
     }
 
-    /// Near end: opens a stream. `None` if there are as many as there may be.
+    /// Opens a stream at the near end. `None` if the most streams are open.
     pub fn open(&mut self) -> Option<u32> {
         if self.streams.len() >= self.config.streams as usize {
             return None;
@@ -88,7 +94,7 @@ impl Mux {
         }
         let stream = self.next;
         self.next = (self.next + 1) % MOST_STREAMS;
-        self.add(stream, self.config.granted, false); // its first credit says how large the peer's window is
+        self.add(stream, self.config.granted, false); // the peer's first credit tells the size of its window
         self.say(Forward::Open { stream, window: self.config.window });
         Some(stream)
     }
@@ -99,22 +105,22 @@ impl Mux {
             .insert(stream, Stream { outlet, inlet, announced, queued: false, asks: None, told: false });
     }
 
-    /// Streams that there are.
+    /// How many streams are open.
     pub fn count(&self) -> usize {
         self.streams.len()
     }
 
-    /// Whether there is room for another stream.
+    /// Whether another stream may be opened.
     pub fn has_place(&self) -> bool {
         self.streams.len() < self.config.streams as usize
     }
 
-    /// Bytes that may be taken from a stream's program now; `None` if the stream is over.
+    /// How many bytes may be taken from a stream's program now; `None` if the stream does not exist.
     pub fn room(&self, stream: u32) -> Option<u64> {
         self.streams.get(&stream).map(|known| known.outlet.room())
     }
 
-    /// The program gave these bytes, no more than there is [`Mux::room`] for.
+    /// Adds bytes of the program, at most [`Mux::room`].
     pub fn give(&mut self, stream: u32, bytes: Vec<u8>) {
         if let Some(known) = self.streams.get_mut(&stream) {
             known.outlet.give(bytes);
@@ -122,7 +128,7 @@ impl Mux {
         }
     }
 
-    /// The program gives no more.
+    /// Notes that the program gives no more bytes.
     pub fn end(&mut self, stream: u32) {
         let Some(known) = self.streams.get_mut(&stream).filter(|known| !known.outlet.has_ended()) else {
             return;
@@ -132,7 +138,7 @@ impl Mux {
         self.settle(stream);
     }
 
-    /// What there is for the program.
+    /// Takes the next bytes, or the end, for the program.
     pub fn take(&mut self, stream: u32) -> Fetched {
         let Some(known) = self.streams.get_mut(&stream) else { return Fetched::Gone };
         if let Some(bytes) = known.inlet.take() {
@@ -146,14 +152,15 @@ impl Mux {
         Fetched::End
     }
 
-    /// The program has taken so many bytes.
+    /// Notes that the program has taken this many bytes.
     pub fn took(&mut self, stream: u32, bytes: u64) {
         let Some(known) = self.streams.get_mut(&stream) else { return };
         known.inlet.took(bytes);
         self.grant(stream);
     }
 
-    /// The program's connection broke, or the target refused it. Nothing more is heard of the stream.
+    /// Resets a stream, because the program's connection broke or the target refused it. No event follows for
+    /// the stream.
     pub fn reset(&mut self, stream: u32, reason: &str) {
         if self.streams.remove(&stream).is_some() {
             self.say(Forward::Reset { stream, reason: plain(reason, MAX_REASON) });
@@ -179,7 +186,7 @@ impl Mux {
         }
     }
 
-    /// Says what has come and what may be sent, if it is time to.
+    /// Sends a credit for the stream, if it is time to.
     fn grant(&mut self, stream: u32) {
         let credit = self.streams.get_mut(&stream).and_then(|known| known.inlet.credit());
         if let Some((received, limit)) = credit {
@@ -187,40 +194,40 @@ impl Mux {
         }
     }
 
-    /// Forgets a stream of which both directions have come to their end.
+    /// Forgets a stream of which both directions have ended.
     fn settle(&mut self, stream: u32) {
         if self.streams.get(&stream).is_some_and(|known| known.told && known.outlet.is_done()) {
             self.streams.remove(&stream);
         }
     }
 
-    /// `bytes` more bytes of chunks have come, in whole or in part.
+    /// Reports that `bytes` more bytes of chunks have arrived, which need not be whole chunks.
     pub fn progress(&mut self, now: Time, bytes: u64) {
         self.received = self.received.saturating_add(bytes);
         self.live.progress(now, bytes);
     }
 
-    /// Whether the peer has broken the rules: [`Mux::timeout`] says how.
+    /// Whether the peer has broken the protocol. [`Mux::timeout`] says how.
     pub fn is_broken(&self) -> bool {
         self.fault.is_some()
     }
 
-    /// Whether there are messages, and whether there are chunks to send.
+    /// Whether there are messages to send, and whether there are chunks to send.
     pub fn has_more(&self) -> (bool, bool) {
         (!self.messages.is_empty() || !self.asking.is_empty(), !self.turns.is_empty())
     }
 
-    /// What the driver has to look after next.
+    /// Takes the next event for the driver.
     pub fn poll_event(&mut self) -> Option<ForwardEvent> {
         self.events.pop_front()
     }
 
-    /// The next message to send. To be told to [`Mux::message_sent`] once it is on its way.
+    /// Takes the next message to send. Once it is sent, the driver must call [`Mux::message_sent`].
     pub fn poll_message(&mut self) -> Option<Control> {
         self.messages.pop_front().or_else(|| self.question())
     }
 
-    /// Tells the peer how much was sent of a stream, so that it says what is missing.
+    /// The next question to the peer: how much of a stream was sent, so that the peer says what is missing.
     fn question(&mut self) -> Option<Control> {
         while let Some(stream) = self.asking.pop_front() {
             let asks = self.streams.get_mut(&stream).and_then(|known| known.asks.take());
@@ -231,7 +238,7 @@ impl Mux {
         None
     }
 
-    /// A message has been sent: chunks that are sent from now on do not arrive before it where a link keeps the order.
+    /// Reports that a message was sent. On an ordered link, chunks that are sent from now on arrive after it.
     pub fn message_sent(&mut self, message: &Control) {
         let Control::Forward(Forward::Open { stream, .. }) = message else { return };
         if let Some(known) = self.streams.get_mut(stream) {
@@ -240,8 +247,8 @@ impl Mux {
         }
     }
 
-    /// The chunks to send next, of about `most` bytes; `None` if there is nothing to send. To be told to
-    /// [`Mux::batch_sent`] once they are on their way. Streams take turns.
+    /// Takes the chunks to send next, of about `most` bytes; `None` if there are none. Streams take turns.
+    /// Once the batch is sent, the driver must call [`Mux::batch_sent`].
     pub fn poll_batch(&mut self, most: u64) -> Option<Batch> {
         let mut batch = Batch::default();
         while (batch.bytes.len() as u64) < most {
@@ -263,14 +270,15 @@ impl Mux {
         (!batch.chunks.is_empty()).then_some(batch)
     }
 
-    /// The chunks of a batch have been sent. Over a link that loses chunks the peer is asked what is missing.
+    /// Reports that the chunks of a batch were sent. On a link that loses chunks, the peer is then asked what
+    /// is missing.
     pub fn batch_sent(&mut self, batch: &Batch) {
         if self.config.reliable {
             return;
         }
         for &stream in &batch.streams {
             let Some(known) = self.streams.get_mut(&stream) else { continue };
-            // One question, about all that was sent, however often something was sent before it could be asked.
+            // One question covers everything that was sent before it, however many batches these were.
             if known.asks.replace(known.outlet.sent()).is_none() {
                 self.asking.push_back(stream);
             }
@@ -281,7 +289,7 @@ impl Mux {
         self.fault.clone().map_or(Ok(()), Err)
     }
 
-    /// When [`Mux::timeout`] is to be called at the latest.
+    /// When the driver must call [`Mux::timeout`] at the latest.
     pub fn poll_timeout(&self) -> Time {
         self.live.deadline().min(self.beat())
     }
@@ -290,10 +298,10 @@ impl Mux {
         self.spoke.saturating_add(self.config.liveness / BEATS)
     }
 
-    /// Time has passed, or a chunk has come.
+    /// Handles the timers that are due at `now`. The driver also calls it after a chunk.
     ///
     /// # Errors
-    /// Why the link has to end: the peer is silent, or breaks the rules.
+    /// Why the link must end: the peer is silent, or broke the protocol.
     pub fn timeout(&mut self, now: Time) -> Result<(), String> {
         self.check()?;
         if now >= self.live.deadline() {

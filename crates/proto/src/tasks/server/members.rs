@@ -1,4 +1,4 @@
-//! Members come, go and say how far they are.
+//! Members: how they connect and leave, and how tasks are sent to them.
 
 use thalweg_wire::control::{Control, Hello, Interval, Refusal, Welcome};
 use thalweg_wire::{Layout, Ranges};
@@ -9,7 +9,7 @@ use crate::transfer::Incoming;
 use crate::{micros, Liveness, Span, Time};
 
 impl TaskServer {
-    /// A message has come.
+    /// Handles a message from a link.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
         match self.roster.control(now, link, message) {
             MemberEvent::Nothing => {}
@@ -67,7 +67,8 @@ impl TaskServer {
         self.come_back(now, sender, same);
     }
 
-    /// A member is there, for the first time or again. Another process knows nothing of what the last one was given.
+    /// Updates the tasks of a member that has connected. If it is a new process, it knows nothing of what the
+    /// old one was given.
     fn come_back(&mut self, now: Time, sender: u32, same: bool) {
         let Some(member) = self.roster.member_mut(sender) else { return };
         if !same {
@@ -91,7 +92,7 @@ impl TaskServer {
         self.give(now, &[sender]);
     }
 
-    /// A member lacks something of a task.
+    /// Handles a member's Grant: it lacks ranges of a task.
     fn wanted(&mut self, now: Time, link: LinkId, sender: u32, number: u32, wanted: &Ranges) {
         let Some(part) = self.part(number, sender) else { return self.unknown(link, number) };
         if part.stage <= Stage::Sending {
@@ -103,7 +104,7 @@ impl TaskServer {
         }
     }
 
-    /// A member has all of a task.
+    /// Handles a member's Received: it has all bytes of a task.
     fn received(&mut self, now: Time, link: LinkId, sender: u32, number: u32, at: Interval, duplicates: u64) {
         let offset = self.roster.link(link).map_or(0, |served| served.offset);
         let Some(task) = self.tasks.get_mut(&number) else { return self.unknown(link, number) };
@@ -126,7 +127,7 @@ impl TaskServer {
         self.watch(now, link, sender);
     }
 
-    /// The member has heard of this task: it is not to be given again.
+    /// Notes that the member knows this task, so it is not given again.
     pub(super) fn unqueue(&mut self, sender: u32, number: u32) {
         if let Some(member) = self.roster.member_mut(sender) {
             if member.own.given.insert(number) {
@@ -146,7 +147,8 @@ impl TaskServer {
         self.roster.send(link, Control::Closed { parcel: number });
     }
 
-    /// Takes the link for a task's chunks, if nothing is being sent on it; else the task waits for its turn.
+    /// Reserves the link for a task's chunks. Returns false if other chunks are being sent on it; then the
+    /// task waits for its turn.
     pub(super) fn take_turn(&mut self, link: LinkId, number: u32) -> bool {
         let taken = self.roster.on_link(link, |served| {
             let own = &mut served.own;
@@ -163,7 +165,7 @@ impl TaskServer {
         taken == Some(true)
     }
 
-    /// Sends what is granted of a task, when the link is free for it.
+    /// Sends the granted ranges of a task once the link is free.
     fn send_next(&mut self, now: Time, link: LinkId, number: u32) {
         let Some(sender) = self.roster.member_at(link) else { return };
         let total = self.tasks.get(&number).map_or(0, |task| task.plan.layout.bytes());
@@ -172,7 +174,7 @@ impl TaskServer {
         }
         let wanted = self.part(number, sender).filter(|part| part.stage == Stage::Sending).and_then(|part| {
             part.sent_at = now;
-            // One that was offered as pushed has waited for its turn since.
+            // A task that was offered as pushed waited for its turn, so nothing was sent of it yet.
             if part.out.is_sending() {
                 Some(Ranges::full(total))
             } else {
@@ -185,7 +187,7 @@ impl TaskServer {
         }
     }
 
-    /// The link is free for the next task that waits for it.
+    /// Frees the link, and sends the next task that waits for it.
     pub(super) fn free_turn(&mut self, now: Time, link: LinkId) {
         let next = self.roster.on_link(link, |served| {
             served.own.sending = None;
@@ -196,7 +198,7 @@ impl TaskServer {
         }
     }
 
-    /// A task, or what was granted of it, has been sent, or `Err` why not.
+    /// Reports that a task, or granted ranges of it, were sent on this link; `Err` says why not.
     pub fn sent(&mut self, now: Time, link: LinkId, number: u32, outcome: Result<Span, String>) {
         let sent = self.roster.on_link(link, |served| {
             let ours = served.own.sending == Some(number);
@@ -211,18 +213,19 @@ impl TaskServer {
             part.down.extend_send(span);
             let ends = part.out.sent();
             granted = part.out.is_granted();
-            // Of what was cut short, as when another member of its group gave up, the receiver asks for the rest.
+            // If sending was cut short, for example because another member of the group send gave up, the
+            // member asks for the rest.
             let sent = Interval { start: micros(span.start), end: micros(span.end) };
             (0..ends).for_each(|_| self.roster.send(link, Control::End { parcel: number, sent }));
         }
         if granted {
-            // What was granted of it meanwhile waits behind the others.
+            // Ranges that were granted meanwhile wait behind the other tasks.
             self.roster.on_link(link, |served| served.own.waiting.push_back(number));
         }
         self.free_turn(now, link);
     }
 
-    /// Watches the progress of a link in each direction in which something is under way.
+    /// Starts and stops the watch over the link's progress in each direction, as transfers need it.
     pub(super) fn watch(&mut self, now: Time, link: LinkId, sender: u32) {
         let Some(member) = self.roster.member(sender) else { return };
         let stage = |number: &u32| Some(self.tasks.get(number)?.parts.get(&sender)?.stage);
@@ -251,7 +254,7 @@ impl TaskServer {
         }
     }
 
-    /// A link has ended.
+    /// Reports that a link has ended.
     pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
         self.drop_link(now, link, reason);
     }
@@ -261,7 +264,8 @@ impl TaskServer {
         self.dropped(now, dropped);
     }
 
-    /// What it means for tasks that a member's link is gone: what has come stays, and the rest waits for the member.
+    /// Updates the tasks of a member whose link has ended. Bytes that have arrived are kept; the rest waits
+    /// for the member.
     fn dropped(&mut self, now: Time, dropped: Option<Dropped<Outbound>>) {
         let Some(Dropped { member: Some(sender), reason, mut served, .. }) = dropped else { return };
         if let Some(part) = served.own.sending.take().and_then(|number| self.part(number, sender)) {
@@ -283,7 +287,8 @@ impl TaskServer {
             let way = if part.stage == Stage::Sending { &mut part.down } else { &mut part.up };
             way.resumed += u32::from(began);
             (part.stage, part.away) = (Stage::Queued, Some(now));
-            // What has come stays, but nobody waits for the rest: it asks for room again when it is back.
+            // Bytes that have arrived are kept, but the staging memory is freed: the result asks for it again
+            // when the member is back.
             freed += std::mem::take(&mut part.room);
             self.look_later(number);
         }
@@ -300,7 +305,8 @@ impl TaskServer {
         self.make_room(now);
     }
 
-    /// A member's process has ended for good, as `why` says if it is not empty.
+    /// A member's process has ended for good. `why` is the reason; an empty `why` means "its process has
+    /// ended".
     pub fn forget(&mut self, now: Time, name: &str, why: &str) {
         let Some(sender) = self.roster.named(name) else { return };
         let why = if why.is_empty() { "its process has ended" } else { why };
@@ -311,7 +317,7 @@ impl TaskServer {
         self.gone(now, sender, why);
     }
 
-    /// Nobody waits for this member.
+    /// Ends all parts of a member that does not come back.
     fn gone(&mut self, now: Time, sender: u32, why: &str) {
         let Some(member) = self.roster.member_mut(sender) else { return };
         member.gone = true;

@@ -1,4 +1,4 @@
-//! How results come in.
+//! Receives the members' results, from the offer to the fold.
 
 use std::sync::Arc;
 
@@ -13,11 +13,12 @@ use crate::transfer::{Incoming, Rule, Step};
 use crate::{Fit, Span, Time};
 
 impl TaskServer {
-    /// A member has a result.
+    /// Handles a member's Offer of a result.
     pub(super) fn offered(&mut self, now: Time, link: LinkId, sender: u32, result: Parcel) {
         let number = result.number;
         let Some(task) = self.tasks.get(&number) else { return self.unknown(link, number) };
-        // Nor may a member offer what it was never given, or it would have more open than `ahead` allows.
+        // A member may not offer a result of a task that it was never given. Otherwise it could have more
+        // results open than `ahead` allows.
         let given = task.parts.get(&sender).filter(|part| part.known);
         let Some(part) = given else { return self.unknown(link, number) };
         let (base, fold) = (task.plan.layout.clone(), task.plan.fold.clone());
@@ -31,9 +32,9 @@ impl TaskServer {
         let answer = match offered {
             Ok(_) if on_its_way => return,
             Ok(answer) => answer,
-            Err(_) if part.stage == Stage::Staged => return, // the first one is being folded
+            Err(_) if part.stage == Stage::Staged => return, // the result that was offered first is being folded
             Err(reason) => {
-                part.offered = true; // so that it hears the reason
+                part.offered = true; // so that the member gets the reason
                 return self.settle(now, number, sender, ReplyState::Failed, Some(reason));
             }
         };
@@ -47,7 +48,7 @@ impl TaskServer {
         self.judge_or_take(now, number, sender);
     }
 
-    /// Takes an offered result; where the application judges results, it is asked first.
+    /// Takes an offered result. If the task is judged, it asks the application first.
     fn judge_or_take(&mut self, now: Time, number: u32, sender: u32) {
         let Some(task) = self.tasks.get_mut(&number) else { return };
         let Some(part) = task.parts.get_mut(&sender) else { return };
@@ -63,7 +64,7 @@ impl TaskServer {
         self.roster.want(TaskAction::Judge { task: number, sender, member, head, weight });
     }
 
-    /// The application accepts an offered result, or refuses it with a reason (`Err`).
+    /// Reports that the application accepts an offered result, or refuses it with a reason (`Err`).
     pub fn judged(&mut self, now: Time, number: u32, sender: u32, verdict: Result<(), String>) {
         let Some(part) = self.part(number, sender) else { return };
         let offered = part.stage == Stage::Offered;
@@ -74,7 +75,7 @@ impl TaskServer {
             }
             (Judgement::Pending, Ok(())) => {
                 part.judgement = Judgement::Accepted;
-                // Without a link it waits until the member offers the result again.
+                // Without a link, the result waits until the member offers it again.
                 if offered {
                     self.take(now, number, sender);
                 }
@@ -89,7 +90,7 @@ impl TaskServer {
         }
     }
 
-    /// Queues an offered result to be received when there is room for it.
+    /// Queues an offered result until there is staging memory for it.
     fn take(&mut self, now: Time, number: u32, sender: u32) {
         self.room.push_back((number, sender));
         self.make_room(now);
@@ -123,8 +124,8 @@ impl TaskServer {
         Ok(wanted)
     }
 
-    /// Grants what waits, in order, as far as there is room: results that are folded share the staging; those that are
-    /// handed over have their own.
+    /// Grants the waiting results in order, as far as there is memory. Results that are folded share the
+    /// staging memory. Results that are handed over have memory of their own.
     pub(super) fn make_room(&mut self, now: Time) {
         let (mut granted, mut full) = (Vec::new(), false);
         let (tasks, staged, staging) = (&mut self.tasks, &mut self.staged, self.config.staging);
@@ -149,7 +150,7 @@ impl TaskServer {
         }
     }
 
-    /// Staging that a result had, or waited for, is free.
+    /// Frees the staging memory that a result had, and removes it from the queue.
     pub(super) fn release(&mut self, number: u32, sender: u32, room: u64) {
         self.staged = self.staged.saturating_sub(room);
         self.room.retain(|waiting| *waiting != (number, sender));
@@ -181,12 +182,12 @@ impl TaskServer {
         (layout == Some(chunk.layout)).then_some((sender, part))
     }
 
-    /// The weight of the result that a chunk is of; `None` if that result is not on its way.
+    /// The weight of the result to which a chunk belongs; `None` if that result is not being received.
     pub fn weight_of(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<f64> {
         self.returning(link, chunk).and_then(|(_, part)| part.answer.as_ref()).map(|answer| answer.weight)
     }
 
-    /// Where a chunk goes.
+    /// Decides where the driver puts a chunk.
     pub fn place(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) -> TaskPlace {
         let task = chunk.round;
         let Some((sender, part)) = self.returning(link, chunk) else { return TaskPlace::Nothing };
@@ -198,14 +199,14 @@ impl TaskServer {
         }
     }
 
-    /// The first bytes of a chunk have come; its place is asked for later.
+    /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later.
     pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {
         if let Some((_, part)) = self.returning(link, chunk) {
             part.incoming.came_mut().touch(now);
         }
     }
 
-    /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
+    /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new ranges.
     pub fn stored(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
         let (grid, rule) = (self.config.chunk, self.rule(chunk.round));
         let Some((sender, part)) = self.returning(link, chunk) else { return Vec::new() };
@@ -222,7 +223,7 @@ impl TaskServer {
         fresh
     }
 
-    /// All of a grant has been sent.
+    /// Handles a member's End: it has sent all ranges of a grant.
     pub(super) fn ended(&mut self, now: Time, link: LinkId, sender: u32, number: u32, sent: Interval) {
         let started = self.tasks.get(&number).map_or(now, |task| task.started);
         if self.part(number, sender).is_none_or(|part| part.stage != Stage::Returning) {
@@ -240,7 +241,8 @@ impl TaskServer {
         self.wake_to_settle(link, sender);
     }
 
-    /// A member has sent its count of retransmissions. If the result's task is over, the next result's transfer gets it.
+    /// Handles a member's count of retransmissions. If the result's task is over, the count goes to the next
+    /// result's transfer.
     pub(super) fn counted(&mut self, sender: u32, number: u32) {
         if self.part(number, sender).is_none() {
             return;
@@ -251,7 +253,8 @@ impl TaskServer {
         }
     }
 
-    /// Looks at a link again when chunks no longer trail behind the first of its results that has ended.
+    /// Sets the link's timer to the first time at which the wait for chunks after an End of one of its
+    /// results is over.
     fn wake_to_settle(&mut self, link: LinkId, sender: u32) {
         let Some(member) = self.roster.member(sender) else { return };
         let settles = |number: &u32| self.tasks.get(number)?.parts.get(&sender)?.incoming.settle();
@@ -283,12 +286,12 @@ impl TaskServer {
         }
     }
 
-    /// What may be missing of the results of a task.
+    /// Which bytes of a task's results may be missing.
     fn rule(&self, number: u32) -> Rule {
         self.tasks.get(&number).map(|task| task.plan.rule()).unwrap_or_default()
     }
 
-    /// A result is here, but for `holes`.
+    /// Notes that a result is received, except for `holes`.
     fn here(&mut self, now: Time, link: LinkId, number: u32, sender: u32, holes: Ranges) {
         if let Some(member) = self.roster.member_mut(sender) {
             member.own.returning.remove(&number);
@@ -305,7 +308,7 @@ impl TaskServer {
         }
     }
 
-    /// A result was folded, or `Err` says why none of it was.
+    /// Reports that a result was folded. `Err` says why none of it was.
     pub fn folded(&mut self, now: Time, number: u32, sender: u32, outcome: Result<(), String>) {
         if self.part(number, sender).is_some_and(|part| part.stage == Stage::Staged) {
             let (state, reason) = match outcome {
