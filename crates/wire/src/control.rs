@@ -1,18 +1,19 @@
-//! Control messages: everything two peers say to each other besides chunks.
+//! Control messages: everything that two peers send each other besides chunks.
 //!
-//! Small, reliable, in order within a connection. What is moved is a [`Parcel`]: a model, an update, or any tensors.
-//! Every message about a parcel bears its number, and goes from its sender to its receiver or back. Reasons are one
-//! plain line once decoded, whatever the peer wrote ([`text::plain`]).
+//! Control messages are small and reliable, and keep their order within a connection. Most are about a
+//! [`Parcel`]: a model, an update, or other tensors. A message about a parcel carries the parcel's number.
+//! After decoding, a reason is one line of plain text, whatever the peer wrote ([`text::plain`]).
+//!
 //!
 //! | who | message | meaning |
 //! |---|---|---|
-//! | sender | Offer | the parcel: head, layout, weight; its chunks follow at once, or when they are granted |
-//! | receiver | Grant | send these ranges: all, what a broken link did not carry, or what was lost |
-//! | sender | End | the ranges of one grant have been sent |
+//! | sender | Offer | describes the parcel: head, layout, weight; its chunks follow at once, or after a Grant |
+//! | receiver | Grant | send these ranges: all, those that a broken link did not carry, or lost ones |
+//! | sender | End | the ranges of one grant were sent |
 //! | receiver | Received | the parcel is here |
-//! | receiver | Accepted, Rejected | it counts, or does not, with the reason |
-//! | receiver | Have | this much of it is here, on a graph where neighbours use what went both ways |
-//! | either | Closed | the sender's or receiver's interest in it has ended |
+//! | receiver | Accepted, Rejected | the parcel counts, or it does not, for this reason |
+//! | receiver | Have | these ranges arrived; nodes of a graph use only ranges that both of them have |
+//! | either | Closed | the round or task of the parcel is over |
 
 use serde::{Deserialize, Serialize};
 
@@ -22,151 +23,159 @@ pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON, MAX_URL};
 
 use crate::{difference, text, Allowance, Layout, LayoutHash, Ranges, TensorSpec, WireError, MAX_CONTROL};
 
-/// Oldest and newest version of the session protocol that this build speaks.
+/// Oldest and newest version of the session protocol that this build supports.
 pub const VERSIONS: (u16, u16) = (8, 8);
-/// Most separate holes one message names; more are asked for in a further pass.
+/// Most separate holes that one message names. A receiver asks for more in a later message.
 pub const MAX_HOLES: usize = 4096;
-/// Most separate holes a [`Hello`] names, so that it has no more than [`crate::MAX_HELLO`] bytes.
+/// Most separate holes that a [`Hello`] names, so that it has at most [`crate::MAX_HELLO`] bytes.
 pub const HELLO_HOLES: usize = 128;
 
-/// Most other nodes that a client is told of.
+/// Most other nodes that are named to a client.
 pub const MAX_OTHERS: usize = 8;
 
-/// A number drawn anew for each connection, so that no proof can be replayed.
+/// A random number, drawn anew for each connection, so that no proof can be replayed.
 pub type Nonce = [u8; 32];
-/// The holder's public key, the issuer's signature over role, name and key, and the holder's over role, both nonces, the
-/// job, the name and the channel binding (Ed25519), each in parts of 32 bytes.
+/// A proof of a token, in parts of 32 bytes. It holds the holder's public key, and the issuer's signature
+/// over role, name and key. It also holds the holder's signature over role, both nonces, the job, the name
+/// and the channel binding. Signatures are Ed25519.
 pub type Proof = Box<[[u8; 32]; 5]>;
 
-/// What a peer says.
+/// A message between two peers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Control {
-    /// Server, at once after a connection is made.
+    /// Server: the first message on a connection.
     Challenge(Challenge),
-    /// Client, in answer.
+    /// Client: the answer to the Challenge.
     Hello(Hello),
-    /// Server: the client is in.
+    /// Server: the client is let in.
     Welcome(Welcome),
-    /// Server: the client is not let in, or out again. The connection ends.
+    /// Server: the client is refused, or its membership ends. The connection ends.
     Refused {
-        /// Why.
+        /// The kind of the reason.
         code: Refusal,
-        /// Cause and hint, for a person.
+        /// Cause and hint, for the user.
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
-    /// Sender: a parcel. Its chunks follow at once if it is pushed, else they wait for a [`Control::Grant`].
+    /// Sender: describes a parcel. If the parcel is pushed, its chunks follow at once; else they wait for a
+    /// [`Control::Grant`].
     Offer(Parcel),
-    /// Sender: all ranges of one grant, or of a pushed parcel, have been sent once.
+    /// Sender: all ranges of one grant, or of a pushed parcel, were sent once.
     End {
         /// The parcel's number.
         parcel: u32,
         /// When sending began and ended, in microseconds of the sender's clock.
         sent: Interval,
     },
-    /// Receiver: send these ranges now. They have not been sent yet, did not come, or came damaged.
+    /// Receiver: send these ranges now. They were not sent yet, were lost, or arrived damaged.
     Grant {
         /// The parcel's number.
         parcel: u32,
-        /// What to send, at most [`MAX_HOLES`] ranges.
+        /// The ranges to send, at most [`MAX_HOLES`].
         wanted: Ranges,
     },
-    /// Receiver: the parcel is here, whole or mended.
+    /// Receiver: the parcel is here. Stand-ins replace what is missing.
     Received {
         /// The parcel's number.
         parcel: u32,
-        /// First and last byte, in microseconds of the receiver's clock.
+        /// When the first and the last byte arrived, in microseconds of the receiver's clock.
         received: Interval,
-        /// Chunks that came more than once.
+        /// Chunks that arrived more than once.
         duplicates: u64,
-        /// Bytes that did not come, for which something stands in.
+        /// Bytes that did not arrive, for which stand-ins are used.
         missing: u64,
     },
-    /// Receiver: the parcel counts. An update was folded into the sums, whole or mended; a result was handed over.
+    /// Receiver: the parcel counts. An update was folded into the sums; a result was folded or handed over.
     Accepted {
         /// The parcel's number.
         parcel: u32,
     },
-    /// The parcel is refused and nothing more of it is wanted; or, from a member that was given a task, there will be
-    /// no result.
+    /// Receiver: the parcel is refused, and no more of it is wanted. From a member that was given a task: it
+    /// will send no result.
     Rejected {
         /// The parcel's number.
         parcel: u32,
-        /// Why, for a person.
+        /// Why, for the user.
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
-    /// The round or task of this number is over; whatever belongs to it is late. Nodes of a graph say it when they meet: the
-    /// first round that both may have in common is a later one.
+    /// The round or task of this number is over; everything that belongs to it is late. A node of a graph
+    /// sends this when it meets a neighbour: the two can exchange models only in later rounds. It also sends
+    /// this for a round in which it sends no model.
     Closed {
-        /// The parcel's number.
+        /// The number of the round or task.
         parcel: u32,
     },
-    /// Client: nothing in hand; ready for a round.
+    /// Client: it holds nothing, and is ready for a round.
     Idle,
-    /// Either, when it has nothing else to say.
+    /// Either peer: sent at regular intervals to show that it is alive.
     Ping {
-        /// Returned in the answer: microseconds of the sender's clock.
+        /// Microseconds of the sender's clock, which the answer repeats.
         clock: u64,
-        /// Bytes of updates the sender has received so far: tells a slow receiver from a stuck one.
+        /// Bytes of chunks that the sender has received so far. They distinguish a slow receiver from a stuck
+        /// one.
         received: u64,
     },
-    /// Answer to a ping.
+    /// The answer to a ping.
     Pong {
-        /// The ping's.
+        /// The clock of the ping.
         clock: u64,
     },
-    /// Server: the job is done. Client: it leaves for good.
+    /// Server: the job is over. Client: it leaves for good.
     Bye {
-        /// Why, for a person.
+        /// Why, for the user.
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
-    /// Receiver, between nodes of a graph: what it has of a model when it stops waiting. Both use what went both ways.
+    /// Receiver, a node of a graph: the ranges of a model that it has when it stops waiting. Both nodes use
+    /// only ranges that arrived in both directions.
     Have {
         /// The parcel's number.
         parcel: u32,
-        /// What came, at most [`MAX_HOLES`] ranges.
+        /// The ranges that arrived, at most [`MAX_HOLES`].
         got: Ranges,
     },
-    /// Between the two ends of forwarded TCP streams.
+    /// A message between the two ends of forwarded TCP streams.
     Forward(Forward),
-    /// Server, a node of an aggregation tree: this client's home is there now. It connects to that URL, and goes on.
+    /// Server, a node of an aggregation tree: this client's home is now another node. The client connects to
+    /// that URL, and goes on there.
     Elsewhere {
-        /// Where.
+        /// The URL of the other node.
         #[serde(deserialize_with = "text::url")]
         url: String,
     },
-    /// Server, a node of an aggregation tree: other nodes of the job, which know where a client's home is if this one is
-    /// gone. At most [`MAX_OTHERS`].
+    /// Server, a node of an aggregation tree: other nodes of the job, at most [`MAX_OTHERS`]. They know where
+    /// the client's home is if this node is gone.
     Others {
-        /// Where they listen.
+        /// The URLs at which they listen.
         #[serde(deserialize_with = "text::urls")]
         urls: Vec<String>,
     },
-    /// Client, once the server has answered its parcel ([`Control::settles`]): how much its transport retransmitted. Right after
-    /// the last send, some bytes are still in the kernel's buffer; by the server's answer they have been sent.
+    /// Client: how many segments its transport retransmitted. The client sends this once the server has
+    /// answered its parcel ([`Control::settles`]). Right after the last send, some bytes are still in the
+    /// kernel's buffer; when the server answers, they have been sent.
     Counted {
         /// The parcel's number.
         parcel: u32,
-        /// Segments retransmitted over all its links since its last such message; `None` where the transport cannot tell.
+        /// Segments retransmitted over all links of the client since its last Counted; `None` if the
+        /// transport cannot tell.
         retransmissions: Option<u64>,
     },
-    /// Server: the client's Hello names another layout than this, the job's. A [`Control::Differs`] follows; then the client
-    /// is refused.
+    /// Server: the job's layout. The client's Hello named another one. The client answers with
+    /// [`Control::Differs`], and is then refused.
     Layout(Layout),
-    /// Client: the first tensor in which its layout differs from the server's, and what that tensor is in its own.
+    /// Client: the first tensor in which its layout differs from the server's.
     Differs {
         /// The tensor's name.
         #[serde(deserialize_with = "difference::name")]
         tensor: String,
-        /// `None`: its layout has no such tensor.
+        /// The tensor in the client's layout; `None` if it has no tensor of this name.
         spec: Option<TensorSpec>,
     },
 }
 
 impl Control {
-    /// The number of the parcel, if this is a receiver's last word on it.
+    /// The parcel's number, if this message is a receiver's last one about it.
     pub fn settles(&self) -> Option<u32> {
         match self {
             Self::Accepted { parcel } | Self::Rejected { parcel, .. } | Self::Closed { parcel } => {
@@ -177,22 +186,22 @@ impl Control {
     }
 }
 
-/// First message of a connection.
+/// The first message of a connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Challenge {
-    /// Oldest and newest version the server speaks.
+    /// Oldest and newest version of the session protocol that the server supports.
     pub versions: (u16, u16),
-    /// The server's nonce, which begins with the job's number.
+    /// The server's nonce. Its first 8 bytes are the job's number.
     pub nonce: Nonce,
-    /// Whether a proof of a token is wanted.
+    /// Whether the client must prove that it has a token.
     pub token: bool,
-    /// Microseconds of the server's clock.
+    /// The server's clock, in microseconds.
     pub clock: u64,
 }
 
 impl Challenge {
-    /// A challenge of this job. The job's number takes the place of the first bytes of `random`: this message has the same
-    /// fields in every version.
+    /// Makes a challenge for a job. The job's number replaces the first 8 bytes of `random`, because this
+    /// message has the same fields in every version.
     pub fn new(mut random: Nonce, token: bool, job: u64, clock: u64) -> Self {
         for (place, byte) in random.iter_mut().zip(job.to_le_bytes()) {
             *place = byte;
@@ -200,33 +209,34 @@ impl Challenge {
         Self { versions: VERSIONS, nonce: random, token, clock }
     }
 
-    /// The job, for which the proof is to be.
+    /// The job's number, which the client's proof must cover.
     pub fn job(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.nonce;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 }
 
-/// What a client says of itself.
+/// A client's description of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The version chosen.
+    /// The version that the client has chosen.
     pub version: u16,
-    /// Name, unique in the job, at most [`MAX_NAME`] bytes.
+    /// The client's name, unique in the job, at most [`MAX_NAME`] bytes.
     pub name: String,
-    /// Drawn once a process: the same name with the same instance is the same client come back.
+    /// A random number, drawn once per process. A client that comes back with the same name and instance is
+    /// the same process.
     pub instance: u64,
     /// The client's nonce.
     pub nonce: Nonce,
-    /// Proof of the token, if one is wanted.
+    /// The proof of a token, if the server wants one.
     pub proof: Option<Proof>,
-    /// The layout of its own model; a client without one takes the server's.
+    /// The hash of the layout of the client's model; `None` if the client takes the server's.
     pub layout: Option<LayoutHash>,
-    /// What the client already has, after a broken connection.
+    /// What the client still holds from before its link broke.
     pub holding: Holding,
-    /// Microseconds of the client's clock.
+    /// The client's clock, in microseconds.
     pub clock: u64,
-    /// What the client is there for.
+    /// What the client wants to do in the job.
     pub purpose: Purpose,
 }
 
@@ -246,118 +256,121 @@ pub enum Purpose {
     Tree,
 }
 
-/// What a client that comes back still has in hand.
+/// What a client that comes back still holds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub enum Holding {
     /// Nothing.
     #[default]
     Nothing,
-    /// Part of a round's global model, without `holes`.
+    /// Part of a round's global model, all but `holes`.
     Model {
-        /// The round.
+        /// The round's number.
         round: u32,
-        /// What did not come: at most [`HELLO_HOLES`] ranges, the longest. The rest is asked for when these have come.
+        /// The missing ranges, or the [`HELLO_HOLES`] longest of them. The client asks for the others when
+        /// these have arrived.
         holes: Ranges,
     },
-    /// All of a round's global model: it is training, or has an update.
+    /// The client has the whole global model of a round. It is training on it, or has an update that it must
+    /// still submit.
     Round {
-        /// The round.
+        /// The round's number.
         round: u32,
     },
-    /// A model of its own, as a node of a graph.
+    /// A model of its own: the client is a node of a graph.
     Node(Alike),
 }
 
-/// What all nodes of a graph must have alike, besides the layout. Each is the start of a digest.
+/// What all nodes of a graph must have in common, besides the layout: the first 8 bytes of digests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alike {
-    /// Of the plan's sections that all nodes share.
+    /// The digest of the plan's sections that all nodes share.
     pub plan: u64,
-    /// Of the graph.
+    /// The digest of the graph.
     pub graph: u64,
-    /// Of the model that training starts from; `None` if it is not to be compared.
+    /// The digest of the model from which training starts; `None` if it is not compared.
     pub start: Option<u64>,
 }
 
-/// What the server tells a client it lets in.
+/// The server's answer to a client that it lets in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// The client's number in chunks, from 1.
+    /// The client's number, which its chunks carry; from 1.
     pub sender: u32,
-    /// The job.
+    /// The job's number.
     pub job: u64,
     /// The layout of the global model.
     pub layout: Layout,
-    /// Bytes of payload in a chunk.
+    /// Payload bytes of a chunk.
     pub chunk: u32,
     /// Microseconds between heartbeats.
     pub heartbeat: u64,
-    /// Microseconds without progress that end a connection.
+    /// Least time without progress that ends a connection, in microseconds.
     pub liveness: u64,
-    /// What stands in for parts of a model or an update that did not come; `None`: they are asked for again.
+    /// What takes the place of bytes of a model or update that are lost; `None`: lost bytes are asked for
+    /// again.
     pub stand_in: Option<StandIn>,
-    /// The seed of the [`crate::Spread`] in which updates are sent; `None`: as they are.
+    /// The seed of the [`crate::Spread`] by which updates are sent; `None`: in the layout's order.
     pub spread: Option<u64>,
-    /// What of models and updates may be lost, by tensor; of those without an allowance all may.
+    /// How much of each tensor may be lost. A tensor without an allowance may be lost entirely.
     pub allowances: Vec<Allowance>,
 }
 
-/// What stands in for parts that did not come. What each means is defined where updates are folded.
+/// What takes the place of bytes that did not arrive. `crates/fold` defines each exactly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StandIn {
-    /// Nothing: each element's mean is over those who sent it.
+    /// Nothing: each element's mean takes only the updates that have it.
     #[default]
     Renormalise,
     /// The receiver's own value.
     KeepLocal,
     /// Zero.
     Zero,
-    /// What the sender sent last.
+    /// The value that the sender sent last.
     Last,
-    /// The receiver's own value, and the changes that came count for those that did not.
+    /// The receiver's own value. The changes that arrived are scaled up to count for those that did not.
     Rescale,
-    /// What comes after a hole slips into it.
+    /// The bytes that follow a hole move into it.
     FedcommLegacy,
 }
 
-/// Why a client is refused.
+/// The kind of reason for which a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// No common protocol version.
+    /// The peers support no common version of the protocol.
     Version,
-    /// No token, a wrong one, or a certificate for another name.
+    /// The token or proof is missing or wrong, or the certificate is for another name.
     Authentication,
-    /// A live client has this name.
+    /// A connected client has this name.
     Name,
-    /// Another layout than the server's.
+    /// The client's layout differs from the server's.
     Layout,
-    /// A message that makes no sense at this point.
+    /// The message makes no sense at this point.
     Protocol,
-    /// No progress.
+    /// The peer makes no progress.
     Liveness,
     /// The job is over or full.
     Job,
 }
 
 impl Refusal {
-    /// Whether a new attempt may succeed without anybody changing anything.
+    /// Whether a new attempt may succeed without any change by the user.
     pub const fn may_retry(self) -> bool {
         matches!(self, Refusal::Name | Refusal::Liveness)
     }
 }
 
-/// A span of time, in microseconds of one party's clock.
+/// An interval of time, in microseconds of one peer's clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Begin.
+    /// When it began.
     pub start: u64,
-    /// End.
+    /// When it ended.
     pub end: u64,
 }
 
 impl Control {
-    /// The message's bytes.
+    /// Encodes the message.
     ///
     /// # Errors
     /// [`WireError::Length`] for a message over [`MAX_CONTROL`], such as metrics of many megabytes.
@@ -370,10 +383,10 @@ impl Control {
         Ok(bytes)
     }
 
-    /// Decodes a message; what it allocates is bounded by the bytes given.
+    /// Decodes a message. The memory that it allocates is bounded by the length of `bytes`.
     ///
     /// # Errors
-    /// [`WireError::Message`] for bytes that are no message, or have more behind it.
+    /// [`WireError::Message`] if the bytes are no message, or if bytes follow the message.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let (message, rest) =
             postcard::take_from_bytes::<Self>(bytes).map_err(|e| WireError::Message(e.to_string()))?;
@@ -459,7 +472,8 @@ mod tests {
         }
     }
 
-    /// Whoever speaks another version has to be able to read the first message, or nobody could say why it ends.
+    /// A peer with another version must be able to read the first message. Otherwise it could not say why the
+    /// connection ends.
     #[test]
     fn a_challenge_reads_the_same_in_every_version() {
         let challenge = Challenge { versions: (5, 6), nonce: [7; 32], token: true, clock: 300 };
@@ -545,7 +559,7 @@ mod tests {
         assert!(Control::decode(&many.encode().unwrap()).is_err());
     }
 
-    /// The server has not let in whoever says it.
+    /// A peer that is not let in yet may send this message, so it must fit into [`crate::MAX_HELLO`].
     #[test]
     fn a_difference_is_short() {
         let of = |tensor: String, shape| {

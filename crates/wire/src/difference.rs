@@ -1,4 +1,4 @@
-//! The first tensor in which two layouts differ, for messages and for errors.
+//! The first tensor in which two layouts differ, for control messages and for error messages.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -6,10 +6,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::layout::{MAX_NAME, MAX_RANK};
 use crate::{text, Dtype, Tensor};
 
-/// Most bytes of a tensor's name in an error. Names may have more, and every character.
+/// Most bytes of a tensor's name in an error message. A name may be longer, and may have any characters.
 const SHOWN: usize = 200;
 
-/// Element type and shape of a tensor.
+/// The element type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// Element type.
@@ -20,7 +20,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// That of a tensor.
+    /// The type and shape of `tensor`.
     pub fn of(tensor: &Tensor) -> Self {
         Self { dtype: tensor.dtype, shape: tensor.shape.clone() }
     }
@@ -32,19 +32,20 @@ impl std::fmt::Display for TensorSpec {
     }
 }
 
-/// A tensor that two layouts do not have alike.
+/// A tensor that differs between two layouts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
-    /// What it is in the layout that was asked; `None` if that has no tensor of this name.
+    /// The tensor in the first layout; `None` if it has no tensor of this name.
     pub ours: Option<TensorSpec>,
-    /// What it is in the other one. If both are the same, the tensor is at another place.
+    /// The tensor in the other layout. If it equals `ours`, the tensor is at another position there.
     pub theirs: Option<TensorSpec>,
 }
 
 impl Difference {
-    /// In one plain line; `here` and `there` say where the two layouts are, such as "here" and "at the server".
+    /// The difference as one plain line. `here` and `there` name the places of the two layouts, such as
+    /// "here" and "at the server".
     pub fn describe(&self, here: &str, there: &str) -> String {
         let name = shown(&self.name);
         match (&self.ours, &self.theirs) {
@@ -59,7 +60,8 @@ impl Difference {
     }
 }
 
-/// A tensor's name as it is, if it reads like one; else in quotes, so that it cannot pass for words of the error.
+/// A tensor's name, as it is if it looks like one. Otherwise the name is quoted, so that it cannot pass for
+/// words of the error message.
 fn shown(name: &str) -> String {
     let shown = text::plain(name, SHOWN);
     let plain = shown.chars().all(|c| c.is_alphanumeric() || "._-/:".contains(c));
@@ -70,7 +72,7 @@ fn shown(name: &str) -> String {
     }
 }
 
-/// Takes a tensor's name from a message; at no time is there a copy of one that is too long.
+/// Decodes a tensor's name. A name that is too long is refused before it is copied.
 pub(crate) fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let name = <&str>::deserialize(from)?;
     if name.is_empty() || name.len() > MAX_NAME {

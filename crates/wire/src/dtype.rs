@@ -47,7 +47,8 @@ dtypes! {
 }
 
 impl Dtype {
-    /// Whether the type is a float: floats are averaged, all others take the maximum of the participants.
+    /// Whether the type is a float. The mean of a float tensor is the weighted mean; of all other tensors it
+    /// is the maximum.
     pub const fn is_float(self) -> bool {
         matches!(self, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 | Dtype::F8E5M2)
     }

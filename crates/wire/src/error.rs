@@ -1,11 +1,11 @@
-//! What can be wrong with bytes or with a layout.
+//! Errors in received bytes, and in layouts.
 
 use thiserror::Error;
 
-/// A frame, message or layout that cannot be accepted; each variant names what was wrong with it.
+/// A frame, message or layout that cannot be accepted. Each variant names what is wrong with it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WireError {
-    /// Fewer bytes than the structure needs.
+    /// There are fewer bytes than the structure needs.
     #[error("truncated: {needed} bytes needed, {found} there")]
     Truncated {
         /// Bytes the structure needs.
@@ -13,10 +13,10 @@ pub enum WireError {
         /// Bytes there are.
         found: usize,
     },
-    /// The first four bytes are not a thalweg frame's.
+    /// The first four bytes are not those of a thalweg frame.
     #[error("not a thalweg frame (magic {0:02x?}); is the peer another program?")]
     Magic([u8; 4]),
-    /// A frame of a version this build does not read.
+    /// This build does not support the frame's version.
     #[error("frame version {found}, this build reads {supported}; use the same release at both ends")]
     Version {
         /// Version in the frame.
@@ -24,10 +24,10 @@ pub enum WireError {
         /// Version this build reads.
         supported: u8,
     },
-    /// An unknown kind of frame.
+    /// The kind of frame is unknown.
     #[error("unknown frame kind {0}")]
     Kind(u8),
-    /// A length over the limit for its kind.
+    /// The length is over the limit for this kind of frame.
     #[error("length {length} is over the limit of {limit} bytes for this kind of frame")]
     Length {
         /// Length the header states.
@@ -35,7 +35,7 @@ pub enum WireError {
         /// The limit.
         limit: u64,
     },
-    /// The header's own checksum does not match.
+    /// The checksum of the header does not match.
     #[error("header checksum {found:08x}, computed {computed:08x}: the header is corrupt")]
     HeaderChecksum {
         /// In the frame.
@@ -43,7 +43,7 @@ pub enum WireError {
         /// Computed here.
         computed: u32,
     },
-    /// The payload's checksum does not match.
+    /// The checksum of the payload does not match.
     #[error("payload checksum {found:08x}, computed {computed:08x}: the payload is corrupt")]
     PayloadChecksum {
         /// In the frame.
@@ -51,13 +51,13 @@ pub enum WireError {
         /// Computed here.
         computed: u32,
     },
-    /// A sealed payload that does not open.
+    /// A sealed payload cannot be opened.
     #[error("sealed payload: {0}")]
     Sealed(String),
-    /// A control message that does not decode.
+    /// A control message cannot be decoded.
     #[error("control message does not decode: {0}")]
     Message(String),
-    /// A layout that is not one.
+    /// The layout is not valid.
     #[error("layout: {0}")]
     Layout(String),
 }

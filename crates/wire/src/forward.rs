@@ -1,92 +1,94 @@
-//! What the two ends of a forwarded TCP connection say to each other, and how a chunk names its place in a stream.
+//! The messages between the two ends of forwarded TCP streams, and the place of a chunk in a stream.
 //!
-//! One link carries many streams. The end that accepts programs' connections, the near end, opens them. Bytes travel
-//! as chunks whose offset holds the stream's number and the position in the stream; everything else is a message.
-//! Positions count bytes from the begin of a stream, in each direction by itself.
+//! One link carries many streams. The near end, which accepts the programs' connections, opens them. Bytes
+//! travel as chunks; a chunk's offset holds the stream's number and the position in the stream. Everything
+//! else is a message. Positions count the bytes of one direction from the start of the stream.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{text, Ranges};
 
-/// Bits of a chunk's offset that are the position in its stream; those above are the stream's number.
+/// Bits of a chunk's offset that hold the position in its stream. The bits above hold the stream's number.
 const POSITION_BITS: u32 = 40;
 const POSITION: u64 = (1 << POSITION_BITS) - 1;
-/// Streams are numbered from 0 to one below this.
+/// Stream numbers are less than this.
 pub const MOST_STREAMS: u32 = 1 << (64 - POSITION_BITS);
-/// Most bytes of one direction of a stream that may be granted and not yet be used.
+/// Most bytes of one direction of a stream that may be granted and not yet used.
 pub const MOST_WINDOW: u64 = 1 << 30;
 
 /// A message between the two ends of forwarded streams.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Forward {
-    /// Far end: the near end is let in.
+    /// Far end: it has let the near end in.
     Ready {
-        /// Bytes of each stream that the far end buffers.
+        /// Bytes that the far end buffers for each stream.
         window: u64,
-        /// Streams there may be at a time.
+        /// Most streams that may be open at once.
         streams: u32,
-        /// Microseconds of silence that end the link.
+        /// Silence for this long ends the link, in microseconds.
         liveness: u64,
     },
-    /// Near end: a program has connected. The far end connects to its target, or says [`Forward::Reset`].
+    /// Near end: a program has connected. The far end connects to its target, or answers with
+    /// [`Forward::Reset`].
     Open {
-        /// The new stream.
+        /// The number of the new stream.
         stream: u32,
-        /// Bytes of the stream that the near end buffers, all granted now.
+        /// Bytes of the stream that the near end buffers; all of them are granted now.
         window: u64,
     },
-    /// Receiver of a direction: this much has come, and this much may be sent in all.
+    /// Receiver of a direction: what it has received, and how far the sender may send.
     Credit {
-        /// The stream.
+        /// The stream's number.
         stream: u32,
-        /// Everything before this position is here.
+        /// All bytes before this position have arrived.
         received: u64,
-        /// Nothing from this position on may be sent yet.
+        /// The sender may send bytes before this position.
         limit: u64,
     },
-    /// Sender of a direction, over a link that loses chunks: all before this position has been sent.
+    /// Sender of a direction, over a link that loses chunks: it has sent all bytes before a position.
     Sent {
-        /// The stream.
+        /// The stream's number.
         stream: u32,
-        /// One past the last byte sent.
+        /// The position after the last byte sent.
         end: u64,
     },
-    /// Receiver of a direction: of what was sent, this did not come. At most [`crate::control::MAX_HOLES`] ranges.
+    /// Receiver of a direction: these ranges were sent and did not arrive. At most
+    /// [`crate::control::MAX_HOLES`] ranges.
     Missing {
-        /// The stream.
+        /// The stream's number.
         stream: u32,
-        /// What is to be sent again.
+        /// The ranges to send again.
         wanted: Ranges,
     },
     /// Sender of a direction: its program has ended this direction. The other direction goes on.
     End {
-        /// The stream.
+        /// The stream's number.
         stream: u32,
-        /// Bytes of the direction in all.
+        /// Bytes of the whole direction.
         end: u64,
     },
-    /// Either: the stream is over in both directions, and not well.
+    /// Either end: the stream has ended in both directions, because of an error.
     Reset {
-        /// The stream.
+        /// The stream's number.
         stream: u32,
-        /// Why, for a person.
+        /// Why, for the user.
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
 }
 
-/// The offset of a chunk that begins at `position` of `stream`, a number below [`MOST_STREAMS`].
+/// The offset of a chunk that begins at `position` of `stream`. `stream` must be less than [`MOST_STREAMS`].
 pub fn offset(stream: u32, position: u64) -> u64 {
     u64::from(stream) << POSITION_BITS | position & POSITION
 }
 
-/// The stream of a chunk, by its offset.
+/// The stream's number in a chunk's offset.
 pub fn stream_of(offset: u64) -> u32 {
     u32::try_from(offset >> POSITION_BITS).unwrap_or_default()
 }
 
-/// The position of a chunk by its offset, which has only the low bits of it: of all positions with these bits the one
-/// next to `about`. `None` if there is none.
+/// The position in a chunk's offset. The offset holds only the position's low bits; the result is the
+/// position with these bits that is closest to `about`. `None` if that would be negative or too large.
 pub fn position_of(offset: u64, about: u64) -> Option<u64> {
     let (low, half) = (offset & POSITION, 1 << (POSITION_BITS - 1));
     let same = (about & !POSITION) | low;

@@ -15,7 +15,8 @@
 //! | 40 | offset | u64, first byte in the update |
 //! | 48 | header checksum | u32, CRC-32C of bytes 0..48 |
 //!
-//! Every chunk says where it belongs, so losing or reordering chunks never moves another value.
+//! Every chunk's header says where the chunk belongs. So lost or reordered chunks never change the place of
+//! other values.
 
 use crate::{LayoutHash, Range, WireError};
 
@@ -25,8 +26,8 @@ pub const HEADER_BYTES: usize = 52;
 pub const MAX_CHUNK: u32 = 4 << 20;
 /// Most payload bytes of a control message.
 pub const MAX_CONTROL: u32 = 8 << 20;
-/// Most payload bytes of a control message from a peer that has not proved who it is. A [`crate::control::Hello`] has
-/// no more.
+/// Most payload bytes of a control message from a peer that has not proved its identity yet. A
+/// [`crate::control::Hello`] is never longer.
 pub const MAX_HELLO: u32 = 4 << 10;
 
 const MAGIC: [u8; 4] = *b"tlwg";
@@ -42,43 +43,43 @@ pub enum Kind {
     Chunk,
 }
 
-/// Where a chunk's bytes belong.
+/// Where the bytes of a chunk belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// The job.
+    /// The job's number.
     pub job: u64,
-    /// The round, from 1.
+    /// The round or task, from 1.
     pub round: u32,
-    /// Who sent it: 0 the server, else the client's number.
+    /// The sender: 0 is the server, others are the client's number.
     pub sender: u32,
-    /// Which layout the offset is meant in.
+    /// The hash of the layout in which `offset` counts.
     pub layout: LayoutHash,
-    /// First byte in the update.
+    /// First byte in the parcel.
     pub offset: u64,
     /// Number of bytes.
     pub length: u32,
 }
 
 impl ChunkHeader {
-    /// The bytes it covers.
+    /// The bytes that the chunk covers.
     pub fn range(&self) -> Range {
         Range::new(self.offset, self.offset.saturating_add(u64::from(self.length)))
     }
 }
 
-/// A decoded header.
+/// The decoded header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What follows.
+    /// The kind of payload.
     pub kind: Kind,
     /// CRC-32C of the payload.
     pub payload_checksum: u32,
-    /// Its place; for a control frame only `length` says anything.
+    /// Where the payload belongs. In a control frame, only `length` has a meaning.
     pub chunk: ChunkHeader,
 }
 
 impl FrameHeader {
-    /// Header of a control message.
+    /// The header of a control message.
     pub fn control(payload: &[u8]) -> Self {
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let chunk =
@@ -86,17 +87,17 @@ impl FrameHeader {
         Self { kind: Kind::Control, payload_checksum: checksum(payload), chunk }
     }
 
-    /// Header of a chunk whose payload's checksum is known.
+    /// The header of a chunk whose payload checksum is known.
     pub fn chunk(chunk: ChunkHeader, payload_checksum: u32) -> Self {
         Self { kind: Kind::Chunk, payload_checksum, chunk }
     }
 
-    /// Bytes of payload that follow.
+    /// Bytes of the payload.
     pub fn length(&self) -> usize {
         self.chunk.length as usize
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[0..4].copy_from_slice(&MAGIC);
@@ -117,7 +118,7 @@ impl FrameHeader {
         out
     }
 
-    /// Decodes and checks a header. The length it returns is within the limit of its kind.
+    /// Decodes and checks a header. The length in it is within the limit of its kind.
     ///
     /// # Errors
     /// A [`WireError`] that says which field is wrong; nothing is allocated.
@@ -170,13 +171,14 @@ impl FrameHeader {
     }
 }
 
-/// CRC-32C (Castagnoli; RFC 3720 appendix B.4), by the machine's instructions for it: 19 GB/s from the
-/// second-level cache on Zen 3, where one that folds with carry-less multiplication reaches 14.
+/// CRC-32C (Castagnoli; RFC 3720, appendix B.4). It uses the machine's CRC instructions, which are faster
+/// here than carry-less multiplication.
 pub fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// The [`checksum`] of bytes whose own is `before`, and of those that follow them; 0 is that of none.
+/// The [`checksum`] of some bytes followed by `bytes`. `before` is the checksum of the former; 0 if there are
+/// none.
 pub fn checksum_after(before: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(before, bytes)
 }

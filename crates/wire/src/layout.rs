@@ -1,13 +1,14 @@
-//! Names, dtypes, shapes and byte offsets of an update's tensors in one flat buffer.
+//! The layout of an update: names, dtypes, shapes and byte offsets of its tensors in one flat buffer.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::{Difference, Dtype, Range, Ranges, TensorSpec, WireError};
 
-/// Every tensor starts at a multiple of this many bytes (a cache line, and the widest vector register).
+/// Every tensor starts at a multiple of this many bytes, the size of a cache line and of the widest vector
+/// register.
 pub const ALIGN: u64 = 64;
-/// Most tensors a layout may have.
+/// Most tensors that a layout may have.
 pub const MAX_TENSORS: usize = 1 << 17;
 /// Longest name of a tensor, in bytes.
 pub(crate) const MAX_NAME: usize = 1024;
@@ -18,7 +19,7 @@ const MAX_BYTES: u64 = 1 << 46;
 /// One tensor's place in the flat buffer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensor {
-    /// Name, unique in the layout (a PyTorch `state_dict` key, say).
+    /// The tensor's name, unique in the layout: for example a key of a PyTorch `state_dict`.
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
@@ -29,7 +30,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Number of elements (1 for a scalar). Saturates on absurd shapes, which [`Layout`] refuses.
+    /// Number of elements; 1 for a scalar. Saturates on absurd shapes, which [`Layout`] refuses.
     pub fn elements(&self) -> u64 {
         self.shape.iter().fold(1, |n, &d| n.saturating_mul(d))
     }
@@ -40,7 +41,7 @@ impl Tensor {
     }
 }
 
-/// First 8 bytes of the SHA-256 of the layout's canonical encoding.
+/// The first 8 bytes of the SHA-256 of the layout's canonical encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LayoutHash(pub u64);
 
@@ -50,7 +51,8 @@ impl std::fmt::Display for LayoutHash {
     }
 }
 
-/// The places of all tensors of an update. Valid by construction: in order, aligned, disjoint, bounded.
+/// The places of all tensors of an update. Every value is valid: tensors are in order, aligned, disjoint and
+/// bounded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Tensor>", into = "Vec<Tensor>")]
 pub struct Layout {
@@ -59,7 +61,7 @@ pub struct Layout {
 }
 
 impl Default for Layout {
-    /// No tensors.
+    /// The layout without tensors.
     fn default() -> Self {
         let tensors = Vec::new();
         let hash = hash_of(&tensors).unwrap_or_default();
@@ -84,7 +86,7 @@ impl Layout {
         Self::new(placed.take(MAX_TENSORS + 1).collect())
     }
 
-    /// A layout of tensors already placed.
+    /// A layout of tensors whose offsets are given.
     ///
     /// # Errors
     /// [`WireError::Layout`] saying which tensor is out of order, misaligned, overlapping or too large.
@@ -94,35 +96,35 @@ impl Layout {
         Ok(Self { tensors, hash })
     }
 
-    /// The tensors, by rising offset.
+    /// The tensors in ascending order of their offsets.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// Bytes of the whole buffer: the end of the last tensor.
+    /// Bytes of the whole buffer, up to the end of the last tensor.
     pub fn bytes(&self) -> u64 {
         self.tensors.last().map_or(0, |t| t.range().end)
     }
 
-    /// Number of elements of all tensors.
+    /// Number of elements of all tensors together.
     pub fn elements(&self) -> u64 {
         self.tensors.iter().map(Tensor::elements).sum()
     }
 
-    /// What chunks carry to say which layout they belong to.
+    /// The hash by which chunks name their layout.
     pub fn hash(&self) -> LayoutHash {
         self.hash
     }
 
-    /// The tensors that overlap `range`, found by binary search.
+    /// The tensors that overlap `range`. Uses a binary search.
     pub fn overlapping(&self, range: Range) -> &[Tensor] {
         let first = self.tensors.partition_point(|t| t.range().end <= range.start);
         let last = self.tensors.partition_point(|t| t.offset < range.end);
         &self.tensors[first.min(last)..last]
     }
 
-    /// The tensor of which `range` begins or ends within an element; `None` if it cuts no element. Multiples of 8 cut
-    /// none: the largest elements have so many bytes, and tensors are aligned.
+    /// The tensor in which `range` begins or ends inside an element; `None` if it cuts no element. A multiple
+    /// of 8 cuts no element, since tensors are aligned and no element is larger than 8 bytes.
     pub fn cut_by(&self, range: Range) -> Option<&Tensor> {
         [range.start, range.end].into_iter().filter(|at| !at.is_multiple_of(8)).find_map(|at| {
             let tensor = self.overlapping(Range::new(at, at.saturating_add(1))).first()?;
@@ -130,7 +132,7 @@ impl Layout {
         })
     }
 
-    /// The tensors that `holes` touch, in order, each with the bytes of it that are in them.
+    /// The tensors that `holes` touch, in order, each with the number of its bytes that are in holes.
     pub fn losses(&self, holes: &Ranges) -> Vec<(&Tensor, u64)> {
         let mut found: Vec<(&Tensor, u64)> = Vec::new();
         for hole in holes.iter() {
@@ -146,7 +148,7 @@ impl Layout {
         found
     }
 
-    /// The tensor of this name.
+    /// The tensor with this name.
     pub fn find(&self, name: &str) -> Option<&Tensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
@@ -156,14 +158,15 @@ impl Layout {
         let (ours, theirs) = (&self.tensors, &other.tensors);
         let same = ours.iter().zip(theirs).take_while(|(ours, theirs)| ours == theirs).count();
         let (mine, yours) = (ours.get(same), theirs.get(same));
-        // Of two names that differ, the one that only one layout has says most.
+        // If the two names differ, name the tensor that only one layout has, because that says most.
         let lone = |tensor: &&Tensor, within: &Layout| within.find(&tensor.name).is_none();
         let added = mine.filter(|tensor| lone(tensor, other));
         let first = added.or_else(|| yours.filter(|tensor| lone(tensor, self))).or(mine).or(yours)?;
         Some(self.difference_of(&first.name, other.find(&first.name).map(TensorSpec::of)))
     }
 
-    /// How a tensor differs from this layout's, if the other layout has it with this type and shape, or not at all.
+    /// How this layout's tensor `name` differs from the other layout's. `theirs` is the tensor in the other
+    /// layout; `None` if it has none.
     pub fn difference_of(&self, name: &str, theirs: Option<TensorSpec>) -> Difference {
         Difference { name: name.into(), ours: self.find(name).map(TensorSpec::of), theirs }
     }

@@ -1,7 +1,7 @@
-//! What thalweg's bytes mean: tensor layouts, frames, control messages, byte ranges, checksums.
+//! The formats of bytes on the wire: tensor layouts, frames, control messages, byte ranges, checksums.
 //!
-//! Nothing here opens a socket, reads a clock or allocates by a length it has not checked, so the same
-//! code runs in every transport, under a fuzzer and with a virtual network.
+//! Nothing here opens a socket, reads a clock, or allocates memory by a length that it has not checked. So
+//! the same code runs in every transport, under a fuzzer and with a virtual network.
 #![forbid(unsafe_code)]
 
 pub mod control;

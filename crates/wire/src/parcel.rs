@@ -7,47 +7,48 @@ use crate::{Dtype, Layout, LayoutHash, WireError};
 /// Longest head of a parcel, in bytes.
 pub const MAX_HEAD: usize = 1 << 20;
 
-/// What a sender says of a parcel before, or instead of, its bytes.
+/// The description of a parcel, which its sender sends before its bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Parcel {
-    /// Number of the round or task, from 1. An answer has the number of the parcel it answers; who sent it tells them
-    /// apart.
+    /// The number of the round or task, from 1. An answer has the number of the parcel that it answers; their
+    /// senders distinguish the two.
     pub number: u32,
-    /// Whether its chunks follow at once; else the receiver grants them.
+    /// Whether its chunks follow at once. If not, they wait for a grant.
     pub pushed: bool,
-    /// Bytes for the application, opaque to the core: JSON of a round's configuration, of an update's metrics, or of a
-    /// task. At most [`MAX_HEAD`].
+    /// Bytes for the application, which the core does not read: the JSON of a round's configuration, of an
+    /// update's metrics, or of a task. At most [`MAX_HEAD`] bytes.
     #[serde(deserialize_with = "head")]
     pub head: Vec<u8>,
-    /// Which tensors it holds.
+    /// The tensors that the parcel holds.
     pub content: Content,
-    /// The number of an earlier parcel of the same sender whose bytes are the same. A receiver that still has them asks
-    /// for none.
+    /// The number of an earlier parcel from the same sender that has the same bytes. A receiver that still
+    /// has these asks for none.
     pub same_as: Option<u32>,
-    /// How much it counts in a mean: a number of samples, or any other factor. Exact as it stands, for a float is a
-    /// fraction of two integers. Finite and not negative; what does not count has 0.
+    /// The weight in a mean: a number of samples, or another factor. Finite and not negative; 0 if the parcel
+    /// does not count. A float is an exact fraction, so no rounding happens on the way.
     #[serde(deserialize_with = "weight")]
     pub weight: f64,
-    /// Microseconds from now on until when its answer is wanted; `None`: it may take any time.
+    /// Microseconds from now within which the answer is wanted; `None`: no limit.
     pub deadline: Option<u64>,
 }
 
-/// Which tensors a parcel holds, relative to a base: the job's model, or in an answer to a task the task's tensors.
+/// The tensors that a parcel holds, relative to a base. The base is the job's model; for the answer to a task
+/// it is the task's tensors.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub enum Content {
-    /// None: it is all head.
+    /// No tensors.
     #[default]
     Nothing,
-    /// All tensors of the base, whose layout has this hash.
+    /// All tensors of the base. This is the hash of the base's layout.
     Whole(LayoutHash),
-    /// Some tensors of the base, by their places in it, rising.
+    /// Some tensors of the base: their indices in it, in ascending order.
     Subset(Vec<u32>),
-    /// Tensors of its own.
+    /// Tensors with a layout of their own.
     Tensors(Layout),
 }
 
 impl Content {
-    /// How to say most briefly that a parcel holds the tensors of `layout`.
+    /// The shortest description of a parcel that holds the tensors of `layout`.
     pub fn of(layout: &Layout, base: &Layout) -> Self {
         if layout.tensors().is_empty() {
             return Self::Nothing;
@@ -61,7 +62,8 @@ impl Content {
     /// The layout of the parcel.
     ///
     /// # Errors
-    /// [`WireError::Layout`] if it does not fit the base: another hash, a place that there is not or that is out of order.
+    /// [`WireError::Layout`] if the content does not fit the base: the hash differs, an index is too large,
+    /// or the indices do not ascend.
     pub fn layout(&self, base: &Layout) -> Result<Layout, WireError> {
         match self {
             Self::Nothing => Layout::new(Vec::new()),
@@ -76,7 +78,7 @@ impl Content {
     }
 }
 
-/// Where the tensors of `layout` are in `base`, if all of them are there, in the same order.
+/// The indices in `base` of the tensors of `layout`. `None` if one is not in it, or their order differs.
 fn subset(layout: &Layout, base: &Layout) -> Option<Vec<u32>> {
     let mut all = base.tensors().iter().enumerate();
     let place = |tensor: &crate::Tensor| {
@@ -104,7 +106,7 @@ fn chosen(base: &Layout, places: &[u32]) -> Result<Layout, WireError> {
     Layout::pack(tensors)
 }
 
-/// Takes a head from a message; at no time is there a copy of one that is too long.
+/// Decodes a head. A head that is too long is refused before it is copied.
 fn head<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
     let bytes = <&[u8]>::deserialize(from)?;
     if bytes.len() > MAX_HEAD {

@@ -1,9 +1,9 @@
-//! Byte ranges and sets of them: what has come, what is a hole.
+//! Byte ranges, and sets of them. Receivers use them for the bytes that have arrived and for holes.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Bytes `start..end` of an update.
+/// Bytes `start..end` of a parcel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Range {
     /// First byte.
@@ -13,7 +13,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// `start..end`; empty where `end <= start`.
+    /// `start..end`; empty if `end <= start`.
     pub const fn new(start: u64, end: u64) -> Self {
         Self { start, end }
     }
@@ -23,33 +23,34 @@ impl Range {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether there are no bytes in it.
+    /// Whether it has no bytes.
     pub const fn is_empty(self) -> bool {
         self.end <= self.start
     }
 
-    /// The bytes in both.
+    /// The bytes that are in both ranges.
     pub fn intersect(self, other: Range) -> Range {
         Range::new(self.start.max(other.start), self.end.min(other.end))
     }
 }
 
-/// A set of bytes, kept as disjoint, non-touching ranges.
+/// A set of bytes, stored as ranges that neither overlap nor touch.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "Vec<Range>", into = "Vec<Range>")]
 pub struct Ranges {
-    /// start -> end
+    /// The end of each range, by its start.
     parts: BTreeMap<u64, u64>,
+    /// Number of bytes in the set.
     bytes: u64,
 }
 
 impl Ranges {
-    /// Nothing.
+    /// The empty set.
     pub const fn new() -> Self {
         Self { parts: BTreeMap::new(), bytes: 0 }
     }
 
-    /// All of `0..total`.
+    /// The set of all bytes of `0..total`.
     pub fn full(total: u64) -> Self {
         [Range::new(0, total)].into_iter().collect()
     }
@@ -59,7 +60,7 @@ impl Ranges {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -69,12 +70,12 @@ impl Ranges {
         self.parts.len()
     }
 
-    /// The ranges, rising.
+    /// The ranges in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Range> + '_ {
         self.parts.iter().map(|(&start, &end)| Range::new(start, end))
     }
 
-    /// Adds `range`; returns the parts of it that were not there before, rising.
+    /// Adds `range`. Returns the parts of it that were not in the set, in ascending order.
     pub fn insert(&mut self, range: Range) -> Vec<Range> {
         if range.is_empty() {
             return Vec::new();
@@ -91,7 +92,7 @@ impl Ranges {
         fresh
     }
 
-    /// The parts of `range` that are not in the set, rising.
+    /// The parts of `range` that are not in the set, in ascending order.
     pub fn missing_in(&self, range: Range) -> Vec<Range> {
         let mut holes = Vec::new();
         let mut at = range.start;
@@ -110,7 +111,7 @@ impl Ranges {
         holes
     }
 
-    /// What is missing of `0..total`.
+    /// The bytes of `0..total` that are not in the set.
     pub fn holes(&self, total: u64) -> Ranges {
         self.missing_in(Range::new(0, total)).into_iter().collect()
     }
@@ -121,7 +122,7 @@ impl Ranges {
             || self.parts.range(..=range.start).next_back().is_some_and(|(_, &end)| end >= range.end)
     }
 
-    /// Takes out what is before `start`.
+    /// Removes all bytes before `start`.
     pub fn trim(&mut self, start: u64) {
         while let Some((&s, &e)) = self.parts.first_key_value().filter(|(&s, _)| s < start) {
             self.parts.pop_first();
@@ -132,13 +133,13 @@ impl Ranges {
         }
     }
 
-    /// The first range that reaches beyond `at`.
+    /// The first range that ends after `at`.
     pub fn next(&self, at: u64) -> Option<Range> {
         let before = self.parts.range(..=at).next_back().filter(|(_, &end)| end > at);
         before.or_else(|| self.parts.range(at..).next()).map(|(&start, &end)| Range::new(start, end))
     }
 
-    /// What of the set is in `range`, rising.
+    /// The parts of `range` that are in the set, in ascending order.
     pub fn within(&self, range: Range) -> impl Iterator<Item = Range> + '_ {
         let before = self.parts.range(..range.start).next_back();
         let inside = self.parts.range(range.start..range.end.max(range.start));
@@ -148,12 +149,12 @@ impl Ranges {
             .filter(|part| !part.is_empty())
     }
 
-    /// The first `limit` ranges only, so that a message about them stays small.
+    /// The first `limit` ranges, so that a message about them stays small.
     pub fn first(&self, limit: usize) -> Ranges {
         self.iter().take(limit).collect()
     }
 
-    /// The longest `limit` ranges only; of two as long, the first.
+    /// The `limit` longest ranges. Of two ranges of the same length, the first one is preferred.
     pub fn longest(&self, limit: usize) -> Ranges {
         let mut parts: Vec<Range> = self.iter().collect();
         parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
@@ -206,7 +207,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the plainest model: a bool a byte.
+        /// Compares the set with the simplest model: one bool per byte.
         #[test]
         fn agrees_with_a_bitmap(ranges in arbitrary(), probe in (0..SPAN, 0..SPAN)) {
             let mut set = Ranges::new();

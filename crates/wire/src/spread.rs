@@ -1,35 +1,38 @@
-//! In which order an update's elements go, so that bytes lost next to each other are not neighbours in the model.
+//! An order of an update's elements on the wire in which bytes that are lost together are not neighbours in
+//! the model.
 //!
-//! A lost packet takes a run of the wire's bytes. Sent in order, that is most of one filter, of which the mean then knows
-//! nothing new; spread, it is a cache line of many. Only updates are sent so, by all clients of a job alike: their sum is
-//! taken as it comes and put in order once.
+//! A lost packet takes a run of bytes from the wire. In the layout's order, this run would be most of one
+//! filter, and the mean would learn nothing new about that filter. In the spread order, it is one cache line
+//! of each of many filters. Only updates are sent in this order. All clients of a job use the same order, so
+//! the server adds the updates as they arrive and restores the layout's order once, in the sum.
 //!
-//! Each tensor is cut in units of [`ALIGN`] bytes, whole elements of any dtype. Unit `i` on the wire is unit
-//! `(first + i * step) mod n` of the tensor's `n`, with `step` next to the golden section of `n` and prime to it: so any
-//! run of units is spread about evenly (the three-distance theorem). `first` follows from the seed. What is left of a
-//! tensor behind its last whole unit stays where it is, and layout, dtypes and losses by tensor are as without.
+//! Each tensor is divided into units of [`ALIGN`] bytes, which hold whole elements of any dtype. Unit `i` on
+//! the wire is unit `(first + i * step) mod n` of the tensor's `n` units. `step` is close to the golden
+//! section of `n` and coprime to it, so any run of units is spread about evenly (three-distance theorem).
+//! `first` follows from the seed. The bytes after a tensor's last whole unit keep their place. Layout, dtypes
+//! and the losses of each tensor are the same as without the spread.
 
 use crate::{Layout, Tensor, ALIGN};
 
-/// An order of an update's elements. Equal seeds are equal orders.
+/// An order of an update's elements. Equal seeds give equal orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spread {
     seed: u64,
 }
 
-/// (sqrt(5) - 1) / 2, of 2^64.
+/// (sqrt(5) - 1) / 2, times 2^64.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Spread {
-    /// The order of a seed, which is no secret.
+    /// The order that belongs to a seed. The seed is not secret.
     pub fn new(seed: u64) -> Self {
         Self { seed }
     }
 
-    /// Puts `update` into `wire` as it is sent.
+    /// Copies `update` to `wire`, with its units in the order of sending.
     ///
     /// # Panics
-    /// If one of them is not of the layout's size.
+    /// If `update` or `wire` does not have the layout's size.
     pub fn to_wire(self, layout: &Layout, update: &[u8], wire: &mut [u8]) {
         wire.copy_from_slice(update);
         self.units(layout, |sent, place| {
@@ -37,10 +40,11 @@ impl Spread {
         });
     }
 
-    /// Puts what is as it was sent, `wire`, in order into `update`.
+    /// Copies `wire`, whose units are in the order of sending, to `update` in the order of the layout. Undoes
+    /// [`Spread::to_wire`].
     ///
     /// # Panics
-    /// If one of them is not of the layout's size.
+    /// If `wire` or `update` does not have the layout's size.
     pub fn to_order(self, layout: &Layout, wire: &[u8], update: &mut [u8]) {
         update.copy_from_slice(wire);
         self.units(layout, |sent, place| {
@@ -48,7 +52,7 @@ impl Spread {
         });
     }
 
-    /// Gives `each` unit's offset on the wire, and that in the update.
+    /// Calls `each` for every unit with its offset on the wire and its offset in the update.
     fn units(self, layout: &Layout, mut each: impl FnMut(usize, usize)) {
         for (index, tensor) in layout.tensors().iter().enumerate() {
             let (count, base) = (units(tensor), tensor.offset as usize);
@@ -63,7 +67,7 @@ impl Spread {
         }
     }
 
-    /// Which unit of a tensor goes first (splitmix64's mixing of seed and tensor).
+    /// The unit of a tensor that is sent first. Mixes the seed and the tensor's index as splitmix64 does.
     fn first(self, tensor: u64, count: u64) -> u64 {
         let mut mixed = self.seed.wrapping_add(tensor.wrapping_add(1).wrapping_mul(GOLDEN));
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -78,13 +82,14 @@ fn units(tensor: &Tensor) -> u64 {
     tensor.range().len() / ALIGN
 }
 
-/// The number nearest above the golden section of `count` that is prime to it, below `count`; 0 for up to one unit.
+/// The smallest number from the golden section of `count` on that is below `count` and coprime to it. 0 if
+/// `count` is less than 2.
 fn step(count: u64) -> u64 {
     if count < 2 {
         return 0;
     }
     let golden = ((u128::from(count) * u128::from(GOLDEN)) >> 64) as u64;
-    // `count - 1` is prime to it.
+    // The search always finds a step, because `count - 1` is coprime to `count`.
     (golden.max(1)..count).find(|&step| is_prime_to(step, count)).unwrap_or(1)
 }
 
@@ -118,7 +123,7 @@ mod tests {
     fn bytes_lost_together_are_apart_in_the_tensor() {
         let layout = Layout::pack([("w", Dtype::F32, vec![512, 256, 3, 3])]).unwrap();
         let units = sent(Spread::new(3), &layout);
-        // A full segment has 23 units. Spread evenly, they would be a 23rd of the tensor apart.
+        // A full TCP segment has 23 units. Evenly spread, they would be 1/23 of the tensor apart.
         for lost in units.chunks(23).filter(|lost| lost.len() == 23) {
             let mut places: Vec<usize> = lost.iter().map(|(_, place)| *place).collect();
             places.sort_unstable();
@@ -146,7 +151,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each unit goes once, within its tensor, and comes back to its place.
+        /// Each unit is sent once, stays within its tensor, and returns to its place.
         #[test]
         fn it_is_a_permutation_within_each_tensor(seed in any::<u64>(), sizes in prop::collection::vec(0..900_u64, 1..6)) {
             let tensors = sizes.iter().enumerate().map(|(i, size)| (format!("t{i}"), Dtype::F32, vec![*size]));

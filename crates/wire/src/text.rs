@@ -1,8 +1,8 @@
-//! Text that a peer or a broker gave, made safe to show: on a terminal, in a log, in a table.
+//! Makes text from a peer or a broker safe to show on a terminal, in a log or in a table.
 //!
-//! Escape sequences, forged lines and text that runs backwards all need characters that nobody sees. [`plain`] leaves
-//! none of them and bounds the length; [`check_name`] refuses names that have any, for a name that is changed would be
-//! another one.
+//! Escape sequences, forged lines and text in reversed direction all need invisible characters. [`plain`]
+//! removes these and bounds the length. [`check_name`] refuses names that have any, because a changed name
+//! would be another name.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -13,18 +13,18 @@ use crate::control::MAX_OTHERS;
 pub const MAX_REASON: usize = 1024;
 /// Longest name of a client, in bytes.
 pub const MAX_NAME: usize = 128;
-/// Longest address of another server, in bytes.
+/// Longest URL of another server, in bytes.
 pub const MAX_URL: usize = 256;
-/// Longest metrics of an offer, in bytes of JSON.
+/// Longest metrics in an offer, in bytes of JSON.
 pub const MAX_METRICS: usize = 16 * 1024;
 
-/// Stands for a character that cannot be shown.
+/// Replaces a character that cannot be shown.
 const UNSHOWN: char = '\u{fffd}';
-/// Ends a text that was too long.
+/// Ends a text that was cut.
 const MORE: char = '…';
 
-/// Characters that format others and are not seen themselves (Unicode's category Cf, and tags of plane 14): among them those that
-/// turn the direction of what follows.
+/// Invisible characters that format others (Unicode category Cf, and the tags of plane 14). Some of them
+/// change the direction of the text that follows.
 const FORMATS: [(char, char); 19] = [
     ('\u{ad}', '\u{ad}'),
     ('\u{600}', '\u{605}'),
@@ -47,7 +47,7 @@ const FORMATS: [(char, char); 19] = [
     ('\u{e0000}', '\u{e0fff}'),
 ];
 
-/// Whether a character ends a line, or moves to another place in it.
+/// Whether a character ends a line or moves to another place in it.
 fn breaks(c: char) -> bool {
     matches!(c, '\t'..='\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
@@ -56,13 +56,13 @@ fn is_unsafe(c: char) -> bool {
     c.is_control() || breaks(c) || FORMATS.iter().any(|&(first, last)| (first..=last).contains(&c))
 }
 
-/// Whether a text has nothing but characters that are seen, and spaces.
+/// Whether a text has only visible characters and spaces.
 pub fn is_plain(text: &str) -> bool {
     !text.chars().any(is_unsafe)
 }
 
-/// The text in one line of at most `most` bytes. Runs of line breaks and tabs become one space, runs of other control
-/// and format characters one U+FFFD; what is too long ends with an ellipsis.
+/// The text as one line of at most `most` bytes. Runs of line breaks and tabs become one space. Runs of other
+/// control and format characters become one U+FFFD. A text that is cut ends with an ellipsis.
 pub fn plain(text: &str, most: usize) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -92,10 +92,10 @@ fn shortened(mut text: String, most: usize) -> String {
     text
 }
 
-/// Whether a client can have this name.
+/// Whether a client may have this name.
 ///
 /// # Errors
-/// Why not, with the hint.
+/// Why not, with a hint.
 pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME {
         return Err(format!("a client's name must have 1 to {MAX_NAME} bytes"));
@@ -109,17 +109,17 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes a peer's reason from a message; at no time is there a copy of one that is too long.
+/// Decodes a peer's reason. The text is shortened before it is copied.
 pub(crate) fn reason<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     <&str>::deserialize(from).map(|text| plain(text, MAX_REASON))
 }
 
-/// Takes an address of another server from a message. One that cannot be an address makes the message none.
+/// Decodes the URL of another server. If it cannot be a URL, decoding the message fails.
 pub(crate) fn url<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     <&str>::deserialize(from).and_then(as_url)
 }
 
-/// Takes a few such addresses.
+/// Decodes a list of at most [`MAX_OTHERS`] URLs.
 pub(crate) fn urls<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let urls = Vec::<&str>::deserialize(from)?;
     if urls.len() > MAX_OTHERS {

@@ -1,55 +1,60 @@
-//! What of an update may be lost, tensor by tensor (UniFL section 5.1: a threshold; here one for each tensor).
+//! How much of an update may be lost, tensor by tensor. UniFL (section 5.1) has one threshold; here each
+//! tensor has its own.
 //!
-//! Who knows the layout says it once for a job. The session asks again for what must come, whatever carries it, and a
-//! transport that decides by itself what is sent again does so by the same rule. A client's update may go in another
-//! order ([`crate::Spread`]), but never leaves its tensor: what is said of a tensor's bytes holds on the wire too.
+//! The server sets the rule once for a job. The session asks again for bytes that must arrive, over any
+//! transport. A transport that decides by itself what to retransmit uses the same rule. An update may be sent
+//! in another order ([`crate::Spread`]), but no byte leaves its tensor. So a rule about a tensor's bytes
+//! holds on the wire too.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Layout, Range, Ranges, WireError, ALIGN};
 
-/// A whole, in the unit of [`Allowance`]'s shares.
+/// A fraction of 1, in the unit of [`Allowance`]'s fields.
 pub const WHOLE: u32 = 1_000_000;
 
-/// How much of one tensor may be lost. Shares are millionths of its bytes, of which each begun one counts as not lost.
+/// How much of one tensor may be lost. Fractions are in millionths of the tensor's bytes, rounded down to
+/// whole bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allowance {
-    /// Which, by its place in the layout.
+    /// The tensor's index in the layout.
     pub tensor: u32,
-    /// Share that may be missing: what is lost beyond it is sent again. 0 for a critical tensor.
+    /// The fraction that may stay missing. What is lost beyond it is sent again. 0 for a critical tensor.
     pub budget: u32,
-    /// Share whose loss on the way refuses the update.
+    /// If more than this fraction is lost on the way, the update is refused.
     pub refuse: u32,
 }
 
-/// What may be lost of one tensor, in bytes.
+/// How much of one tensor may be lost, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit {
     /// The tensor's name.
     pub tensor: String,
-    /// Its bytes in the update.
+    /// The tensor's bytes in the update.
     pub range: Range,
-    /// Most bytes that may be missing.
+    /// Most bytes that may stay missing.
     pub budget: u64,
-    /// Most bytes that may be lost.
+    /// Most bytes that may be lost on the way without refusing the update.
     pub refuse: u64,
 }
 
-/// What of an update may be lost. Of a tensor without an [`Allowance`] all may.
+/// How much of an update may be lost. A tensor without an [`Allowance`] may be lost entirely.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tolerance {
     allowances: Vec<Allowance>,
-    /// By rising offset.
+    /// The limits in ascending order of the tensors' offsets.
     limits: Vec<Limit>,
+    /// The bytes of critical tensors, with the padding after each.
     critical: Ranges,
+    /// Bytes of a whole update.
     bytes: u64,
 }
 
 impl Tolerance {
-    /// The rule of these allowances, in an update of this layout.
+    /// The tolerance that these allowances define for an update of this layout.
     ///
     /// # Errors
-    /// [`WireError::Layout`] for a tensor that there is not, or that is named twice.
+    /// [`WireError::Layout`] if an allowance names a tensor that does not exist, or two name the same one.
     pub fn new(layout: &Layout, allowances: &[Allowance]) -> Result<Self, WireError> {
         let mut allowances = allowances.to_vec();
         allowances.sort_by_key(|allowance| allowance.tensor);
@@ -62,41 +67,42 @@ impl Tolerance {
         Ok(Self { allowances, limits, critical, bytes: layout.bytes() })
     }
 
-    /// What it was made of, by tensor.
+    /// The allowances, in ascending order of the tensors.
     pub fn allowances(&self) -> &[Allowance] {
         &self.allowances
     }
 
-    /// Bytes of an update; 0 where that is not known.
+    /// Bytes of a whole update; 0 if unknown.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether all may be lost.
+    /// Whether all bytes may be lost.
     pub fn is_empty(&self) -> bool {
         self.limits.is_empty()
     }
 
-    /// The tensors of which not all may be lost, by rising offset.
+    /// The limits of all tensors that have one, in ascending order of offsets.
     pub fn limits(&self) -> &[Limit] {
         &self.limits
     }
 
-    /// Bytes of which none may be missing: those of critical tensors, and the gap behind each, for whoever takes only
-    /// whole values would take too much beside a hole that begins there.
+    /// Bytes that must all arrive: critical tensors, each with the padding after it. Without the padding, a
+    /// hole that begins right after the tensor could take its last value along where only whole values are
+    /// used.
     pub fn critical(&self) -> &Ranges {
         &self.critical
     }
 
-    /// The tensors of which bytes in `range` are, of those that [`Self::limits`] has, each with its place there.
+    /// The limits whose tensors overlap `range`, each with its index in [`Self::limits`].
     pub fn touched(&self, range: Range) -> impl Iterator<Item = (usize, &Limit)> {
         let first = self.limits.partition_point(|limit| limit.range.end <= range.start);
         let limits = self.limits.iter().enumerate().skip(first);
         limits.take_while(move |(_, limit)| limit.range.start < range.end)
     }
 
-    /// What of `holes` has to be sent again: all in critical tensors, and in others what is beyond their budgets, the
-    /// holes at the front being those that stay.
+    /// The parts of `holes` that must be sent again. In a critical tensor these are all holes. In other
+    /// tensors, holes are accepted in ascending order, each if the rest of the budget suffices for it.
     pub fn owed(&self, holes: &Ranges) -> Ranges {
         let mut owed = Ranges::new();
         for limit in &self.limits {
@@ -112,7 +118,7 @@ impl Tolerance {
         owed
     }
 
-    /// The first tensor of which `holes` have more than may be lost, and how many bytes they have of it.
+    /// The first tensor of which `holes` cover more than may be lost, and how many of its bytes they cover.
     pub fn refused(&self, holes: &Ranges) -> Option<(&Limit, u64)> {
         let lost = |limit: &Limit| holes.within(limit.range).map(Range::len).sum::<u64>();
         self.limits.iter().map(|limit| (limit, lost(limit))).find(|(limit, lost)| *lost > limit.refuse)
@@ -124,7 +130,7 @@ impl Limit {
         Range::new(self.range.start, self.range.end.next_multiple_of(ALIGN))
     }
 
-    /// Whether none of it may be missing.
+    /// Whether all of the tensor's bytes must arrive.
     pub fn is_critical(&self) -> bool {
         self.budget == 0
     }
@@ -151,7 +157,7 @@ mod tests {
     use super::*;
     use crate::Dtype;
 
-    /// Four tensors of 100 floats, 448 bytes from one to the next.
+    /// Four tensors of 100 floats. Each begins 448 bytes after the one before.
     fn layout() -> Layout {
         Layout::pack(["a", "b", "c", "d"].map(|name| (name, Dtype::F32, vec![100]))).unwrap()
     }
@@ -168,7 +174,7 @@ mod tests {
     fn critical_tensors_are_owed_whole_and_others_beyond_their_budgets() {
         let rule = Tolerance::new(&layout(), &[allowance(2, 50_000, WHOLE), allowance(0, 0, WHOLE)]).unwrap();
         assert_eq!(rule.critical(), &ranges(&[(0, 448)]));
-        // The third may miss 20 of its 400 bytes.
+        // The third tensor may lack 20 of its 400 bytes.
         let holes = ranges(&[(8, 16), (390, 460), (900, 912), (920, 930), (940, 948), (1300, 1400)]);
         assert_eq!(rule.owed(&holes), ranges(&[(8, 16), (390, 400), (920, 930)]));
         let touched: Vec<usize> = rule.touched(Range::new(399, 897)).map(|(place, _)| place).collect();
@@ -196,8 +202,8 @@ mod tests {
     }
 
     proptest! {
-        /// What stays missing is within every tensor's budget, and nothing is owed that was not missing, or of a tensor
-        /// without a rule. Asking for it until it comes ends.
+        /// What stays missing is within every tensor's budget. Only missing bytes of tensors with a rule are
+        /// owed. Once the owed bytes have arrived, no more are owed.
         #[test]
         fn what_is_not_owed_is_within_the_budgets(
             shares in prop::collection::vec((0..4_u32, 0..WHOLE, 0..WHOLE), 0..4),

@@ -1,9 +1,10 @@
-//! Counts what each thread has allocated, to see that no length is believed before it is checked.
+//! Counts what each thread allocates. The fuzz test checks with it that no decoder trusts a length before it
+//! has checked it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting.
+/// The system's allocator, with counters.
 pub struct Counting;
 
 thread_local! {
@@ -33,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // While it moves, both exist.
+        // While the block moves, the old and the new one both exist.
         count(size as isize);
         count(-(layout.size() as isize));
         // SAFETY: the caller keeps the contract of `realloc`; `pointer` is from `System`.
@@ -41,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The most bytes allocated at a time by this thread while `work` runs, above those it began with.
+/// The most bytes that this thread has allocated at one time during `work`, beyond those before it.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (usize, T) {
     let before = NOW.get();
     PEAK.set(before);

@@ -1,13 +1,14 @@
-//! The fuzz targets on a stable compiler: seeded, aware of the structure, always the same frames.
+//! Runs the fuzz targets on a stable compiler, with seeded mutations of valid samples. Each run has the same
+//! frames.
 //!
-//! `THALWEG_FUZZ_FRAMES` says how many frames (default: a million), `THALWEG_FUZZ_SEED` which.
+//! `THALWEG_FUZZ_FRAMES` sets the number of frames (default: one million), `THALWEG_FUZZ_SEED` sets the seed.
 
 mod allocator;
 mod mutate;
 mod rng;
 mod valid;
 
-/// The checks themselves.
+/// The checks of the fuzz targets.
 #[path = "../../../../fuzz/src/lib.rs"]
 mod targets;
 
@@ -21,12 +22,12 @@ use thalweg_wire::{FrameHeader, Layout, Ranges, WireError, HEADER_BYTES};
 #[global_allocator]
 static ALLOCATOR: allocator::Counting = allocator::Counting;
 
-/// Decoding n bytes allocates at most `EACH` * n + `FIXED` bytes at a time. A tensor is 64 bytes and takes 4
-/// on the wire, and a growing vector exists twice for a moment; no decoder reserves more than 1 MiB for a list
-/// whose elements it has not seen, and lists are nested at most twice.
+/// Decoding n bytes may allocate at most `EACH` * n + `FIXED` bytes at a time. A tensor takes 64 bytes in
+/// memory and 4 on the wire, and a growing vector exists twice for a moment. No decoder reserves more than 1
+/// MiB for a list whose elements it has not read, and lists are nested at most twice.
 const EACH: usize = 64;
 const FIXED: usize = 2 << 20;
-/// Valid samples that the mutations start from.
+/// Number of valid samples of each kind, from which the mutations start.
 const SAMPLES: usize = 512;
 
 fn from_environment(name: &str, default: u64) -> u64 {
@@ -34,7 +35,7 @@ fn from_environment(name: &str, default: u64) -> u64 {
     text.parse().expect("THALWEG_FUZZ_FRAMES and THALWEG_FUZZ_SEED are plain numbers")
 }
 
-/// What a receiver does with bytes: the header, then the message behind it.
+/// Handles bytes as a receiver does: decodes the header, then the message behind it.
 fn receive(bytes: &[u8]) -> Result<(), WireError> {
     let header = FrameHeader::decode(bytes)?;
     let payload = &bytes[HEADER_BYTES..];
@@ -52,7 +53,7 @@ fn assert_bounded<'a, T>(bytes: &'a [u8], decode: impl FnOnce(&'a [u8]) -> T) ->
     outcome
 }
 
-/// Samples of one kind of bytes, the mutations of which are fed to `check`.
+/// Valid samples of one kind of bytes. Mutations of them are passed to `check`.
 struct Kind {
     samples: Vec<Vec<u8>>,
     check: fn(&mut Rng, &mut [u8]) -> Option<WireError>,
@@ -168,7 +169,7 @@ fn what_is_encoded_decodes_to_itself() {
     }
 }
 
-/// Long messages whose lists are real, and not only claimed.
+/// Long messages whose lists really have as many elements as they claim.
 #[test]
 fn long_lists_stay_within_the_bound() {
     let holes = (0..1 << 16).map(|n| thalweg_wire::Range::new(4 * n, 4 * n + 1)).collect();

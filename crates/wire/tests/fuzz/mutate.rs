@@ -1,4 +1,4 @@
-//! What a broken or hostile peer makes of valid bytes.
+//! Mutations of valid bytes, such as a broken or hostile peer could send.
 
 use thalweg_wire::{checksum, HEADER_BYTES};
 
@@ -6,7 +6,7 @@ use super::rng::Rng;
 
 const LARGEST: usize = 4096;
 
-/// A few changes of any kind: bits, bytes, pieces, false lengths.
+/// Makes up to three random changes: bits, bytes, pieces, false lengths.
 pub fn mutate(rng: &mut Rng, bytes: &mut Vec<u8>, other: &[u8]) {
     for _ in 0..rng.below(4) {
         let at = rng.below(bytes.len() + 1);
@@ -38,7 +38,7 @@ fn flip(rng: &mut Rng, bytes: &mut [u8]) {
     }
 }
 
-/// Overwrites a byte with a number, as the messages write their lengths: 7 bits a byte, low ones first.
+/// Replaces a byte by a number in the encoding of lengths: 7 bits per byte, low bits first.
 fn false_length(rng: &mut Rng, bytes: &mut Vec<u8>, at: usize) {
     let mut number = rng.number();
     let mut encoded = Vec::new();
@@ -50,8 +50,8 @@ fn false_length(rng: &mut Rng, bytes: &mut Vec<u8>, at: usize) {
     bytes.splice(at..(at + 1).min(bytes.len()), encoded);
 }
 
-/// Makes the checksums fit again, so that what they would hide gets through: always the header's, often the
-/// length and the payload's too.
+/// Makes checksums match again, so that a mutation behind them is reached. The header's checksum always
+/// matches; often the length and the payload's checksum match too.
 pub fn repair(rng: &mut Rng, frame: &mut [u8]) {
     let Some((header, payload)) = frame.split_at_mut_checked(HEADER_BYTES) else { return };
     header[..6].copy_from_slice(&[b't', b'l', b'w', b'g', 1, 1 + rng.below(2) as u8]);

@@ -1,4 +1,4 @@
-//! Seeded chance: SplitMix64.
+//! A seeded random number generator: SplitMix64.
 
 use thalweg_wire::Range;
 
@@ -12,12 +12,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Evenly below `end`.
+    /// A random number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.any() % end.max(1) as u64) as usize
     }
 
-    /// Small numbers as often as large ones.
+    /// A random number whose number of bits is random, so that small numbers are as frequent as large ones.
     pub fn number(&mut self) -> u64 {
         let shift = self.any() % 64;
         self.any() >> shift

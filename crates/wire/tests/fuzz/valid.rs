@@ -1,4 +1,4 @@
-//! Valid messages, layouts and frames, by chance.
+//! Random valid messages, layouts and frames.
 
 use thalweg_wire::control::{
     Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
@@ -62,7 +62,7 @@ fn parcel(rng: &mut Rng) -> Parcel {
     }
 }
 
-/// One of every kind of message, with chance in its fields.
+/// A random message. Have, Forward, Elsewhere, Others and Counted are never drawn.
 pub fn control(rng: &mut Rng) -> Control {
     let (round, clock) = (rng.any() as u32, rng.number());
     let interval = Interval { start: rng.number(), end: rng.number() };
@@ -118,7 +118,7 @@ pub fn control(rng: &mut Rng) -> Control {
     }
 }
 
-/// A whole frame around `payload`.
+/// A complete frame around `payload`.
 pub fn frame(rng: &mut Rng, payload: &[u8], control: bool) -> Vec<u8> {
     let header = if control {
         FrameHeader::control(payload)
