@@ -1,5 +1,5 @@
-//! Rounds with some of the clients, chosen by lot: who is chosen, who takes the place of one that is gone, and that those
-//! who are not chosen wait in peace.
+//! Rounds with some of the clients, chosen by lot. Tests which clients are chosen, which client replaces one
+//! that is lost, and that clients that are not chosen can wait.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn name(index: usize) -> String {
     format!("c{index}")
 }
 
-/// Clients whose links are slow enough to die on: 4 kB take 400 ms each way.
+/// Clients with links so slow that they can die during a transfer: 4 kB take 400 ms in each direction.
 fn world(partial: Partial) -> World {
     let path = Path { rate: 10_000, ..Path::PERFECT };
     let one = |index| Profile { paths: vec![(path, path); 4], ..profile(&name(index)) };
@@ -30,13 +30,13 @@ fn each(mut check: impl FnMut(Partial)) {
     [Partial::Discard, Partial::Keep].into_iter().for_each(&mut check);
 }
 
-/// Places of those who took part.
+/// Indices of the clients that took part.
 fn chosen(result: &RoundResult) -> Vec<usize> {
     let names: BTreeSet<&str> = result.outcome.participants.iter().map(|p| p.client.as_str()).collect();
     (0..CLIENTS).filter(|&index| names.contains(name(index).as_str())).collect()
 }
 
-/// Places of those whom the seed chooses in a round while all are there.
+/// Indices of the clients that the seed chooses in a round while all are connected.
 fn drawn(number: u32) -> Vec<usize> {
     chosen(&world(Partial::Discard).round(by_lot(number), 10 * SECOND))
 }
@@ -88,7 +88,7 @@ fn only_those_who_are_there_are_chosen() {
     });
 }
 
-/// The link has broken, but the server does not know yet when it chooses.
+/// The link has broken, but the server does not know this yet when it chooses.
 #[test]
 fn the_place_of_one_that_does_not_come_back_goes_to_the_next() {
     let victim = drawn(1)[0];
@@ -150,7 +150,7 @@ fn one_that_comes_back_too_late_does_not_make_the_round_larger() {
     });
 }
 
-/// The round's quorum holds as in any other.
+/// The quorum of such a round is that of any other.
 #[test]
 fn where_too_few_are_left_the_round_ends_as_its_quorum_says() {
     each(|partial| {

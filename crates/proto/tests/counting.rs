@@ -1,4 +1,4 @@
-//! What counts: nothing but the outcome of a fold says that an update, or part of it, is in the mean.
+//! Only the result of a fold decides whether an update, or a part of it, is in the mean.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 mod common;
@@ -13,7 +13,7 @@ use thalweg_proto::{LinkId, Partial, Place, RoundPlan, State, Time, Traffic, Ver
 use thalweg_wire::control::{Control, Hello, Holding, Interval, StandIn, VERSIONS};
 use thalweg_wire::{ChunkHeader, Range};
 
-/// In the middle of the update.
+/// A byte in the middle of the update.
 const BAD: usize = 2048;
 const VICTIM: usize = 1;
 
@@ -78,7 +78,8 @@ fn state(world: &World, client: &str) -> State {
     report.into_iter().find(|(name, ..)| name == client).map_or(State::Late, |(_, state, _)| state)
 }
 
-/// Its link breaks while its update is folded; it comes back at once, or after the round.
+/// The client's link breaks while its update is being folded. The client comes back at once, or after the
+/// round.
 #[test]
 fn who_was_away_while_its_update_was_folded_hears_when_it_is_back() {
     for (unfoldable_at, at_once) in [(None, true), (None, false), (Some(BAD), true), (Some(BAD), false)] {
@@ -105,7 +106,8 @@ fn who_was_away_while_its_update_was_folded_hears_when_it_is_back() {
     }
 }
 
-/// The victim's update comes slowly, half of it, and its process dies; another one takes its place.
+/// The victim's update arrives slowly. Its process dies after half of it, and another process takes its
+/// place.
 fn restarted(partial: Partial, deadline: Option<Time>) -> (World, f64) {
     let mut world = World::joined(&Setup { partial, ..Setup::default() }, [profile("good")]);
     world.start(RoundPlan { enough: 1, deadline, ..plan(1, 2) });
@@ -166,7 +168,7 @@ fn offer(server: &mut ServerParty, now: Time, link: LinkId, weight: f64) {
     server.machine.control(now, link, update_offer(1, weight, layout, "{}"));
 }
 
-/// A round of two with clients 1 and 2 on links of these numbers, of which the first may send its update.
+/// A round of two clients, 1 and 2, on links with these numbers. The first may send its update.
 fn sending(partial: Partial, plan: RoundPlan, setup: Setup) -> ServerParty {
     let mut server = ServerParty::new(&Setup { partial, ..setup });
     for link in [1, 2] {
@@ -208,7 +210,7 @@ fn end() -> Control {
     Control::End { parcel: 1, sent: Interval::default() }
 }
 
-/// A process that says that it holds what another one held, or offers what it was never asked for.
+/// A process claims to hold what another process held, or offers an update that it was never asked for.
 #[test]
 fn no_process_goes_on_where_another_was_whatever_it_says() {
     for partial in [Partial::Keep, Partial::Discard] {
@@ -224,7 +226,7 @@ fn no_process_goes_on_where_another_was_whatever_it_says() {
             let actions = server_actions(&mut server);
             let closed = said(&actions, 3).contains(&Control::Closed { parcel: 1 });
             assert!(closed || partial == Partial::Discard, "it hears so: {actions:?}");
-            // It comes back with the same lie, this time as a process that is known.
+            // The same process comes back with the same false claim. Now the server knows its instance.
             server.machine.closed(6 * MS, 3, "cut");
             hello(&mut server, 7 * MS, 4, "c1", 2, holding.clone());
             if partial == Partial::Keep {
@@ -275,7 +277,7 @@ fn weights_are_judged_when_they_are_offered() {
     offer(&mut server, 3 * MS, 2, MAX_WEIGHT + 1.0);
     let reason = refusal(&server_actions(&mut server), 2);
     assert!(reason.contains("1099511627777 samples") && reason.contains("divide the numbers"), "{reason}");
-    // What has come was judged by the weight it was offered with.
+    // The bytes that have arrived were checked with the weight of the first offer.
     store(&mut server, 3 * MS, 1, 0, 1024);
     offer(&mut server, 4 * MS, 1, 6.0);
     let reason = refusal(&server_actions(&mut server), 1);
@@ -293,7 +295,7 @@ fn a_chunk_that_cuts_an_element_is_refused_by_the_name_of_its_tensor() {
             let reason = refusal(&server_actions(&mut server), 1);
             assert!(reason.contains(tensor) && reason.contains("multiples of 8"), "{reason}");
         }
-        // Gaps between tensors are no elements: the first one's 333 floats end at 1332.
+        // Gaps between tensors are no elements. The first tensor's 333 floats end at 1332.
         let mut server = sending(partial, plan(1, 2), Setup::default());
         assert_eq!(store(&mut server, 3 * MS, 1, 1332, 1340), [Range::new(1332, 1340)]);
         assert_eq!(store(&mut server, 3 * MS, 1, 1341, 1344), [Range::new(1341, 1344)]);

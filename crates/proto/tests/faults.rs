@@ -5,7 +5,7 @@ mod common;
 use common::{plan, profile, Path, Profile, Rng, Setup, World, MS, SECOND};
 use thalweg_proto::{Choice, Fanout, Gather, Partial, RoundPlan, State, Verdict};
 
-/// A path with every fault, drawn from `rng`.
+/// A path that can have every fault, drawn from `rng`.
 fn faulty(rng: &mut Rng, ordered: bool) -> Path {
     let cut = rng.chance(0.5).then(|| 1 + rng.below(6000));
     Path {
@@ -57,7 +57,7 @@ fn faulty_world(seed: u64) -> (World, u32) {
     (world, clients as u32)
 }
 
-/// All ways to serve clients and to choose them take their turn.
+/// Uses all ways to serve and to choose clients in turn, by seed.
 fn in_some_order(seed: u64, plan: RoundPlan) -> RoundPlan {
     let fanout = if seed.is_multiple_of(2) { Fanout::Concurrent } else { Fanout::Sequential };
     let gather = if seed % 4 < 2 { Gather::Concurrent } else { Gather::InOrder };
@@ -65,7 +65,7 @@ fn in_some_order(seed: u64, plan: RoundPlan) -> RoundPlan {
     RoundPlan { fanout, gather, choice, ..plan }
 }
 
-/// Links break and come back; every client comes back in time, so every round ends complete.
+/// Links break and are made anew. Every client comes back in time, so every round ends complete.
 #[test]
 fn every_round_ends_complete_over_faulty_links() {
     for seed in 0..300 {
@@ -82,7 +82,7 @@ fn every_round_ends_complete_over_faulty_links() {
     }
 }
 
-/// The same with a deadline, restarted processes and processes that stay away.
+/// The same with a deadline, restarted processes, and processes that never come back.
 #[test]
 fn every_round_ends_and_says_how_when_processes_die_as_well() {
     let mut endings = [0; 3];
@@ -119,7 +119,7 @@ fn every_round_ends_and_says_how_when_processes_die_as_well() {
     assert!(endings.iter().all(|&n| n > 60), "partly, complete, failed: {endings:?}");
 }
 
-/// A download, then an upload, cut at any byte: what came is not sent again.
+/// A download, then an upload, is cut at any byte. Bytes that have arrived are not sent again.
 #[test]
 fn after_a_cut_only_what_is_missing_is_sent() {
     for partial in [Partial::Discard, Partial::Keep] {
@@ -133,7 +133,8 @@ fn after_a_cut_only_what_is_missing_is_sent() {
                 world.check(&result);
                 let bytes = world.server.bytes() as u64;
                 let sent = [common::End::Server, common::End::Client].map(|end| world.net.payload(0, end));
-                // Only the chunks in flight when the link broke travel twice: 5 ms at 50 kB/s, and one more.
+                // Only the chunks in flight when the link broke are sent twice: 5 ms at 50 kB/s, and one
+                // more.
                 let again = 250 + 2 * u64::from(world.server.chunk);
                 for bytes_sent in sent {
                     assert!((bytes..=bytes + again).contains(&bytes_sent), "{cut}: {bytes_sent} of {bytes}");
@@ -150,7 +151,7 @@ fn after_a_cut_only_what_is_missing_is_sent() {
     }
 }
 
-/// One direction of faults at a time, to see that each is counted as what it is.
+/// One kind of fault at a time, in one direction. Each is counted as what it is.
 #[test]
 fn transfers_count_duplicates_and_damage() {
     let unordered = Path { ordered: false, jitter: 5 * MS, ..Path::PERFECT };
@@ -169,7 +170,7 @@ fn transfers_count_duplicates_and_damage() {
     }
 }
 
-/// Chunks that trail behind the end of an update by less than the settling time are not asked for again.
+/// Chunks that arrive after an update's End, but within the settling time, are not asked for again.
 #[test]
 fn stragglers_of_an_unordered_link_are_not_asked_for_again() {
     let path = Path { ordered: false, jitter: 40 * MS, rate: 100_000_000, ..Path::PERFECT };

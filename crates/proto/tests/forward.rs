@@ -24,7 +24,7 @@ fn below(rng: &mut Rng, bound: u64) -> u64 {
     rng.draw() % bound
 }
 
-/// What a program sends in one direction, byte by byte: no two positions near each other are alike.
+/// The bytes that a program sends in one direction. Neighbouring positions have different bytes.
 fn written(stream: u32, length: u64) -> Vec<u8> {
     (0..length).map(|n| (n * 31 + n / 251 + u64::from(stream) * 7) as u8).collect()
 }
@@ -32,10 +32,11 @@ fn written(stream: u32, length: u64) -> Vec<u8> {
 /// A program at one end of one stream.
 #[derive(Debug, Default)]
 struct Program {
-    /// What it still has to write, and what it has read.
+    /// Bytes that it still has to write.
     writes: VecDeque<u8>,
+    /// Bytes that it has read.
     read: Vec<u8>,
-    /// What it has been given and not confirmed.
+    /// Bytes that it was given and has not confirmed.
     held: u64,
     has_ended: bool,
     sees_end: bool,
@@ -46,10 +47,11 @@ struct Program {
 struct End {
     mux: Mux,
     programs: BTreeMap<u32, Program>,
-    /// What is on the way to the other end.
+    /// Messages in flight to the other end.
     messages: VecDeque<Control>,
+    /// Chunks in flight to the other end.
     chunks: Vec<(u64, Vec<u8>)>,
-    /// What the programs of the far end write.
+    /// How many bytes the programs of the far end write.
     answers: u64,
 }
 
@@ -74,7 +76,7 @@ impl End {
         }
     }
 
-    /// A program writes, reads or confirms, as the rng decides.
+    /// The program writes, reads or confirms, as `rng` decides.
     fn act(&mut self, rng: &mut Rng) {
         for (&stream, program) in &mut self.programs {
             let most = self.mux.room(stream).unwrap_or(0).min(1 + below(rng, 3000));
@@ -86,7 +88,7 @@ impl End {
                 self.mux.end(stream);
             }
             if below(rng, 3) == 0 {
-                continue; // it reads nothing this time
+                continue; // the program reads nothing this time
             }
             self.mux.took(stream, std::mem::take(&mut program.held));
             match self.mux.take(stream) {
@@ -100,7 +102,7 @@ impl End {
         }
     }
 
-    /// Everything that the machine wants to send is under way.
+    /// Sends everything that the machine wants to send.
     fn send(&mut self) {
         while let Some(message) = self.mux.poll_message() {
             self.mux.message_sent(&message);
@@ -119,7 +121,8 @@ impl End {
     }
 }
 
-/// Chunks arrive in any order, and some never; messages arrive in order, each before the chunks that were sent after it.
+/// Delivers chunks in any order, and loses some. Delivers messages in order, each before the chunks that were
+/// sent after it.
 fn carry(from: &mut End, to: &mut End, loss: f64, reorder: bool, rng: &mut Rng) {
     if below(rng, 4) > 0 {
         for _ in 0..below(rng, 8) {
@@ -144,7 +147,7 @@ fn carry(from: &mut End, to: &mut End, loss: f64, reorder: bool, rng: &mut Rng) 
 #[derive(Debug, Clone)]
 struct Case {
     seed: u64,
-    /// Of the near end and of the far end.
+    /// The windows of the near end and of the far end.
     windows: (u64, u64),
     loss: f64,
     reorder: bool,
@@ -246,7 +249,7 @@ proptest! {
     }
 }
 
-/// A near end with one open stream, and a far end that has heard of it.
+/// A near end with one open stream, and a far end that knows the stream.
 fn pair(window: u64) -> (End, End, u32) {
     let (mut near, mut far) = (End::new(config(window, true), 0), End::new(config(window, true), 0));
     let stream = near.mux.open().unwrap();
@@ -254,7 +257,7 @@ fn pair(window: u64) -> (End, End, u32) {
     (near, far, stream)
 }
 
-/// All that both ends have to say arrives.
+/// Delivers everything that both ends send.
 fn exchange(near: &mut End, far: &mut End) {
     for _ in 0..4 {
         near.send();

@@ -1,4 +1,4 @@
-//! A client given well-formed input in senseless order: nothing panics, and what must hold at any time does.
+//! Gives a client well-formed input in a senseless order. Nothing may panic, and the invariants must hold.
 
 mod common;
 
@@ -12,17 +12,18 @@ use thalweg_proto::{Client, ClientConfig, Span, Time};
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Layout, Ranges};
 
-/// A client between a senseless server and an application that submits now and then.
+/// A client with a senseless server, and an application that submits now and then.
 struct Fuzzed {
     rng: Rng,
     client: Client,
     layout: Layout,
     now: Time,
-    /// The link is up, and the client has said Hello on it.
+    /// The link is up.
     up: bool,
+    /// The client has sent its Hello on this link.
     greeted: bool,
     welcomed: bool,
-    /// The round the application trains.
+    /// The round that the application trains.
     due: Option<u32>,
     ready: u32,
     submitted: u32,
@@ -83,7 +84,7 @@ impl Fuzzed {
         assert!(verdicts <= submitted && submitted <= ready, "at most a verdict for each update");
     }
 
-    /// What an honest server might say.
+    /// A message that an honest server might send.
     fn sensible(&mut self) -> Control {
         let round = 1 + self.rng.below(3) as u32;
         match self.rng.below(4) {

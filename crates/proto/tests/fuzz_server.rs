@@ -1,4 +1,4 @@
-//! A server given well-formed input in senseless order: nothing panics, and what must hold at any time does.
+//! Gives a server well-formed input in a senseless order. Nothing may panic, and the invariants must hold.
 
 mod common;
 
@@ -14,21 +14,21 @@ use thalweg_proto::{Choice, Fanout, Gather, LinkId, Outcome, Partial, Place, Rou
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
 
-/// A server given anything, and what it may not do.
+/// A server that gets random input, and the state from which its invariants are checked.
 struct Fuzzed {
     rng: Rng,
     party: ServerParty,
     now: Time,
     links: Vec<LinkId>,
     next: LinkId,
-    /// What the server asked for last, and of whom.
+    /// The round and ranges of the last Grant on each link.
     granted: BTreeMap<LinkId, (u32, Ranges)>,
     senders: BTreeMap<LinkId, u32>,
-    /// What of each sender's update was handed out as fresh.
+    /// The ranges of each sender's update that the server returned as new.
     fresh: BTreeMap<u32, Ranges>,
     folding: Vec<u32>,
     folded: BTreeSet<u32>,
-    /// Whose updates were folded, and bytes of chunks that were.
+    /// How many bytes of each sender's update were folded.
     counted: BTreeMap<u32, u64>,
     /// Chunks that are being folded.
     keeping: Vec<(LinkId, ChunkHeader, Vec<Range>)>,
@@ -147,7 +147,7 @@ impl Fuzzed {
         }
     }
 
-    /// A chunk has been folded, or could not be.
+    /// Reports that a chunk was folded, or could not be.
     fn keep(&mut self) {
         let count = self.keeping.len() as u64;
         if count == 0 {
@@ -161,7 +161,7 @@ impl Fuzzed {
         self.party.machine.kept(self.now, link, &chunk, &fresh, outcome);
     }
 
-    /// All that was asked for has been sent.
+    /// The client sends the End of a grant.
     fn end(&mut self, link: LinkId, round: u32) {
         let sent = Interval { start: 0, end: 1 };
         self.party.machine.control(self.now, link, Control::End { parcel: round, sent });
@@ -173,7 +173,7 @@ impl Fuzzed {
         if let (Some(sender), true) = (sender, outcome.is_ok()) {
             self.counted.insert(sender, self.party.layout.bytes());
         }
-        // And of somebody who has nothing to be folded.
+        // If no sender has anything to fold, report a random one.
         let sender = sender.unwrap_or_else(|| self.rng.below(5) as u32);
         self.party.machine.folded(self.now, sender, outcome);
     }
@@ -246,7 +246,7 @@ impl Fuzzed {
             assert_eq!(kept, 0, "what is staged outlives the round: {:?}", self.fresh);
         }
         assert!(self.folding.is_empty() && self.keeping.is_empty(), "the round ends before what is folded");
-        // What counts is what was folded, and nothing else.
+        // The mean counts exactly what was folded.
         let total = self.party.layout.bytes() as f64;
         let mut folded: Vec<f64> = self.counted.values().map(|&bytes| bytes as f64 / total).collect();
         let mut said: Vec<f64> =

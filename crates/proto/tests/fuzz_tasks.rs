@@ -1,4 +1,5 @@
-//! Servers and clients of tasks that are told anything, mostly near the truth, keep in step.
+//! Servers and clients of tasks keep a consistent state when they get random messages, most of them nearly
+//! valid.
 
 mod common;
 
@@ -17,7 +18,8 @@ use thalweg_wire::control::{Control, Purpose};
 const SEEDS: u64 = 60;
 const STEPS: u64 = 2000;
 
-/// Every member has one reply, and nothing is folded twice, after its task, or with a weight that was not judged.
+/// Every member has one reply. No result is folded twice, after the end of its task, or with a weight that
+/// was not judged.
 #[test]
 fn a_server_told_anything_keeps_in_step() {
     for seed in 0..SEEDS {
@@ -127,7 +129,7 @@ fn a_server_told_anything_keeps_in_step() {
     }
 }
 
-/// A task is handed out once, and only when all of it is here.
+/// A task is handed out once, and only when all its bytes are here.
 #[test]
 fn a_client_told_anything_keeps_in_step() {
     for seed in 0..SEEDS {

@@ -1,4 +1,4 @@
-//! What a client's words and its going away come to: bounded, plain, and named to the end.
+//! Clients that leave, and the text that they send: it is bounded, made plain, and reported.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +13,7 @@ use thalweg_proto::{LinkId, RoundPlan, Time};
 use thalweg_wire::control::{Control, Hello, Holding, Refusal, MAX_METRICS, MAX_REASON, VERSIONS};
 use thalweg_wire::text::is_plain;
 
-/// One round in which "b" says goodbye; one update is enough.
+/// One round in which "b" says goodbye. One update is enough.
 fn without_b(words: &str) -> World {
     let mut world = World::joined(&Setup::default(), ["a", "b"].map(profile));
     world.start(RoundPlan { enough: 1, ..plan(1, 2) });
@@ -54,7 +54,7 @@ fn a_client_that_comes_back_after_its_farewell_is_in_again() {
     assert!(world.finish_round(SECOND).outcome.complete);
 }
 
-/// Words of a client that wants to write on somebody's terminal, and to say a lot.
+/// A client's text that tries to write control characters to a terminal, and is very long.
 fn evil() -> String {
     "\x1b[2J\r\n2026-01-01 admin: all is well\u{202e}".repeat(1000)
 }

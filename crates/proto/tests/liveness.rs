@@ -1,16 +1,16 @@
-//! Who makes no progress is let go, and who makes some is not.
+//! A peer that makes no progress loses its link; a slow peer that makes some keeps it.
 
 mod common;
 
 use common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{RoundPlan, Time, Verdict};
 
-/// One connection as given, and perfect ones after it.
+/// A client with these paths on its first connection, and perfect ones after it.
 fn first_with(name: &str, up: Path, down: Path) -> Profile {
     Profile { paths: vec![(up, down), (Path::PERFECT, Path::PERFECT)], ..profile(name) }
 }
 
-/// Messages pass, chunks move at `rate`.
+/// A path on which messages pass freely, and chunks move at `rate`.
 fn chunks_at(rate: u64) -> Path {
     Path { rate, separate: true, ..Path::PERFECT }
 }
@@ -20,7 +20,7 @@ fn left(world: &World, name: &str) -> Vec<String> {
     world.server.log.iter().filter_map(|l| l.strip_prefix(&prefix)).map(str::to_string).collect()
 }
 
-/// When the server let go of anybody.
+/// When the server first ended a client's link.
 fn until_left(world: &mut World, limit: Time) -> Time {
     world.run("somebody is let go", limit, |w| w.server.log.iter().any(|l| l.starts_with('-')));
     world.now
@@ -97,7 +97,7 @@ fn a_server_that_hangs_is_left_and_tried_again() {
 #[test]
 fn a_server_that_is_gone_is_tried_less_and_less_often_until_the_timeout() {
     let mut world = World::joined(&Setup::default(), [profile("c")]);
-    world.pass(SECOND); // until the client has heard that it is let in
+    world.pass(SECOND); // until the client has received its Welcome
     world.up = false;
     world.cut(0);
     let gone = world.now;
@@ -128,7 +128,8 @@ fn slow_but_moving_survives_both_ways() {
     }
 }
 
-/// 1.5 kB in 8 seconds: below the floor's rate only after a stall, which the measured rate allows for.
+/// The path carries 1.5 kB in 8 s. It falls below the floor's rate only during the stall, and the measured
+/// rate allows for that.
 #[test]
 fn a_stall_of_a_link_known_to_be_slow_is_waited_for() {
     let path = Path { rate: 190, separate: true, ..Path::PERFECT };

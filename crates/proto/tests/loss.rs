@@ -1,6 +1,7 @@
-//! What loss costs, as a table under version control: a change of the protocol shows in review.
+//! The cost of loss as a table under version control, so that a review shows how a change of the protocol
+//! affects it.
 //!
-//! `THALWEG_REWRITE=1 cargo test -p thalweg-proto --test loss` writes the table anew.
+//! `THALWEG_REWRITE=1 cargo test -p thalweg-proto --test loss` writes the table again.
 
 mod common;
 #[path = "common/recorded.rs"]
@@ -12,10 +13,11 @@ use common::{plan, profile, End, Path, Profile, Setup, World, MS, SECOND};
 use recorded::assert_recorded;
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/loss.txt");
-/// Bytes of an update: 64 KiB, and two gaps between tensors.
+/// An update has 64 KiB, and two gaps between tensors.
 const ELEMENTS: u64 = 16 << 10;
 
-/// A row: seconds of one round, bytes sent again, most passes any update took.
+/// One row of the table: seconds of one round, bytes that were sent again, and the most passes that an update
+/// took.
 fn row(loss: f64, chunk: u32, clients: u32) -> String {
     let path =
         Path { rate: 1_000_000, delay: 20 * MS, jitter: 5 * MS, loss, ordered: false, ..Path::PERFECT };

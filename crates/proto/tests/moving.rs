@@ -1,5 +1,6 @@
-//! Clients of a tree's node that is lost for good go on at another one: what counted is answered there, and is not folded
-//! again; and a client that has lost its node asks the others where its home is.
+//! The clients of a tree's node that is lost for good go on at another node. An update that counted is
+//! confirmed there and is not folded again. A client that has lost its node asks the other nodes where its
+//! home is.
 
 mod common;
 
@@ -19,12 +20,12 @@ fn setup(seed: u64) -> Setup {
     Setup { seed, liveness: 2 * SECOND, folding: 20 * MS, ..Setup::default() }
 }
 
-/// Clients that train for different times, so that a node is lost while each is somewhere else.
+/// Clients that train for different times, so that each is in another state when the node is lost.
 fn clients() -> impl Iterator<Item = Profile> {
     (0..CLIENTS).map(|index| Profile { train: 40 * MS * (index as u32 + 1), ..profile(&name(index)) })
 }
 
-/// The node is lost at some moment of its first round; its sums counted before, or are lost with it.
+/// A node is lost at some moment of its first round. Its sums counted before, or are lost with it.
 fn lost(seed: u64, after: u32, counts: bool) {
     let mut world = World::joined(&setup(seed), clients());
     world.start(plan(1, CLIENTS as u32));
@@ -39,12 +40,12 @@ fn lost(seed: u64, after: u32, counts: bool) {
         .collect();
     let had = if world.server.results.is_empty() { had } else { (0..CLIENTS).map(name).collect() };
     world.restart_server(&setup(seed));
-    // The network has one place for a server: from now on the other node is there.
+    // The simulated network has one address for a server. From now on, the other node is there.
     let names: BTreeMap<String, u32> = (0..CLIENTS).map(|index| (name(index), 1)).collect();
     let counted = names.clone().into_iter().filter(|(client, _)| counts && had.contains(client)).collect();
     let homes = Homes { after: names, counted, ..Homes::default() };
     world.server.machine.place_clients(world.now, homes);
-    // A round that they may have been in already takes nobody.
+    // No client takes part in a round in which it may have been counted already.
     world.start_with(plan(1, CLIENTS as u32), 1);
     world.pass(8 * SECOND);
     assert!(world.server.machine.progress_report().is_empty(), "seed {seed}");
@@ -59,7 +60,7 @@ fn lost(seed: u64, after: u32, counts: bool) {
         let first: Vec<_> = verdicts.iter().filter(|(round, _)| *round == 1).collect();
         assert!(first.len() <= 1, "one update has one verdict: {verdicts:?}");
         if let Some((_, verdict)) = first.first() {
-            // Whoever had heard of it before the node was lost keeps what it heard.
+            // A client that got its result before the node was lost keeps that result.
             let accepted = *verdict == Verdict::Accepted;
             assert!(!accepted || had.contains(&name(index)), "seed {seed}: {verdicts:?}");
             assert!(accepted || !counts || !had.contains(&name(index)), "seed {seed}: {verdicts:?}");
@@ -85,7 +86,7 @@ fn a_client_of_another_node_is_sent_there() {
     world.run("it goes there", SECOND, |w| w.clients[1].seen.sent_to.is_some());
     assert_eq!(world.clients[1].seen.sent_to, Some(there.clone()));
     world.pass(5 * SECOND);
-    // In this network all addresses lead here, and here it is sent away each time.
+    // In this network all addresses lead to this node, which sends the client away each time.
     assert_eq!(world.server.machine.connected_count(), CLIENTS - 1);
     assert_eq!(world.clients[1].seen.sent_to, Some(there));
     assert!(world.clients[1].seen.finished.is_none());
@@ -100,7 +101,7 @@ fn actions(client: &mut Client) -> Vec<ClientAction> {
     std::iter::from_fn(|| client.poll_action()).collect()
 }
 
-/// Where it connects next.
+/// The URL to which the client connects next.
 fn next(client: &mut Client) -> Option<String> {
     let found = actions(client).into_iter().find_map(|action| match action {
         ClientAction::Connect { to, .. } => Some(to),

@@ -1,4 +1,5 @@
-//! One client after the other, as FedComm's server has it: the model out, updates in, and who is not waited for.
+//! Serves one client after the other, as FedComm's server does: models, updates, and clients that are not
+//! waited for.
 
 mod common;
 
@@ -7,13 +8,13 @@ use thalweg_proto::{Direction, Fanout, Gather, Partial, RoundPlan, Span, State};
 
 const NAMES: [&str; 4] = ["client-1", "client-2", "client-3", "client-10"];
 
-/// Both ways 20 kB/s: 4 kB take 200 ms and a little more.
+/// A client with 20 kB/s in both directions: 4 kB take a little more than 200 ms.
 fn slow(name: &str) -> Profile {
     let path = Path { rate: 20_000, delay: 5 * MS, ..Path::PERFECT };
     Profile { paths: vec![(path, path)], ..profile(name) }
 }
 
-/// Joined in an order that is not that of their names.
+/// A world whose clients joined in the reverse order of their names.
 fn joined(partial: Partial, profiles: impl DoubleEndedIterator<Item = Profile>) -> World {
     let mut world = World::joined(&Setup { partial, ..Setup::default() }, profiles.rev());
     world.pass(SECOND);
@@ -28,7 +29,7 @@ fn in_order(clients: u32) -> RoundPlan {
     RoundPlan { gather: Gather::InOrder, ..plan(1, clients) }
 }
 
-/// When each client's update was under way, by name.
+/// When each client's model or update was being transferred, by name.
 fn spans(result: &RoundResult, direction: Direction, names: &[&str]) -> Vec<Span> {
     let of = |name: &str| {
         let mut found = result.outcome.transfers.iter();
@@ -72,7 +73,8 @@ fn updates_come_one_after_the_other_though_the_last_is_ready_first() {
     }
 }
 
-/// The first in turn takes nothing of the model: it is let go as ever, and then the others get theirs.
+/// The first client in turn receives nothing of the model. It loses its link as always, and then the others
+/// get the model.
 #[test]
 fn a_client_that_takes_nothing_holds_up_the_others_until_it_is_let_go() {
     let deaf = Path { rate: 0, separate: true, ..Path::PERFECT };
@@ -122,8 +124,8 @@ fn a_lost_client_holds_up_nobody_and_is_first_again_when_it_is_back() {
     }
 }
 
-/// There is room for one update. client-2 gets it while client-1 is away, and is away itself for a moment: client-1 must
-/// not be waited for while it waits for the place.
+/// There is room for one update. client-2 gets the place while client-1 is away, and then is away itself for
+/// a moment. The server must not wait for client-1, which waits for that place.
 #[test]
 fn a_place_that_was_kept_is_used_before_others_wait_for_it() {
     let setup = Setup { places: 1, ..Setup::default() };
@@ -156,7 +158,8 @@ fn a_dead_client_is_waited_for_only_so_long() {
     assert!(took < 22 * SECOND, "ten seconds to notice, ten of grace: {took:?}");
 }
 
-/// A straggler at the head of the line: the round ends at its deadline, with what is in by then.
+/// The first client in the order is a straggler. The round ends at its deadline with the updates that are in
+/// by then.
 #[test]
 fn at_the_deadline_those_behind_a_straggler_are_late_too() {
     let straggler = Profile { train: 60 * SECOND, ..slow("client-2") };

@@ -1,4 +1,4 @@
-//! A client that dies at every point of a round: what it counts for, and how it comes back.
+//! A client dies at every point of a round. Tests what its update counts for, and how the client comes back.
 
 mod common;
 
@@ -7,19 +7,19 @@ use thalweg_proto::{Partial, RoundPlan, State, Transfer, Verdict};
 
 const VICTIM: usize = 1;
 
-/// Where a client is when it dies.
+/// The point at which a client dies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Point {
     BeforeHello,
     AfterHello,
-    /// Its model has come up to this many chunks.
+    /// Up to this many chunks of its model have arrived.
     Model(u32),
     Training,
-    /// Its offer is on its way.
+    /// It has sent its offer.
     Offered,
-    /// Its update has come up to this many chunks.
+    /// Up to this many chunks of its update have arrived.
     Update(u32),
-    /// It has sent everything and said so.
+    /// It has sent all chunks and the End.
     AfterEnd,
     AfterAccepted,
 }
@@ -47,7 +47,7 @@ fn reached(world: &World, point: Point) -> bool {
     }
 }
 
-/// The good client has joined and a round of two has begun when the victim starts.
+/// The victim starts when the good client has joined and a round of two has begun.
 fn world_at(point: Point, partial: Partial) -> World {
     let setup = Setup { partial, folding: 20 * MS, ..Setup::default() };
     let mut world = World::joined(&setup, [profile("good")]);
@@ -91,7 +91,7 @@ fn a_client_that_never_comes_back_counts_what_the_rule_says() {
         let bytes = world.server.bytes() as f64;
         let known = result.outcome.participants.iter().find(|p| p.client == "victim");
         let Some(part) = known else {
-            // Its Hello was lost on the way.
+            // The client's Hello was lost on the way.
             assert!(matches!(point, Point::BeforeHello | Point::AfterHello), "{point:?}");
             return;
         };
@@ -126,7 +126,8 @@ fn nobody_waits_for_a_client_that_is_forgotten() {
     });
 }
 
-/// The link breaks at every point and comes back: the round is complete, nothing is lost or counted twice.
+/// The link breaks at every point and is made anew. The round is complete, and nothing is lost or counted
+/// twice.
 #[test]
 fn the_same_process_goes_on_where_it_was() {
     each_point(|point, _, mut world| {
@@ -164,7 +165,7 @@ fn a_new_process_starts_over() {
         let result = finish(&mut world);
         world.check(&result);
         if partial == Partial::Keep && came > 0.0 && point != Point::AfterAccepted {
-            // What was folded of the old one's update stays, and is not mixed with the new one's.
+            // The folded part of the old process's update stays, and is not mixed with the new one's.
             let victim = result.of("victim");
             assert_eq!((victim.state, victim.coverage), (State::Partial, came / world.server.bytes() as f64));
             return;
@@ -179,12 +180,12 @@ fn a_new_process_starts_over() {
     });
 }
 
-/// It comes back, the same process or a new one, after the round ended without it.
+/// The client, as the same process or a new one, comes back after the round has ended without it.
 #[test]
 fn who_comes_back_after_the_end_takes_part_in_the_next_round() {
     for fresh in [false, true] {
         each_point(|point, _, mut world| {
-            world.up = false; // nobody reaches the server meanwhile
+            world.up = false; // no client reaches the server meanwhile
             world.cut(VICTIM);
             if fresh {
                 world.kill(VICTIM);
@@ -216,7 +217,7 @@ fn who_comes_back_after_the_end_takes_part_in_the_next_round() {
     }
 }
 
-/// The answer to a whole update is lost with the link, and the round ends before the client is back.
+/// The Accepted of a whole update is lost with the link, and the round ends before the client is back.
 #[test]
 fn an_accepted_update_is_not_called_late_afterwards() {
     for partial in [Partial::Discard, Partial::Keep] {
@@ -239,13 +240,13 @@ fn an_accepted_update_is_not_called_late_afterwards() {
     }
 }
 
-/// The server is restarted in the middle of a round: what clients hold is of a job it knows nothing of.
+/// The server is restarted during a round, so clients hold a model of a job that it does not know.
 #[test]
 fn a_restarted_server_takes_nothing_of_the_old_rounds_for_its_own() {
     for point in points(chunks()) {
         let mut world = world_at(point, Partial::Discard);
         world.restart_server(&Setup::default());
-        // The same round number, another model of the same layout.
+        // The round's number is the same, but its model is another one with the same layout.
         world.start_with(plan(1, 2), 0xabcd);
         let result = world.finish_round(20 * SECOND);
         world.check(&result);

@@ -1,4 +1,4 @@
-//! What does not come and is not asked for again: who counts, what is said of it, and that rounds go on.
+//! Lost bytes that are not asked for again: which updates count, what the report says, and that rounds go on.
 
 mod common;
 
@@ -76,7 +76,7 @@ fn without_loss_all_are_whole() {
     });
 }
 
-/// Of a fifth of the chunks the middle does not come; of what is sent again too.
+/// A fifth of the chunks arrives without its middle third, also of those that are sent again.
 #[test]
 fn what_chunks_lose_is_sent_again_and_nothing_else() {
     each(|partial, ordered| {
@@ -126,7 +126,7 @@ fn what_a_broken_link_held_back_is_still_sent() {
     });
 }
 
-/// What has come by the deadline counts as if the update ended there, and the rest is not sent.
+/// At the deadline, an update counts as if it ended with the bytes that have arrived. The rest is not sent.
 #[test]
 fn at_the_deadline_an_update_counts_as_far_as_it_has_come() {
     each(|partial, ordered| {

@@ -33,7 +33,7 @@ fn everybody_gets_the_model_and_the_mean_is_exact() {
     }
 }
 
-/// 4 kB at 10 kB/s with 100 ms of delay, and a client's clock an hour ahead.
+/// 4 kB are sent at 10 kB/s with 100 ms of delay. The client's clock is an hour ahead.
 #[test]
 fn transfers_tell_when_and_how_much_on_the_servers_clock() {
     let path = Path { rate: 10_000, delay: 100 * MS, ..Path::PERFECT };
@@ -155,7 +155,7 @@ fn below_k_the_round_fails_and_says_why() {
     assert_eq!(result.of("c0").state, State::Whole, "what came is still told");
 }
 
-/// Everybody is busy with a round that is over: the next one has to wait, not to fail at once.
+/// All clients still work on a round that is over. The next round must wait for them, and not fail at once.
 #[test]
 fn a_round_waits_for_clients_that_are_still_busy_with_the_one_before() {
     let slow = |i| Profile { train: 60 * SECOND, ..profile(&format!("c{i}")) };
@@ -167,7 +167,7 @@ fn a_round_waits_for_clients_that_are_still_busy_with_the_one_before() {
     assert!(second.outcome.complete, "{:?}", second.outcome);
 }
 
-/// The client's update crosses the server's `Closed` on the way.
+/// The client's update and the server's Closed cross each other on the way.
 #[test]
 fn an_update_that_comes_too_late_is_refused_and_counts_nothing() {
     for partial in [Partial::Discard, Partial::Keep] {

@@ -1,4 +1,4 @@
-//! Who is let in, who is not, and with which words.
+//! Which peers a server lets in, which it refuses, and with which reasons.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ use thalweg_proto::{Client, ClientConfig, LinkId, Time};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
 use thalweg_wire::{Dtype, Layout, LayoutHash, TensorSpec};
 
-/// A server's machine spoken to by hand.
+/// A server's machine without clients; the test sends the messages.
 struct Bare {
     party: ServerParty,
     now: Time,
@@ -31,7 +31,7 @@ impl Bare {
         let [Action::Send { message: Control::Challenge(challenge), .. }] = &self.actions()[..] else {
             unreachable!("a challenge comes first");
         };
-        self.challenge = challenge.nonce; // it begins with the job's number
+        self.challenge = challenge.nonce; // its first 8 bytes are the job's number
     }
 
     fn say(&mut self, link: LinkId, message: Control) -> Vec<Action> {
@@ -63,7 +63,7 @@ fn hello(name: &str, instance: u64) -> Hello {
     }
 }
 
-/// The refusal among the actions; the link must be closed after it.
+/// The refusal among the actions. A Close of the link must follow.
 fn refusal(actions: &[Action], link: LinkId) -> (Refusal, String) {
     let said = actions.iter().find_map(|a| match a {
         Action::Send { link: to, message: Control::Refused { code, reason } } if *to == link => {
@@ -167,7 +167,7 @@ fn a_proof_heard_on_one_connection_is_worth_nothing_on_another() {
     assert_eq!(server.party.machine.connected_clients().count(), 1, "and the first is left in peace");
 }
 
-/// The layout of [`common::party::layout`], of so many elements in "b".
+/// The layout of [`common::party::layout`], but with `elements` elements in "b".
 fn other(elements: u64) -> Arc<Layout> {
     let tensors = [("a", 333), ("b", elements), ("c", 334)];
     Arc::new(Layout::pack(tensors.map(|(name, n)| (name, Dtype::F32, vec![n]))).expect("a valid layout"))
@@ -194,19 +194,19 @@ fn both_ends_name_the_first_tensor_that_differs() {
     assert_eq!(departed, [("c", why.as_str(), true)]);
     assert_eq!(world.server.machine.connected_clients().count(), 1);
 
-    // A round that lacks it says why.
+    // The failure of a round that lacks the client says why it is missing.
     world.start(plan(1, 2));
     let failure = world.finish_round(60 * SECOND).outcome.failure.unwrap();
     assert!(failure.contains(&format!("c was not let in: {why}")), "{failure}");
 
-    // It comes back with the right model.
+    // The client comes back with the right layout.
     world.add(Profile { layout: Some(other(334)), ..profile("c") });
     world.pass(SECOND);
     assert_eq!(world.server.machine.departed().count(), 0);
     assert_eq!(world.server.machine.connected_clients().count(), 2);
 }
 
-/// Whose layout differs, and the server that has not let it in yet, with the server's words.
+/// A client with another layout says Hello. Returns the layout that the server sends it.
 fn differing(server: &mut Bare, link: LinkId, name: &str) -> Layout {
     let layout = Some(LayoutHash(0xbad));
     match &server.join(link, Hello { layout, ..hello(name, 1) })[..] {
@@ -268,12 +268,12 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     let actions = server.actions();
     assert!(matches!(turned_away(&actions)[..], [("gone", why)] if why.starts_with(hashes)), "{actions:?}");
 
-    // It was asked one thing.
+    // The server asked only how the layout differs.
     for (link, message) in [(3, Control::Idle), (4, Control::Hello(hello("c", 1)))] {
         differing(&mut server, link, "stubborn");
         assert_eq!(refusal(&server.say(link, message), link).0, Refusal::Protocol);
     }
-    // Nobody who was not asked is listened to.
+    // A Differs is refused from a peer that was not asked.
     server.connect(5);
     let unasked = Control::Differs { tensor: "a".into(), spec: None };
     assert_eq!(refusal(&server.say(5, unasked.clone()), 5).0, Refusal::Protocol);
@@ -282,7 +282,7 @@ fn whoever_does_not_say_how_its_layout_differs_is_named_too() {
     assert_eq!(refusal(&server.say(6, unasked), 6).0, Refusal::Protocol);
 }
 
-/// However often they try, and under however many names.
+/// However often such clients try, and under however many names.
 #[test]
 fn other_layouts_fill_no_log_and_no_memory() {
     let mut server = Bare::new(&Setup::default());
@@ -299,7 +299,7 @@ fn other_layouts_fill_no_log_and_no_memory() {
         server.actions();
     }
     assert_eq!(server.party.machine.departed().count(), 64);
-    // The name of a client that is here is its own.
+    // The name of a connected client stays its own.
     server.join(501, hello("here", 1));
     differing(&mut server, 502, "here");
     server.party.machine.closed(server.now, 502, "cut");
@@ -320,7 +320,7 @@ fn a_server_that_refuses_the_same_layout_is_no_riddle() {
     assert!(actions.iter().any(ends) && client.is_done(), "{actions:?}");
 }
 
-/// It took the server's layout when it joined; its arena has that size now.
+/// The client took the server's layout when it joined, so its arena now has that size.
 #[test]
 fn a_client_without_a_layout_does_not_change_it_for_another_server() {
     let mut world = World::joined(&Setup { elements: 1000, ..Setup::default() }, [profile("c")]);
@@ -364,7 +364,7 @@ fn the_same_process_takes_over_from_its_old_link_though_that_looks_alive() {
     assert_eq!(server.party.machine.connected_clients().count(), 1);
 }
 
-/// Only what this server gave to this very process counts.
+/// A model counts only if this server gave it to this very process.
 #[test]
 fn nobody_is_believed_to_hold_a_round_it_was_not_given() {
     let closed = |actions: &[Action]| {
@@ -414,7 +414,7 @@ fn messages_out_of_place_end_the_link_and_nothing_else() {
     assert_eq!(server.party.machine.connected_clients().collect::<Vec<_>>(), ["honest"]);
 }
 
-/// Clocks at the ends of their range, and messages of rounds that never were.
+/// Clocks at the limits of their range, and messages about rounds that never existed.
 #[test]
 fn absurd_numbers_are_taken_calmly() {
     let mut server = Bare::new(&Setup::default());

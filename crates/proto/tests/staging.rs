@@ -1,4 +1,4 @@
-//! The staging area has room for a few updates only.
+//! The staging area has room for only a few updates.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn states(world: &World, state: State) -> Vec<String> {
     report.into_iter().filter(|(_, s, _)| *s == state).map(|(name, ..)| name).collect()
 }
 
-/// That there are never more than two is checked after every event.
+/// After every event the world checks that at most two updates hold places.
 #[test]
 fn six_clients_share_two_places() {
     let setup = Setup { places: 2, folding: 30 * MS, ..Setup::default() };
@@ -37,12 +37,13 @@ fn an_update_larger_than_the_whole_area_gets_in_alone() {
     assert_eq!(world.server.busiest, 1);
 }
 
-/// Three clients with a hundredth of the others' rate: once that is known, they leave the fast ones a place.
+/// Three clients have a hundredth of the others' rate. Once the server knows this, they leave a place to the
+/// fast ones.
 #[test]
 fn slow_senders_neither_hog_the_places_nor_starve() {
     let slow = ["s0", "s1", "s2"].map(|name| with_rate(name, 4_000));
     let fast = ["f0", "f1", "f2", "f3"].map(|name| with_rate(name, 400_000));
-    let fast = fast.map(|f| Profile { train: 200 * MS, ..f }); // the slow ones are first in the queue
+    let fast = fast.map(|f| Profile { train: 200 * MS, ..f }); // so the slow clients are first in the queue
     let mut world = World::joined(&Setup { places: 2, ..Setup::default() }, slow.into_iter().chain(fast));
     let first = world.round(plan(1, 7), 60 * SECOND);
     assert!(first.outcome.complete);
@@ -83,7 +84,7 @@ fn who_breaks_off_keeps_its_place_for_the_grace_and_then_gives_it_up() {
     assert_eq!((result.of("a").state, result.of("b").state), (State::Lost, State::Whole));
 }
 
-/// It waits in the queue when its link breaks: its turn must not come while it is away.
+/// The client's link breaks while it waits in the queue. It must not get a place while it is away.
 #[test]
 fn who_breaks_off_in_the_queue_is_not_granted_a_place() {
     let setup = Setup { places: 1, ..Setup::default() };

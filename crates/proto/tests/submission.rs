@@ -1,4 +1,4 @@
-//! One update's way from offer to verdict, message by message.
+//! One update from its offer to its result, message by message.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn client_actions(client: &mut Client) -> Vec<ClientAction> {
     std::iter::from_fn(|| client.poll_action()).collect()
 }
 
-/// Connects a client and lets it in; returns what it does then.
+/// Connects a client and lets it in. Returns its next actions.
 fn let_in(client: &mut Client, now: Time) -> Vec<ClientAction> {
     client.connected(now, [1; 32], true);
     client.control(
@@ -44,7 +44,7 @@ fn grant() -> Control {
     Control::Grant { parcel: 1, wanted: Ranges::full(layout(100).bytes()) }
 }
 
-/// A client in the middle of sending its update.
+/// A client that is sending its update.
 fn sending(now: Time) -> Client {
     let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
     let mut client = Client::new(config, 1);
@@ -95,7 +95,7 @@ fn an_update_interrupted_by_a_refusal_or_a_cut_is_offered_and_sent_again() {
         let offers =
             actions.iter().any(|a| matches!(a, ClientAction::Send(Control::Offer(Parcel { number: 1, .. }))));
         assert!(offers, "{actions:?}");
-        // The old link's sender reports only now: nothing ends that has not begun.
+        // The sender of the old link reports only now. The client must send no End for it.
         client.sent(1, Ok(Span::default()));
         assert_eq!(ends(&client_actions(&mut client)), 0);
         client.control(3 * MS, grant());
@@ -129,7 +129,7 @@ fn a_refused_or_late_update_stops_being_sent() {
     }
 }
 
-/// Heartbeats of zero, as only a broken server sends them, make no busy client.
+/// Only a broken server asks for heartbeats at intervals of 0. The client must not follow that.
 #[test]
 fn a_heartbeat_of_zero_is_not_followed() {
     let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: Time::MAX };
@@ -161,7 +161,7 @@ fn server_actions(server: &mut ServerParty) -> Vec<Action> {
     std::iter::from_fn(|| server.machine.poll_action()).collect()
 }
 
-/// A server whose round of two begins, at one point in time.
+/// A server whose round of two clients begins at `now`.
 fn with_two(now: Time) -> (ServerParty, Vec<Action>) {
     with_two_in(now, &Setup::default())
 }
@@ -229,8 +229,8 @@ fn offers_at_the_same_moment_are_granted_once_each() {
     assert_eq!([grants(&actions, 1), grants(&actions, 2)], [1, 1], "{actions:?}");
 }
 
-/// There is staging for one update. Offers of that round, of others and of none get no second place, and no answer that
-/// is longer than they are.
+/// Only one update may be staged. Offers of that round, of other rounds and of unknown rounds get no second
+/// place, and no answer that is longer than the offer.
 #[test]
 fn a_flood_of_offers_takes_no_place_of_others() {
     let (mut server, _) = with_two_in(MS, &Setup { places: 1, ..Setup::default() });
@@ -244,7 +244,7 @@ fn a_flood_of_offers_takes_no_place_of_others() {
         let closes = matches!(actions[..], [Action::Send { link: 2, message: Control::Closed { .. } }]);
         assert_eq!((actions.len(), closes), if round == 1 { (0, false) } else { (1, true) }, "{actions:?}");
     }
-    // The first one is refused, which gives its place to the next: one grant for 2,500 offers.
+    // The first update is refused, which frees its place for the next one: one grant for 2,500 offers.
     server.machine.control(3 * MS, 1, update_offer(1, 6.0, layout, "{}"));
     let actions = server_actions(&mut server);
     assert_eq!([grants(&actions, 1), grants(&actions, 2)], [0, 1], "{actions:?}");
@@ -270,7 +270,7 @@ fn ranges(all: &[(u64, u64)]) -> Ranges {
     all.iter().map(|&(start, end)| Range::new(start, end)).collect()
 }
 
-/// What is asked for on a link.
+/// The ranges of the Grants among the actions.
 fn wanted(actions: &[Action]) -> Vec<Ranges> {
     let granted = |a: &Action| match a {
         Action::Send { message: Control::Grant { wanted, .. }, .. } => Some(wanted.clone()),
@@ -300,7 +300,8 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
         }
         wanted(&server_actions(server))
     };
-    // Chunks of 512: one has come without its middle, and one is on its way by another connection.
+    // A chunk has 512 bytes. One has arrived without its middle, and one may be on its way over another
+    // connection.
     assert_eq!(total / 512, 7);
     assert!(stored(&mut server, &[(0, 80), (160, 512), (1024, 1536), (1536, 1600)]).is_empty());
     assert_eq!(stored(&mut server, &[(1680, 2048), (2048, 2560)]), [ranges(&[(80, 160), (1600, 1680)])]);
@@ -350,7 +351,8 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
     assert!(!sends(&actions));
 }
 
-/// While an update is being sent its last bytes lie in the kernel's buffer, and what is lost of them is sent again later.
+/// While an update is being sent, its last bytes are in the kernel's buffer. Those that are lost are
+/// retransmitted later.
 #[test]
 fn what_was_sent_again_is_told_when_the_server_has_answered() {
     let counted = |actions: &[ClientAction]| -> Vec<Option<u64>> {

@@ -1,4 +1,4 @@
-//! Tasks: results of any layout, folded or handed over, whatever happens to members and links.
+//! Tasks whose results have any layout and are folded or handed over, whatever happens to members and links.
 
 mod common;
 
@@ -127,7 +127,7 @@ fn the_application_judges_head_and_weight_before_a_byte_of_a_result_moves() {
     }
 }
 
-/// The messages that the server sends, and the results that its application is asked about.
+/// The messages that the server sends, and how many results the application is asked to judge.
 fn answers(world: &mut TaskWorld) -> (Vec<Control>, usize) {
     let (mut said, mut asked) = (Vec::new(), 0);
     while let Some(action) = world.server.poll_action() {
@@ -140,7 +140,7 @@ fn answers(world: &mut TaskWorld) -> (Vec<Control>, usize) {
     (said, asked)
 }
 
-/// A verdict is of the offer that it was asked about, whatever the member does meanwhile.
+/// A verdict belongs to the offer that was judged, whatever the member does meanwhile.
 #[test]
 fn a_verdict_counts_for_what_was_judged_alone() {
     let content = || Content::Tensors((*tensors("w", 100)).clone());
@@ -156,7 +156,7 @@ fn a_verdict_counts_for_what_was_judged_alone() {
         let sender = 1;
         (world, task, link, sender)
     };
-    // The same offer again is no second question, and another one is refused at once.
+    // The same offer is not judged again, and a different one is refused at once.
     let (mut world, task, link, sender) = start();
     world.server.control(world.now, link, result(task, content(), 1.0));
     assert_eq!(answers(&mut world), (vec![], 0));
@@ -167,7 +167,7 @@ fn a_verdict_counts_for_what_was_judged_alone() {
     assert!(matches!(answers(&mut world).0[..], [Control::Rejected { .. }]));
     world.server.judged(world.now, task, sender, Ok(()));
     assert_eq!(answers(&mut world), (vec![], 0), "its part is over");
-    // Another process of the member offers something else: that is judged when the first verdict is there.
+    // Another process of the member offers another result, which is judged after the first verdict.
     let (mut world, task, _, sender) = start();
     world.kill(0);
     world.restart(0);
@@ -183,7 +183,7 @@ fn a_verdict_counts_for_what_was_judged_alone() {
     );
 }
 
-/// Three tensors of which nothing may be missing, a tenth, and anything.
+/// Three tensors: nothing of the first may be missing, a tenth of the second, and all of the third.
 fn critical_and_others() -> (Arc<Layout>, Arc<Tolerance>) {
     let tensors =
         [("n", Dtype::I64, vec![100]), ("v", Dtype::F32, vec![2000]), ("w", Dtype::F32, vec![2000])];
@@ -193,7 +193,7 @@ fn critical_and_others() -> (Arc<Layout>, Arc<Tolerance>) {
     (Arc::new(layout), Arc::new(rule))
 }
 
-/// Whatever the link does, of each tensor no more is missing than may be, and of what came all is folded, once.
+/// Whatever the link does, no tensor misses more than it may, and all bytes that arrived are folded once.
 #[test]
 fn of_what_is_folded_something_may_be_missing() {
     let (layout, rule) = critical_and_others();
@@ -285,7 +285,7 @@ fn bad_plans_are_refused_with_the_hint() {
     assert!(refused(&mut world, plan(1, 1, &["a"], None)).contains("cancel some"));
 }
 
-/// The task goes to both in one call, which ends for both when one of them wants no more.
+/// The task is sent to both members in one call. The call ends for both when one of them refuses the task.
 #[test]
 fn a_member_that_takes_no_such_task_takes_nothing_from_the_others() {
     let mut world = TaskWorld::new(15, config());
@@ -327,7 +327,7 @@ fn bad_links_lose_nothing_and_resume_what_is_missing() {
     }
 }
 
-/// Kills a member, or cuts its link, at each step of a job; the member comes back, or not.
+/// Kills a member, or cuts its link, at each step of a job. The member comes back, or it does not.
 #[test]
 fn death_at_every_point_leaves_no_task_open_and_folds_nothing_twice() {
     for folds in [false, true] {
@@ -376,7 +376,7 @@ fn death_at_every_point_leaves_no_task_open_and_folds_nothing_twice() {
     }
 }
 
-/// A server that was started again knows no tasks: members are told so, whatever they hold.
+/// A restarted server knows no tasks. It tells its members so, whatever they hold.
 #[test]
 fn a_restarted_server_closes_what_members_hold() {
     let mut world = TaskWorld::joined(11, config(), &[("a", Does::Nothing)]);
@@ -394,7 +394,7 @@ fn result(number: u32, content: Content, weight: f64) -> Control {
     Control::Offer(Parcel { number, pushed: false, head, content, same_as: None, weight, deadline: None })
 }
 
-/// Offers that make no sense are answered, and harm nobody.
+/// Senseless offers are answered, and harm no other member.
 #[test]
 fn results_for_no_task_twice_or_beyond_bounds_are_answered() {
     let mut world = TaskWorld::joined(13, config(), &[("a", Does::Nothing), ("b", Does::Nothing)]);
@@ -438,7 +438,8 @@ fn results_for_no_task_twice_or_beyond_bounds_are_answered() {
     }
 }
 
-/// It is given four tasks, of which two results fit into the staging: that is all it gets, however often it offers.
+/// The member has four tasks, and two results fit into the staging memory. It gets no more, however often it
+/// offers.
 #[test]
 fn a_flood_of_offers_gets_no_more_than_its_credits() {
     let members = [("a", Does::Nothing), ("b", Does::Echoes)];
@@ -466,13 +467,13 @@ fn a_flood_of_offers_gets_no_more_than_its_credits() {
     }
     assert_eq!(granted, tasks[..2], "what fits into the staging, once each");
     assert_eq!(closed, 96 * 50, "what it was never given");
-    // It sends nothing of all that, and nobody else waits for it longer than for anybody who is silent.
+    // The member sends none of these results. Others wait for it no longer than for any silent member.
     let task = world.open_plan(folding(&["b"])).unwrap();
     world.run("the other's result is folded", 60 * SECOND, |w| self::closed(w, task));
     all_done(&world, task, 1);
 }
 
-/// Nothing has gone out yet when the second one is asked for, so this is no matter of who is quicker.
+/// Nothing was sent yet when the second answer is given, so the result does not depend on timing.
 #[test]
 fn a_second_answer_of_an_application_is_an_error() {
     for (first_refuses, then_refuses) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -1,4 +1,4 @@
-//! A client's timeout ends whatever the other side does instead of letting it in.
+//! A client's timeout ends its attempts, whatever the peer does instead of letting it in.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn a_peer_that_never_answers() {
     let config = ClientConfig { name: "c".into(), instance: 1, layout: None, timeout: 2 * SECOND };
     let mut client = Client::new(config, 1);
     assert!(matches!(actions(&mut client)[..], [ClientAction::Connect { after: Time::ZERO, .. }]));
-    // The driver asks for the time, for nothing else says when the trying began.
+    // The machine asks for the time, because nothing has told it yet when the attempts began.
     assert_eq!(client.poll_timeout(), Some(Time::ZERO));
     client.timeout(SECOND);
     assert_eq!(client.poll_timeout(), Some(3 * SECOND));

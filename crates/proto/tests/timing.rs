@@ -1,4 +1,4 @@
-//! Updates that are folded lazily: together, when no other can come or has room.
+//! Lazy folding: updates are folded together, when no other can come or all places are taken.
 
 mod common;
 

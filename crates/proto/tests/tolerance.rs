@@ -1,4 +1,5 @@
-//! Tensors that must come, and budgets of what may be missing of a tensor, whatever carries it: the session asks again.
+//! Critical tensors, and budgets for missing bytes: over any link, the session asks again for bytes that must
+//! arrive.
 
 mod common;
 
@@ -8,7 +9,7 @@ use thalweg_wire::control::StandIn;
 use thalweg_wire::{Allowance, Tolerance, WHOLE};
 
 const CLIENTS: u32 = 3;
-/// The second of three tensors.
+/// The index of the second of three tensors.
 const NAMED: u32 = 1;
 
 fn setup(partial: Partial, budget: u32, refuse: u32) -> Setup {
@@ -110,13 +111,13 @@ fn over_its_limit_an_update_is_refused_and_the_tensor_named() {
     });
 }
 
-/// What must come and has not by the deadline makes the update no update.
+/// An update that still lacks critical bytes at the deadline is refused.
 #[test]
 fn at_the_deadline_an_update_without_what_is_critical_is_refused() {
     for ordered in [true, false] {
         let setup = setup(Partial::Discard, 0, WHOLE);
         let quick = Path { ordered, delay: 5 * MS, ..Path::PERFECT };
-        let slow = Path { rate: 4000, ..quick }; // of 24 KB, 8 come in time
+        let slow = Path { rate: 4000, ..quick }; // of 24 KB, 8 KB arrive in time
         let up = |i| if i == 0 { slow } else { quick };
         let client = |i| Profile { paths: vec![(up(i), quick)], ..profile(&format!("c{i}")) };
         let mut world = World::joined(&setup, (0..CLIENTS).map(client));
@@ -131,7 +132,7 @@ fn at_the_deadline_an_update_without_what_is_critical_is_refused() {
     }
 }
 
-/// The model on its way down keeps to the rule too.
+/// The rule also holds for the model on its way to a client.
 #[test]
 fn a_model_lacks_nothing_that_is_critical() {
     each(|partial, ordered| {

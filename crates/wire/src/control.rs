@@ -4,7 +4,6 @@
 //! [`Parcel`]: a model, an update, or other tensors. A message about a parcel carries the parcel's number.
 //! After decoding, a reason is one line of plain text, whatever the peer wrote ([`text::plain`]).
 //!
-//!
 //! | who | message | meaning |
 //! |---|---|---|
 //! | sender | Offer | describes the parcel: head, layout, weight; its chunks follow at once, or after a Grant |

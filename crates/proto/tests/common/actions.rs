@@ -1,4 +1,4 @@
-//! What the machines ask for: each action is carried out as their drivers would.
+//! Carries out the machines' actions as their drivers would.
 
 use thalweg_proto::{Action, ClientAction, LinkId, RoundAction, RoundStep};
 use thalweg_wire::control::Control;
@@ -9,7 +9,7 @@ use super::party::{chunks, model, update};
 use super::world::World;
 use super::{prove, JOB};
 
-/// Whether these ranges of both hold the same.
+/// Whether `one` and `other` have the same bytes in these ranges.
 fn agree(one: &[u8], other: &[u8], ranges: &Ranges) -> bool {
     ranges.iter().map(|r| r.start as usize..r.end as usize).all(|r| one[r.clone()] == other[r])
 }
@@ -146,7 +146,7 @@ impl World {
         self.net.send_control(self.now, link, End::Client, message);
     }
 
-    /// Where chunks are cut this time.
+    /// The size of the next chunk to cut. With `recut` it is random.
     fn cut_at(&mut self, chunk: u32) -> u32 {
         if !self.recut {
             return chunk;

@@ -1,4 +1,4 @@
-//! A round's result against what its clients made.
+//! Compares a round's result with the updates that its clients made.
 
 use thalweg_proto::{Partial, State};
 
@@ -6,7 +6,7 @@ use super::party::{update, RoundResult};
 use super::world::World;
 
 impl World {
-    /// Checks a round's result against what its clients made: who counts, how often, and the mean.
+    /// Compares a round's result with its clients' updates: which clients count, how often, and the mean.
     pub fn check(&self, result: &RoundResult) {
         let outcome = &result.outcome;
         let bytes = self.server.bytes();
@@ -32,14 +32,15 @@ impl World {
         }
     }
 
-    /// Whether the mean is that of the whole participants' updates, each of one of its processes.
+    /// Whether the mean is that of the whole updates, where each participant's update comes from one of its
+    /// processes.
     fn is_mean_of_some_instances(&self, result: &RoundResult) -> bool {
         let bytes = self.server.bytes();
         let mut sums = vec![0.0; bytes / 4];
         let mut weight = 0.0;
         for part in result.outcome.participants.iter().filter(|p| p.state == State::Whole) {
             let made = &self.made[&(part.client.clone(), result.outcome.round)];
-            // The last process to have got the model is the one whose update came in.
+            // The update of the process that received the model last was counted.
             let Some(&instance) = made.last() else { return false };
             let update = update(&part.client, instance, result.outcome.round, bytes);
             for (sum, v) in sums.iter_mut().zip(update.chunks_exact(4)) {

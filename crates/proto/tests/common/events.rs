@@ -1,4 +1,4 @@
-//! What happens to the parties: each event is given to a machine as its driver would.
+//! Passes each event to a machine as its driver would.
 
 use thalweg_proto::{LinkId, Span, Traffic};
 use thalweg_wire::control::Control;

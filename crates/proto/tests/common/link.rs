@@ -1,9 +1,9 @@
-//! What a link is like, what travels on it, and what can happen.
+//! The properties of a link, the frames that travel on it, and the events of the simulation.
 
 use thalweg_proto::{LinkId, Span, Time};
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, HEADER_BYTES};
 
-/// Splitmix64.
+/// A random number generator: splitmix64.
 pub struct Rng(u64);
 
 impl Rng {
@@ -41,20 +41,20 @@ impl Rng {
 /// One direction of a link.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
-    /// Bytes a second; 0 moves nothing.
+    /// Bytes per second; 0 moves nothing.
     pub rate: u64,
     pub delay: Time,
-    /// Chunks of an unordered link come up to this much later.
+    /// On an unordered link, chunks arrive up to this much later.
     pub jitter: Time,
     pub loss: f64,
-    /// Share of chunks of which only the first and the last third come.
+    /// Fraction of chunks of which only the first and the last third arrive.
     pub holes: f64,
     pub duplicate: f64,
     pub corrupt: f64,
     pub ordered: bool,
-    /// Messages have a stream of their own, which chunks do not hold up.
+    /// Messages travel separately, so chunks do not hold them up.
     pub separate: bool,
-    /// The link breaks once this many bytes of chunks have been sent this way.
+    /// The link breaks once this many bytes of chunks were sent in this direction.
     pub cut_after: Option<u64>,
 }
 
@@ -73,7 +73,7 @@ impl Path {
     };
 }
 
-/// What travels.
+/// A frame on a link.
 #[derive(Debug, Clone)]
 pub enum Frame {
     Control(Vec<u8>),
@@ -86,7 +86,7 @@ impl Frame {
         (HEADER_BYTES + payload.len()) as u64
     }
 
-    /// What is left of a chunk without its middle, as links with holes hand it over.
+    /// The first and the last third of a chunk, which a link with holes delivers.
     pub fn outer_thirds(self) -> Vec<Frame> {
         let Frame::Chunk(header, payload) = self else { return vec![self] };
         let third = payload.len() / 3 / 8 * 8;
@@ -129,17 +129,17 @@ impl End {
     }
 }
 
-/// What happens at a point in time.
+/// An event of the simulation.
 #[derive(Debug)]
 pub enum Event {
-    /// A frame is there; `counted` of its bytes have been told of before.
+    /// A frame arrives. `counted` of its bytes were already reported as progress.
     Arrive {
         link: LinkId,
         to: End,
         frame: Frame,
         counted: u64,
     },
-    /// Part of a slow frame is there.
+    /// Part of a slow frame arrives.
     Progress {
         link: LinkId,
         to: End,

@@ -1,6 +1,6 @@
-//! A job in virtual time: the machines (`party`), their drivers' part (`world`, `events`, `actions`), the network
-//! between them (`network`, `link`), and what a round must come to (`check`).
-#![allow(dead_code, unused_imports)] // Each test file uses its part.
+//! A job in virtual time: the machines (`party`), the work of their drivers (`world`, `events`, `actions`),
+//! the network between them (`network`, `link`), and the checks of a round's result (`check`).
+#![allow(dead_code, unused_imports)] // each test file uses only a part
 
 pub mod actions;
 pub mod check;
@@ -20,7 +20,7 @@ pub use network::{End, Path, Rng};
 pub use party::{Profile, RoundResult};
 pub use world::World;
 
-/// What a server of rounds asks of its driver, and a client of rounds.
+/// The actions of a server of rounds, and of a client of rounds.
 pub type Action = thalweg_proto::Action<thalweg_proto::RoundAction>;
 pub type ClientAction = thalweg_proto::ClientAction<thalweg_proto::RoundStep>;
 
@@ -40,18 +40,18 @@ pub const JOB: u64 = 77;
 pub const MS: Time = Time::from_millis(1);
 pub const SECOND: Time = Time::from_secs(1);
 
-/// What a job is like.
+/// The settings of a simulated job.
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub seed: u64,
     pub partial: Partial,
-    /// What stands in for what did not come; `None`: it is asked for again.
+    /// What takes the place of lost bytes; `None`: they are asked for again.
     pub stand_in: Option<StandIn>,
-    /// What may be lost of which tensor.
+    /// How much of each tensor may be lost.
     pub allowances: Vec<Allowance>,
-    /// Updates that may be staged.
+    /// How many updates may be staged.
     pub places: u64,
-    /// What is staged is folded together.
+    /// Whether staged updates are folded together.
     pub lazy: bool,
     pub elements: u64,
     pub chunk: u32,
@@ -59,7 +59,7 @@ pub struct Setup {
     pub max_clients: u32,
     pub token: Option<u8>,
     pub folding: Time,
-    /// Senders cut the same bytes differently each time, so that chunks overlap in part.
+    /// Whether senders cut the same bytes differently each time, so that chunks overlap in part.
     pub recut: bool,
 }
 
@@ -83,7 +83,7 @@ impl Default for Setup {
     }
 }
 
-/// A client on perfect links that trains for a tenth of a second.
+/// A client on perfect links that trains for 100 ms.
 pub fn profile(name: &str) -> Profile {
     Profile {
         name: name.into(),
@@ -99,7 +99,7 @@ pub fn profile(name: &str) -> Profile {
     }
 }
 
-/// All `expected` clients are wanted, without a deadline, and a lost one has ten seconds.
+/// A round that wants `expected` clients and has no deadline. A lost client has ten seconds to come back.
 pub fn plan(number: u32, expected: u32) -> RoundPlan {
     RoundPlan {
         number,
@@ -114,12 +114,12 @@ pub fn plan(number: u32, expected: u32) -> RoundPlan {
     }
 }
 
-/// Lets in whoever knows the token.
+/// Lets in a client that proves to have the token.
 pub struct Doors {
     pub token: Option<u8>,
 }
 
-/// A stand-in for the signature: depends on the token, both nonces and the name.
+/// Stands in for the signature. It depends on the token, both nonces and the name.
 pub fn prove(token: u8, challenge: &Nonce, nonce: &Nonce, name: &str) -> Proof {
     let said = [&[token], &challenge[..], &nonce[..], name.as_bytes()].concat();
     let mut proof = Box::new([[token; 32]; 5]);

@@ -7,7 +7,7 @@ use thalweg_wire::{FrameHeader, HEADER_BYTES};
 
 pub use super::link::{End, Event, Frame, Path, Rng};
 
-/// An update being sent.
+/// A parcel that is being sent.
 struct Job {
     group: u64,
     round: u32,
@@ -54,7 +54,7 @@ impl Pipe {
         self.path.rate > 0 && !(self.controls.is_empty() && self.jobs.is_empty())
     }
 
-    /// The messages still to be sent, if anything can be.
+    /// Takes the messages that are still to be sent, if the link can send.
     fn flush(&mut self) -> VecDeque<Vec<u8>> {
         let controls = std::mem::take(&mut self.controls);
         if self.path.rate > 0 {
@@ -64,7 +64,8 @@ impl Pipe {
         }
     }
 
-    /// Messages go between chunks; an update starts after all messages queued before it.
+    /// Takes what is sent next. Messages go between chunks; a parcel starts after all messages that were
+    /// queued before it.
     fn next(&mut self, now: Time) -> Option<Item> {
         if let Some(message) = self.controls.pop_front() {
             return Some(Item::Frame(Frame::Control(message)));
@@ -83,7 +84,7 @@ struct Wire {
     up: Pipe,
     down: Pipe,
     cut: bool,
-    /// Ends that have not been told of the link's end: server, client.
+    /// Whether each end (server, client) was not told yet that the link has ended.
     open: [bool; 2],
     taken: [u64; 2],
 }
@@ -97,7 +98,7 @@ impl Wire {
     }
 }
 
-/// All links, and everything that is going to happen.
+/// All links, and all future events.
 pub struct Network {
     pub rng: Rng,
     links: BTreeMap<LinkId, Wire>,
@@ -138,30 +139,30 @@ impl Network {
         self.links[&link].client
     }
 
-    /// Whether this end still takes part in the link.
+    /// Whether this end was not told yet that the link has ended.
     pub fn is_open(&self, link: LinkId, end: End) -> bool {
         self.links.get(&link).is_some_and(|w| w.open[end as usize])
     }
 
-    /// Whether what is under way to this end arrives.
+    /// Whether frames that are in flight to this end arrive.
     pub fn delivers(&self, link: LinkId, to: End) -> bool {
         self.is_open(link, to) && self.links.get(&link).is_some_and(|w| !w.cut)
     }
 
-    /// Bytes sent and received at this end.
+    /// Bytes that this end has sent and received.
     pub fn counters(&self, link: LinkId, end: End) -> (u64, u64) {
         let Some(wire) = self.links.get(&link) else { return (0, 0) };
         let sent = if end == End::Server { wire.down.carried } else { wire.up.carried };
         (sent, wire.taken[end as usize])
     }
 
-    /// Bytes of chunks' payload that a client, or the server to it, has sent over all its links.
+    /// Payload bytes of chunks sent over all links of a client: by the client, or by the server to it.
     pub fn payload(&self, client: usize, from: End) -> u64 {
         let of = |w: &Wire| if from == End::Server { w.down.payload } else { w.up.payload };
         self.links.values().filter(|w| w.client == client).map(of).sum()
     }
 
-    /// Bytes of chunks that came without them.
+    /// Payload bytes that were cut out of chunks on the way.
     pub fn holed(&self, client: usize, from: End) -> u64 {
         let of = |w: &Wire| if from == End::Server { w.down.holed } else { w.up.holed };
         self.links.values().filter(|w| w.client == client).map(of).sum()
@@ -183,7 +184,7 @@ impl Network {
         self.arm(now, link, from);
     }
 
-    /// A number for the updates sent in one call.
+    /// A new number for the parcels that are sent in one call.
     pub fn group(&mut self) -> u64 {
         self.groups += 1;
         self.groups
@@ -204,7 +205,7 @@ impl Network {
         self.arm(now, link, from);
     }
 
-    /// Stops what is being sent on this link, and to everybody else in the same group.
+    /// Stops what is being sent on this link, and on all links of the same group.
     pub fn cancel(&mut self, now: Time, link: LinkId, from: End) {
         let Some(wire) = self.links.get_mut(&link) else { return };
         let groups: Vec<u64> = wire.pipe(from).jobs.iter().map(|j| j.group).collect();
@@ -301,7 +302,7 @@ impl Network {
             let again = if path.ordered { at } else { at + self.rng.time(path.jitter) };
             self.at(again, Event::Arrive { link, to, frame: frame.clone(), counted: 0 });
         }
-        // Parts have checksums of their own.
+        // The parts of a chunk with a hole have checksums of their own.
         let holed = path.holes > 0.0 && self.rng.chance(path.holes);
         if !holed && self.rng.chance(path.corrupt) {
             frame.damage(&mut self.rng);
@@ -327,7 +328,7 @@ impl Network {
         self.at(at, Event::Arrive { link, to, frame, counted });
     }
 
-    /// The link breaks: what is under way is lost, and both ends hear of it, in any order.
+    /// Breaks a link: frames in flight are lost, and both ends are told of it, in any order.
     pub fn cut(&mut self, now: Time, link: LinkId, reason: &str) {
         let Some(wire) = self.links.get_mut(&link).filter(|w| !w.cut) else { return };
         wire.cut = true;
@@ -345,21 +346,21 @@ impl Network {
         }
     }
 
-    /// This end knows that the link is over.
+    /// Notes that this end knows that the link has ended.
     pub fn end_closed(&mut self, link: LinkId, end: End) {
         if let Some(wire) = self.links.get_mut(&link) {
             wire.open[end as usize] = false;
         }
     }
 
-    /// Nothing of this link's chunks and messages from the client moves for a while.
+    /// Stops all frames from the client on this link for a while.
     pub fn stall(&mut self, link: LinkId, time: Time) {
         if let Some(wire) = self.links.get_mut(&link) {
             wire.up.free += time;
         }
     }
 
-    /// What this end sends begins so much later.
+    /// Delays everything that this end sends by this time.
     pub fn hold_up(&mut self, now: Time, link: LinkId, from: End, time: Time) {
         if let Some(wire) = self.links.get_mut(&link) {
             let pipe = wire.pipe(from);
@@ -367,13 +368,13 @@ impl Network {
         }
     }
 
-    /// This end hears that the link is over; what it was sending fails.
+    /// Tells this end that the link has ended. What it was sending fails.
     pub fn shut(&mut self, now: Time, link: LinkId, end: End) {
         self.drop_jobs(now, link, end, |_| true, "the link is closed");
         self.end_closed(link, end);
     }
 
-    /// This end closes the link, after its messages; the other hears of it behind them.
+    /// Closes the link at this end, after its messages. The other end is told after them.
     pub fn close(&mut self, now: Time, link: LinkId, end: End) {
         if !self.delivers(link, end) {
             return;

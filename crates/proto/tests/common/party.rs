@@ -1,4 +1,4 @@
-//! A server and its clients with real bytes in their hands: what they receive, fold and send is checked.
+//! A server and its clients with real bytes. What they receive, fold and send is checked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ran
 use super::network::{Path, Rng};
 use super::{Doors, JOB};
 
-/// Most that an update may weigh.
+/// Greatest weight of an update.
 pub const MAX_WEIGHT: f64 = (1_u64 << 40) as f64;
 
-/// Three tensors with gaps between them, about `elements` floats in all.
+/// A layout of three tensors with gaps between them, about `elements` floats in all.
 pub fn layout(elements: u64) -> Layout {
     let part = elements / 3;
     let tensors = [("a", part), ("b", part + 1), ("c", elements - 2 * part)];
@@ -33,7 +33,7 @@ pub fn model(round: u32, bytes: usize) -> Vec<u8> {
     floats(u64::from(round) << 32, bytes)
 }
 
-/// What one process of a client makes of a round's model.
+/// The update that one process of a client makes of a round's model.
 pub fn update(name: &str, instance: u64, round: u32, bytes: usize) -> Vec<u8> {
     let name = u64::from(checksum(name.as_bytes()));
     floats(name ^ instance << 33 ^ u64::from(round) << 50, bytes)
@@ -61,12 +61,13 @@ pub fn chunks(
     out
 }
 
-/// The plainest weighted mean: sums and weights of each element in f64, and who was counted how often.
+/// The simplest weighted mean: the sum and the weight of each element in f64, and how often each sender was
+/// counted.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     sums: Vec<f64>,
     weights: Vec<f64>,
-    /// By sender and byte.
+    /// How often each byte was counted, by sender.
     pub counts: BTreeMap<u32, Vec<u8>>,
 }
 
@@ -75,7 +76,7 @@ impl Fold {
         Self { sums: vec![0.0; bytes / 4], weights: vec![0.0; bytes / 4], counts: BTreeMap::new() }
     }
 
-    /// Adds the bytes of `range`, which must be whole elements.
+    /// Adds the bytes of `range`, which must hold whole elements.
     fn add(&mut self, sender: u32, range: Range, bytes: &[u8], weight: f64) {
         assert!(range.start.is_multiple_of(4) && range.end.is_multiple_of(4), "{range:?} splits an element");
         let counts = self.counts.entry(sender).or_insert_with(|| vec![0; self.sums.len() * 4]);
@@ -88,23 +89,23 @@ impl Fold {
         }
     }
 
-    /// The mean where anything came, else 0.
+    /// The mean of each element; 0 if no update had it.
     pub fn mean(&self) -> Vec<f64> {
         self.sums.iter().zip(&self.weights).map(|(s, w)| if *w > 0.0 { s / w } else { 0.0 }).collect()
     }
 }
 
-/// What is left of a round.
+/// The result of a round.
 #[derive(Debug, Clone)]
 pub struct RoundResult {
     pub outcome: Outcome,
     pub fold: Fold,
-    /// Client of each number.
+    /// The client's name of each number.
     pub names: BTreeMap<u32, String>,
 }
 
 impl RoundResult {
-    /// A client's part.
+    /// The entry of a client.
     pub fn of(&self, client: &str) -> &Participation {
         let part = self.outcome.participants.iter().find(|p| p.client == client);
         part.unwrap_or_else(|| unreachable!("{client} took no part: {:?}", self.outcome))
@@ -122,15 +123,15 @@ pub struct ServerParty {
     pub fold: Fold,
     pub results: Vec<RoundResult>,
     pub names: BTreeMap<u32, String>,
-    /// Clients that joined, and left with a reason, in order.
+    /// Events of clients in order: joined (+), left (-), turned away (!), and notes; all but the first with a reason.
     pub log: Vec<String>,
-    /// Most updates sending or staged at any time.
+    /// Most updates that were being sent or staged at one time.
     pub busiest: usize,
-    /// Links that the machine closed or was told have ended.
+    /// Links that the machine closed, or of whose end it was told.
     pub dead: BTreeSet<LinkId>,
     /// How long folding a staged update takes.
     pub folding: Time,
-    /// Clients with an update that cannot be folded, and a byte of it that is why.
+    /// Clients whose update cannot be folded, each with the position of the byte that is the cause.
     pub unfoldable: BTreeMap<String, usize>,
 }
 
@@ -176,11 +177,11 @@ impl ServerParty {
         self.layout.bytes() as usize
     }
 
-    /// A chunk has come, as the driver's sink takes it.
+    /// Receives a chunk as the driver's sink does.
     pub fn chunk(&mut self, now: Time, link: LinkId, header: &FrameHeader, payload: &[u8], left: u64) {
         let place = self.machine.place(now, link, &header.chunk);
         if let (Place::New { sender, .. }, Partial::Discard) = (place, self.partial) {
-            // In place, whether it turns out damaged or not.
+            // The payload is received in place, even if it turns out to be damaged.
             let at = header.chunk.range();
             self.staging(sender)[at.start as usize..at.end as usize].copy_from_slice(payload);
         }
@@ -198,7 +199,7 @@ impl ServerParty {
         }
     }
 
-    /// Why these bytes of a client's update cannot be folded, if so.
+    /// Why these bytes of a client's update cannot be folded; `Ok` if they can.
     fn refusal(&self, sender: u32, range: Range) -> Result<(), String> {
         let at = self.names.get(&sender).and_then(|name| self.unfoldable.get(name)).map(|&at| at as u64);
         match at.filter(|at| (range.start..range.end).contains(at)) {
@@ -240,8 +241,8 @@ impl ServerParty {
         }
     }
 
-    /// Adds a staged update but for its holes; `known` says whether the client made one with the rest. If it cannot be
-    /// folded, nothing of it is.
+    /// Folds a staged update without its holes. `known`: the client has made an update with these bytes. If
+    /// the update cannot be folded, none of it is.
     pub fn fold_staged(
         &mut self,
         sender: u32,
@@ -268,7 +269,7 @@ impl ServerParty {
         self.results.push(RoundResult { outcome, fold, names: self.names.clone() });
     }
 
-    /// What holds at any time.
+    /// Checks what must hold at any time.
     pub fn check(&mut self) {
         use thalweg_proto::State::{Sending, Staged};
         if self.partial == Partial::Discard {
@@ -284,26 +285,26 @@ fn has_nan(payload: &[u8]) -> bool {
     payload.chunks_exact(4).any(|v| f32::from_le_bytes([v[0], v[1], v[2], v[3]]).is_nan())
 }
 
-/// How a client behaves.
+/// The behaviour of a client.
 #[derive(Debug, Clone)]
 pub struct Profile {
     pub name: String,
     pub samples: u64,
     pub train: Time,
-    /// Its clock is ahead of the server's.
+    /// How far the client's clock is ahead of the server's.
     pub skew: Time,
     pub timeout: Time,
     pub layout: Option<Arc<Layout>>,
     pub token: Option<u8>,
-    /// Paths up and down of its first, second, ... connection; the last is for all further ones.
+    /// The paths up and down of its first, second, ... connection. The last pair is for all further ones.
     pub paths: Vec<(Path, Path)>,
-    /// Sends a NaN in this many bytes.
+    /// The update has a NaN at this byte.
     pub nan_at: Option<usize>,
-    /// Sends in this byte what cannot be folded.
+    /// The update cannot be folded because of this byte.
     pub unfoldable_at: Option<usize>,
 }
 
-/// What can be seen of a client from outside.
+/// What a test can observe of a client.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
     pub connections: u32,
@@ -315,7 +316,7 @@ pub struct Seen {
     pub ends: u32,
     pub verdicts: Vec<(u32, Verdict)>,
     pub refused: Vec<String>,
-    /// Where it connects, if not to the address that it was given.
+    /// The URL to which it was sent; `None`: the address that it was given.
     pub sent_to: Option<String>,
     pub finished: Option<Result<String, String>>,
 }
@@ -325,12 +326,12 @@ pub struct ClientParty {
     pub profile: Profile,
     pub machine: Client,
     pub instance: u64,
-    /// Its process runs.
+    /// Whether the client's process runs.
     pub alive: bool,
     pub link: Option<LinkId>,
     pub greeted: bool,
     pub arena: Vec<u8>,
-    /// What did not come of the model in it.
+    /// The holes of the model in the arena.
     pub mended: Ranges,
     pub seen: Seen,
 }
@@ -363,7 +364,7 @@ impl ClientParty {
         self.profile.paths[at]
     }
 
-    /// A chunk has come, as the driver's sink takes it.
+    /// Receives a chunk as the driver's sink does.
     pub fn chunk(&mut self, now: Time, header: &FrameHeader, payload: &[u8], left: u64) {
         self.seen.model_chunks += 1;
         let fit = self.machine.place(now, &header.chunk);
@@ -381,7 +382,7 @@ impl ClientParty {
         }
     }
 
-    /// Trains: the arena becomes the update.
+    /// Trains: replaces the model in the arena by the update.
     pub fn train(&mut self, round: u32) {
         self.arena = update(&self.profile.name, self.instance, round, self.arena.len());
         if let Some(at) = self.profile.nan_at {

@@ -1,6 +1,7 @@
-//! Tables of behaviour that are under version control.
+//! Tables of measured behaviour that are under version control.
 
-/// Holds a table against the file of what it was; with `THALWEG_REWRITE` set, writes it there first.
+/// Asserts that a table equals the recorded file. With `THALWEG_REWRITE` set, it first writes the table to
+/// the file.
 pub fn assert_recorded(file: &str, now: &str) {
     if std::env::var_os("THALWEG_REWRITE").is_some() {
         std::fs::write(file, now).expect("the snapshot can be written");

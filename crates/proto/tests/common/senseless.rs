@@ -1,4 +1,4 @@
-//! Well-formed messages and chunks drawn at random, mostly near the truth.
+//! Random well-formed messages and chunks, most of them nearly valid.
 
 use thalweg_wire::control::{
     Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
@@ -57,14 +57,14 @@ pub fn hello(rng: &mut Rng, layout: &Layout) -> Hello {
     }
 }
 
-/// What a client may say, and now and then what only a server may.
+/// A message that a client may send, and rarely one that only a server may.
 pub fn from_client(rng: &mut Rng, layout: &Layout) -> Control {
     let kinds = if rng.chance(0.03) { 27 } else { 18 };
     let kind = rng.below(kinds);
     control(rng, layout, kind)
 }
 
-/// What a server may say, and now and then what only a client may.
+/// A message that a server may send, and sometimes one that only a client may.
 pub fn from_server(rng: &mut Rng, layout: &Layout) -> Control {
     let kind = if rng.chance(0.1) { rng.below(27) } else { 15 + rng.below(12) };
     control(rng, layout, kind)
@@ -93,7 +93,7 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
         14 => Control::Idle,
         15 => Control::Ping { clock: rng.next(), received: rng.next() },
         16 => Control::Pong { clock: rng.next() },
-        17 | 23 if rng.chance(0.8) => Control::Pong { clock: 0 }, // what ends a link or a client is rare
+        17 | 23 if rng.chance(0.8) => Control::Pong { clock: 0 }, // messages that end a link or a client are rare
         17 => Control::Bye { reason: text() },
         18 => offer(rng, layout, round),
         19 => Control::Grant { parcel: round, wanted: ranges(rng, total) },

@@ -1,4 +1,4 @@
-//! Servers and clients of tasks in virtual time, with real bytes in their hands.
+//! Servers and clients of tasks in virtual time, with real bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{Doors, JOB, MS, SECOND};
 
 pub const CHUNK: u32 = 512;
 
-/// Some floats, under this name.
+/// A layout of one float tensor with this name.
 pub fn tensors(name: &str, elements: u64) -> Arc<Layout> {
     Arc::new(Layout::pack([(name, Dtype::F32, vec![elements])]).expect("a valid layout"))
 }
@@ -26,16 +26,16 @@ fn noise(seed: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|_| rng.next() as u8).collect()
 }
 
-/// What a member makes of a task.
+/// How a member answers a task.
 #[derive(Debug, Clone)]
 pub enum Does {
-    /// A result with these tensors.
+    /// With a result that has these tensors.
     Returns(Arc<Layout>),
-    /// All tensors of the task.
+    /// With all tensors of the task.
     Echoes,
-    /// It says why not.
+    /// With a refusal and its reason.
     Refuses,
-    /// It works for ever.
+    /// Not at all: it works for ever.
     Nothing,
 }
 
@@ -49,8 +49,9 @@ pub struct Member {
     pub does: Does,
     pub work: Time,
     pub weight: f64,
-    /// Bytes of tasks, and of results, by number.
+    /// Bytes of tasks, by number.
     arenas: BTreeMap<u32, Vec<u8>>,
+    /// Bytes of results and their layouts, by number.
     results: BTreeMap<u32, (Vec<u8>, Arc<Layout>)>,
     layouts: BTreeMap<u32, Arc<Layout>>,
     pub given: Vec<u32>,
@@ -58,26 +59,27 @@ pub struct Member {
     pub chunks: u32,
 }
 
-/// Everything there is.
+/// The server, the members and the network.
 pub struct TaskWorld {
     pub now: Time,
     pub net: Network,
     pub server: TaskServer,
     pub members: Vec<Member>,
-    /// What is sent, by task.
+    /// The bytes and layout that are sent, by task.
     sent: BTreeMap<u32, (Vec<u8>, Arc<Layout>)>,
     coming: BTreeMap<(u32, u32), Vec<u8>>,
     pub replies: Vec<(Reply, Option<Vec<u8>>)>,
-    /// How often the result of a sender was folded, by task and sender.
+    /// How often a result was folded, by task and sender.
     pub folded: BTreeMap<(u32, u32), u32>,
-    /// What did not come of it.
+    /// The holes of a folded result, by task and sender.
     pub holes: BTreeMap<(u32, u32), Ranges>,
     pub closed: Vec<u32>,
-    /// Whose results the application was asked about, by task, and the most that one may weigh.
+    /// The members whose results the application was asked to judge, by task.
     pub asked: Vec<(u32, String)>,
+    /// The greatest weight that the application accepts.
     pub heaviest: Option<f64>,
     names: BTreeMap<LinkId, u32>,
-    /// Everything that happened so far, counted.
+    /// How many events have happened.
     pub steps: u64,
 }
 
@@ -117,7 +119,7 @@ impl TaskWorld {
         }
     }
 
-    /// With these members, all of whom have joined.
+    /// A world with these members, all of which have joined.
     pub fn joined(seed: u64, config: TaskConfig, members: &[(&str, Does)]) -> Self {
         let mut world = Self::new(seed, config);
         for (name, does) in members {
@@ -131,7 +133,7 @@ impl TaskWorld {
         self.add_bounded(name, does, path, 1 << 20)
     }
 
-    /// A member that takes no task over `most` bytes.
+    /// Adds a member that takes no task of more than `most` bytes.
     pub fn add_bounded(&mut self, name: &str, does: Does, path: Path, most: u64) -> usize {
         let instance = self.net.rng.next();
         self.members.push(Member {
@@ -173,7 +175,7 @@ impl TaskWorld {
         all.map(|reply| (reply.member.as_str(), reply)).collect()
     }
 
-    /// Steps until `done`, for at most `limit` of virtual time.
+    /// Runs until `done`, for at most `limit` of virtual time.
     pub fn run(&mut self, what: &str, limit: Time, mut done: impl FnMut(&Self) -> bool) {
         let end = self.now + limit;
         while !done(self) {
@@ -269,7 +271,7 @@ impl TaskWorld {
                 }
             }
             Event::Trained { client, instance, round } => self.worked(client, instance, round),
-            // Here `sender` is an index of what is being folded.
+            // Here `sender` holds the task in its high bits and the sender in its low 16 bits.
             Event::Folded { sender, outcome } => {
                 let (task, sender) = (sender >> 16, sender & 0xffff);
                 self.server.folded(now, task, sender, outcome);
@@ -429,7 +431,7 @@ impl TaskWorld {
         }
     }
 
-    /// The result that a sender made of a task.
+    /// The result that a sender must have made of a task.
     fn expected(&self, task: u32, sender: u32) -> Vec<u8> {
         let link = self.names.iter().rev().find(|(_, number)| **number == sender).map(|(link, _)| *link);
         let member = &self.members[self.net.client_of(link.expect("it was let in"))];
@@ -507,7 +509,7 @@ impl TaskWorld {
             Does::Returns(layout) => layout.clone(),
             Does::Echoes => member.layouts[&task].clone(),
             Does::Refuses => {
-                let _ = member.machine.refuse(task, "has no data"); // it may be over
+                let _ = member.machine.refuse(task, "has no data"); // an error means that the task is over
                 return self.client_actions(index);
             }
             Does::Nothing => return,
@@ -515,7 +517,7 @@ impl TaskWorld {
         let bytes = noise(instance ^ u64::from(task) << 32, layout.bytes());
         member.results.insert(task, (bytes, layout.clone()));
         let answer = Answer { head: b"{}".to_vec(), layout, weight: member.weight };
-        let _ = member.machine.answer(task, answer); // it may be over
+        let _ = member.machine.answer(task, answer); // an error means that the task is over
         self.client_actions(index);
     }
 
@@ -525,14 +527,14 @@ impl TaskWorld {
         }
     }
 
-    /// Ends a member's process; its link breaks.
+    /// Ends a member's process, and so its link.
     pub fn kill(&mut self, index: usize) {
         self.cut(index);
         self.members[index].alive = false;
         self.members[index].link = None;
     }
 
-    /// Starts a member's program again, in a new process.
+    /// Starts a member's program again in a new process.
     pub fn restart(&mut self, index: usize) {
         let instance = self.net.rng.next();
         let member = &mut self.members[index];

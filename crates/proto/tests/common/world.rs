@@ -1,4 +1,4 @@
-//! All parties and the network at one point in virtual time, and how it goes on from there.
+//! All parties and the network at one moment of virtual time, and the steps that advance it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use super::network::Network;
 use super::party::{model, ClientParty, RoundResult, ServerParty};
 use super::{Profile, Setup};
 
-/// Everything there is, at one point in virtual time.
+/// All parties and the network at one moment of virtual time.
 pub struct World {
     pub now: Time,
     pub net: Network,
@@ -17,16 +17,17 @@ pub struct World {
     pub clients: Vec<ClientParty>,
     /// Whether the server can be reached.
     pub up: bool,
-    /// The server's process hangs: links stay up, nothing is read, written or timed.
+    /// Whether the server's process hangs: its links stay up, but it reads nothing, writes nothing and
+    /// handles no timer.
     pub hangs: bool,
-    /// Update bytes each process of a client made, by name and round.
+    /// The instances of each client's processes that made an update, by name and round.
     pub(super) made: BTreeMap<(String, u32), Vec<u64>>,
     pub(super) round: u32,
     pub(super) recut: bool,
-    /// What does not come is not asked for again.
+    /// Whether lost bytes are not asked for again.
     pub(super) lossy: bool,
     pub(super) model: Vec<u8>,
-    /// The earliest timer, unless a machine has been touched since it was looked up.
+    /// The earliest timer; `None` if a machine was called since it was computed.
     pub(super) due: Cell<Option<Option<Time>>>,
 }
 
@@ -50,7 +51,7 @@ impl World {
         }
     }
 
-    /// A job with these clients, all of which have joined.
+    /// A world with these clients, all of which have joined.
     pub fn joined(setup: &Setup, profiles: impl IntoIterator<Item = Profile>) -> Self {
         let mut world = Self::new(setup);
         for profile in profiles {
@@ -78,7 +79,7 @@ impl World {
         self.start_with(plan, seed);
     }
 
-    /// Starts a round with another model than its number stands for.
+    /// Starts a round whose model is that of `seed`, not that of the round's number.
     pub fn start_with(&mut self, plan: RoundPlan, seed: u32) {
         self.round = plan.number;
         self.model = model(seed, self.server.bytes());
@@ -102,7 +103,7 @@ impl World {
         self.finish_round(limit)
     }
 
-    /// Steps until `done`, for at most `limit` of virtual time.
+    /// Runs until `done`, for at most `limit` of virtual time.
     pub fn run(&mut self, what: &str, limit: Time, mut done: impl FnMut(&Self) -> bool) {
         let end = self.now + limit;
         while !done(self) {
@@ -139,7 +140,7 @@ impl World {
         clients.chain(self.server.machine.poll_timeout().filter(|_| !self.hangs)).min()
     }
 
-    /// Goes to the next point in time at which anything happens; one event, or all timers that are due.
+    /// Advances to the next moment at which anything happens. Handles one event, or all timers that are due.
     pub fn step(&mut self) {
         let Some(next) = self.next_time() else { return };
         self.now = next;
@@ -181,19 +182,19 @@ impl World {
         }
     }
 
-    /// A client's process hangs: its link stays up, and nothing comes of it any more.
+    /// A client's process hangs: its link stays up, and nothing is sent on it any more.
     pub fn hang(&mut self, index: usize) {
         self.clients[index].alive = false;
         self.due.set(None);
     }
 
-    /// The server's process hangs, or goes on.
+    /// Makes the server's process hang, or go on.
     pub fn hang_server(&mut self, hangs: bool) {
         self.hangs = hangs;
         self.due.set(None);
     }
 
-    /// Ends a client's process; its link breaks.
+    /// Ends a client's process, and so its link.
     pub fn kill(&mut self, index: usize) {
         self.cut(index);
         self.clients[index].alive = false;
@@ -201,7 +202,7 @@ impl World {
         self.clients[index].link = None;
     }
 
-    /// The server's process dies, and a new one with the same plan takes its place.
+    /// Ends the server's process, and starts a new one with the same plan.
     pub fn restart_server(&mut self, setup: &Setup) {
         for index in 0..self.clients.len() {
             self.cut(index);
@@ -211,7 +212,7 @@ impl World {
         self.server_actions();
     }
 
-    /// Starts a client's program again, in a new process.
+    /// Starts a client's program again in a new process.
     pub fn restart(&mut self, index: usize) {
         let instance = self.net.rng.next();
         let old = &self.clients[index];
@@ -221,7 +222,7 @@ impl World {
         self.client_actions(index);
     }
 
-    /// How a client's updates fared.
+    /// The results of a client's updates.
     pub fn verdicts(&self, index: usize) -> &[(u32, Verdict)] {
         &self.clients[index].seen.verdicts
     }

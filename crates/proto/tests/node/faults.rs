@@ -1,5 +1,5 @@
-//! What goes wrong between nodes: parts of the graph that lose each other, nodes that are alone, names used twice, and
-//! chunks that nobody may use.
+//! Faults between nodes: parts of the graph that lose each other, nodes that are alone, names used twice, and
+//! chunks that must not be used.
 
 use thalweg_proto::{Action, Neighbour, Node, NodeConfig, NodePlace, NodeStep, Time, Waiting, Weighing};
 use thalweg_wire::control::{Alike, Control, Hello, Holding, Interval, Purpose, Refusal, VERSIONS};
@@ -53,7 +53,7 @@ fn a_node_whose_neighbours_are_all_gone_trains_alone_and_dials_on() {
     }
 }
 
-/// A node called b that expects a to dial it.
+/// A node with the name b, which expects a to dial it.
 fn node_of(config: NodeConfig) -> Node {
     let mut node = Node::new(config, Box::new(super::common::Doors { token: None }));
     node.meet("a", 1).unwrap();
@@ -64,7 +64,7 @@ fn begin(node: &mut Node) {
     node.begin(Time::ZERO, 1, &[("a".into(), 0.5)], None, None).unwrap();
 }
 
-/// The same in its first iteration.
+/// The same node in its first iteration.
 fn node() -> Node {
     let mut node = node_of(World::config_of("b"));
     begin(&mut node);
@@ -206,7 +206,7 @@ fn a_node_that_dials_all_its_neighbours_has_its_driver_woken_for_the_deadline() 
     }
 }
 
-/// A node that a has dialled, in its first iteration.
+/// A node in its first iteration that a has dialled.
 fn between(rounds: Option<u32>) -> Node {
     let mut node = node_of(NodeConfig { rounds, ..World::config_of("b") });
     greet(&mut node, 1, 5);
@@ -232,7 +232,7 @@ fn who_says_that_it_is_beyond_the_last_iteration_is_refused_and_nobody_follows()
     }
 }
 
-/// Why the link of a was refused.
+/// The reason with which the link of a was refused.
 fn refusal(node: &mut Node) -> String {
     let refused = |action| match action {
         Action::Send { link: 1, message: Control::Refused { reason, .. } } => Some(reason),
@@ -287,7 +287,7 @@ fn who_sends_its_model_and_never_says_what_it_has_holds_a_node_up_for_so_long() 
         node.folded(MS, taken.peer, 1, &taken.fresh, true);
         node.take_timer_set();
         node.ready(2 * MS, 1).unwrap();
-        // It is alive: only its word is missing.
+        // The neighbour is alive, and only its Have is missing.
         let mut now = 2 * MS;
         let mut mixes = Vec::new();
         while mixes.is_empty() {

@@ -1,4 +1,4 @@
-//! Messages and chunks without sense: a node neither panics nor forgets who it is.
+//! Sends a node senseless messages and chunks: it must neither panic nor lose its state.
 
 use thalweg_proto::{Neighbour, Node, NodeConfig, Time, Waiting, Weighing};
 use thalweg_wire::control::{
@@ -81,7 +81,7 @@ fn chunk(rng: &mut Rng) -> ChunkHeader {
     ChunkHeader { job: JOB, round, sender, layout, offset, length: rng.below(100) as u32 }
 }
 
-/// Plays for so many steps; returns how many iterations the node has done.
+/// Plays this many steps. Returns how many iterations the node has done.
 fn play(seed: u64, waiting: Waiting) -> u32 {
     let mut rng = Rng::new(seed);
     let weighing = [Weighing::Arrival, Weighing::Heard, Weighing::Mutual][rng.below(3) as usize];
@@ -141,7 +141,7 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
             10 => (0..4).for_each(|place| node.dial_timeout(now, place)),
             _ => {
                 node.hush();
-                // Whoever is out of order is told so, and nothing changes.
+                // A call in the wrong order returns an error, and nothing changes.
                 let next = node.round().saturating_add(1);
                 _ = node.begin(now, next, &weights, None, None);
                 let round = node.round();

@@ -1,5 +1,5 @@
-//! Nodes of a graph over a network in virtual time: whatever it does to chunks and links, every node goes on, and what
-//! it mixes are weights that sum to 1.
+//! Nodes of a graph over a network in virtual time. Whatever happens to chunks and links, every node goes on,
+//! and the weights with which it mixes sum to 1.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
@@ -50,7 +50,7 @@ fn all_is_the_reference_whatever_the_network_does() {
     }
 }
 
-/// Values of 8 bytes in what is sent at a time, of 200: 8 units of 64 bytes of 25.
+/// Of 200 elements of 8 bytes, 64 are sent at a time: 8 of 25 units of 64 bytes.
 const SENT: usize = 64;
 
 #[test]
@@ -102,7 +102,8 @@ fn what_came_before_a_node_had_begun_is_asked_for() {
     }
 }
 
-/// Without loss and with time to wait, each model is used whole, however much earlier its sender has begun.
+/// Without loss and with enough time to wait, each model is used whole, no matter how much earlier its sender
+/// has begun.
 #[test]
 fn what_came_before_a_node_had_begun_is_kept() {
     for weighing in [Weighing::Arrival, Weighing::Heard, Weighing::Mutual] {
@@ -117,8 +118,8 @@ fn what_came_before_a_node_had_begun_is_kept() {
     }
 }
 
-/// Where weights change, a node knows them for as many iterations as it keeps chunks of. Senders here do not wait for their
-/// receivers, so they are up to two iterations ahead.
+/// Where weights change, a node knows them for as many iterations as it keeps chunks of. Here senders do not
+/// wait for their receivers, so they are up to two iterations ahead.
 #[test]
 fn what_came_early_on_a_graph_that_changes_is_kept() {
     for rest in [1, 50, 60, 200, 3000] {
@@ -127,7 +128,7 @@ fn what_came_early_on_a_graph_that_changes_is_kept() {
     }
 }
 
-/// What comes earlier than the bound allows is dropped and counted, and nobody waits for it.
+/// Chunks that arrive earlier than the bound allows are dropped and counted. The node does not wait for them.
 #[test]
 fn what_came_earlier_than_is_kept_is_counted_and_not_waited_for() {
     let mut world = World::one_peer(11, 6, Waiting::Deadline(Some(10 * SECOND)), 1);
@@ -141,7 +142,8 @@ fn what_came_earlier_than_is_kept_is_counted_and_not_waited_for() {
     assert!(dropped > 0 && (dropped as f64 - missing).abs() < 1e-9, "{dropped} dropped, {missing} missing");
 }
 
-/// Asserts that at least `waited` of each node's eight iterations ended before the deadline, all of these with whole models.
+/// Asserts that at least `waited` of each node's eight iterations ended before the deadline, and that these
+/// used whole models.
 fn kept(world: &mut World, waited: usize, what: &str) {
     world.run_until("eight iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 8));
     for party in &world.parties {
@@ -154,8 +156,8 @@ fn kept(world: &mut World, waited: usize, what: &str) {
     }
 }
 
-/// A node goes on with the first chunk of each neighbour, so it uses part of their models, but none is dropped for having come
-/// before its iteration.
+/// A node goes on with the first chunk of each neighbour, so it uses only part of their models. But it drops
+/// no chunk because it arrived before its iteration.
 #[test]
 fn a_first_chunk_that_came_before_a_node_had_begun_is_heard() {
     for rest in [1, 50, 60, 200, 3000] {
@@ -205,7 +207,8 @@ fn what_all_have_alike_stays_as_it_is() {
     }
 }
 
-/// The mean of all models after an iteration, at each element: of a node that was not in it, its latest before.
+/// The mean of all models after an iteration, for each element. A node that was not in it counts with its
+/// latest earlier model.
 fn mean_after(world: &World, round: u32) -> Vec<f64> {
     let latest = |index: usize| {
         let after = &world.parties[index].after;
@@ -344,7 +347,7 @@ fn one_peer_graphs_send_one_model_an_iteration() {
             }
         }
     }
-    // After log2(n) iterations all 2^k models are equal.
+    // After k iterations, the models of all 2^k nodes are equal.
     let mut world = World::one_peer(3, 8, Waiting::All, 1);
     let mean = mean_after(&world, 0);
     world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));

@@ -1,4 +1,4 @@
-//! Nodes, the network between them, and what each node's driver and application do.
+//! Nodes, the network between them, and the work of each node's driver and application.
 
 mod party;
 mod running;
@@ -35,7 +35,7 @@ pub fn complete(n: usize) -> Vec<(usize, usize)> {
     (0..n).flat_map(|i| (i + 1..n).map(move |j| (i, j))).collect()
 }
 
-/// How many places on a node of a one-peer exponential graph sends, by turns.
+/// The distances at which a node of a one-peer exponential graph sends, in turn.
 fn steps(nodes: usize) -> Vec<usize> {
     (0..).map(|power| 1 << power).take_while(|&step| step < nodes).collect()
 }
@@ -52,27 +52,27 @@ fn name(index: usize) -> String {
 /// Weights of neighbours, by name.
 type Weights = Vec<(String, f64)>;
 
-/// What an iteration came to.
+/// The result of an iteration.
 pub struct Report {
     pub heard: BTreeSet<usize>,
     pub whole: bool,
     pub fresh: bool,
     pub timed_out: bool,
-    /// Share of the neighbours' bytes that were used.
+    /// Fraction of the neighbours' bytes that were used.
     pub used: f64,
-    /// Of each neighbour the weight and which bytes are in the mean.
+    /// For each neighbour, the weight and the ranges that are in the mean.
     pub portions: BTreeMap<usize, (f64, Ranges)>,
 }
 
-/// A node, its driver and its application.
+/// A node with its driver and its application.
 pub struct Party {
     pub name: String,
     pub node: Node,
     pub alive: bool,
-    /// Its process is there and does nothing.
+    /// The process exists and does nothing.
     pub hangs: bool,
     pub train: Time,
-    /// How much later than it has met its neighbours it begins.
+    /// How long after meeting its neighbours it begins.
     pub rest: Time,
     pub model: Vec<f64>,
     /// The model after each iteration that it mixed.
@@ -82,26 +82,26 @@ pub struct Party {
     pub mixed_at: Vec<Time>,
     pub refused: Vec<String>,
     pub finished: Vec<String>,
-    /// Neighbours whose links ended, each with why.
+    /// Neighbours whose links ended, each with the reason.
     pub left: Vec<(String, String)>,
     instance: u64,
     weights: Vec<(String, f64)>,
     neighbours: usize,
     weighing: Weighing,
-    /// Iterations beyond the current one that it keeps chunks of.
+    /// How many iterations after the current one it keeps chunks of.
     ahead: u32,
-    /// Neighbours' places in the machine, by number.
+    /// The machine's index of each neighbour, by the neighbour's number.
     places: BTreeMap<usize, usize>,
     sums: BTreeMap<u32, Vec<(f64, f64)>>,
-    /// Models of neighbours whose weight is not known yet, by iteration and place.
+    /// Models of neighbours whose weight is not known yet, by iteration and index.
     staged: BTreeMap<(u32, usize), Vec<u8>>,
     copy: Vec<u8>,
     copied: u32,
-    /// Links to those that it dials, by place, and the other way round.
+    /// The links that it dials, by index.
     dialled: BTreeMap<usize, LinkId>,
-    /// Chunks that came too early to be kept.
+    /// Chunks that arrived too early to be kept.
     pub early: u64,
-    /// It has trained, and waits until it may send.
+    /// The iteration for which it has trained, while it waits until it may send.
     trained: Option<u32>,
     begun: bool,
 }
@@ -123,20 +123,20 @@ pub struct World {
     pub now: Time,
     pub net: Network,
     pub path: Path,
-    /// Up to how much later than it is told to a node begins to send, now and then: its process has no processor.
+    /// Nodes sometimes begin to send late, by up to this time, because their process has no processor.
     pub hiccup: Time,
-    /// Nodes that reach each other, and nobody else; all if empty.
+    /// Nodes that reach only each other; empty: all nodes reach all.
     part: BTreeSet<usize>,
     pub parties: Vec<Party>,
     config: Vec<NodeConfig>,
     edges: Vec<(usize, usize)>,
     weighing: Weighing,
-    /// Each node sends to one, by turns to that which is 1, 2, 4, ... places on.
+    /// Whether each node sends to one other node, at distances 1, 2, 4, ... in turn.
     one_peer: bool,
     links: BTreeMap<LinkId, Edge>,
     next_instance: u64,
     pub start: Vec<Vec<f64>>,
-    /// When each node wants to be told the time.
+    /// When each node's timers must be handled.
     due: Vec<Option<Time>>,
 }
 
@@ -145,7 +145,7 @@ impl World {
         Self::changed(seed, nodes, edges, waiting, usize::MAX, |_| {})
     }
 
-    /// A graph of which one node is configured otherwise.
+    /// A graph in which one node has another configuration.
     pub fn changed(
         seed: u64,
         nodes: usize,
@@ -162,7 +162,7 @@ impl World {
         })
     }
 
-    /// A graph of nodes that know their neighbours' weights when the waiting is over.
+    /// A graph of nodes that learn their neighbours' weights when the waiting is over.
     pub fn weighed(
         seed: u64,
         nodes: usize,
@@ -175,7 +175,7 @@ impl World {
         })
     }
 
-    /// A graph of nodes that send a share of their model in an iteration.
+    /// A graph of nodes that send a fraction of their model in each iteration.
     pub fn sharing(
         seed: u64,
         nodes: usize,
@@ -237,7 +237,7 @@ impl World {
         world
     }
 
-    /// What a node of this name is told.
+    /// The configuration of the node with this name.
     pub fn config_of(name: &str) -> NodeConfig {
         NodeConfig {
             name: name.into(),
@@ -318,7 +318,7 @@ impl World {
         self.net.at(now + party.train, Event::Trained { client, instance, round });
     }
 
-    /// A node's weights in an iteration, and in those after it if they differ.
+    /// A node's weights in an iteration, and in the following ones if those differ.
     fn weights_from(&self, index: usize, round: u32) -> (Weights, Option<Vec<Weights>>) {
         let nodes = self.parties.len();
         if !self.one_peer {
@@ -329,14 +329,15 @@ impl World {
         (weights(round), Some((round + 1..=round + 1 + ahead).map(weights).collect()))
     }
 
-    /// One node begins so many milliseconds after it has met its neighbours; all know their first weights.
+    /// One node begins `rest` milliseconds after it has met its neighbours. All nodes know their first
+    /// weights.
     pub fn resting(&mut self, rest: u64) -> &mut Self {
         self.expect();
         self.parties[2].rest = Time::from_millis(rest);
         self
     }
 
-    /// All nodes are told their first weights before they have begun, as a driver that knows them does.
+    /// Tells all nodes their first weights before they have begun, as a driver does that knows them.
     pub fn expect(&mut self) {
         for index in 0..self.parties.len() {
             let (weights, then) = self.weights_from(index, 1);
@@ -345,7 +346,7 @@ impl World {
         }
     }
 
-    /// Metropolis.
+    /// The Metropolis weight between two nodes.
     pub fn weight(&self, one: usize, other: usize) -> f64 {
         1.0 / (1 + self.neighbours(one).len().max(self.neighbours(other).len())) as f64
     }
@@ -358,18 +359,18 @@ impl World {
         self.act(index);
     }
 
-    /// One node gets to know another, which is no neighbour of it.
+    /// Makes a node meet another node that is not its neighbour.
     pub fn meet_only(&mut self, index: usize, other: usize) {
         self.parties[index].node.meet(&name(other), 5).unwrap();
         self.act(index);
     }
 
-    /// What the models are after so many iterations in which everything came.
+    /// The models after this many iterations in which everything arrived.
     pub fn reference(&self, iterations: usize) -> Vec<Vec<f64>> {
         self.reference_of(iterations, |_, _| true)
     }
 
-    /// The same, where an element is sent in some iterations, from 0, alone.
+    /// The same, if an element is sent only in some iterations. Iterations count from 0.
     pub fn reference_of(&self, iterations: usize, is_sent: impl Fn(usize, usize) -> bool) -> Vec<Vec<f64>> {
         let weights: Vec<Vec<(usize, f64)>> = (0..self.parties.len())
             .map(|i| self.neighbours(i).into_iter().map(|n| (n, self.weight(i, n))).collect())
@@ -406,7 +407,7 @@ impl World {
         links.into_iter().for_each(|link| self.net.cut(self.now, link, "the link broke"));
     }
 
-    /// From now on these nodes reach each other and nobody else, and so do the others.
+    /// From now on, these nodes reach only each other, and so do the other nodes.
     pub fn part(&mut self, nodes: &[usize]) {
         self.part = nodes.iter().copied().collect();
         let apart = |edge: &Edge| self.is_apart(edge.dialer, edge.acceptor);
@@ -424,7 +425,7 @@ impl World {
         self.links.iter().filter(|(_, edge)| of(edge)).map(|(&link, _)| link).collect()
     }
 
-    /// Starts a node's program again, in a new process.
+    /// Starts a node's program again in a new process.
     pub fn restart(&mut self, index: usize) {
         self.parties[index] = self.party(index);
         self.meet(index);

@@ -1,4 +1,4 @@
-//! What a node's driver does with models: it cuts its own into frames, and adds up those of others.
+//! A node's driver: cuts the node's model into frames, and adds up the neighbours' models.
 
 use super::*;
 
@@ -67,7 +67,7 @@ impl Party {
         }
         let exchanges = self.node.mixed();
         self.early += self.node.dropped().0;
-        // By number, not by place.
+        // The key is the node's number, not its index in the machine.
         let by_number = |e: &Exchange| Some((number(&e.peer), used.remove(&self.places[&number(&e.peer)])?));
         let portions = exchanges.iter().filter_map(by_number).collect();
         (exchanges, portions)

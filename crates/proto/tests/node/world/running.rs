@@ -1,4 +1,4 @@
-//! Time goes on: packets arrive, timers end, drivers do what nodes ask for.
+//! Advances virtual time: packets arrive, timers fire, and drivers carry out the nodes' actions.
 
 use super::*;
 
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// The node at an end of a link, and who the other is to it; none if its process is another by now.
+    /// The node at an end of a link, and how it addresses the other node. `None` if its process was replaced.
     fn at(&self, link: LinkId, end: End) -> Option<(usize, Neighbour)> {
         let edge = &self.links[&link];
         let (index, instance, who) = match end {
@@ -114,7 +114,7 @@ impl World {
             Event::Trained { client, instance, round } => {
                 let party = &mut self.parties[client];
                 if party.alive && party.instance == instance && round == 0 {
-                    self.begin(client, 1); // it has rested
+                    self.begin(client, 1); // its rest is over
                     self.act(client);
                 } else if party.alive && party.instance == instance {
                     party.trained = Some(round);
@@ -162,7 +162,7 @@ impl World {
         self.act(index);
     }
 
-    /// The client of the event is the node times 2^16, and the place that it dials.
+    /// `client` is the node times 2^16, plus the index that it dials.
     fn connect(&mut self, client: usize, instance: u64) {
         let (dialer, place) = (client >> 16, client & 0xffff);
         let party = &self.parties[dialer];
@@ -183,7 +183,7 @@ impl World {
         self.act(dialer);
     }
 
-    /// Who was met under a place: neighbours in order, then whoever was met besides.
+    /// The node that was met under an index: the neighbours in order, then a node that is no neighbour.
     fn met_by(&self, index: usize, place: usize) -> usize {
         self.neighbours(index).into_iter().nth(place).unwrap_or(2)
     }
@@ -209,7 +209,7 @@ impl World {
         }
     }
 
-    /// What the application does: begins when all have met, sends when it has trained and may.
+    /// The application's work: begins when all nodes have met, and sends when it has trained and may send.
     fn go_on(&mut self, index: usize) {
         let now = self.now;
         let party = &mut self.parties[index];
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    /// How much later than it is told to a node begins to send its model of an iteration, to all neighbours alike.
+    /// How late a node begins to send its model of an iteration, to all its neighbours.
     fn late(&self, index: usize, round: u32) -> Time {
         let mut rng = Rng::new((index as u64) << 32 | u64::from(round));
         if rng.chance(0.3) {
