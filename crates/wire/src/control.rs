@@ -242,16 +242,16 @@ pub struct Hello {
 /// What the members of a job do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
-    /// They take part in rounds of federated averaging.
+    /// Members take part in rounds of federated averaging.
     #[default]
     Rounds,
-    /// They are given tasks, and answer each with a result.
+    /// Members are given tasks, and answer each with a result.
     Tasks,
-    /// They are neighbours in a graph, and average their models with each other.
+    /// Members are neighbours in a graph, and average their models with each other.
     Graph,
-    /// They carry other programs' TCP streams.
+    /// The two ends carry other programs' TCP streams.
     Forward,
-    /// They are nodes of an aggregation tree, which are given tasks by its root and by each other.
+    /// Members are nodes of an aggregation tree. Its root, and other nodes, give them tasks.
     Tree,
 }
 
@@ -301,7 +301,7 @@ pub struct Welcome {
     pub layout: Layout,
     /// Payload bytes of a chunk.
     pub chunk: u32,
-    /// Microseconds between heartbeats.
+    /// Time between pings, in microseconds.
     pub heartbeat: u64,
     /// Least time without progress that ends a connection, in microseconds.
     pub liveness: u64,
@@ -323,7 +323,7 @@ pub enum StandIn {
     Renormalise,
     /// The receiver's own value.
     KeepLocal,
-    /// Zero.
+    /// The value 0.
     Zero,
     /// The value that the sender sent last.
     Last,

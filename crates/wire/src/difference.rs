@@ -12,9 +12,9 @@ const SHOWN: usize = 200;
 /// The element type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
-    /// Element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Shape, row-major; empty for a scalar.
+    /// The shape, row-major; empty for a scalar.
     #[serde(deserialize_with = "shape")]
     pub shape: Vec<u64>,
 }

@@ -8,9 +8,9 @@ pub enum WireError {
     /// There are fewer bytes than the structure needs.
     #[error("truncated: {needed} bytes needed, {found} there")]
     Truncated {
-        /// Bytes the structure needs.
+        /// Bytes that the structure needs.
         needed: usize,
-        /// Bytes there are.
+        /// Bytes that were found.
         found: usize,
     },
     /// The first four bytes are not those of a thalweg frame.
@@ -19,9 +19,9 @@ pub enum WireError {
     /// This build does not support the frame's version.
     #[error("frame version {found}, this build reads {supported}; use the same release at both ends")]
     Version {
-        /// Version in the frame.
+        /// The version in the frame.
         found: u8,
-        /// Version this build reads.
+        /// The version that this build reads.
         supported: u8,
     },
     /// The kind of frame is unknown.
@@ -30,25 +30,25 @@ pub enum WireError {
     /// The length is over the limit for this kind of frame.
     #[error("length {length} is over the limit of {limit} bytes for this kind of frame")]
     Length {
-        /// Length the header states.
+        /// The length that the header states, in bytes.
         length: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
     /// The checksum of the header does not match.
     #[error("header checksum {found:08x}, computed {computed:08x}: the header is corrupt")]
     HeaderChecksum {
-        /// In the frame.
+        /// The checksum in the frame.
         found: u32,
-        /// Computed here.
+        /// The checksum of the received bytes.
         computed: u32,
     },
     /// The checksum of the payload does not match.
     #[error("payload checksum {found:08x}, computed {computed:08x}: the payload is corrupt")]
     PayloadChecksum {
-        /// In the frame.
+        /// The checksum in the frame.
         found: u32,
-        /// Computed here.
+        /// The checksum of the received bytes.
         computed: u32,
     },
     /// A sealed payload cannot be opened.

@@ -12,7 +12,7 @@
 //! | 24 | round | u32 |
 //! | 28 | sender | u32, 0 is the server |
 //! | 32 | layout | u64, [`LayoutHash`] |
-//! | 40 | offset | u64, first byte in the update |
+//! | 40 | offset | u64, first byte in the parcel |
 //! | 48 | header checksum | u32, CRC-32C of bytes 0..48 |
 //!
 //! Every chunk's header says where the chunk belongs. So lost or reordered chunks never change the place of
@@ -39,7 +39,7 @@ const CHECKED: usize = HEADER_BYTES - 4;
 pub enum Kind {
     /// A [`crate::control::Control`] message.
     Control,
-    /// Bytes of an update.
+    /// Bytes of a parcel, such as a model or an update.
     Chunk,
 }
 

@@ -21,9 +21,9 @@ const MAX_BYTES: u64 = 1 << 46;
 pub struct Tensor {
     /// The tensor's name, unique in the layout: for example a key of a PyTorch `state_dict`.
     pub name: String,
-    /// Element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Shape, row-major; empty for a scalar.
+    /// The shape, row-major; empty for a scalar.
     pub shape: Vec<u64>,
     /// First byte, a multiple of [`ALIGN`].
     pub offset: u64,

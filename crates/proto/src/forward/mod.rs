@@ -2,10 +2,10 @@
 //! chunks.
 //!
 //! ```text
-//! mux      the streams of a link: which messages and which chunks go next, fairly; liveness
-//! outlet   one direction at its sender: bytes kept until they have arrived, never more than was granted or fit its window
-//! inlet    one direction at its receiver: bytes put in order, and credit for more as the program takes them
-//! terms    what the driver tells the machine, and hears from it
+//! mux      the streams of a link: chooses the next messages and chunks fairly; watches liveness
+//! outlet   one direction at its sender: keeps bytes until they are confirmed, at most its window
+//! inlet    one direction at its receiver: orders bytes, and grants credit as the program takes them
+//! terms    the configuration, and the events for the driver
 //! ```
 //!
 //! Each direction of a stream has a window at each end. The receiver buffers at most its window. The sender

@@ -212,8 +212,8 @@ impl Node {
 
     /// Stops waiting for a neighbour's model of an iteration.
     fn over(&mut self, now: Time, place: usize, round: u32) {
-        // A model that is complete before the own update is ready has a lag of 0. In the first iteration such
-        // a lag does not predict later ones.
+        // A model that is complete before the node's own update is ready has a lag of 0. In the first
+        // iteration such a lag does not predict later ones.
         let early = self.completed.then_some(Time::ZERO);
         let lag = self.pace.lag(now, round).or(early);
         let peer = &mut self.peers[place];

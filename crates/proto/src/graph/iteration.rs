@@ -1,5 +1,5 @@
-//! An iteration from its begin until the sums are mixed into the own model: its number, the neighbours that
-//! the node sends to, and those that it waits for.
+//! An iteration from its begin until the sums are mixed into the node's own model: its number, the neighbours
+//! that the node sends to, and those that it waits for.
 
 use std::collections::BTreeMap;
 
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// Stops sending the last own model, before the next one replaces it. With [`Waiting::All`] it does
+    /// Stops sending this node's last model, before the next one replaces it. With [`Waiting::All`] it does
     /// nothing, because neighbours still wait for that model; then [`Node::is_hushed`] tells when none needs
     /// it any more.
     pub fn hush(&mut self) {
@@ -112,17 +112,17 @@ impl Node {
         }
     }
 
-    /// Whether no connected neighbour is being sent the last own model any more.
+    /// Whether no connected neighbour is being sent this node's last model any more.
     pub fn is_out(&self) -> bool {
         self.peers.iter().filter(|peer| peer.met).all(|peer| !peer.out.is_sending())
     }
 
-    /// Whether no neighbour needs the last own model any more.
+    /// Whether no neighbour needs this node's last model any more.
     pub fn is_hushed(&self) -> bool {
         self.needing() == 0
     }
 
-    /// How many neighbours need the last own model and may not have it yet. Always 0 except with
+    /// How many neighbours need this node's last model and may not have it yet. Always 0 except with
     /// [`Waiting::All`].
     pub fn needing(&self) -> usize {
         // It is not enough that the model was sent. A neighbour that had not begun this iteration yet dropped
@@ -134,8 +134,8 @@ impl Node {
         met.filter(|peer| !has(peer)).count()
     }
 
-    /// Reports that the own model is trained. The node sends it to its neighbours. Returns the iteration
-    /// under which it is sent: `round`, or a later one if most neighbours are ahead.
+    /// Reports that the node's own model is trained. The node sends it to its neighbours. Returns the
+    /// iteration under which it is sent: `round`, or a later one if most neighbours are ahead.
     ///
     /// # Errors
     /// If `round` is not the iteration that was begun last, or it is not being trained.
@@ -153,7 +153,7 @@ impl Node {
         self.limit = match self.config.waiting {
             Waiting::All | Waiting::None => None,
             Waiting::FirstChunk(limit) | Waiting::Deadline(Some(limit)) => Some(limit),
-            // Lags measured before the first own update do not predict later lags.
+            // Lags measured before the node's first update do not predict later lags.
             Waiting::Deadline(None) if !self.completed => Some(self.config.liveness),
             Waiting::Deadline(None) => {
                 let lags = self.awaited().map(|place| &self.peers[place].lag);
@@ -172,12 +172,12 @@ impl Node {
         Ok(number)
     }
 
-    /// The iteration under which the own model is sent. If most neighbours are ahead, they would drop chunks
-    /// under the node's own number as late, so the node takes the number that they send next. A node that
-    /// joins late takes the first number that its neighbours have not begun.
+    /// The iteration under which the node's own model is sent. If most neighbours are ahead, they would drop
+    /// chunks under the node's own number as late, so the node takes the number that they send next. A node
+    /// that joins late takes the first number that its neighbours have not begun.
     fn number(&self, round: u32) -> u32 {
         if self.announced.changes {
-            return round; // another number would be another graph
+            return round; // in another iteration the graph differs
         }
         let met = || self.weights.keys().map(|&place| &self.peers[place]).filter(|peer| peer.met);
         let most = |mut numbers: Vec<u32>| {
@@ -265,8 +265,8 @@ impl Node {
             }
         };
         let late = self.deadline.is_some_and(|at| now >= at);
-        // The next own model replaces this one and cancels its transfers. So this one may be sent until the
-        // deadline.
+        // The node's next model replaces this one and cancels its transfers. So this one may be sent until
+        // the deadline.
         let leaves = matches!(self.config.waiting, Waiting::Deadline(_)) && !self.is_out();
         if late || (done && !leaves) {
             self.deadline = None;
@@ -274,7 +274,7 @@ impl Node {
         }
     }
 
-    /// Reports that the iteration's sums were mixed into the own model. Returns what each neighbour
+    /// Reports that the iteration's sums were mixed into the node's own model. Returns what each neighbour
     /// contributed.
     pub fn mixed(&mut self) -> Vec<Exchange> {
         if self.stage != Stage::Mixing {

@@ -23,14 +23,14 @@ const UNREACHABLE: u32 = 1 << 31;
 pub(super) enum Stage {
     /// Between two iterations.
     Idle,
-    /// The iteration was begun; the own model is being trained.
+    /// The iteration was begun; the node's own model is being trained.
     Training,
-    /// The own model is ready; the node waits for its neighbours' models.
+    /// The node's own model is ready; the node waits for its neighbours' models.
     Waiting,
     /// The waiting is over; the node and its neighbours tell each other which bytes they have
     /// ([`Weighing::Mutual`](super::Weighing::Mutual)).
     Swapping,
-    /// The driver mixes the sums into the own model.
+    /// The driver mixes the sums into the node's own model.
     Mixing,
 }
 

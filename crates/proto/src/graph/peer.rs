@@ -16,7 +16,7 @@ pub enum Place {
     Nothing,
     /// Into the sums of this iteration, multiplied by this weight.
     Fold {
-        /// The iteration.
+        /// The iteration's number.
         round: u32,
         /// The neighbour's weight.
         weight: f64,
@@ -24,7 +24,7 @@ pub enum Place {
     /// Into a buffer until the waiting is over and the weight is known
     /// ([`Node::portions`](super::Node::portions)).
     Stage {
-        /// The iteration.
+        /// The iteration's number.
         round: u32,
         /// The neighbour's index.
         peer: usize,
@@ -34,9 +34,9 @@ pub enum Place {
 /// How much of a neighbour's model of an iteration was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of it.
+    /// All bytes that the neighbour sends.
     Whole,
-    /// Part of it.
+    /// A part of these bytes.
     Part,
     /// Nothing, although the neighbour was connected.
     Nothing,

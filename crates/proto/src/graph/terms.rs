@@ -53,11 +53,11 @@ pub struct NodeConfig {
     pub alike: Alike,
 }
 
-/// Tells the driver that the waiting of an iteration is over. The driver mixes the sums into the own model,
-/// then calls [`Node::mixed`].
+/// Tells the driver that the waiting of an iteration is over. The driver mixes the sums into the node's own
+/// model, then calls [`Node::mixed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mixing {
-    /// The iteration.
+    /// The iteration's number.
     pub round: u32,
     /// The node has come back with an old model. It did not send this model, and gives it weight 0 where a
     /// neighbour's bytes arrived.
@@ -71,7 +71,7 @@ pub struct Mixing {
 /// What a node asks of its driver, besides sending messages and models.
 #[derive(Debug)]
 pub enum NodeStep {
-    /// Mix the sums into the own model.
+    /// Mix the sums into the node's own model.
     Mix(Mixing),
     /// Drop the sums of earlier iterations.
     Forget {
@@ -119,7 +119,7 @@ pub enum Neighbour {
 pub struct Taken {
     /// The sender's index.
     pub peer: usize,
-    /// The iteration.
+    /// The iteration's number.
     pub round: u32,
     /// The weight by which the bytes are multiplied.
     pub weight: f64,

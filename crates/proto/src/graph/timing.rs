@@ -14,7 +14,7 @@ const MOST_AHEAD: f64 = 16.0;
 /// The times of this many own updates are kept, to measure neighbours' updates that arrive late.
 const KEPT: usize = 64;
 
-/// How much later than the own update a neighbour's update is complete. Holds a smoothed mean and mean
+/// How much later than the node's own update a neighbour's update is complete. Holds a smoothed mean and mean
 /// deviation, as RFC 6298 (section 2) computes them for RTTs.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Lag {
@@ -101,14 +101,14 @@ impl Course {
 /// When each own update was ready, and how long an iteration takes without waiting.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// When the own update of an iteration was ready.
+    /// When the node's own update of an iteration was ready.
     ready: BTreeMap<u32, Time>,
     /// Smoothed time from the begin of an iteration until its own update is ready.
     own: Option<Time>,
 }
 
 impl Pace {
-    /// Notes that the own update of `round` is ready. It took `took` from the iteration's begin.
+    /// Notes that the node's own update of `round` is ready. It took `took` from the iteration's begin.
     pub fn ready(&mut self, now: Time, round: u32, took: Time) {
         self.own = Some(self.own.map_or(took, |own| (own * 3 + took) / 4));
         self.ready.insert(round, now);
@@ -117,17 +117,17 @@ impl Pace {
         }
     }
 
-    /// How much later than the own update of `round` the time `now` is. `None` if that update is not ready,
-    /// or is forgotten.
+    /// How much later than the node's own update of `round` the time `now` is. `None` if that update is not
+    /// ready, or is forgotten.
     pub fn lag(&self, now: Time, round: u32) -> Option<Time> {
         self.ready.get(&round).map(|&ready| now.saturating_sub(ready))
     }
 
-    /// How long to wait after the own update. The wait covers all neighbours almost always (the largest
-    /// bound), up to a cap. The cap is twice the median lag plus one own iteration, so that one slow
-    /// neighbour cannot hold up the node. The cap is at least the median bound plus one own iteration.
-    /// Otherwise, where lags vary much and training is short, it would cut off ordinary outliers. `None` if
-    /// nothing was measured.
+    /// How long to wait after the node's own update. The wait covers all neighbours almost always (the
+    /// largest bound), up to a cap. The cap is twice the median lag plus one iteration of the node itself, so
+    /// that one slow neighbour cannot hold up the node. The cap is at least the median bound plus one
+    /// iteration of the node itself. Otherwise, where lags vary much and training is short, it would cut off
+    /// ordinary outliers. `None` if nothing was measured.
     pub fn limit<'a>(&self, lags: impl Iterator<Item = &'a Lag>) -> Option<Time> {
         let known: Vec<(Time, Time)> = lags.filter_map(|lag| Some((lag.mean()?, lag.bound()?))).collect();
         let most = known.iter().map(|(_, bound)| *bound).max()?;

@@ -50,7 +50,7 @@ pub enum ClientAction<P> {
     Prove {
         /// The server's nonce.
         challenge: Nonce,
-        /// The server's job.
+        /// The number of the server's job.
         job: u64,
         /// Whether the server wants a proof. If not, call `proven` without one.
         token: bool,

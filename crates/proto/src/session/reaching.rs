@@ -26,13 +26,13 @@ impl Reaching {
         self.since.get_or_insert(now);
     }
 
-    /// An attempt has failed.
+    /// Notes that an attempt has failed, and why.
     pub(crate) fn failed(&mut self, now: Time, reason: &str) {
         self.trying(now);
         self.failed = Some(reason.into());
     }
 
-    /// The server has let the client in.
+    /// Notes that the server has let the client in.
     pub(crate) fn done(&mut self) {
         (self.since, self.failed) = (None, None);
     }

@@ -8,25 +8,25 @@ use crate::{Span, Time, Transfer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// The server is sending it the global model.
+    /// The server is sending the global model to the client.
     Receiving,
-    /// It has the global model.
+    /// The client has the global model, and trains.
     Training,
-    /// Its update is ready and waits for a grant.
+    /// The client's update is ready and waits for a grant.
     Offered,
     /// The client is sending its update.
     Sending,
-    /// Its update is received and waits to be folded.
+    /// The update is received and waits to be folded.
     Staged,
-    /// Its whole update is in the mean.
+    /// The whole update is in the mean.
     Whole,
-    /// Part of its update is in the mean.
+    /// Part of the update is in the mean.
     Partial,
-    /// Its update was refused.
+    /// The server refused the update.
     Rejected,
-    /// Its link broke, or it made no progress.
+    /// The client's link broke, or was ended for lack of progress.
     Lost,
-    /// The round ended before its update was received.
+    /// The round ended before the update was received.
     Late,
 }
 
@@ -42,11 +42,11 @@ pub struct Participation {
     pub client: String,
     /// The client's state at the end of the round.
     pub state: State,
-    /// Weight of its update; 0 if it never offered one.
+    /// The update's weight, a number of samples; 0 if none was offered.
     pub samples: f64,
     /// The client's metrics, a JSON object.
     pub metrics: String,
-    /// Fraction of its update that entered the mean, 0 to 1.
+    /// Fraction of the update that is in the mean, 0 to 1.
     pub coverage: f64,
     /// Why the update is not whole.
     pub reason: Option<String>,
@@ -63,7 +63,7 @@ pub struct Outcome {
     pub complete: bool,
     /// Why the round has no mean; `None` if it has one.
     pub failure: Option<String>,
-    /// When it began and ended.
+    /// When the round began and ended.
     pub span: Span,
     /// Seconds in which at least one transfer was under way (FedComm, section IV: communication time).
     pub communication_seconds: f64,

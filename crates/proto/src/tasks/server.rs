@@ -97,7 +97,7 @@ pub enum TaskAction {
     /// Ask the application whether it accepts a result with this head and weight, then call
     /// [`TaskServer::judged`].
     Judge {
-        /// The task.
+        /// The task's number.
         task: u32,
         /// The member's number.
         sender: u32,
@@ -111,7 +111,7 @@ pub enum TaskAction {
     /// Fold the received bytes of this result with this weight and free its memory, then call
     /// [`TaskServer::folded`].
     Fold {
-        /// The task.
+        /// The task's number.
         task: u32,
         /// The member's number.
         sender: u32,
@@ -122,7 +122,7 @@ pub enum TaskAction {
     },
     /// Free the received bytes of a result.
     Discard {
-        /// The task.
+        /// The task's number.
         task: u32,
         /// The member's number.
         sender: u32,
@@ -132,7 +132,7 @@ pub enum TaskAction {
     Settled(Box<Reply>),
     /// All parts of a task are over, so its tensors are not needed any more.
     Closed {
-        /// The task.
+        /// The task's number.
         task: u32,
     },
 }
@@ -144,7 +144,7 @@ pub enum TaskPlace {
     Nothing,
     /// In place: none of its bytes are here.
     New {
-        /// The task.
+        /// The task's number.
         task: u32,
         /// The number of the member whose result it is.
         sender: u32,
@@ -153,7 +153,7 @@ pub enum TaskPlace {
     },
     /// Into a buffer first: some of its bytes are here and must not be overwritten.
     Part {
-        /// The task.
+        /// The task's number.
         task: u32,
         /// The number of the member whose result it is.
         sender: u32,

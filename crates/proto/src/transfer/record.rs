@@ -34,7 +34,7 @@ pub enum Direction {
 /// offset that was measured when it joined, which is accurate to half a round trip.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Transfer {
-    /// The round.
+    /// The number of the round, or of the task.
     pub round: u32,
     /// The client's name.
     pub client: String,
