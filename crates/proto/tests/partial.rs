@@ -15,11 +15,11 @@ enum Point {
     /// Up to this many chunks of its model have arrived.
     Model(u32),
     Training,
-    /// It has sent its offer.
+    /// The client has sent its offer.
     Offered,
     /// Up to this many chunks of its update have arrived.
     Update(u32),
-    /// It has sent all chunks and the End.
+    /// The client has sent all chunks and the End.
     AfterEnd,
     AfterAccepted,
 }

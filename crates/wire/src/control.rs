@@ -6,7 +6,7 @@
 //!
 //! | who | message | meaning |
 //! |---|---|---|
-//! | sender | Offer | describes the parcel: head, layout, weight; its chunks follow at once, or after a Grant |
+//! | sender | Offer | describes the parcel: head, layout, weight; chunks follow at once, or on a Grant |
 //! | receiver | Grant | send these ranges: all, those that a broken link did not carry, or lost ones |
 //! | sender | End | the ranges of one grant were sent |
 //! | receiver | Received | the parcel is here |
@@ -231,15 +231,15 @@ pub struct Hello {
     pub proof: Option<Proof>,
     /// The hash of the layout of the client's model; `None` if the client takes the server's.
     pub layout: Option<LayoutHash>,
-    /// What the client still holds from before its link broke.
+    /// The model or update that the client still holds from before its link broke.
     pub holding: Holding,
     /// The client's clock, in microseconds.
     pub clock: u64,
-    /// What the client wants to do in the job.
+    /// The purpose for which the client connects.
     pub purpose: Purpose,
 }
 
-/// What the members of a job do.
+/// The purpose for which the members of a job connect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Members take part in rounds of federated averaging.
@@ -255,7 +255,7 @@ pub enum Purpose {
     Tree,
 }
 
-/// What a client that comes back still holds.
+/// The model or update that a client still holds when it comes back.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub enum Holding {
     /// Nothing.
@@ -279,7 +279,7 @@ pub enum Holding {
     Node(Alike),
 }
 
-/// What all nodes of a graph must have in common, besides the layout: the first 8 bytes of digests.
+/// The digests that must be equal at all nodes of a graph. Each field has the first 8 bytes of a digest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alike {
     /// The digest of the plan's sections that all nodes share.
@@ -305,7 +305,7 @@ pub struct Welcome {
     pub heartbeat: u64,
     /// Least time without progress that ends a connection, in microseconds.
     pub liveness: u64,
-    /// What takes the place of bytes of a model or update that are lost; `None`: lost bytes are asked for
+    /// The values that take the place of lost bytes of a model or update; `None`: lost bytes are asked for
     /// again.
     pub stand_in: Option<StandIn>,
     /// The seed of the [`crate::Spread`] by which updates are sent; `None`: in the layout's order.
@@ -314,7 +314,7 @@ pub struct Welcome {
     pub allowances: Vec<Allowance>,
 }
 
-/// What takes the place of bytes that did not arrive. `crates/fold` defines each exactly.
+/// The values that take the place of lost bytes. `crates/fold` defines each exactly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StandIn {

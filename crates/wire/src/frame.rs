@@ -34,7 +34,7 @@ const MAGIC: [u8; 4] = *b"tlwg";
 const VERSION: u8 = 1;
 const CHECKED: usize = HEADER_BYTES - 4;
 
-/// What a frame carries.
+/// The kind of a frame's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A [`crate::control::Control`] message.
@@ -43,7 +43,7 @@ pub enum Kind {
     Chunk,
 }
 
-/// Where the bytes of a chunk belong.
+/// The place of a chunk's bytes: job, round, sender, layout and offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// The job's number.
@@ -74,7 +74,7 @@ pub struct FrameHeader {
     pub kind: Kind,
     /// CRC-32C of the payload.
     pub payload_checksum: u32,
-    /// Where the payload belongs. In a control frame, only `length` has a meaning.
+    /// The place of the payload. In a control frame, only `length` has a meaning.
     pub chunk: ChunkHeader,
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 pub struct Range {
     /// First byte.
     pub start: u64,
-    /// One past the last byte.
+    /// The position after the last byte.
     pub end: u64,
 }
 

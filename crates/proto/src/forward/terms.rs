@@ -20,7 +20,7 @@ pub struct ForwardConfig {
     pub liveness: Time,
 }
 
-/// What the driver has to do.
+/// An event that the driver must handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ForwardEvent {
     /// Far end: connect this stream to the target.
@@ -33,14 +33,14 @@ pub enum ForwardEvent {
     Reset(u32, String),
 }
 
-/// What [`super::Mux::take`] returns for a stream's program.
+/// The result of [`super::Mux::take`], for a stream's program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
     /// These bytes. Call [`super::Mux::took`] when the program has them.
     Bytes(Vec<u8>),
     /// The end of the stream.
     End,
-    /// Nothing yet.
+    /// No bytes yet.
     Nothing,
     /// The stream does not exist any more.
     Gone,

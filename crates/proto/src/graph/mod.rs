@@ -1,4 +1,5 @@
-//! Decentralized averaging on a graph: each node trains a model of its own and mixes it with its neighbours' (D-PSGD).
+//! Decentralized averaging on a graph (D-PSGD): each node trains a model of its own, and mixes it with its
+//! neighbours' models.
 //!
 //! Each edge of the graph has one link, which carries models both ways. The node with the lower name dials.
 //! Nodes push their models: each chunk's header says where it belongs, and an End says that the sender has

@@ -44,7 +44,7 @@ pub enum Outcome {
     Away,
 }
 
-/// What one neighbour contributed to an iteration.
+/// One neighbour's contribution to an iteration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exchange {
     /// The neighbour's name.

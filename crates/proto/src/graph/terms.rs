@@ -68,7 +68,7 @@ pub struct Mixing {
     pub limit: Option<Time>,
 }
 
-/// What a node asks of its driver, besides sending messages and models.
+/// A request of a node to its driver, besides sending messages and models.
 #[derive(Debug)]
 pub enum NodeStep {
     /// Mix the sums into the node's own model.
@@ -102,7 +102,7 @@ pub enum NodeStep {
     },
 }
 
-/// What the accepted links of a node ask of its driver.
+/// An action for the driver of a node's accepted links.
 pub type NodeAction = Action<NodeStep>;
 
 /// The sender of a message or chunk.

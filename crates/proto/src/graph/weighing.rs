@@ -83,8 +83,8 @@ impl Node {
     fn owes(&self, place: usize) -> bool {
         let (peer, round) = (&self.peers[place], self.round);
         let has_some = peer.arrivals.get(&round).is_some_and(|arrival| !arrival.reported.is_empty());
-        // If the link ended in this iteration (`apart`), the node reported to the neighbour that it had
-        // nothing.
+        // A Have for an iteration that this node does not accept yet counts in `told`, but is not stored. It
+        // is empty, because this node has sent nothing of that iteration.
         has_some && peer.met && peer.apart < round && peer.told < round
     }
 

@@ -36,7 +36,7 @@ pub struct ClientConfig {
     pub timeout: Time,
 }
 
-/// What a client's driver must do. `P` is the type of the actions that only the policy asks for.
+/// An action for a client's driver. `P` is the type of the actions that only the policy asks for.
 #[derive(Debug)]
 pub enum ClientAction<P> {
     /// Connect after this time, then call the machine's `connected` or `unreachable`.
@@ -79,7 +79,7 @@ pub enum ClientAction<P> {
     Policy(P),
 }
 
-/// What a message from the server means for the policy.
+/// The consequence of a server's message for the policy.
 #[derive(Debug)]
 pub(crate) enum ServerEvent {
     /// The policy has nothing to do.
@@ -112,7 +112,7 @@ pub(crate) struct Dial<P> {
     welcome: Option<Welcome>,
     link: Option<Dialed>,
     reaching: Reaching,
-    /// Attempts to connect since the client was last let in, or was sent elsewhere.
+    /// Attempts to connect since the client was last let in, or was sent to another URL.
     retries: u32,
     /// State of the random numbers that spread the retries.
     jitter: u64,
@@ -134,7 +134,7 @@ struct Way {
     home: Option<String>,
     /// URLs of other servers of the job.
     others: Vec<String>,
-    /// Attempts since the home was last reached, or the client was last sent elsewhere.
+    /// Attempts since the client was last let in, or was sent to another server.
     turn: usize,
     /// The last attempt was at another server than the home.
     is_asking: bool,

@@ -61,7 +61,7 @@ impl Resent {
     }
 }
 
-/// What a server's driver must do. `P` is the type of the actions that only the policy asks for.
+/// An action for a server's driver. `P` is the type of the actions that only the policy asks for.
 #[derive(Debug)]
 pub enum Action<P> {
     /// Send a message.
@@ -127,7 +127,7 @@ pub enum Action<P> {
 pub struct SessionConfig {
     /// The job's number, which every chunk carries.
     pub job: u64,
-    /// What the members of the job do.
+    /// The purpose for which members connect: rounds, tasks or another one.
     pub purpose: Purpose,
     /// A link without progress for this long, or longer on a slow link, counts as broken.
     pub liveness: Time,
@@ -207,7 +207,7 @@ impl<L> Served<L> {
         (self.traffic, std::mem::replace(&mut self.base, self.traffic))
     }
 
-    /// What was received since the last call, or since the transfer began.
+    /// The counts of received bytes since the last call, or since the transfer began.
     pub fn carried_up(&mut self) -> Carried {
         let (now, base) = self.since();
         let records = now.records_lost.map(|lost| lost.saturating_sub(base.records_lost.unwrap_or(0)));
@@ -218,8 +218,8 @@ impl<L> Served<L> {
         }
     }
 
-    /// What was sent since the last call, or since the transfer began. Only the client knows which sealed
-    /// records it could not open.
+    /// The counts of sent bytes since the last call, or since the transfer began. Only the client knows which
+    /// sealed records it could not open.
     pub fn carried_down(&mut self) -> Carried {
         let (now, base) = self.since();
         let (wire, copied) = (now.sent.saturating_sub(base.sent), now.copied.saturating_sub(base.copied));
@@ -252,7 +252,7 @@ pub(crate) struct Dropped<L> {
     pub served: Served<L>,
 }
 
-/// What a message means for the policy.
+/// The consequence of a message for the policy.
 pub(crate) enum MemberEvent {
     /// The policy has nothing to do.
     Nothing,

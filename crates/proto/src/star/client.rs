@@ -10,25 +10,25 @@ use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
 use crate::transfer::{Incoming, Outgoing, Rule, Step};
 use crate::{micros, Fit, Span, Time};
 
-/// What became of an update.
+/// The result of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It was folded into the round's sums.
+    /// The update was folded into the round's sums.
     Accepted,
     /// The round was over.
     Late,
-    /// The server refused it, for this reason.
+    /// The server refused the update, for this reason.
     Rejected(String),
 }
 
-/// What a round asks of a client's driver.
+/// A request to a client's driver about a round.
 #[derive(Debug)]
 pub enum RoundStep {
     /// Fill these holes of the model in the arena. [`RoundStep::Ready`] follows.
     Mend {
         /// The ranges that are missing.
         holes: Ranges,
-        /// What takes their place.
+        /// The values that take their place.
         stand_in: StandIn,
     },
     /// The global model of a round is complete in the arena.

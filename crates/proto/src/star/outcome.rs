@@ -35,7 +35,7 @@ impl State {
     pub(crate) const COUNT: usize = Self::Late as usize + 1;
 }
 
-/// What one client contributed to a round.
+/// One client's contribution to a round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Participation {
     /// The client's name.

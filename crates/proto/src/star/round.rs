@@ -10,7 +10,7 @@ use super::{Choice, Credits, Fanout, Gather, Outcome, Participation, RoundAction
 use crate::transfer::Incoming;
 use crate::{Direction, Span, Time, Transfer};
 
-/// What the mean takes of an update that is not complete, because its client died or sent values that cannot
+/// The part of an incomplete update that counts in the mean, if its client dies or sends values that cannot
 /// be used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Partial {
@@ -48,9 +48,9 @@ pub struct RoundPlan {
 /// How a round ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// It has a mean.
+    /// The round has a mean.
     Mean,
-    /// It has no mean, for this reason.
+    /// The round has no mean, for this reason.
     Failed(String),
 }
 

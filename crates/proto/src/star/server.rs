@@ -32,9 +32,9 @@ pub struct ServerConfig {
     pub layout: Arc<Layout>,
     /// Payload bytes of a chunk.
     pub chunk: u32,
-    /// What the mean takes of partly received updates.
+    /// The part of an incomplete update that counts in the mean.
     pub partial: Partial,
-    /// What takes the place of bytes that are lost; `None`: the server asks for lost bytes again.
+    /// The values that take the place of lost bytes; `None`: the server asks for lost bytes again.
     pub stand_in: Option<StandIn>,
     /// The seed of the order in which clients send an update's elements ([`thalweg_wire::Spread`]); `None`:
     /// the layout's order.
@@ -74,7 +74,7 @@ pub enum Place {
     },
 }
 
-/// What the driver does with a chunk that was received.
+/// A received chunk that the driver must use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
     /// The sender's number.
@@ -86,7 +86,7 @@ pub struct Stored {
     pub fresh: Vec<Range>,
 }
 
-/// What a round asks of its driver.
+/// A request to the server's driver about a round.
 #[derive(Debug)]
 pub enum RoundAction {
     /// Fold a staged update with this weight, free its staging memory, then call [`Server::folded`] with the
@@ -111,7 +111,7 @@ pub enum RoundAction {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-/// What a client is doing, as the server knows.
+/// The work that a client does now, as far as the server knows.
 enum Duty {
     /// Ready for a round.
     #[default]

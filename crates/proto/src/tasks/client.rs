@@ -17,7 +17,7 @@ use crate::{micros, Fit, Span, Time};
 /// Most tasks that a client holds at once. A server normally gives it far fewer.
 const MAX_GIVEN: usize = 1024;
 
-/// What became of a task, as the server tells the client.
+/// The end of a task, as the server tells the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskVerdict {
     /// The result was handed over to the server's application, or folded.
@@ -28,7 +28,7 @@ pub enum TaskVerdict {
     Closed,
 }
 
-/// What tasks ask of a client's driver.
+/// A request to a client's driver about a task.
 #[derive(Debug)]
 pub enum TaskStep {
     /// All bytes of a task are here.
@@ -78,7 +78,7 @@ struct Given {
     layout: Arc<Layout>,
     deadline: Option<Time>,
     stage: Stage,
-    /// From when to when the task was received, in microseconds.
+    /// When the task's first and last byte arrived, in microseconds.
     received: Interval,
     /// Chunks that arrived more than once.
     duplicates: u64,

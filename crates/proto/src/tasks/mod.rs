@@ -11,9 +11,9 @@
 //!   <------------------------------  Received (or Grant: holes)
 //!                                            works
 //!   <------------------------------  Offer (head, layout, weight), or Rejected (reason)
-//!   Grant (ranges)  ------------------------->   when the application takes head and weight, and there is room
+//!   Grant (ranges)  ------------------------->   once the judge accepts it and there is memory
 //!   <------------------------------  chunks, End
-//!   Accepted  ------------------------------->   (or Rejected, or Closed: nobody wants it any more)
+//!   Accepted  ------------------------------->   (or Rejected, or Closed: the result is not wanted any more)
 //! ```
 //!
 //! When a broken link was made anew, both ends repeat where they are. For each of its tasks the client sends

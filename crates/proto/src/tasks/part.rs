@@ -35,7 +35,7 @@ pub struct Answer {
     pub weight: f64,
 }
 
-/// What became of one member's part in a task.
+/// The report of one member's part in a task, when that part is over.
 #[derive(Debug, Clone)]
 pub struct Reply {
     /// The task's number.

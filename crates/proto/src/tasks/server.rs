@@ -20,7 +20,7 @@ use crate::{micros, Time};
 pub struct TaskConfig {
     /// The job's number, which every chunk carries.
     pub job: u64,
-    /// What the members are: clients of tasks, or nodes of a tree.
+    /// The role of the members: clients of tasks, or nodes of a tree.
     pub purpose: Purpose,
     /// Payload bytes of a chunk.
     pub chunk: u32,
@@ -91,7 +91,7 @@ impl TaskPlan {
     }
 }
 
-/// What tasks ask of the server's driver.
+/// A request to the server's driver about a task.
 #[derive(Debug)]
 pub enum TaskAction {
     /// Ask the application whether it accepts a result with this head and weight, then call
@@ -187,7 +187,7 @@ pub(crate) struct Assigned {
     holds: Option<(u32, u64)>,
 }
 
-/// What is being sent on a link, and what waits for it.
+/// The task that is being sent on a link, and the tasks that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
     /// The task whose bytes are being sent.
@@ -295,7 +295,8 @@ impl TaskServer {
         self.tasks.get_mut(&task)?.parts.get_mut(&sender)
     }
 
-    /// Gives members their next tasks, as many as each may have. The same task goes to all of them in one call.
+    /// Gives members their next tasks, as many as each may have. The same task goes to all of them in one
+    /// call.
     fn give(&mut self, now: Time, senders: &[u32]) {
         let mut group: BTreeMap<u32, Vec<LinkId>> = BTreeMap::new();
         for &sender in senders {

@@ -53,7 +53,7 @@ impl Rule {
     }
 }
 
-/// What the receiver does after an End, or after the wait that follows it.
+/// The receiver's next step after an End, or after the wait that follows an End.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Wait: chunks may still arrive.
@@ -101,12 +101,12 @@ impl Incoming {
         self.again.clear();
     }
 
-    /// What has arrived.
+    /// The ranges that have arrived.
     pub fn came(&self) -> &Reassembly {
         &self.came
     }
 
-    /// What has arrived, to be changed.
+    /// The ranges that have arrived, for changes.
     pub fn came_mut(&mut self) -> &mut Reassembly {
         &mut self.came
     }

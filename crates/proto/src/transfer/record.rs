@@ -1,4 +1,4 @@
-//! What a run's record says about each transfer.
+//! The report of each transfer, for a run's record.
 
 use serde::Serialize;
 use thalweg_wire::Ranges;
@@ -48,9 +48,9 @@ pub struct Transfer {
     pub holes: Ranges,
     /// Bytes on the link in that direction during the transfer, with frame headers and repeated bytes.
     pub wire_bytes: u64,
-    /// From when to when it was sent.
+    /// When its first and its last byte were sent.
     pub send: Option<Span>,
-    /// From when to when it was received.
+    /// When its first and its last byte arrived.
     pub receive: Option<Span>,
     /// Segments that the sender retransmitted until the receiver confirmed the transfer; `None` if unknown.
     /// Later retransmissions and counts belong to the sender's next transfer.
@@ -70,7 +70,7 @@ pub struct Transfer {
     pub complete: bool,
 }
 
-/// What a link's counters say of a transfer.
+/// A link's counters during a transfer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Carried {
     /// Bytes on the link.

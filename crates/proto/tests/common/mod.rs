@@ -45,7 +45,7 @@ pub const SECOND: Time = Time::from_secs(1);
 pub struct Setup {
     pub seed: u64,
     pub partial: Partial,
-    /// What takes the place of lost bytes; `None`: they are asked for again.
+    /// The values that take the place of lost bytes; `None`: lost bytes are asked for again.
     pub stand_in: Option<StandIn>,
     /// How much of each tensor may be lost.
     pub allowances: Vec<Allowance>,

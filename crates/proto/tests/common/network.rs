@@ -1,4 +1,5 @@
-//! A network in virtual time: links with rate, delay, reordering, loss, duplicates, damage and cuts, all seeded.
+//! A network in virtual time. Its links have rate, delay, reordering, loss, duplicates, damage and cuts, all
+//! of them seeded.
 
 use std::collections::{BTreeMap, VecDeque};
 

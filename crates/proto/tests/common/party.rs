@@ -123,7 +123,8 @@ pub struct ServerParty {
     pub fold: Fold,
     pub results: Vec<RoundResult>,
     pub names: BTreeMap<u32, String>,
-    /// Events of clients in order: joined (+), left (-), turned away (!), and notes; all but the first with a reason.
+    /// Events of clients in order: joined (+), left (-), turned away (!), and notes; all but the first with a
+    /// reason.
     pub log: Vec<String>,
     /// Most updates that were being sent or staged at one time.
     pub busiest: usize,
@@ -304,7 +305,7 @@ pub struct Profile {
     pub unfoldable_at: Option<usize>,
 }
 
-/// What a test can observe of a client.
+/// The observations of a client, for the tests.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
     pub connections: u32,

@@ -18,8 +18,8 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(now));
 }
 
-// SAFETY: all calls go to the system's allocator unchanged; counting touches only thread-local integers, which
-// need no allocation and no destructor.
+// SAFETY: all calls go to the system's allocator unchanged; counting touches only thread-local integers,
+// which need no allocation and no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);

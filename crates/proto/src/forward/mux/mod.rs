@@ -20,7 +20,7 @@ const TURN: u64 = 64 << 10;
 const UNREAD: usize = 1024;
 /// Most messages of one stream that wait: 8 credits, and a few others.
 const UNREAD_OF_STREAM: usize = 16;
-/// An idle end sends this many pings within the liveness timeout.
+/// Each end sends this many pings in one liveness timeout.
 const BEATS: u32 = 4;
 
 /// The state of one stream.

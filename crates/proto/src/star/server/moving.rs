@@ -13,7 +13,7 @@ use thalweg_wire::control::{Control, MAX_OTHERS};
 use super::{LinkId, Server};
 use crate::Time;
 
-/// What a node knows about where the job's clients belong.
+/// A node's knowledge of the home of each client of the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Homes {
@@ -24,7 +24,7 @@ pub struct Homes {
     /// For clients that came from other nodes, by name: the last round in which they may have been counted
     /// there.
     pub after: BTreeMap<String, u32>,
-    /// By the clients' names: the last round in which their update was counted.
+    /// For each client, by name: the last round in which its update was counted.
     pub counted: BTreeMap<String, u32>,
 }
 
