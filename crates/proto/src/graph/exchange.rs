@@ -158,7 +158,7 @@ impl Node {
             return self.acknowledge(now, place, round);
         }
         if round > self.top() || self.weight(place, round).is_none() {
-            return; // [`Node::look_again`] handles this End when the iteration begins.
+            return; // `look_again` handles this End when the iteration begins
         }
         let size = self.size();
         let arrival = self.peers[place].arrival(round, size);

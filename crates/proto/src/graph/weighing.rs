@@ -148,8 +148,8 @@ impl Node {
         arrival.reported.iter().flat_map(|range| had.within(range)).collect()
     }
 
-    /// What the driver must add to the sums before it mixes them. Empty with [`Weighing::Arrival`]: those
-    /// chunks were added when they arrived.
+    /// The ranges that the driver must add to the sums before it mixes them. Empty with
+    /// [`Weighing::Arrival`]: those chunks were added when they arrived.
     pub fn portions(&self) -> Vec<Portion> {
         if self.stage != Stage::Mixing || self.config.weighing == Weighing::Arrival {
             return Vec::new();

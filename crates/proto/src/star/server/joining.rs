@@ -66,7 +66,7 @@ impl Server {
                 self.start_over(now, sender, Some(holes.clone()));
             }
             Holding::Model { round, .. } => {
-                self.roster.send(link, Control::Closed { parcel: *round }); // otherwise it would keep what it has of this round
+                self.roster.send(link, Control::Closed { parcel: *round }); // else the client keeps its part
                 self.start_over(now, sender, None);
             }
             Holding::Nothing | Holding::Node(_) => self.start_over(now, sender, None),
