@@ -1,4 +1,4 @@
-//! An iteration from its begin until the sums are mixed into the node's own model: its number, the neighbours
+//! An iteration from its start until the sums are mixed into the node's own model: its number, the neighbours
 //! that the node sends to, and those that it waits for.
 
 use std::collections::BTreeMap;

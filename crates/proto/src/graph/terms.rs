@@ -54,7 +54,7 @@ pub struct NodeConfig {
 }
 
 /// Tells the driver that the waiting of an iteration is over. The driver mixes the sums into the node's own
-/// model, then calls [`Node::mixed`].
+/// model, then calls [`Node::mixed`](super::Node::mixed).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mixing {
     /// The iteration's number.
@@ -110,7 +110,7 @@ pub type NodeAction = Action<NodeStep>;
 pub enum Neighbour {
     /// The neighbour at the other end of this accepted link.
     Link(LinkId),
-    /// The neighbour with this index, which this node dials ([`Node::meet`]).
+    /// The neighbour with this index, which this node dials ([`Node::meet`](super::Node::meet)).
     Dialled(usize),
 }
 

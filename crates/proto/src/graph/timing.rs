@@ -103,12 +103,12 @@ impl Course {
 pub(super) struct Pace {
     /// When the node's own update of an iteration was ready.
     ready: BTreeMap<u32, Time>,
-    /// Smoothed time from the begin of an iteration until its own update is ready.
+    /// Smoothed time from the start of an iteration until the node's own update is ready.
     own: Option<Time>,
 }
 
 impl Pace {
-    /// Notes that the node's own update of `round` is ready. It took `took` from the iteration's begin.
+    /// Notes that the node's own update of `round` is ready. It took `took` from the iteration's start.
     pub fn ready(&mut self, now: Time, round: u32, took: Time) {
         self.own = Some(self.own.map_or(took, |own| (own * 3 + took) / 4));
         self.ready.insert(round, now);

@@ -51,7 +51,7 @@ impl Node {
         }
         self.stage = Stage::Swapping;
         // A neighbour that has sent its model waits no longer than this node did, except with
-        // [`Waiting::All`](super::Waiting::All).
+        // `Waiting::All`.
         let longest = self.limit.unwrap_or_default().saturating_add(self.config.liveness);
         self.deadline = (!self.waits_for_all()).then(|| now.saturating_add(longest));
         self.timer_set |= self.deadline.is_some();

@@ -241,8 +241,8 @@ impl TaskServer {
     /// come.
     ///
     /// # Errors
-    /// If too many tasks are open, no member is named, a name is not valid or named twice, the head is too
-    /// long, or bytes may be missing of results that are not folded.
+    /// If too many tasks are open, or the head is too long. If no member is named, or a name is not valid or
+    /// occurs twice. If bytes may be missing of results that are not folded.
     pub fn open(&mut self, now: Time, plan: TaskPlan) -> Result<u32, String> {
         self.possible(&plan)?;
         let number =

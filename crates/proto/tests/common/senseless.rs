@@ -93,7 +93,7 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
         14 => Control::Idle,
         15 => Control::Ping { clock: rng.next(), received: rng.next() },
         16 => Control::Pong { clock: rng.next() },
-        17 | 23 if rng.chance(0.8) => Control::Pong { clock: 0 }, // messages that end a link or a client are rare
+        17 | 23 if rng.chance(0.8) => Control::Pong { clock: 0 }, // rare: ends a link or a client
         17 => Control::Bye { reason: text() },
         18 => offer(rng, layout, round),
         19 => Control::Grant { parcel: round, wanted: ranges(rng, total) },

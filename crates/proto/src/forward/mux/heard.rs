@@ -38,7 +38,7 @@ impl Mux {
                 let Some(known) = self.streams.get_mut(&stream) else { return Ok(()) };
                 known.outlet.credit(received, limit)?;
                 if received == 0 {
-                    known.inlet.sender_keeps(limit); // the other end has received nothing yet, so the limit is its window
+                    known.inlet.sender_keeps(limit); // nothing has arrived there, so this is its window
                 }
                 if known.outlet.room() > 0 {
                     self.events.push_back(ForwardEvent::Writable(stream));

@@ -32,7 +32,7 @@ impl TaskServer {
         let answer = match offered {
             Ok(_) if on_its_way => return,
             Ok(answer) => answer,
-            Err(_) if part.stage == Stage::Staged => return, // the result that was offered first is being folded
+            Err(_) if part.stage == Stage::Staged => return, // the first result is being folded
             Err(reason) => {
                 part.offered = true; // so that the member gets the reason
                 return self.settle(now, number, sender, ReplyState::Failed, Some(reason));
