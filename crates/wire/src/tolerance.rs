@@ -87,9 +87,8 @@ impl Tolerance {
         &self.limits
     }
 
-    /// Bytes that must all arrive: critical tensors, each with the padding after it. Without the padding, a
-    /// hole that begins right after the tensor could take its last value along where only whole values are
-    /// used.
+    /// Bytes that must all arrive: critical tensors, each with the padding after it. Where holes are extended
+    /// to whole values, a hole that begins in the padding could otherwise reach into the tensor.
     pub fn critical(&self) -> &Ranges {
         &self.critical
     }

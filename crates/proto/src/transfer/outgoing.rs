@@ -2,7 +2,7 @@
 
 use thalweg_wire::Ranges;
 
-/// A parcel that is sent, as its grants demand.
+/// A parcel that is sent, in the ranges that the receiver grants.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     /// How many grants the bytes that are being sent answer.
