@@ -1,10 +1,11 @@
-//! `scheme://host:port` addresses; the scheme picks the transport.
+//! Addresses `scheme://host:port` or `scheme://host:port/job`. The scheme selects the transport.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
 
-/// A parsed transport URL such as `tcp://10.0.0.1:7070`, `tcp://[::1]:0`, `memory://job` or `mqtt://broker:1883/job`.
+/// A parsed transport URL, such as `tcp://10.0.0.1:7070`, `tcp://[::1]:0`, `memory://job` or
+/// `mqtt://broker:1883/job`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
@@ -14,7 +15,7 @@ pub struct Address {
     pub host: String,
     /// Port; 0 lets the system choose when listening.
     pub port: Option<u16>,
-    /// The job's name at a broker, which several jobs may share.
+    /// The job's name, for a broker that several jobs may share.
     #[serde(default)]
     pub job: Option<String>,
 }
@@ -23,7 +24,7 @@ impl Address {
     /// Parses a URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Address`] with what is expected.
+    /// [`ErrorKind::Address`], with a hint that shows the expected form.
     pub fn parse(text: &str) -> Result<Self> {
         let bad = |why: &str| {
             Error::new(ErrorKind::Address, "parse address", format!("{text:?}: {why}"))
@@ -45,13 +46,14 @@ impl Address {
         Ok(Self { scheme: scheme.into(), host: host.into(), port, job: job.map(Into::into) })
     }
 
-    /// Whether both ends are on this machine for certain: a loopback address or an in-process transport.
+    /// Whether both ends are certainly on this machine: a loopback address, or the transport within a
+    /// process.
     pub fn is_local(&self) -> bool {
         let ip = self.host.parse::<std::net::IpAddr>();
         self.scheme == "memory" || self.host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// `host:port` as the system's resolver takes it.
+    /// `host:port` in the form that the system's resolver takes.
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         self.port.map_or(host.clone(), |port| format!("{host}:{port}"))

@@ -1,5 +1,5 @@
-//! Where peers wait until they have proved who they are: [`crate::UnauthenticatedPeers`] with a clock, and a way to
-//! tell one to go.
+//! The admission queue of a listener: peers wait here until they have proved who they are. It is the table
+//! [`crate::UnauthenticatedPeers`] with a clock, and a way to tell a peer that it is evicted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,42 +14,44 @@ use tokio::time::{sleep_until, Instant};
 use crate::unauthenticated_peers::{Bounds, Origin, UnauthenticatedPeerId, UnauthenticatedPeers};
 use crate::{Error, ErrorKind, Result};
 
-/// Unauthenticated peers that were told to go and may still be there, before nobody new is let in.
+/// Most evicted peers whose connections may still exist. Until one of them has ended, no new peer is let in.
 const LEAVING: usize = 64;
 const LINK: &str = "admit peer";
 
 /// The unauthenticated peers of a listener, or of several. Clones are the same admission queue.
 ///
-/// A transport asks for an [`UnauthenticatedPeer`] as soon as it knows of a peer and before it keeps anything for it,
-/// holds on to it with whatever it keeps, and lets all of that go when [`Watch::evicted`] says so.
+/// A transport takes an [`UnauthenticatedPeer`] as soon as it knows of a peer, before it stores anything for
+/// the peer. It keeps this place together with the peer's state, and drops both when [`Watch::evicted`]
+/// returns an error.
 #[derive(Clone)]
 pub struct AdmissionQueue(Arc<Inner>);
 
 struct Inner {
     opened: Instant,
     table: Mutex<Table>,
-    /// How many were told to go and are still there.
+    /// Number of evicted peers whose connections still exist.
     leaving: watch::Sender<usize>,
 }
 
 struct Table {
     unauthenticated_peers: UnauthenticatedPeers,
-    /// Those who are there, with those who were told to go.
+    /// The state of each peer that is here, evicted ones included.
     here: HashMap<UnauthenticatedPeerId, watch::Sender<State>>,
 }
 
-/// How an unauthenticated peer stands.
+/// Whether an unauthenticated peer may stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Here,
-    /// It has to go, for another has come.
+    /// It must leave, because another peer needs its place.
     GivesWay,
-    /// It has proved itself, or is gone.
+    /// It has proved who it is, or its connection has ended.
     Left,
 }
 
 impl AdmissionQueue {
-    /// An empty one. Of its peers one may wait so long, and so many in all and from each address.
+    /// An empty admission queue. `bounds` limits how long a peer may wait, and how many may wait in all and
+    /// from each address.
     pub fn new(bounds: Bounds) -> Self {
         let table = Table { unauthenticated_peers: UnauthenticatedPeers::new(bounds), here: HashMap::new() };
         Self(Arc::new(Inner {
@@ -67,20 +69,21 @@ impl AdmissionQueue {
         self.0.opened.elapsed()
     }
 
-    /// How many peers wait that have not been told to go.
+    /// Number of waiting peers, without those that were evicted.
     pub fn count(&self) -> usize {
         self.table().unauthenticated_peers.count()
     }
 
-    /// How many peers may wait.
+    /// The bounds on the number of waiting peers and on their waiting time.
     pub fn bounds(&self) -> Bounds {
         self.table().unauthenticated_peers.bounds()
     }
 
-    /// Waits until so many of those that were told to go are gone that another peer can be let in. To be awaited before
-    /// a connection is taken from the system: so there are never more than the bounds say, and a few that are leaving.
+    /// Waits until so few evicted peers are left that another peer can be let in. Await it before a
+    /// connection is taken from the system. Then there are never more connections than the bounds allow, plus
+    /// a few that are ending.
     pub async fn room(&self) {
-        // It fails when the sender is gone, which lives as long as we do.
+        // This fails only when the sender was dropped, and the sender lives as long as this queue.
         let _ = self.0.leaving.subscribe().wait_for(|leaving| *leaving < LEAVING).await;
     }
 
@@ -89,7 +92,7 @@ impl AdmissionQueue {
         *self.0.leaving.borrow() < LEAVING
     }
 
-    /// A peer has come. Another may have to go for it.
+    /// Lets in a peer that has connected. If there are too many, another peer is evicted for it.
     pub fn enter(&self, from: impl Into<Origin>) -> UnauthenticatedPeer {
         let mut table = self.table();
         let (id, out) = table.unauthenticated_peers.arrive(self.now(), from.into());
@@ -129,7 +132,8 @@ impl PartialEq for AdmissionQueue {
 
 impl Eq for AdmissionQueue {}
 
-/// A peer's place in an admission queue. It is free when the last clone is dropped, or the peer has proved itself.
+/// A peer's place in an admission queue. The place becomes free when its last clone is dropped, or when the
+/// peer has proved who it is.
 #[derive(Clone)]
 pub struct UnauthenticatedPeer(Arc<Place>);
 
@@ -140,18 +144,18 @@ struct Place {
 }
 
 impl UnauthenticatedPeer {
-    /// It took a step of its handshake, whole: whoever did not gives way before.
+    /// The peer has completed a step of its handshake. Peers that have not are evicted before it.
     pub fn heard(&self) {
         let now = self.0.admission_queue.now();
         self.0.admission_queue.table().unauthenticated_peers.heard(now, self.0.id);
     }
 
-    /// It has proved itself: its place is free, and it is never evicted.
+    /// The peer has proved who it is: its place becomes free, and it cannot be evicted any more.
     pub fn admit(&self) {
         self.0.admission_queue.leave(self.0.id);
     }
 
-    /// Who waits for its end, without keeping its place.
+    /// A watch that learns of the peer's eviction, but does not keep its place.
     pub fn watch(&self) -> Watch {
         self.0.watch.clone()
     }
@@ -163,7 +167,7 @@ impl Drop for Place {
     }
 }
 
-/// Learns when an unauthenticated peer has to go.
+/// Learns when an unauthenticated peer is evicted.
 #[derive(Clone)]
 pub struct Watch {
     state: watch::Receiver<State>,
@@ -171,7 +175,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Waits until the peer has to go, and says why; `None` once it is no unauthenticated peer any more.
+    /// Waits until the peer must leave, and returns the reason. Returns `None` once the peer has proved who
+    /// it is or its place is free.
     pub async fn evicted(&self) -> Option<Error> {
         let mut state = self.state.clone();
         let decided = state.wait_for(|state| *state != State::Here);
@@ -192,21 +197,22 @@ fn gave_way() -> Error {
     Error::closed(LINK, "the peer had not proved who it is, and gave way to another")
 }
 
-/// How much the peer of a link may send: a transport's link holds one and asks it.
+/// How much the peer of a link may send now. Each link of a transport holds one and checks every frame
+/// against it.
 pub struct Standing {
     proved: AtomicBool,
     unauthenticated_peers: Vec<UnauthenticatedPeer>,
 }
 
 impl Standing {
-    /// Of a link whose connections have these places in an admission queue; of one that has none it is that of a proved
-    /// peer.
+    /// For a link whose connections have these places in an admission queue. Without any place, the peer
+    /// counts as proved.
     pub fn new(unauthenticated_peers: impl IntoIterator<Item = UnauthenticatedPeer>) -> Self {
         let unauthenticated_peers: Vec<UnauthenticatedPeer> = unauthenticated_peers.into_iter().collect();
         Self { proved: AtomicBool::new(unauthenticated_peers.is_empty()), unauthenticated_peers }
     }
 
-    /// What [`crate::Link::admit`] does.
+    /// Implements [`crate::Link::admit`].
     pub fn admit(&self) {
         self.proved.store(true, Ordering::Release);
         self.unauthenticated_peers.iter().for_each(UnauthenticatedPeer::admit);
@@ -217,7 +223,7 @@ impl Standing {
         self.proved.load(Ordering::Acquire)
     }
 
-    /// Most bytes of payload that a frame may have now.
+    /// Most bytes of payload that a frame of this kind may have now.
     pub fn limit(&self, kind: Kind) -> u32 {
         match (self.is_proved(), kind) {
             (true, Kind::Control) => MAX_CONTROL,
@@ -227,11 +233,11 @@ impl Standing {
         }
     }
 
-    /// Whether the peer may send a frame of `length` bytes of payload now; to be asked before anything is kept of it. Of
-    /// what is cut in parts, `length` is that of the whole.
+    /// Whether the peer may send a frame with `length` bytes of payload now. Call it before anything of the
+    /// frame is stored. If a frame comes in several parts, `length` is that of the whole frame.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`], which is to end the link.
+    /// [`ErrorKind::Corrupt`]: the caller must end the link.
     pub fn check(&self, kind: Kind, length: usize) -> Result<()> {
         let limit = self.limit(kind);
         if self.is_proved() || (kind == Kind::Control && length <= limit as usize) {
@@ -246,7 +252,8 @@ impl Standing {
         Err(Error::new(ErrorKind::Corrupt, "receive", context))
     }
 
-    /// Waits until the link has to end, for its peer did not prove who it is; for ever once it has.
+    /// Waits until the link must end because its peer did not prove who it is, and returns the reason. Waits
+    /// for ever once the peer has proved it.
     pub async fn evicted(&self) -> Error {
         if !self.is_proved() {
             let watches: Vec<Watch> =

@@ -1,4 +1,5 @@
-//! What a transport can do, as data. Tests and the runtime choose by it, never by a name.
+//! What a transport can do, as data. Tests and the runtime decide by these values, never by a transport's
+//! name.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,52 +8,57 @@ use crate::ALIGNED;
 /// Capabilities of a transport.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Every chunk sent arrives, or the link breaks.
+    /// Every chunk that was sent arrives, or the link breaks.
     pub reliable: bool,
     /// Chunks and control messages arrive in the order they were sent.
     pub ordered: bool,
-    /// When a control message comes, no chunk sent before it is still under way, but for those overtaken there.
+    /// When a control message arrives, no chunk that was sent before it is still in flight, except chunks
+    /// that it has overtaken at the receiver.
     pub settled: bool,
-    /// Chunks of a detached update are delivered though control messages sent before them are held up.
+    /// Chunks of a detached update are delivered even while control messages that were sent before them are
+    /// held up.
     pub detached: bool,
-    /// Chunks come as datagrams, which anybody can send: those of a peer that is not admitted are only dropped.
+    /// Chunks arrive as datagrams, which anybody can send. A chunk of a peer that is not admitted is dropped,
+    /// and does not end the link.
     pub datagrams: bool,
-    /// One send to a group is sent once on the sender's own access link.
+    /// A group send crosses the sender's own access link only once.
     pub fan_out: bool,
-    /// A third party stands between the peers.
+    /// A broker stands between the peers.
     pub broker: bool,
-    /// Chunks are received straight into the place the sink names.
+    /// Chunks are received straight into the place that the sink gives.
     pub zero_copy: bool,
     /// Links can be encrypted.
     pub encrypted: bool,
-    /// An unmodified kernel TCP stack suffices at the sender.
+    /// The sender needs nothing but an unmodified kernel TCP stack.
     pub sender_unmodified: bool,
-    /// Both ends are alike: what is lost or masked in one direction may be in the other.
+    /// Both ends are alike: bytes can be lost or masked in either direction.
     pub symmetric: bool,
     /// Peers on other machines can be reached.
     pub remote: bool,
     /// Both ends are in one process.
     pub in_process: bool,
-    /// The receiver takes bytes out of the sender's memory, if that is shared (`Arena::shared`); others are copied before.
+    /// The receiver copies bytes straight out of the sender's memory if that is shared (`Arena::shared`).
+    /// Other memory is copied into shared memory first.
     pub lends: bool,
-    /// The congestion control can be chosen.
+    /// The congestion control algorithm can be selected.
     pub congestion: bool,
     /// Retransmissions are counted.
     pub retransmissions: bool,
     /// Most bytes of payload in one chunk.
     pub max_chunk: u32,
-    /// Bytes of payload in a chunk where nobody says otherwise; 0 leaves it to the session.
+    /// Usual bytes of payload in a chunk, if the plan sets none. 0 leaves the choice to the session.
     pub preferred_chunk: u32,
 }
 
 impl Capabilities {
-    /// Whether a control message says that nothing is under way of the chunks sent before it.
+    /// Whether the arrival of a control message shows that no chunk sent before it is still in flight.
     pub fn settles(&self) -> bool {
         self.ordered || self.settled
     }
 
-    /// Bytes of payload in a chunk: those `wanted`, else those preferred, else `usual`; no more than there can be, and
-    /// a multiple of [`ALIGNED`], so that no chunk begins or ends within a value.
+    /// Bytes of payload in a chunk: `wanted`, else the preferred number, else `usual`. The result is at most
+    /// `max_chunk`, and a multiple of [`ALIGNED`] (at least one), so that no chunk begins or ends within a
+    /// value.
     pub fn chunk(&self, wanted: Option<u32>, usual: u32) -> u32 {
         let preferred = if self.preferred_chunk == 0 { usual } else { self.preferred_chunk };
         let most = wanted.unwrap_or(preferred).min(self.max_chunk);

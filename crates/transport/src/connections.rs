@@ -1,8 +1,8 @@
-//! Bounds the connections of a port without a handshake: a near end, a proxy, a probe's server.
+//! Limits the connections of a port without a handshake: that of a near end, a proxy or a probe's server.
 //!
-//! A connection is an unauthenticated peer in the admission queue ([`AdmissionQueue`]) until its first byte comes, and
-//! may be evicted until then. It also needs a [`ConnectionPermit`], of which there are so many in all and for each
-//! address. [`Acceptor`] has both for a port.
+//! A connection is an unauthenticated peer in the admission queue ([`AdmissionQueue`]) until its first byte
+//! arrives, and may be evicted until then. It also needs a [`ConnectionPermit`]; the number of permits is
+//! limited in all and for each address. [`Acceptor`] holds both for a port.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,11 +14,12 @@ use crate::admission_queue::{AdmissionQueue, UnauthenticatedPeer};
 use crate::unauthenticated_peers::Origin;
 use crate::{Error, ErrorKind, Result};
 
-/// Carried connections may use one in so many of the process's descriptors. A quarter is for unauthenticated peers
-/// ([`crate::Bounds::of_process`]); the job keeps the rest.
+/// Carried connections may use the process's descriptors divided by this. Unauthenticated peers may use a
+/// quarter ([`crate::Bounds::of_process`]); the job keeps the rest.
 const PART: u64 = 2;
 
-/// How many connections may be carried at a time, in all and for each address. Clones share one count.
+/// The limit of connections that may be carried at a time, in all and for each address. Clones share one
+/// count.
 #[derive(Debug, Clone)]
 pub struct ConnectionLimit(Arc<Inner>);
 
@@ -30,22 +31,23 @@ struct Inner {
 }
 
 impl ConnectionLimit {
-    /// At most `total` connections, and `share` from one address. For addresses of this machine only `total` counts: its
-    /// programs are one party.
+    /// At most `total` connections, and at most `share` from one address. For addresses of this machine only
+    /// `total` applies, because its programs are one party.
     pub fn new(total: usize, share: usize) -> Self {
         let (total, share) = (total.max(1), share.max(1));
         Self(Arc::new(Inner { total, share, taken: watch::Sender::default() }))
     }
 
-    /// At most `total` connections, and half of that from one address.
+    /// At most `total` connections, and at most half of them from one address.
     pub fn with_half_for_each_address(total: usize) -> Self {
         Self::new(total, total / 2)
     }
 
-    /// Checks that `total` connections with `each` descriptors leave this process enough others.
+    /// Checks that `total` connections, which need `each` descriptors apiece, leave this process half of its
+    /// `descriptors`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`], with how many there may be.
+    /// [`ErrorKind::Unsupported`], with the number of connections that would be possible.
     pub fn check(operation: &'static str, total: usize, each: usize, descriptors: u64) -> Result<()> {
         let most = descriptors / PART / (each.max(1) as u64);
         if total as u64 <= most {
@@ -61,7 +63,7 @@ impl ConnectionLimit {
     fn share(&self, origin: Origin) -> usize {
         let of_this_machine = match origin {
             Origin::Address(IpAddr::V4(v4)) => v4.is_loopback(),
-            // ::1 is in the network that is named by its first address.
+            // An IPv6 origin is named by the first address of its /64 network: that of ::1 is `::`.
             Origin::Address(IpAddr::V6(v6)) => v6.is_unspecified(),
             Origin::Unknown => true,
         };
@@ -72,7 +74,7 @@ impl ConnectionLimit {
         }
     }
 
-    /// A permit, if there is one for this address now.
+    /// Returns a permit if one is free for this address now.
     pub fn try_acquire(&self, origin: Origin) -> Option<ConnectionPermit> {
         let share = self.share(origin);
         let is_taken = self.0.taken.send_if_modified(|taken| {
@@ -86,7 +88,7 @@ impl ConnectionLimit {
         is_taken.then(|| ConnectionPermit { limit: self.clone(), origin })
     }
 
-    /// A permit, as soon as there is one for this address.
+    /// Waits until a permit is free for this address, and returns it.
     pub async fn acquire(&self, origin: Origin) -> ConnectionPermit {
         let mut taken = self.0.taken.subscribe();
         loop {
@@ -94,12 +96,12 @@ impl ConnectionLimit {
             if let Some(permit) = self.try_acquire(origin) {
                 return permit;
             }
-            // It fails when the sender is gone, which lives as long as we do.
+            // This fails only when the sender was dropped, and the sender lives as long as this limit.
             let _ = taken.changed().await;
         }
     }
 
-    /// Waits until a permit is free, though maybe not for every address.
+    /// Waits until a permit is free. It need not be free for every address.
     pub async fn available(&self) {
         let total = self.0.total;
         let _ = self.0.taken.subscribe().wait_for(|taken| taken.values().sum::<usize>() < total).await;
@@ -111,7 +113,7 @@ impl ConnectionLimit {
     }
 }
 
-/// The right to carry one connection. Dropping it makes room for another one.
+/// The right to carry one connection. Dropping it frees the permit for another connection.
 #[derive(Debug)]
 pub struct ConnectionPermit {
     limit: ConnectionLimit,
@@ -131,7 +133,8 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Accepts connections: unauthenticated ones up to the bounds of the admission queue, carried ones up to the limit.
+/// Accepts connections: unauthenticated ones up to the bounds of the admission queue, carried ones up to the
+/// limit.
 #[derive(Debug, Clone)]
 pub struct Acceptor {
     admission_queue: AdmissionQueue,
@@ -139,19 +142,19 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// With this admission queue and this limit.
+    /// An acceptor with this admission queue and this limit.
     pub fn new(admission_queue: AdmissionQueue, limit: ConnectionLimit) -> Self {
         Self { admission_queue, limit }
     }
 
-    /// Waits until a connection may be accepted. While all permits are held, further ones wait in
-    /// the system's queue.
+    /// Waits until a connection may be accepted. While all permits are held, further connections wait in the
+    /// system's queue.
     pub async fn room(&self) {
         self.limit.available().await;
         self.admission_queue.room().await;
     }
 
-    /// A connection has been accepted. Another one may be evicted for it.
+    /// Enters a connection that has been accepted. Another one may be evicted for it.
     pub fn enter(&self, from: impl Into<Origin>) -> Accepted {
         let origin = from.into();
         let permit = self.limit.try_acquire(origin);
@@ -164,7 +167,7 @@ impl Acceptor {
     }
 }
 
-/// A connection that was accepted, from then until it has ended.
+/// An accepted connection, from its acceptance to its end.
 pub struct Accepted {
     limit: ConnectionLimit,
     origin: Origin,
@@ -173,10 +176,10 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Waits until its address may have another connection. Returns at once if it has a permit.
+    /// Waits until the connection has a permit. Returns at once if it has one already.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`], [`ErrorKind::Closed`]: the connection is evicted.
+    /// [`ErrorKind::Timeout`] or [`ErrorKind::Closed`] if the connection is evicted.
     pub async fn wait_for_permit(&mut self) -> Result<()> {
         if self.permit.is_some() {
             return Ok(());
@@ -192,12 +195,14 @@ impl Accepted {
         Ok(())
     }
 
-    /// Its first byte has come: it leaves the admission queue, and is evicted no more. Idempotent.
+    /// The first byte of the connection has arrived: it leaves the admission queue and cannot be evicted any
+    /// more. Idempotent.
     pub fn admit(&self) {
         self.unauthenticated_peer.admit();
     }
 
-    /// Waits until it is evicted because it sent nothing, and returns the reason. Once it has sent something: for ever.
+    /// Waits until the connection is evicted because it sent nothing, and returns the reason. Waits for ever
+    /// once it has been admitted.
     pub async fn evicted(&self) -> Error {
         let Some(error) = self.unauthenticated_peer.watch().evicted().await else {
             return std::future::pending().await;

@@ -1,4 +1,4 @@
-//! What can go wrong on a transport: the kind, the operation, the context, the hint, and whether to try again.
+//! The errors of transports: kind, operation, context, hint, and whether a retry can help.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 /// Result of a transport operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kinds of errors a transport reports.
+/// The kinds of errors that a transport reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -21,11 +21,11 @@ pub enum ErrorKind {
     Timeout,
     /// The link has ended; the peer closed it, or it broke.
     Closed,
-    /// The peer sent what is not of the protocol.
+    /// The peer sent bytes that do not follow the protocol.
     Corrupt,
-    /// No trust: certificate, key or token.
+    /// A certificate, key or token is not trusted.
     Security,
-    /// The system denies it.
+    /// The system denies permission.
     Permission,
     /// This build, machine or transport cannot do it.
     Unsupported,
@@ -52,24 +52,25 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` while doing `operation`, with what a person needs to know.
+    /// An error of `kind` that happened during `operation`. `context` tells a person what went wrong.
     pub fn new(kind: ErrorKind, operation: &'static str, context: impl Into<String>) -> Self {
         Self { kind, operation, context: context.into(), hint: None }
     }
 
-    /// Adds what a person can do about it. A command shows it in a line of its own, so it names what is to be done.
+    /// Adds a hint: what a person can do about the error. A command shows it in a line of its own, so the
+    /// hint must name the object that it is about.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The kind.
+    /// Kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Translates a system error.
+    /// Makes an error from a system error. `context` says what it concerns, such as the address.
     pub fn io(operation: &'static str, context: impl std::fmt::Display, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let (kind, hint) = match error.kind() {
@@ -91,7 +92,7 @@ impl Error {
         Self { kind, operation, context: format!("{context}: {error}"), hint: hint.map(Cow::Borrowed) }
     }
 
-    /// The link has ended.
+    /// An error of kind [`ErrorKind::Closed`]: the link has ended.
     pub fn closed(operation: &'static str, context: impl Into<String>) -> Self {
         Self::new(ErrorKind::Closed, operation, context)
     }

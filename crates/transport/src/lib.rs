@@ -1,17 +1,19 @@
-//! The contract every transport fulfils, and [`memory`], the reference that fulfils it within a process.
+//! The contract that every transport fulfils, and [`memory`], the reference transport within one process.
 //!
 //! A transport makes links. A link carries two things, in both directions at once:
 //!
-//! * **control messages**: small, reliable, in order; a link that cannot deliver one breaks.
-//! * **chunks** of updates: bulk bytes, each saying where it belongs. The receiver's [`Sink`] names the
-//!   place, the transport receives into it. A transport whose capabilities do not say `reliable` may
-//!   lose chunks, one that is not `ordered` may deliver them late; the session asks again for what is missing.
+//! - **control messages**: small, reliable, in order. A link that cannot deliver one breaks.
+//! - **chunks** of updates: many bytes, each chunk with a header that says where it belongs. The receiver's
+//!   [`Sink`] gives a chunk its place, and the transport receives into that place. A transport that is not
+//!   `reliable` by its capabilities may lose chunks, one that is not `ordered` may deliver them late; the
+//!   session asks again for what is missing.
 //!
-//! Whoever connects is an unauthenticated peer until the session says that it has proved who it is ([`Link::admit`]):
-//! the listener's [`AdmissionQueue`] bounds how many unauthenticated peers there are, and an unauthenticated peer may
-//! send little.
+//! A peer that connects is unauthenticated until the session says that it has proved who it is
+//! ([`Link::admit`]). The listener's [`AdmissionQueue`] bounds the number of unauthenticated peers, and each
+//! of them may send only a little.
 //!
-//! Every sentence of these docs is a test in `crates/conformance`, which a transport runs with one line.
+//! Every sentence of these docs is a test in `crates/conformance`. A transport runs these tests with one
+//! line.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -1,4 +1,4 @@
-//! Transport, listener and link.
+//! The traits of a transport, its listeners and its links, with the figures that a link reports.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,19 +12,21 @@ use thalweg_wire::Tolerance;
 
 use crate::{Address, Capabilities, Error, ErrorKind, Options, Outgoing, Result, Setting, Sink};
 
-/// A link that is still shaking hands. Await it in a task of its own: a slow peer holds up nobody else.
+/// A link whose handshake is not complete. Await it in a task of its own, so that a slow peer delays no
+/// other.
 pub type Pending = Pin<Box<dyn Future<Output = Result<Arc<dyn Link>>> + Send>>;
 
 /// A way to move updates between parties.
 #[async_trait]
 pub trait Transport: Send + Sync {
-    /// Name, also the scheme of its addresses.
+    /// Name of the transport; also the scheme of its addresses.
     fn name(&self) -> &'static str;
 
-    /// What it can do.
+    /// What the transport can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// What only this transport can be told. It refuses settings in [`Options::own`] that are not among them.
+    /// The settings that only this transport has. The transport refuses a setting in [`Options::own`] that is
+    /// not among them.
     fn settings(&self) -> &'static [Setting] {
         &[]
     }
@@ -49,26 +51,26 @@ pub trait Listener: Send + Sync {
     /// Where it listens, with the port that the system chose.
     fn address(&self) -> Address;
 
-    /// Why it listens otherwise than asked, for people: what this machine lacks, and what is done instead.
+    /// For people: how the listener differs from what was asked, because this machine lacks something.
     fn notice(&self) -> Option<String> {
         None
     }
 
-    /// Most bytes of payload in a chunk on its links: fewer than [`Capabilities::max_chunk`] of the transport where a broker
-    /// told a limit of its own.
+    /// Most bytes of payload in a chunk on this listener's links. It is less than the transport's
+    /// [`Capabilities::max_chunk`] if a broker has a lower limit.
     fn max_chunk(&self) -> u32 {
         u32::MAX
     }
 
-    /// The next link. A peer that fails its handshake fails its own [`Pending`], not the listener.
+    /// Waits for the next link. If a peer's handshake fails, its own [`Pending`] fails, not the listener.
     ///
     /// # Errors
-    /// Only when no further link can ever come.
+    /// Only when no further link can arrive.
     async fn accept(&self) -> Result<Pending>;
 
-    /// Sends one update to a group in one call. `done` hears of each link as soon as it has ended, by its
-    /// place in `links`. No member waits for another, but for so long as sending once is worth it: a transport with
-    /// `fan_out` sends once.
+    /// Sends one update to a group in one call. `done` is called for each link as soon as the send to it has
+    /// ended, with the link's index in `links`. A transport with `fan_out` sends the bytes only once; a
+    /// member waits for others only as long as that saves sending again.
     async fn send_group(
         &self,
         links: &[Arc<dyn Link>],
@@ -79,7 +81,7 @@ pub trait Listener: Send + Sync {
     }
 }
 
-/// The group send of a transport without fan-out: to each member, all at the same time.
+/// The group send of a transport without fan-out: sends to all members at the same time.
 pub async fn send_group_each(
     links: &[Arc<dyn Link>],
     update: &Outgoing,
@@ -92,105 +94,109 @@ pub async fn send_group_each(
     }
 }
 
-/// Two peers, connected. All methods take `&self`: sending, receiving and asking go on at the same time.
+/// A connection of two peers. All methods take `&self`, so a link can send, receive and answer questions at
+/// the same time.
 #[async_trait]
 pub trait Link: Send + Sync {
-    /// Who is at the other end.
+    /// The peer at the other end.
     fn peer(&self) -> &Peer;
 
-    /// What the transport can do, as wrapped by layers.
+    /// What the transport can do, including the changes by its layers.
     fn capabilities(&self) -> Capabilities;
 
-    /// Sends one control message. Waits at most for the chunk being sent, not for a whole update.
-    /// Dropping the future may break the link, and nothing else.
+    /// Sends one control message. It waits at most for the chunk that is being sent, not for a whole update.
+    /// Dropping the future may break the link, and has no other effect.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] when the link has ended.
     async fn send_control(&self, message: Bytes) -> Result<()>;
 
-    /// Sends the chunks of `update`, in order. When its [`crate::Cancel`] fires, the loan on the arena ends
-    /// promptly, the link stays usable, and the call fails with [`ErrorKind::Cancelled`].
+    /// Sends the chunks of `update` in order. When the update's [`crate::Cancel`] fires, the loan of the
+    /// arena ends promptly, the link stays usable, and the call fails with [`ErrorKind::Cancelled`].
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] when the link has ended, [`ErrorKind::Cancelled`].
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport>;
 
-    /// The next control message. Chunks that come before it are given to `sink` meanwhile. One caller at a
-    /// time; dropping the future ends the link's receiving side for good.
+    /// Waits for the next control message. Chunks that arrive before it are given to `sink` meanwhile. There
+    /// may be only one caller at a time. Dropping the future ends the receiving side of the link for good.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] when the peer has gone, [`ErrorKind::Corrupt`] for bytes that are no frame.
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes>;
 
-    /// What may be lost of the models and updates that follow, by bytes of their buffer. A transport that decides by itself
-    /// what is sent again lets nothing else be lost, as far as it may; whatever it cannot keep the session asks for again.
-    /// Until it is said all may be lost. One that loses nothing does nothing.
+    /// Says which bytes of the models and updates that follow may be lost. A transport that decides itself
+    /// about retransmissions tries to lose no other bytes; the session asks again for those that it loses
+    /// nevertheless. Before the first call, all bytes may be lost. A reliable transport ignores this call.
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         let _ = tolerance;
     }
 
-    /// The peer has proved who it is. Until then a link that was accepted by a listener with an admission queue
-    /// ([`Options::admission_queue`]) takes control messages of at most [`thalweg_wire::MAX_HELLO`] bytes: more breaks
-    /// it, as [`ErrorKind::Corrupt`]. It takes no chunks: they break it too, or are dropped where they come as
-    /// datagrams ([`Capabilities::datagrams`]). It ends when the admission queue needs its place for another, or after
-    /// the admission queue's timeout. To be called from the task that receives, before it receives the next message;
-    /// idempotent.
+    /// The peer has proved who it is. This concerns links that a listener with an admission queue accepted
+    /// ([`Options::admission_queue`]). Before this call, such a link takes control messages of at most
+    /// [`thalweg_wire::MAX_HELLO`] bytes; a longer one breaks it with [`ErrorKind::Corrupt`]. It takes no
+    /// chunks: a chunk breaks the link too, or is dropped if chunks arrive as datagrams
+    /// ([`Capabilities::datagrams`]). The link ends when it is evicted from the admission queue, or after the
+    /// queue's timeout. Call this from the task that receives, before it receives the next message.
+    /// Idempotent.
     fn admit(&self);
 
     /// What the link has carried so far.
     fn counters(&self) -> Counters;
 
-    /// Why nothing gets through at the moment though the link lives, for people: an alarm of the broker between the
-    /// peers. Meanwhile neither of them can make progress, nor say a word.
+    /// For people: why the link can make no progress now although it is alive, such as an alarm of the
+    /// broker. Meanwhile neither peer can send anything.
     fn held(&self) -> Option<String> {
         None
     }
 
-    /// What people should know of the link: the device that it goes over, or why it is otherwise than asked, with what a
-    /// machine or the path lacks, the hint, and what is done instead. It is said once, when the link has been made.
+    /// For people: what they should know of the link. This is its network device, or how the link differs
+    /// from what was asked: what the machine or the path lacks, the hint, and what is done instead. It is
+    /// reported once, when the link has been made.
     fn notice(&self) -> Option<String> {
         None
     }
 
-    /// Ends the link: both sides' calls fail with [`ErrorKind::Closed`], those under way too. Idempotent.
+    /// Ends the link. Calls on both sides fail with [`ErrorKind::Closed`], those in progress included.
+    /// Idempotent.
     async fn close(&self);
 }
 
-/// Who is at the other end of a link.
+/// The peer at the other end of a link.
 #[derive(Debug, Clone, Default)]
 pub struct Peer {
-    /// Its address, for people.
+    /// The peer's address, for people.
     pub address: String,
-    /// The name its certificate vouches for, with mutual TLS.
+    /// The name in the peer's certificate, with mutual TLS.
     pub certified: Option<String>,
-    /// The role that its certificate names: its subject's organizational unit.
+    /// The role in the peer's certificate: the organizational unit of its subject.
     pub role: Option<String>,
-    /// A secret both ends and nobody else know (RFC 5705 exporter), to tie a token's proof to this link.
+    /// A secret that only the two ends know (RFC 5705 exporter). It binds a token's proof to this link.
     pub binding: Option<[u8; 32]>,
 }
 
-/// What a link has carried so far, both directions.
+/// What a link has carried so far in both directions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Bytes handed to the network, frames' headers included.
+    /// Bytes handed to the network, headers of frames included.
     pub sent: u64,
-    /// Bytes taken from the network, frames' headers included.
+    /// Bytes taken from the network, headers of frames included.
     pub received: u64,
-    /// Bytes of payload copied in user space on the way, beside the one move into or out of the kernel; where peers share
-    /// memory, beside the one move out of the sender's memory.
+    /// Bytes of payload that were copied in user space, without the one copy into or out of the kernel. If
+    /// the peers share memory, without the one copy out of the sender's memory.
     pub copied: u64,
-    /// Records that were given up on their way in: a hole touched them, or they were not authentic. Of links whose
-    /// updates are sealed.
+    /// Sealed records that were discarded on arrival, because a hole touched them or they were not authentic.
+    /// `None` if the link's updates are not sealed.
     pub records_lost: Option<u64>,
     /// Segments retransmitted by this end, if the transport can tell.
     pub retransmissions: Option<u64>,
-    /// Repair packets sent by this end, if the transport has such.
+    /// Repair packets that this end sent, if the transport has them.
     pub repair: Option<u64>,
-    /// Chunks that this end rebuilt from repair packets, if the transport has such.
+    /// Chunks that this end rebuilt from repair packets, if the transport has them.
     pub rebuilt: Option<u64>,
     /// Smoothed round-trip time, if known.
     pub round_trip: Option<Duration>,
-    /// The congestion control in use, if there is one.
+    /// Name of the congestion control algorithm in use, if there is one.
     pub congestion: Option<String>,
 }
 
@@ -201,7 +207,7 @@ pub struct SendReport {
     pub chunks: u64,
     /// Bytes of payload sent.
     pub payload: u64,
-    /// Bytes handed to the network, frames' headers included.
+    /// Bytes handed to the network, headers of frames included.
     pub wire: u64,
     /// When the first byte was handed over.
     pub started: Instant,
@@ -210,7 +216,7 @@ pub struct SendReport {
 }
 
 impl SendReport {
-    /// The error of a sender that was told to stop.
+    /// The error of a send that was cancelled.
     pub fn cancelled() -> Error {
         Error::new(ErrorKind::Cancelled, "send update", "the receiver no longer wants it")
     }

@@ -1,10 +1,11 @@
-//! The reference transport: links within one process, over bounded queues. One copy, from the sender's
-//! arena into the receiver's place.
+//! The reference transport: links within one process, over bounded queues. Each payload is copied once, from
+//! the sender's arena into the receiver's place.
 //!
-//! A queue never holds a loan: a chunk waits in it as a weak reference to its update, which the sending call
-//! keeps alive until the receiver has taken the last chunk. So the loan ends with the call, however it ends.
+//! A queue never holds a loan. A chunk waits in it as a weak reference to its update. The sending call keeps
+//! the update alive until the receiver has taken the last chunk, so the loan ends with the call, however it
+//! ends.
 //!
-//! The receiver asks the sink for a chunk's place when it hears of it, before it looks for the bytes.
+//! The receiver asks the sink for a chunk's place before it reads the chunk's bytes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,20 +23,20 @@ use crate::{
     Outgoing, Peer, Pending, Result, SendReport, Sink, Standing, Target, Transport, UnauthenticatedPeer,
 };
 
-/// Frames a direction holds before its sender waits.
+/// Frames that the queue of one direction holds before the sender waits.
 const QUEUE: usize = 16;
-/// Links that wait to be accepted before a connect waits.
+/// Links that a listener queues for acceptance before a connect waits.
 const BACKLOG: usize = 1024;
 
 enum Frame {
     Control(Bytes),
-    /// A chunk of an update by its index; nothing is left of it when its sender has stopped.
+    /// A chunk: its header, its update and its index there. If the sender has stopped, the reference is dead.
     Chunk(FrameHeader, Weak<Outgoing>, usize),
-    /// Tells a sender that all before it has been taken.
+    /// Tells the sender that the receiver has taken all frames before this one.
     Flush(oneshot::Sender<()>),
 }
 
-/// Who listens: where links wait to be accepted, and for their peers to prove themselves.
+/// A listener's queue of links to be accepted, and the admission queue of their peers.
 #[derive(Clone)]
 struct Backlog {
     links: mpsc::Sender<Arc<MemoryLink>>,
@@ -49,7 +50,7 @@ fn listeners() -> MutexGuard<'static, Listeners> {
     LISTENERS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The address itself, or for port 0 the first free port.
+/// Returns the address itself, or for port 0 the address with the first free port.
 fn choose_port(address: &Address, taken: &Listeners) -> Result<Address> {
     let used = || {
         Error::new(ErrorKind::InUse, "listen", format!("{address} has a listener"))
@@ -155,7 +156,7 @@ struct MemoryLink {
     copied: AtomicU64,
 }
 
-/// The end that connected, and the one that is accepted.
+/// Makes a link's two ends: first the one that connected, then the one to be accepted.
 fn pair(
     address: &str,
     unauthenticated_peer: Option<UnauthenticatedPeer>,
@@ -176,7 +177,7 @@ fn pair(
 impl MemoryLink {
     async fn ended(&self) {
         let mut closed = self.closed.subscribe();
-        // An error means that the sender is gone, which it cannot be while we hold it.
+        // This fails only when the sender was dropped, and this link holds a reference to it.
         let _ = closed.wait_for(|closed| *closed).await;
     }
 
@@ -187,7 +188,8 @@ impl MemoryLink {
             () = self.ended() => Err(gone()),
             place = self.outbox.reserve() => {
                 let place = place.map_err(|_| gone())?;
-                // Counted before the peer can have it: who hears of the peer's answer finds it counted.
+                // Count before the peer can take the frame. When the peer's answer arrives, the frame is in
+                // the counters.
                 self.sent.fetch_add((HEADER_BYTES + bytes) as u64, Ordering::Relaxed);
                 place.send(frame);
                 Ok(())
@@ -225,7 +227,7 @@ impl MemoryLink {
         }
     }
 
-    /// Hands a frame to the caller of `receive` or to the sink; a control message is returned.
+    /// Handles a frame: returns a control message, gives a chunk to the sink, answers a flush.
     fn take(&self, frame: Frame, sink: &dyn Sink) -> Result<Option<Bytes>> {
         let count = |length: usize| {
             self.received.fetch_add((HEADER_BYTES + length) as u64, Ordering::Relaxed);
@@ -245,7 +247,7 @@ impl MemoryLink {
                     self.deliver(&header, &payload, prepared, sink);
                 }
             }
-            // A sender that no longer waits has been cancelled: nobody to tell.
+            // Sending fails if the sender of the update was cancelled; then nobody waits for the answer.
             Frame::Flush(taken) => drop(taken.send(())),
         }
         Ok(None)

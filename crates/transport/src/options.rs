@@ -1,4 +1,4 @@
-//! What can be chosen about a transport; each has its place in a plan.
+//! The options of a transport. Each has a key in a plan.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AdmissionQueue, Settings};
 
-/// Choices for a listener or a connection. Those a transport cannot honour it refuses, by capability.
+/// Options of a listener or a connection. A transport refuses those that it cannot honour.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Congestion control such as `cubic`; `None` leaves the system's.
+    /// Congestion control algorithm, such as `cubic`; `None` leaves the system's.
     pub congestion: Option<String>,
     /// Parallel connections of one link, 1 to 16.
     pub streams: u8,
@@ -18,25 +18,25 @@ pub struct Options {
     pub send_buffer: Option<u32>,
     /// Kernel receive buffer in bytes; `None` leaves the system's tuning.
     pub receive_buffer: Option<u32>,
-    /// Encryption; `None` sends in the clear.
+    /// Certificates and keys for TLS. `None` sends without encryption.
     pub tls: Option<Tls>,
-    /// Who one is to a broker.
+    /// User and password for a broker.
     pub login: Option<Login>,
-    /// What only this transport can be told, as [`crate::Transport::settings`] declares it.
+    /// Settings that only this transport has. [`crate::Transport::settings`] declares them.
     pub own: Settings,
-    /// What a layer above makes of chunks before the transport gets them; only layers say so.
+    /// How a layer above encrypts chunks before the transport gets them. Only layers set this.
     #[serde(skip)]
     pub sealed: Option<Sealed>,
-    /// Listener: where peers wait until [`crate::Link::admit`] says that they have proved who they are. `None` trusts
-    /// whoever connects from the first byte on.
+    /// Listener: the queue in which peers wait until [`crate::Link::admit`] says that they have proved who
+    /// they are. `None` trusts every peer from its first byte on.
     #[serde(skip)]
     pub admission_queue: Option<AdmissionQueue>,
-    /// How long one attempt to connect and shake hands may take, in milliseconds.
+    /// Most milliseconds that one attempt to connect may take, handshake included.
     pub connect_timeout_ms: u64,
 }
 
 impl Options {
-    /// How long one attempt to connect and shake hands may take.
+    /// Most time that one attempt to connect may take, handshake included.
     pub fn connect_timeout(&self) -> Duration {
         Duration::from_millis(self.connect_timeout_ms)
     }
@@ -59,31 +59,33 @@ impl Default for Options {
     }
 }
 
-/// Chunks are encrypted and authenticated, with what their headers say, in records that are opened one by one: by keys
-/// that follow from [`crate::Peer::binding`]. So they may travel in the clear, and parts of them may be lost.
+/// Says that chunks are encrypted and authenticated, together with the values in their headers, in records
+/// that are opened one by one. The keys follow from [`crate::Peer::binding`]. So such chunks may be sent
+/// without TLS, and parts of them may be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sealed {
-    /// Bytes at the head of each chunk's payload without which nothing of it can be opened.
+    /// Bytes at the start of each chunk's payload. If they are lost, no record of the chunk can be opened.
     pub head: u32,
-    /// Bytes of the update in each record behind it; the last may have less.
+    /// Bytes of the update in each record after the head. The last record may have less.
     pub record: u32,
-    /// Bytes of such a record when sealed; one with less is shorter by as much.
+    /// Bytes of a full record when sealed. A record with fewer bytes of the update is shorter by the
+    /// difference.
     pub stride: u32,
 }
 
-/// Who is trusted, and who one is. All in PEM.
+/// The certificates that one end trusts, and its own. All are in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// Certificates of the authorities trusted.
+    /// Certificates of the trusted authorities.
     pub authority: String,
-    /// One's own certificate and key: the server's always, a client's for mutual TLS.
+    /// This end's own certificate and key. A server always has them, a client for mutual TLS.
     #[serde(default)]
     pub identity: Option<Identity>,
-    /// Server: whether a client must show a certificate of the authority.
+    /// Server: whether a client must show a certificate that the authority issued.
     #[serde(default)]
     pub require_client: bool,
-    /// Client: the name the server's certificate must carry; `None` takes the host of the address.
+    /// Client: the name that the server's certificate must contain. `None` takes the host of the address.
     #[serde(default)]
     pub server_name: Option<String>,
 }
@@ -92,7 +94,7 @@ pub struct Tls {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// The certificate, and those between it and the authority.
+    /// The end's certificate, then the intermediate certificates up to the authority.
     pub certificate: String,
     /// The private key.
     pub key: String,
@@ -104,7 +106,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// A user of a broker.
+/// User and password for a broker.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Login {

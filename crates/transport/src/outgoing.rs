@@ -1,4 +1,5 @@
-//! An update on its way out: which bytes, in which order, in what chunks.
+//! An update on its way out: its bytes, and the chunks in which a link sends them, in sending order.
+//! [`Cancel`] stops the senders and ends the loan of the update's memory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -8,21 +9,21 @@ use thalweg_arena::Arena;
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, Layout, LayoutHash, Range, Ranges};
 use tokio::sync::Notify;
 
-/// What every chunk of an update says.
+/// The fields that the headers of all chunks of an update have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UpdateId {
-    /// The job.
+    /// Number of the job.
     pub job: u64,
-    /// The round, from 1.
+    /// Number of the round, from 1.
     pub round: u32,
-    /// 0 the server, else the client's number.
+    /// 0 for the server, else the client's number.
     pub sender: u32,
-    /// The layout of the update.
+    /// Hash of the update's layout.
     pub layout: LayoutHash,
 }
 
-/// Tells senders to stop at once, and takes the bytes back from them. Clones share the flag. One for each
-/// [`Outgoing`].
+/// Tells the senders of an update to stop at once, and ends the loan of its bytes. Clones share the flag.
+/// Each [`Outgoing`] has its own.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<Shared>);
 
@@ -30,19 +31,20 @@ pub struct Cancel(Arc<Shared>);
 struct Shared {
     cancelled: AtomicBool,
     notify: Notify,
-    /// The loan of the arena, held here so that cancelling ends it whoever still holds the update.
+    /// The loan of the arena. It is held here, so that cancelling ends it even while somebody still holds the
+    /// update.
     loan: Mutex<Bytes>,
     borrowed: Arc<Borrowed>,
 }
 
-/// How many loans somebody still has bytes of.
+/// Counts the loans of which somebody still holds bytes.
 #[derive(Debug, Default)]
 struct Borrowed {
     loans: AtomicUsize,
     released: Notify,
 }
 
-/// A loan that says when the last of its bytes have been given back.
+/// A loan that notifies `borrowed` when its last bytes have been dropped.
 struct Loan {
     bytes: Bytes,
     borrowed: Arc<Borrowed>,
@@ -63,7 +65,7 @@ impl AsRef<[u8]> for Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        // First given back, then told.
+        // Drop the bytes before the waiters are notified.
         self.bytes = Bytes::new();
         if self.borrowed.loans.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.borrowed.released.notify_waiters();
@@ -76,7 +78,7 @@ impl Cancel {
         self.0.loan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the bytes of an update, unless it was stopped before.
+    /// Stores the loan of an update's bytes, unless the update was cancelled before.
     fn hold(&self, bytes: Bytes) {
         let mut loan = self.loan();
         if !self.is_cancelled() {
@@ -84,20 +86,22 @@ impl Cancel {
         }
     }
 
-    /// Stops the senders; the loan ends with the chunks they are in the middle of ([`Cancel::released`]).
+    /// Stops the senders. The loan ends when they have dropped the chunks that they are sending;
+    /// [`Cancel::released`] waits for that.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Release);
         *self.loan() = Bytes::new();
         self.0.notify.notify_waiters();
     }
 
-    /// Whether it was stopped.
+    /// Whether the update was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// Waits until nobody has bytes of the loan any more: it was stopped, and the senders have let go of the chunks that
-    /// they were in the middle of. From then on the memory may be written to. At once if nothing is lent.
+    /// Waits until nobody holds bytes of the loan any more: the update was cancelled, and the senders have
+    /// dropped the chunks that they were sending. From then on the memory may be written to. Returns at once
+    /// if nothing is lent.
     pub async fn released(&self) {
         let borrowed = &self.0.borrowed;
         loop {
@@ -109,7 +113,7 @@ impl Cancel {
         }
     }
 
-    /// Waits until it is stopped.
+    /// Waits until the update is cancelled.
     pub async fn cancelled(&self) {
         loop {
             let notified = self.0.notify.notified();
@@ -121,15 +125,16 @@ impl Cancel {
     }
 }
 
-/// One chunk: which bytes of the buffer, and what its senders share. Clones are the same chunk.
+/// One chunk of an update: its bytes in the buffer, with the checksum and the copy that its senders share.
+/// Clones are the same chunk.
 #[derive(Debug, Clone)]
 pub struct ChunkRef {
-    /// What its header says it covers.
+    /// The range of the update that the chunk's header names.
     range: Range,
-    /// Where its payload begins in the loan.
+    /// Offset of the chunk's payload in the loan, in bytes.
     at: u64,
     checksum: Arc<OnceLock<u32>>,
-    /// Of its payload, while somebody holds it.
+    /// The shared copy of the payload. It exists while a sender holds it.
     copy: Arc<Mutex<Weak<Vec<u8>>>>,
 }
 
@@ -138,13 +143,14 @@ impl ChunkRef {
         Self { range, at, checksum: Arc::default(), copy: Arc::default() }
     }
 
-    /// The bytes it covers.
+    /// The range of the update that the chunk covers.
     pub fn range(&self) -> Range {
         self.range
     }
 
-    /// A copy of its `payload` (what [`Outgoing::frame`] gave), and whether it was made now: senders that need one at
-    /// the same time share it. It is there as long as somebody holds it.
+    /// Returns a copy of the chunk's `payload`, and whether this call made it. `payload` is what
+    /// [`Outgoing::frame`] returned. Senders that need a copy at the same time share one; it lasts as long as
+    /// a sender holds it.
     pub fn copy(&self, payload: &[u8]) -> (Arc<Vec<u8>>, bool) {
         let mut kept = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = kept.upgrade() {
@@ -156,7 +162,7 @@ impl ChunkRef {
     }
 }
 
-/// An update, or part of one, to send. Cheap to clone: a group send shares bytes and checksums.
+/// An update, or a part of one, to be sent. Cloning is cheap: the sends of a group share bytes and checksums.
 #[derive(Debug, Clone)]
 pub struct Outgoing {
     id: UpdateId,
@@ -167,10 +173,10 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// The `wanted` ranges of `bytes` (a whole update, lent by its arena), in chunks of `chunk` bytes.
-    /// Chunks start at multiples of `chunk`, so that the same bytes are always cut alike.
+    /// Cuts the `wanted` ranges of `bytes` into chunks of `chunk` bytes. `bytes` is a whole update, lent by
+    /// its arena. Chunks start at multiples of `chunk`, so that the same bytes are always cut alike.
     ///
-    /// What `wanted` has beyond the end of `bytes` is left out.
+    /// The parts of `wanted` beyond the end of `bytes` are left out.
     pub fn new(id: UpdateId, bytes: Bytes, wanted: &Ranges, chunk: u32, cancel: Cancel) -> Self {
         let (chunk, total) = (u64::from(chunk.max(1)), bytes.len() as u64);
         let mut chunks = Vec::new();
@@ -187,8 +193,9 @@ impl Outgoing {
         Self { id, chunks: chunks.into(), cancel, layout: None, detached: false }
     }
 
-    /// Chunks whose payloads lie one after the other in `bytes`, each with its offset and length (for layers that
-    /// change payloads). What is beyond the end of `bytes` is left out.
+    /// Makes chunks whose payloads lie one after the other in `bytes`. `chunks` has the offset and the length
+    /// of each. Layers that change payloads use this. Chunks that reach beyond the end of `bytes` are left
+    /// out.
     pub fn packed(
         id: UpdateId,
         bytes: Bytes,
@@ -208,7 +215,8 @@ impl Outgoing {
         Self { id, chunks, cancel, layout: None, detached: false }
     }
 
-    /// One chunk of the update with other bytes, and the checksum of its own (for layers that do damage).
+    /// An update with this chunk alone, whose payload is `bytes`. The chunk keeps the checksum of its
+    /// original payload. The fault layer damages chunks in this way.
     #[must_use]
     pub fn with_payload(&self, chunk: &ChunkRef, bytes: Bytes) -> Self {
         let cancel = Cancel::default();
@@ -222,37 +230,37 @@ impl Outgoing {
         }
     }
 
-    /// The same update, whose chunks need not come after the control messages that were sent before them: the receiver
-    /// knows from a chunk's header alone what to do with it. A transport that has a way of its own for chunks
-    /// ([`crate::Capabilities::detached`]) then delivers them though a message is held up.
+    /// The same update, but its chunks may overtake control messages that were sent before them: a chunk's
+    /// header alone tells the receiver what to do with it. A transport that sends chunks apart from messages
+    /// ([`crate::Capabilities::detached`]) then delivers them even while a message is held up.
     #[must_use]
     pub fn detached(self) -> Self {
         Self { detached: true, ..self }
     }
 
-    /// The same, detached if `other` is (for layers that send another update in place of one).
+    /// The same update, detached if `other` is. Layers that send another update in place of `other` use this.
     #[must_use]
     pub fn detached_like(self, other: &Self) -> Self {
         Self { detached: other.detached, ..self }
     }
 
-    /// Whether its chunks wait for no control message.
+    /// Whether the chunks may overtake control messages.
     pub fn is_detached(&self) -> bool {
         self.detached
     }
 
-    /// The same, of tensors of this layout (for layers that change values).
+    /// The same update with the layout of its tensors, for layers that change values.
     #[must_use]
     pub fn of(self, layout: Arc<Layout>) -> Self {
         Self { layout: Some(layout), ..self }
     }
 
-    /// Its tensors, if it was said which they are.
+    /// The layout of the update's tensors, if [`Outgoing::of`] set one.
     pub fn layout(&self) -> Option<&Arc<Layout>> {
         self.layout.as_ref()
     }
 
-    /// The same update with other chunks of it, or in another order (for layers).
+    /// The same update with other chunks, or with its chunks in another order (for layers).
     #[must_use]
     pub fn with_chunks(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Self {
         Self { chunks: chunks.into_iter().collect(), ..self.clone() }
@@ -263,18 +271,18 @@ impl Outgoing {
         &self.chunks
     }
 
-    /// What every chunk says.
+    /// The fields that all chunks have in common.
     pub fn id(&self) -> UpdateId {
         self.id
     }
 
-    /// The flag that stops the sender.
+    /// The flag that stops this update's senders.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
     }
 
-    /// The arena that lends the bytes, for transports that attach something to it; `None` once cancelled, and for bytes
-    /// that are no arena's. [`Arena::of`] says where a chunk's payload lies in it.
+    /// The arena that lends the bytes, for transports that attach something to it. `None` once cancelled, and
+    /// if the bytes are not an arena's. [`Arena::of`] says where a chunk's payload lies in the arena.
     pub fn arena(&self) -> Option<Arena> {
         let loan = self.cancel.loan();
         Arena::of(&loan).map(|(arena, _)| arena)
@@ -285,17 +293,18 @@ impl Outgoing {
         self.chunks.iter().map(|c| c.range.len()).sum()
     }
 
-    /// A chunk's header and payload, the latter borrowed from the arena; `None` once cancelled. The checksum
-    /// is computed once, whoever asks first.
+    /// A chunk's header and its payload, which is borrowed from the arena. `None` once cancelled. The first
+    /// call computes the chunk's checksum; later calls reuse it.
     pub fn frame(&self, chunk: &ChunkRef) -> Option<(FrameHeader, Bytes)> {
         let payload = self.payload(chunk)?;
         let sum = *chunk.checksum.get_or_init(|| checksum(&payload));
         Some((FrameHeader::chunk(self.header(chunk), sum), payload))
     }
 
-    /// A chunk's place, its checksum if somebody has computed it, and its payload; `None` once cancelled. For transports
-    /// that move bytes within the machine's memory, where a checksum is a pass over it that finds nothing: they carry one
-    /// that is there, as a layer's that damages bytes, and compute none.
+    /// A chunk's header, its checksum if there is one already, and its payload. `None` once cancelled. This
+    /// is for transports that move bytes within the machine's memory, where computing a checksum costs a pass
+    /// over the bytes and finds no errors. They compute none, but carry one that exists, such as the one of a
+    /// chunk that a layer has damaged.
     pub fn lent(&self, chunk: &ChunkRef) -> Option<(ChunkHeader, Option<u32>, Bytes)> {
         let payload = self.payload(chunk)?;
         Some((self.header(chunk), chunk.checksum.get().copied(), payload))

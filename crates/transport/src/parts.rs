@@ -1,24 +1,26 @@
-//! Chunks of which parts are lost.
+//! Gives chunks with lost parts to a sink.
 
 use thalweg_wire::{ChunkHeader, Range, Ranges};
 
 use crate::{Sink, Target};
 
-/// Where parts of a chunk with holes may begin and end: the largest values have so many bytes, and tensors are aligned.
+/// Parts of a chunk with holes begin and end at multiples of this many bytes: tensors are aligned, and no
+/// value is larger.
 pub const ALIGNED: u64 = 8;
 
-/// Gives the sink a chunk that came but for `holes`, as a whole if it takes it so. Else in parts, one for each run of
-/// bytes that came, as chunks of their own; their edges are at multiples of [`ALIGNED`] bytes of the update, or the
-/// chunk's own, so that no value is cut. Returns how many bytes were copied for that.
+/// Gives the sink a chunk that has `holes`. The sink may take the chunk as a whole. Else it gets each run of
+/// received bytes as a chunk of its own. The edges of these parts are multiples of [`ALIGNED`] bytes of the
+/// update, or the chunk's own edges, so that no value is cut. Returns how many bytes were copied for the
+/// parts.
 ///
-/// The checksum of the whole says nothing of parts; what carried them has checked its own.
+/// The chunk's checksum cannot verify parts; the transport must have verified their bytes itself.
 pub fn hand_over(sink: &dyn Sink, chunk: &ChunkHeader, target: Target, holes: &Ranges) -> u64 {
     let Some(target) = sink.holed(chunk, target, holes) else { return 0 };
     let came = parts(chunk.offset, chunk.length.into(), holes);
     let bytes = target.bytes();
     let kept: Vec<Vec<u8>> =
         came.iter().map(|part| bytes[part.start as usize..part.end as usize].to_vec()).collect();
-    // Their places are within the one of the whole.
+    // The parts' places lie within the place of the whole chunk, so its claim must end first.
     drop(target);
     let mut copied = 0;
     for (part, kept) in came.iter().zip(kept) {
@@ -32,7 +34,7 @@ pub fn hand_over(sink: &dyn Sink, chunk: &ChunkHeader, target: Target, holes: &R
     copied
 }
 
-/// What came of a chunk of `length` bytes at `offset` of its update, as parts of it.
+/// The received parts of a chunk that has `length` bytes and lies at `offset` of its update.
 fn parts(offset: u64, length: u64, holes: &Ranges) -> Vec<Range> {
     let mut parts = Vec::with_capacity(holes.count() + 1);
     let mut start = 0;

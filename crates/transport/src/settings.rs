@@ -1,4 +1,5 @@
-//! What only one transport can be told. It declares these settings as data: plans are checked by it, documents list it.
+//! Settings that only one transport has. The transport declares them as data: plans are checked against these
+//! declarations, and the documentation lists them.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
 
-/// Most bytes of a text.
+/// Most bytes of a text value.
 const TEXT: usize = 200;
 
 /// A setting of a transport.
@@ -14,66 +15,67 @@ const TEXT: usize = 200;
 pub struct Setting {
     /// Its key in a plan's `[transport.options]`.
     pub name: &'static str,
-    /// What it may be, and what it is unless said.
+    /// The values that the setting may have, and its default.
     pub kind: Kind,
-    /// What it does, for people.
+    /// What the setting does, for people.
     pub meaning: &'static str,
-    /// What must hold for it to have an effect. Where it does not, anything but the default is refused.
+    /// What must hold for the setting to have an effect. If it does not hold, every value but the default is
+    /// refused.
     pub needs: &'static [Need],
 }
 
-/// What must hold for a setting to have an effect.
+/// A condition for a setting to have an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Need {
-    /// Another setting is one of some words.
+    /// Another setting has one of these values.
     Word {
         /// The other setting.
         name: &'static str,
-        /// The words.
+        /// The values of which the other setting must have one.
         among: &'static [&'static str],
     },
-    /// The number is at most the chunk's length plus `beside`. [`Settings::read`] does not know the chunk's length, so only the
-    /// check of a plan enforces this.
+    /// The number is at most the chunk's length plus `beside`. [`Settings::read`] does not know the chunk's
+    /// length, so only the check of a plan enforces this.
     Chunk {
-        /// Bytes beside those of a chunk.
+        /// Bytes that are added to the chunk's length.
         beside: u64,
     },
 }
 
-/// What a setting may be.
+/// The type of a setting's value, with its limits and its default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Kind {
     /// True or false.
     Flag {
-        /// Without one.
+        /// Value if none is set.
         default: bool,
     },
     /// A whole number.
     Number {
-        /// Without one.
+        /// Value if none is set.
         default: u64,
-        /// At least.
+        /// Least value.
         least: u64,
-        /// At most.
+        /// Greatest value.
         most: u64,
     },
-    /// A share from 0 to 1.
+    /// A fraction from 0 to 1.
     Share {
-        /// Without one.
+        /// Value if none is set.
         default: Share,
     },
     /// One of several words.
     Choice {
-        /// Without one.
+        /// Value if none is set.
         default: &'static str,
         /// The words.
         choices: &'static [&'static str],
     },
     /// Any text of up to 200 bytes.
     Text {
-        /// Without one.
+        /// Value if none is set.
         default: &'static str,
     },
 }
@@ -92,7 +94,7 @@ impl Kind {
         match (self, value) {
             (Kind::Flag { .. }, Value::Flag(_)) => true,
             (Kind::Number { least, most, .. }, Value::Number(n)) => (least..=most).contains(n),
-            // 0 and 1 are shares too.
+            // The numbers 0 and 1 are fractions too.
             (Kind::Share { .. }, Value::Number(0 | 1) | Value::Share(_)) => true,
             (Kind::Choice { choices, .. }, Value::Text(text)) => choices.contains(&text.as_str()),
             (Kind::Text { .. }, Value::Text(text)) => text.len() <= TEXT,
@@ -113,7 +115,7 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// A share from 0 to 1, to the millionth.
+/// A fraction from 0 to 1, in millionths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Share(u32);
@@ -121,7 +123,7 @@ pub struct Share(u32);
 impl Share {
     const WHOLE: u32 = 1_000_000;
 
-    /// So many millionths; no more than all.
+    /// A fraction of `count` millionths; more than a million counts as 1.
     pub const fn millionths(count: u32) -> Self {
         Self(if count > Self::WHOLE { Self::WHOLE } else { count })
     }
@@ -142,7 +144,7 @@ impl TryFrom<f64> for Share {
     }
 }
 
-/// What a setting was set to.
+/// The value of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Value {
@@ -150,13 +152,13 @@ pub enum Value {
     Flag(bool),
     /// A whole number.
     Number(u64),
-    /// A share.
+    /// A fraction.
     Share(Share),
     /// A word or any text.
     Text(String),
 }
 
-/// The settings somebody has set, by name.
+/// The settings that were set, by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Settings(BTreeMap<String, Value>);
@@ -169,16 +171,16 @@ impl Settings {
         self
     }
 
-    /// Whether nothing was set.
+    /// Whether no setting was set.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of `declared`, as set or by default.
+    /// Returns the value of each setting in `declared`: the one that was set, or the default.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] naming a setting that is not among them, that cannot be what it was set to, or that has
-    /// no effect beside the others.
+    /// [`ErrorKind::Unsupported`] names a setting that is not declared, that has a value which it may not have, or
+    /// that has no effect beside the others.
     pub fn read(&self, declared: &'static [Setting]) -> Result<Chosen> {
         let bad = |context: String| Err(Error::new(ErrorKind::Unsupported, "read options", context));
         let mut chosen: BTreeMap<_, _> = declared.iter().map(|s| (s.name, s.kind.default())).collect();
@@ -216,12 +218,12 @@ impl Settings {
     }
 }
 
-/// Every setting of a transport with its value.
+/// Every setting of a transport, with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen(BTreeMap<&'static str, Value>);
 
 impl Chosen {
-    /// A share; 0 for what was not declared as one.
+    /// Value of a fraction, from 0 to 1. 0 if the setting was not declared as one.
     pub fn share(&self, name: &str) -> f64 {
         match self.0.get(name) {
             Some(Value::Share(share)) => (*share).into(),
@@ -230,12 +232,12 @@ impl Chosen {
         }
     }
 
-    /// A flag; false for what was not declared as one.
+    /// Value of a flag. False if the setting was not declared as one.
     pub fn flag(&self, name: &str) -> bool {
         matches!(self.0.get(name), Some(Value::Flag(true)))
     }
 
-    /// A number; 0 for what was not declared as one.
+    /// Value of a number. 0 if the setting was not declared as one.
     pub fn number(&self, name: &str) -> u64 {
         if let Some(Value::Number(number)) = self.0.get(name) {
             *number
@@ -244,7 +246,7 @@ impl Chosen {
         }
     }
 
-    /// A word or text; empty for what was not declared as either.
+    /// Value of a word or a text. Empty if the setting was not declared as either.
     pub fn text(&self, name: &str) -> &str {
         if let Some(Value::Text(text)) = self.0.get(name) {
             text

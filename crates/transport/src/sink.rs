@@ -1,19 +1,19 @@
-//! Where received chunks go.
+//! The sink: a link gives it the chunks that it receives, and the sink gives each chunk its place.
 
 use thalweg_arena::Claim;
 use thalweg_wire::{ChunkHeader, Ranges, WireError};
 
-/// The place a chunk is received into.
+/// The memory that a chunk is received into.
 #[derive(Debug)]
 pub enum Target {
-    /// Its final place.
+    /// The chunk's final place in an arena.
     Place(Claim),
-    /// A buffer to be folded or copied from; exactly as long as the chunk.
+    /// A buffer, exactly as long as the chunk. The sink folds or copies the bytes from there.
     Scratch(Vec<u8>),
 }
 
 impl Target {
-    /// The bytes to write; as long as the chunk.
+    /// The bytes to write, as many as the chunk has.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Target::Place(claim) => claim,
@@ -21,7 +21,7 @@ impl Target {
         }
     }
 
-    /// The bytes received.
+    /// The bytes that were received.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Target::Place(claim) => claim,
@@ -30,42 +30,46 @@ impl Target {
     }
 }
 
-/// Takes what a link receives. Called from several tasks at once where a link has several streams. Where parts of a chunk
-/// are lost, what came of it may be handed over as chunks of their own.
+/// Takes the chunks that a link receives. A link with several streams calls it from several tasks at the same
+/// time. If parts of a chunk are lost, the received parts may arrive as chunks of their own.
 pub trait Sink: Send + Sync {
-    /// Where the chunk goes; `None` if nobody wants it (late, duplicate, not ours): the transport drops it.
+    /// Returns the place for a chunk. `None` if the chunk is not wanted (it is late, a duplicate, or not
+    /// ours); then the transport drops it.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target>;
 
-    /// Where the chunk will go, asked before any of its bytes come, by a transport whose peer writes there by itself. A
-    /// chunk for which the sink gives a claim, as long as the chunk, is not asked for again: when its bytes are there,
-    /// `stored` gets the claim as its target. If they never come, the transport drops the claim. `None` if the sink does
-    /// not say beforehand, or if nobody wants it: the transport asks for a place when the chunk comes.
+    /// Returns the claim for a chunk before any of its bytes arrive, for transports whose peer writes there
+    /// by itself. If the sink returns a claim, which is as long as the chunk, the transport does not call
+    /// [`Sink::place`] for it. When the bytes have arrived, `stored` gets the claim as its target; if they
+    /// never arrive, the transport drops the claim. `None` if the sink does not decide beforehand, or does
+    /// not want the chunk: then the transport calls [`Sink::place`] when the chunk arrives.
     fn prepare(&self, _chunk: &ChunkHeader) -> Option<Claim> {
         None
     }
 
-    /// The first bytes of `chunk` have reached this end, and its place is asked for later: whoever calls this has to have
-    /// the chunk whole first. It is called for the first chunk of an update at least.
+    /// The first bytes of `chunk` have reached this end, and the transport will ask for its place later.
+    /// Transports that must have a whole chunk first call this, at least for the first chunk of an update.
     ///
-    /// So the receiving of an update begins at the same time over all transports: when its first bytes reach the receiver.
-    /// Where chunks are received straight into their places, [`Sink::place`] is called then. This call tells a time and
-    /// nothing else: only the header has been checked, and the chunk may never come.
+    /// It makes the start of an update comparable over all transports: the time when its first bytes reach
+    /// the receiver. A transport that receives chunks straight into their places calls [`Sink::place`] at
+    /// that time. This call reports a time and nothing else: only the header has been checked, and the chunk
+    /// may never arrive.
     fn begun(&self, _chunk: &ChunkHeader) {}
 
-    /// `bytes` more bytes of chunks have come, in order to tell a slow peer from a dead one.
+    /// `bytes` more bytes of chunks have arrived. This distinguishes a slow peer from a dead one.
     fn progress(&self, bytes: u64);
 
-    /// The chunk is in its place and its checksum matches, or `Err` says that it does not.
+    /// The chunk is in its place. `outcome` is the result of the checksum's verification.
     fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>);
 
-    /// The chunk is in its place but for `holes`, offsets from its begin, of which nothing will come. A sink that makes
-    /// nothing of a whole chunk with holes gives the target back, and gets the parts that came ([`crate::hand_over`]).
+    /// The chunk is in its place except for `holes`, offsets from the chunk's beginning; their bytes will
+    /// never arrive. A sink that cannot use a chunk with holes returns the target, and gets the received
+    /// parts ([`crate::hand_over`]).
     fn holed(&self, _chunk: &ChunkHeader, target: Target, _holes: &Ranges) -> Option<Target> {
         Some(target)
     }
 }
 
-/// A sink that takes no chunk, for whoever waits for a message before there can be any.
+/// A sink that takes no chunk, for waiting for a message before there can be any chunks.
 #[derive(Debug, Clone, Copy)]
 pub struct NoChunks;
 

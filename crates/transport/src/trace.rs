@@ -1,4 +1,4 @@
-//! The option `trace`: what the ends of links believed about their paths, as JSON lines.
+//! The option `trace`: senders write their estimates of their paths to a file, as JSON lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::{Chosen, Error, ErrorKind, Kind, Result, Setting};
 
-/// Which file is written; none without one.
+/// The path of the file. Without one, nothing is written.
 pub const TRACE: Setting = Setting {
     name: "trace",
     kind: Kind::Text { default: "" },
@@ -17,15 +17,15 @@ pub const TRACE: Setting = Setting {
     needs: &[],
 };
 
-/// Between two lines of a link, at least.
+/// Least time between two lines of a link.
 const EVERY: Duration = Duration::from_millis(5);
 
-/// The file, open for lines of several links.
+/// The file, open for the lines of several links.
 #[derive(Debug, Clone)]
 pub struct TraceFile(Arc<File>);
 
 impl TraceFile {
-    /// Opens the file that the options name, if they do.
+    /// Opens the file that the options name. `None` if they name none.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if it cannot be opened.
@@ -41,11 +41,11 @@ impl TraceFile {
         Ok(Some(Self(Arc::new(file))))
     }
 
-    /// Lines of a link to `peer`.
+    /// Returns the writer for a link to `peer`.
     #[must_use]
     pub fn of(&self, peer: &str) -> Trace {
         static LINKS: AtomicU64 = AtomicU64::new(0);
-        // An address has neither quotes nor backslashes; whatever else a name may have is left out.
+        // An address has neither quotes nor backslashes. Other names may, so these characters are left out.
         let peer: String =
             peer.chars().filter(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\\')).collect();
         let number = LINKS.fetch_add(1, Ordering::Relaxed);
@@ -58,15 +58,16 @@ impl TraceFile {
 #[derive(Debug)]
 pub struct Trace {
     file: TraceFile,
-    /// Beginning of each line.
+    /// The beginning of each line: the link's name and its peer.
     head: String,
     began: Instant,
     last: Option<Instant>,
 }
 
 impl Trace {
-    /// Writes a line, unless the last one was written a moment ago. `believed` returns a JSON object; its argument is the
-    /// time since the link was made. What cannot be written is left out: nothing is sent later because of it.
+    /// Writes a line, unless the link's last line is less than 5 ms old. `believed` gets the time since this
+    /// writer was made, and returns a JSON object. Errors of writing are ignored, so that they cannot delay
+    /// sending.
     pub fn note(&mut self, believed: impl FnOnce(Duration) -> String) {
         if self.last.is_none_or(|last| last.elapsed() >= EVERY) {
             self.end(believed);
@@ -81,7 +82,7 @@ impl Trace {
         let believed = believed(now.duration_since(self.began));
         let rest = believed.strip_prefix('{').unwrap_or_default();
         let line = format!("{},\"time\":{:.6},{rest}\n", self.head, time.as_secs_f64());
-        // One call a line, at the end of the file: lines of several processes do not mix.
+        // Each line is one append to the file, so that lines of several processes do not mix.
         let _ = (&*self.file.0).write_all(line.as_bytes());
     }
 }

@@ -1,31 +1,31 @@
-//! Peers that have connected and have not proved who they are: how many there may be, and which of them gives way.
-//! Without IO and without a clock; [`crate::AdmissionQueue`] is this table with both.
+//! The table of peers that have connected and have not proved who they are. It decides which of them is
+//! evicted when there are too many. It does no IO and has no clock; [`crate::AdmissionQueue`] adds both.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// Most unauthenticated peers at a time, however many descriptors there are.
+/// Most unauthenticated peers at a time, however many descriptors the process may have.
 const MOST: u64 = 1024;
-/// One of so many descriptors of the process may be an unauthenticated peer's.
+/// Unauthenticated peers may use the process's descriptors divided by this.
 const PART: u64 = 4;
-/// How long a peer may take from connecting until it has proved itself.
+/// How long a peer may take to prove who it is, from connecting.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How many unauthenticated peers there may be.
+/// Bounds on the number of unauthenticated peers and on their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// In all.
+    /// Most unauthenticated peers in all.
     pub total: usize,
-    /// From one address.
+    /// Most unauthenticated peers from one address.
     pub share: usize,
-    /// How long one may stay.
+    /// How long a peer may stay unauthenticated.
     pub timeout: Duration,
 }
 
 impl Bounds {
-    /// Of a process that may have so many descriptors: unauthenticated peers get a quarter of them, an address half of
-    /// that.
+    /// Bounds for a process that may have this many descriptors: unauthenticated peers get a quarter of them,
+    /// and one address gets half of that.
     pub fn of_process(descriptors: u64) -> Self {
         let total = (descriptors / PART).clamp(2, MOST) as usize;
         Self { total, share: total / 2, timeout: TIMEOUT }
@@ -38,17 +38,20 @@ impl Default for Bounds {
     }
 }
 
-/// Who answers for an unauthenticated peer: its address, of IPv6 the /64 network, which one customer has to himself.
+/// The party that answers for an unauthenticated peer: its IPv4 address, or its IPv6 /64 network, which one
+/// customer usually has alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
-    /// An address, or the first address of a /64 network.
+    /// An IPv4 address, or the first address of an IPv6 /64 network.
     Address(IpAddr),
-    /// Nobody knows: it comes by way of a broker, say. These share one another's fate, and no share limits them.
+    /// The address is unknown, for example behind a broker. All such peers count as one origin, but no share
+    /// limits them.
     Unknown,
 }
 
 impl Origin {
-    /// Of a peer's address as a link names it, `host:port`. A broker's name for a peer is no address: that is unknown.
+    /// Reads a peer's address in the form `host:port`. Another text, such as a broker's name for a peer,
+    /// gives [`Origin::Unknown`].
     pub fn of(address: &str) -> Self {
         address.parse::<SocketAddr>().map_or(Self::Unknown, Self::from)
     }
@@ -72,18 +75,18 @@ impl From<SocketAddr> for Origin {
     }
 }
 
-/// Names an unauthenticated peer; never used twice.
+/// Number of an unauthenticated peer. No number is used twice.
 pub type UnauthenticatedPeerId = u64;
 
 #[derive(Debug, Clone, Copy)]
 struct Row {
     origin: Origin,
-    /// When it last said something; at first, when it came. Of two at the same time the one with the lower number is
-    /// older.
+    /// When the peer last completed a step of its handshake, or when it connected. Of two equal times, the
+    /// one of the lower number counts as older.
     heard: Duration,
 }
 
-/// The unauthenticated peers there are. Those who were told to go and have not gone yet are not among them.
+/// The table of unauthenticated peers. Evicted peers are not in it, even while their connections still exist.
 #[derive(Debug)]
 pub struct UnauthenticatedPeers {
     bounds: Bounds,
@@ -93,30 +96,32 @@ pub struct UnauthenticatedPeers {
 }
 
 impl UnauthenticatedPeers {
-    /// Nobody yet.
+    /// An empty table.
     pub fn new(bounds: Bounds) -> Self {
         Self { bounds, rows: BTreeMap::new(), counts: HashMap::new(), next: 0 }
     }
 
-    /// How many there may be.
+    /// The bounds of this table.
     pub fn bounds(&self) -> Bounds {
         self.bounds
     }
 
-    /// How many there are.
+    /// Number of unauthenticated peers.
     pub fn count(&self) -> usize {
         self.rows.len()
     }
 
-    /// How many there are from there.
+    /// Number of unauthenticated peers of this origin.
     pub fn count_from(&self, origin: Origin) -> usize {
         self.counts.get(&origin).copied().unwrap_or(0)
     }
 
-    /// One has come. It is in, and if there were too many, another is out, which has to go.
+    /// Adds a peer that has connected. Returns its number, and the peer that is evicted for it if there were
+    /// too many.
     ///
-    /// Whoever has the most gives way, and the newcomer counts as one of its own address: so nobody within its share is
-    /// displaced by somebody with more. Of those of an address, the one goes that has been silent for longest.
+    /// The origin with the most peers loses one; the newcomer counts as a peer of its own origin. So no
+    /// origin within its share loses a peer to an origin that has more. Of an origin's peers, the one that
+    /// has been silent for longest is evicted.
     pub fn arrive(
         &mut self,
         now: Duration,
@@ -148,14 +153,14 @@ impl UnauthenticatedPeers {
         candidates.min_by_key(|(&id, row)| (row.heard, id)).map(|(&id, _)| id)
     }
 
-    /// It said something that it had to: a step of its handshake, not a byte.
+    /// The peer has completed a step of its handshake. A single byte does not count.
     pub fn heard(&mut self, now: Duration, id: UnauthenticatedPeerId) {
         if let Some(row) = self.rows.get_mut(&id) {
             row.heard = row.heard.max(now);
         }
     }
 
-    /// It has proved itself, or its connection has ended.
+    /// Removes a peer that has proved who it is, or whose connection has ended.
     pub fn leave(&mut self, id: UnauthenticatedPeerId) {
         let Some(row) = self.rows.remove(&id) else { return };
         if let Some(count) = self.counts.get_mut(&row.origin) {
@@ -266,7 +271,7 @@ mod tests {
         assert!(few.total >= 2 && few.share >= 1);
     }
 
-    /// Comes from an address, speaks, goes: an unauthenticated peer by its place among those that came.
+    /// A step of the property test. `Heard` and `Leave` choose a peer by its index among those that arrived.
     #[derive(Debug, Clone)]
     enum Step {
         Arrive(u8),
