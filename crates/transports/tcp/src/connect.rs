@@ -1,5 +1,5 @@
-//! Connecting: one kernel connection for each stream, all with the same link's name; and one more for control messages
-//! where chunks go on [data connections](mod@crate::data).
+//! Connects: one kernel connection for each stream, all with the same link id. If chunks go on [data
+//! connections](mod@crate::data), there is one more, for control messages.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ async fn gather(address: &Address, options: &Options, tls: &ClientTls) -> Result
     Ok(TcpLink::new(connections, has_data))
 }
 
-/// Shakes hands on a connection. With a key, the link's chunks go on data connections.
+/// Does the handshake on a connection. If it returns a key, the link's chunks go on data connections.
 async fn shake(
     stream: TcpStream,
     address: &Address,
@@ -76,7 +76,7 @@ async fn shake(
     }
 }
 
-/// Joins a data connection to its link.
+/// Adds a data connection to its link.
 async fn join(stream: TcpStream, address: &Address, preamble: Preamble, key: &DataKey) -> Result<Shaken> {
     let failed = |e: &std::io::Error| no_answer(address, e, true);
     let socket = Socket::new(stream).map_err(|e| failed(&e))?;
@@ -93,8 +93,9 @@ fn in_the_clear(address: &Address) -> Peer {
     Peer { address: address.to_string(), ..Peer::default() }
 }
 
-/// Says which connection this is and waits for the answer, which may decline data connections. A server that refuses our
-/// certificate says so only now, and may have closed before we write: its reason counts, not our failed write.
+/// Sends the preamble, and waits for the answer, which may decline data connections. A server that refuses
+/// our certificate says so only now, and may have closed the connection before we write. So a security error
+/// in its answer is reported rather than our failed write.
 async fn exchange(
     stream: &mut impl Duplex,
     preamble: Preamble,

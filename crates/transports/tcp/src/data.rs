@@ -1,20 +1,23 @@
-//! Data connections: in the clear, for chunks that a layer above has sealed ([`thalweg_transport::Sealed`]).
+//! Data connections: connections without TLS, for chunks that a layer above has sealed
+//! ([`thalweg_transport::Sealed`]).
 //!
-//! A link under TLS needs every byte of its connections. So where a listener can do without some of the chunks' bytes,
-//! control messages have a connection under TLS to themselves, the first, and chunks go on others beside it, in the
-//! clear. Of what is on those the path sees frames' headers: who sends what part of which round, and when. It can change
-//! nothing of the chunks, since the layer authenticates what the headers say, and reads nothing of them.
+//! TLS needs every byte of its connection. If the listener can do without some bytes of the chunks, only the
+//! first connection of the link is under TLS and carries the control messages. Chunks go on data connections
+//! beside it. An observer of the path sees the headers of their frames: who sends which part of which round,
+//! and when. It cannot read the chunks, nor change them or their headers unnoticed, because the layer
+//! authenticates both.
 //!
-//! The client proposes that in its [preamble](mod@crate::preamble), under TLS; the answer says whether it is so. A data
-//! connection then begins with a preamble whose magic is `tlwd`, whose streams are counted without the first
-//! connection, and behind it
+//! The client proposes data connections in its [preamble](mod@crate::preamble), under TLS. The answer accepts
+//! or declines them. A data connection then begins with a preamble with the magic `tlwd`, in which the number
+//! of streams does not count the first connection. Behind it follows
 //!
 //! | byte | field | |
 //! |---|---|---|
-//! | 24 | proof | HMAC-SHA-256 of the preamble and of who says it |
+//! | 24 | proof | HMAC-SHA-256 of the sender's role and the preamble |
 //!
-//! by a key that both ends have from TLS's exporter (RFC 5705). The listener answers with a proof of its own. Each place
-//! of a link is taken once, and those of a link that is whole are gone: a preamble that is sent again joins nothing.
+//! The key of the HMAC comes from TLS's exporter (RFC 5705), so both ends have it. The listener answers with
+//! a proof of its own. Each place of a link is taken once, and the places of a complete link are gone, so a
+//! replayed preamble joins nothing.
 
 use ring::hmac;
 use thalweg_sockets::tls;
@@ -25,27 +28,28 @@ use tokio_rustls::TlsStream;
 use crate::link::Duplex;
 use crate::preamble::{Preamble, PREAMBLE_BYTES};
 
-/// What a data connection begins with.
+/// First bytes of a data connection.
 pub(crate) const MAGIC: [u8; 4] = *b"tlwd";
 const PROOF_BYTES: usize = 32;
-/// Bytes in front of the frames that come from a client.
+/// Number of bytes that a client sends before its frames.
 pub(crate) const DATA_BYTES: usize = PREAMBLE_BYTES + PROOF_BYTES;
-/// What TLS makes the key of data connections from.
+/// Label of the exporter (RFC 5705) that gives the key of data connections.
 const EXPORTED: &[u8] = b"EXPORTER-thalweg-data";
 const CLIENT: &[u8] = b"thalweg tcp data 1 client";
 const SERVER: &[u8] = b"thalweg tcp data 1 server";
 
-/// What the two ends of a link prove with that a data connection belongs to it.
+/// The HMAC key with which the two ends of a link prove that a data connection belongs to it.
 #[derive(Clone)]
 pub(crate) struct DataKey(hmac::Key);
 
 impl DataKey {
-    /// From a secret that TLS gave both ends of the link's first connection, and that nothing else is made from.
+    /// Makes the key from a secret that TLS gave both ends of the link's first connection. Nothing else is
+    /// derived from this secret.
     pub(crate) fn new(secret: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// That of a link whose first connection this is.
+    /// The key of the link whose first connection is `stream`.
     pub(crate) fn of<T>(operation: &'static str, stream: &TlsStream<T>) -> Result<Self> {
         tls::exported(operation, stream, EXPORTED).map(|secret| Self::new(&secret))
     }
@@ -59,7 +63,8 @@ impl DataKey {
     }
 }
 
-/// A client's: says which connection this is, and hears that it is the link's server that took it.
+/// Client: sends the preamble of a data connection with its proof, and checks that the answer comes from the
+/// link's server.
 pub(crate) async fn ask(
     stream: &mut impl Duplex,
     preamble: Preamble,
@@ -78,7 +83,7 @@ pub(crate) async fn ask(
     })
 }
 
-/// What a client says on a data connection, whose first four bytes have been read.
+/// What a client sends at the start of a data connection. The first four bytes have been read before.
 pub(crate) struct Asked {
     pub preamble: Preamble,
     said: [u8; PREAMBLE_BYTES],
@@ -98,7 +103,7 @@ impl Asked {
         Ok(Self { preamble: Preamble::decode(operation, &said)?, said, proof })
     }
 
-    /// Whether it was said by the client of the link with this key.
+    /// Whether the client of the link with this key has sent it.
     pub(crate) fn is_proved(&self, key: &DataKey) -> bool {
         key.check(CLIENT, &self.said, &self.proof)
     }
@@ -121,7 +126,7 @@ mod tests {
         Error::io("test", "peer", error)
     }
 
-    /// A client with a key asks a server with another, through somebody who may change what passes.
+    /// A client with a key asks a server with another key. `change` alters the bytes on their way.
     async fn shake(client: &DataKey, server: &DataKey, change: impl Fn(&mut [u8])) -> (bool, Result<()>) {
         let (mut here, mut there) = tokio::io::duplex(256);
         let serve = async {
@@ -150,7 +155,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_of_what_is_said_can_be_changed() {
         let key = DataKey::new(&[1; 32]);
-        // All but the magic, and the version, which is refused before.
+        // All bytes but the magic and the version, whose errors are found before the proof is checked.
         for at in 5..DATA_BYTES {
             let (proved, _) = shake(&key, &key, |hello| hello[at] ^= 1).await;
             assert!(!proved, "byte {at}");

@@ -1,4 +1,4 @@
-//! Connections that wait for the others of their link.
+//! Connections that wait for the other connections of their link.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,29 +12,29 @@ use crate::data::{Asked, DataKey};
 use crate::link::{Shaken, TcpLink};
 use crate::preamble::{LinkId, Preamble};
 
-/// Links that may wait for connections at a time; beyond that a new one is refused.
+/// Most links that may wait for connections at a time. Further links are refused.
 const MAX_WAITING: usize = 1024;
 const ACCEPT: &str = "accept";
 
 struct Waiting {
     connections: Vec<Option<Shaken>>,
-    /// Of a link with data connections, which all but its first are.
+    /// The key of a link with data connections. All its connections but the first are data connections.
     key: Option<DataKey>,
     whole: oneshot::Sender<Vec<Shaken>>,
 }
 
-/// The links of which some connections are there and some not.
+/// The links of which only some connections have arrived.
 #[derive(Clone, Default)]
 pub(crate) struct Gathering(Arc<Mutex<HashMap<LinkId, Waiting>>>);
 
 impl Gathering {
     fn table(&self) -> MutexGuard<'_, HashMap<LinkId, Waiting>> {
-        // Each change is one call on the map, so a poisoned one is whole.
+        // Each change is one call on the map, so the map is consistent even if the lock is poisoned.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a connection. The first of a link gives the link that is pending, which waits up to `limit`
-    /// for the rest.
+    /// Adds a connection. For the first connection of a link, returns the pending link, which waits up to
+    /// `limit` for the rest.
     pub(crate) fn add(&self, preamble: Preamble, shaken: Shaken, limit: Duration) -> Result<Option<Pending>> {
         if let Some(unauthenticated_peer) = &shaken.unauthenticated_peer {
             unauthenticated_peer.heard();
@@ -55,7 +55,8 @@ impl Gathering {
         Ok(Some(pending))
     }
 
-    /// A link whose chunks go on data connections: it waits for them, and for its first connection.
+    /// Begins a link whose chunks go on data connections. The link waits for its first connection and for
+    /// these.
     pub(crate) fn expect(&self, preamble: Preamble, key: DataKey, limit: Duration) -> Result<Pending> {
         let mut table = self.table();
         if table.contains_key(&preamble.id) {
@@ -64,7 +65,8 @@ impl Gathering {
         self.wait(&mut table, preamble.id, 1 + usize::from(preamble.streams), Some(key), limit)
     }
 
-    /// The key of the link to which a data connection proves to belong.
+    /// The key of the link to which a data connection belongs. An error if the connection's proof fits no
+    /// waiting link.
     pub(crate) fn key(&self, asked: &Asked) -> Result<DataKey> {
         let key = self.table().get(&asked.preamble.id).and_then(|waiting| waiting.key.clone());
         key.filter(|key| asked.is_proved(key)).ok_or_else(|| {
@@ -73,13 +75,14 @@ impl Gathering {
         })
     }
 
-    /// Takes a connection of an expected link: the first at place 0, its data connections behind it.
+    /// Adds a connection to a link that was begun by `expect`. The first connection has place 0; the data
+    /// connections follow.
     pub(crate) fn join(&self, id: LinkId, place: usize, shaken: Shaken) -> Result<()> {
         self.end_with(&shaken, id);
         put(&mut self.table(), id, place, shaken)
     }
 
-    /// A link that waits for its connections ends when one of those has to go.
+    /// Ends the waiting link when one of its connections is evicted from the admission queue.
     fn end_with(&self, shaken: &Shaken, id: LinkId) {
         let Some(watch) = shaken.unauthenticated_peer.as_ref().map(UnauthenticatedPeer::watch) else {
             return;
@@ -116,7 +119,8 @@ fn bad<T>(why: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Corrupt, ACCEPT, why))
 }
 
-/// Takes a connection in; with the last of a link, hands that over.
+/// Stores a connection of a link. With its last connection, the link leaves the table and its waiter gets the
+/// connections.
 fn put(table: &mut HashMap<LinkId, Waiting>, id: LinkId, place: usize, shaken: Shaken) -> Result<()> {
     let Some(waiting) = table.get_mut(&id) else { return bad("a connection came too late for its link") };
     match waiting.connections.get_mut(place) {
@@ -125,7 +129,8 @@ fn put(table: &mut HashMap<LinkId, Waiting>, id: LinkId, place: usize, shaken: S
     }
     if waiting.connections.iter().all(Option::is_some) {
         if let Some(Waiting { connections, whole, .. }) = table.remove(&id) {
-            // It fails if the caller no longer wants the link, whose connections then end.
+            // This fails if the waiter no longer wants the link. The connections are dropped then, and so
+            // end.
             let _ = whole.send(connections.into_iter().flatten().collect());
         }
     }
@@ -133,7 +138,8 @@ fn put(table: &mut HashMap<LinkId, Waiting>, id: LinkId, place: usize, shaken: S
 }
 
 impl Waiting {
-    /// Whether a connection that proves nothing of itself may belong to it.
+    /// Whether a connection without a proof may belong to this link: it must name the same number of
+    /// connections and show the same certificate.
     fn check(&self, preamble: Preamble, shaken: &Shaken) -> Result<()> {
         if self.key.is_some() || usize::from(preamble.streams) != self.connections.len() {
             return bad("the connections of a link disagree on how many there are");
@@ -147,7 +153,7 @@ impl Waiting {
     }
 }
 
-/// Takes the link out of the table when nobody waits for it any more.
+/// Removes the link from the table when nobody waits for it any more.
 struct Entry {
     table: Gathering,
     id: LinkId,

@@ -1,4 +1,5 @@
-//! The bytes of a kernel's connection, with the holes that something beside the kernel made put back where they were.
+//! Reads a connection of the kernel, and puts the holes that a program beside the kernel masked back in their
+//! places.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,29 +18,29 @@ pub(crate) struct Holed {
     weave: Weave,
 }
 
-/// What has been read and what is missing, without IO.
+/// Merges the bytes that were read with the holes. It does no IO.
 #[derive(Debug, Default)]
 struct Weave {
-    /// Bytes of the kernel's that were given out.
+    /// Number of the kernel's bytes that were returned so far.
     place: u64,
-    /// And with the holes among them.
+    /// Number of bytes and missing bytes that were returned so far: the offset in the stream.
     offset: u64,
-    /// Holes in front of which nobody has stood yet, rising.
+    /// Holes that were not returned yet, in rising order.
     holes: VecDeque<Hole>,
-    /// Bytes that were read together with what is in front of a hole.
+    /// Bytes that were read together with bytes before a hole, and wait behind it.
     rest: VecDeque<u8>,
     copied: u64,
 }
 
 impl Holed {
     pub(crate) fn new(socket: Socket, holes: Arc<dyn Holes>) -> Self {
-        // The preamble has been read.
+        // The preamble has already been read.
         let read = PREAMBLE_BYTES as u64;
         let weave = Weave { place: read, offset: read, ..Weave::default() };
         Self { plain: Plain::new(socket), holes, weave }
     }
 
-    /// Some bytes, or a hole; no bytes at the end. May be dropped and called again.
+    /// Returns some bytes or a hole; 0 bytes at the end. The future may be dropped and the call repeated.
     pub(crate) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<Taken> {
         loop {
             if let Some(taken) = self.weave.take(buffer) {
@@ -54,19 +55,19 @@ impl Holed {
         }
     }
 
-    /// The header of a frame has been read.
+    /// Reports the header of a frame that has been read.
     pub(crate) fn header(&self, header: &FrameHeader) {
         self.holes.header(self.weave.offset, header);
     }
 
-    /// Bytes copied since this was asked last.
+    /// Bytes copied since the last call.
     pub(crate) fn copied(&mut self) -> u64 {
         std::mem::take(&mut self.weave.copied)
     }
 }
 
 impl Weave {
-    /// What is next of what is known: a hole, or bytes that were kept.
+    /// Returns what is next among the known holes and the kept bytes. `None` if nothing is known.
     fn take(&mut self, buffer: &mut [u8]) -> Option<Taken> {
         if buffer.is_empty() {
             return Some(Taken::Bytes(0));
@@ -91,13 +92,14 @@ impl Weave {
         Some(self.give(count))
     }
 
-    /// Bytes in front of the next hole, as far as there is place for them.
+    /// Number of bytes before the next hole, at most `place`.
     fn room(&self, place: usize) -> usize {
         let until = self.holes.front().map_or(u64::MAX, |hole| hole.place - self.place);
         usize::try_from(until).unwrap_or(usize::MAX).min(place)
     }
 
-    /// Bytes have been read, and holes heard of that may be among them. What is behind the first is kept.
+    /// Adds bytes that were read, and new holes, which may lie among these bytes. Keeps the bytes behind the
+    /// first hole. Returns the bytes before it, or `None` if the hole comes first.
     fn came(&mut self, bytes: &[u8], fresh: Vec<Hole>) -> Option<Taken> {
         self.holes.extend(fresh);
         let count = self.room(bytes.len());
@@ -120,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes all there is; what of the stream was bytes, and what a hole.
+    /// Takes everything from `weave`. In `stream`, a byte is `Some` and a missing byte is `None`.
     fn drain(weave: &mut Weave, buffer: &mut [u8], stream: &mut Vec<Option<u8>>) {
         while let Some(taken) = weave.take(buffer) {
             put(taken, buffer, stream);
@@ -148,8 +150,8 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces of a stream, some of them holes, heard of when bytes behind them have been read or before: what is given
-        /// out is the stream.
+        /// Cuts a stream into pieces, some of which are holes. A hole is reported before the bytes behind it
+        /// are read, or together with them. The merged result must equal the stream.
         #[test]
         fn holes_are_put_back_where_they_were(
             pieces in prop::collection::vec((1..40_u64, any::<bool>(), any::<bool>()), 1..40),
@@ -175,7 +177,7 @@ mod tests {
                 let count = weave.room(size).min(bytes.len() - read);
                 buffer[..count].copy_from_slice(&bytes[read..read + count]);
                 read += count;
-                // At the latest when the byte behind it has been read, or the end.
+                // The hole is reported at the latest when the byte behind it has been read, or the end.
                 let heard = |hole: &(Hole, bool)| {
                     hole.0.place < read as u64 || (hole.0.place == read as u64 && (hole.1 || count == 0))
                 };

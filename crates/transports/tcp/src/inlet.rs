@@ -1,9 +1,10 @@
 //! A connection's incoming bytes.
 //!
-//! In the clear, a receiver faster than its sender would sleep and be woken for every 64 KiB the kernel
-//! queues, and each wake costs the sender more than the checksum does. So while chunks come quickly, the kernel
-//! is told to wake us for a large part of one (SO_RCVLOWAT). A link that turns slow is noticed within
-//! [`TIMEOUT`]; from then on every byte wakes us, and is progress, again.
+//! Without TLS, a receiver that is faster than its sender would be woken for every 64 KiB that the kernel
+//! queues. Each wake-up costs the sender more than the checksum does. So while chunks arrive quickly, the
+//! kernel is told to wake the receiver only for a large part of a chunk (SO_RCVLOWAT). A link that becomes
+//! slow is noticed within [`TIMEOUT`]. From then on, every byte wakes the receiver again and counts as
+//! progress.
 
 use std::io;
 use std::sync::Arc;
@@ -20,11 +21,11 @@ use crate::link::Duplex;
 use thalweg_sockets::kernel::wake_at;
 use thalweg_sockets::socket::Socket;
 
-/// A chunk that comes within this time comes quickly.
+/// A chunk that arrives within this time counts as quick.
 const QUICK: Duration = Duration::from_millis(20);
-/// How long to wait for a large part of a chunk.
+/// How long the receiver waits for a large part of a chunk.
 const TIMEOUT: Duration = Duration::from_millis(50);
-/// The largest part of a chunk to wait for.
+/// The largest part of a chunk to wait for, in bytes.
 const MOST: usize = 256 << 10;
 
 pub(crate) enum Inlet {
@@ -36,10 +37,10 @@ pub(crate) enum Inlet {
 
 pub(crate) struct Plain {
     socket: Socket,
-    /// When the chunk being received began.
+    /// When the chunk that is being received began.
     began: Instant,
     quick: bool,
-    /// What the kernel was told to wake us at.
+    /// Number of bytes at which the kernel wakes the receiver.
     wakes_at: u32,
 }
 
@@ -48,7 +49,7 @@ impl Inlet {
         Self::Plain(Plain::new(socket))
     }
 
-    /// Some bytes, or 0 at the end. May be dropped and called again.
+    /// Reads some bytes; 0 at the end. The future may be dropped and the call repeated.
     pub(crate) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(plain) => plain.read(buffer, 1).await,
@@ -58,7 +59,7 @@ impl Inlet {
         }
     }
 
-    /// Some bytes of a chunk, of which `left` are missing; `buffer` is no longer than that.
+    /// Reads some bytes of a chunk, of which `left` bytes are missing. `buffer` is no longer than `left`.
     pub(crate) async fn read_chunk(&mut self, buffer: &mut [u8], left: usize) -> io::Result<Taken> {
         match self {
             Self::Plain(plain) => plain.read_quickly(buffer, left).await.map(Taken::Bytes),
@@ -75,7 +76,8 @@ impl Inlet {
         }
     }
 
-    /// Bytes copied beside the move out of the kernel since this was asked last, where that follows from no rule.
+    /// Bytes that holed kernel connections have copied since the last call, beside the copy out of the
+    /// kernel. Other connections return 0, because their copies follow from `LinkState::copies`.
     pub(crate) fn copied(&mut self) -> u64 {
         match self {
             Self::Holed(holed) => holed.copied(),
@@ -130,7 +132,8 @@ impl Plain {
         loop {
             ready!(self.socket.0.poll_read_ready(cx))?;
             match self.socket.0.try_read(buffer) {
-                // Nothing is there: told now, the kernel wakes us at once if that has changed meanwhile.
+                // The socket is empty. SO_RCVLOWAT is set only now: the kernel wakes us at once if bytes have
+                // arrived meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.expect(part),
                 done => return Poll::Ready(done),
             }
@@ -140,7 +143,8 @@ impl Plain {
     fn expect(&mut self, part: usize) {
         let mut wanted = u32::try_from(part).unwrap_or(u32::MAX);
         if wanted > 1 {
-            // An eighth of the buffer at most, a quarter of the window, or the sender would find it closed before we wake.
+            // Wait for at most an eighth of the buffer, a quarter of the window. With more, the sender would
+            // find the window closed before the receiver wakes.
             let buffer = SockRef::from(&*self.socket.0).recv_buffer_size().unwrap_or_default();
             wanted = wanted.min((buffer / 8) as u32).max(1);
         }

@@ -1,13 +1,14 @@
-//! The tcp transport: one or several kernel TCP connections a link, in the clear or under TLS 1.3.
+//! The tcp transport: a link has one or several kernel TCP connections, without encryption or under TLS 1.3.
 //!
 //! Every connection begins with a [preamble](mod@preamble) that says which link it belongs to; then it
-//! carries [frames](thalweg_wire::FrameHeader). A payload goes from the sender's arena into the kernel and
-//! from the kernel into the receiver's place; nothing of it is copied in between (TLS copies it once a
-//! direction, and counts that). Control messages go on the first connection, chunks on whichever is free; where parts of
-//! sealed chunks may be lost, on [data connections](mod@data) beside the first, which alone is under TLS.
+//! carries [frames](thalweg_wire::FrameHeader). A payload goes from the sender's arena into the kernel, and
+//! from the kernel into the receiver's place. It is not copied in between, except under TLS, which copies it
+//! once in each direction; such copies are counted. Control messages go on the first connection, chunks on
+//! any connection that is free. If parts of sealed chunks may be lost, chunks go on [data
+//! connections](mod@data), and only the first connection is under TLS.
 //!
-//! What it has of single connections, other transports have too: they are in [`thalweg_sockets`]. By [`line`] links are
-//! made of connections that the kernel does not carry.
+//! The code for single connections, which other transports use too, is in [`thalweg_sockets`]. [`line`] makes
+//! links of connections that the kernel does not carry.
 #![forbid(unsafe_code)]
 
 mod connect;
@@ -33,8 +34,8 @@ use thalweg_wire::MAX_CHUNK;
 
 /// Most connections of one link.
 pub const MAX_STREAMS: u8 = 16;
-/// Bytes of payload a chunk best has: large enough that system calls do not matter, small enough that
-/// the checksum finds it in the cache (measured: README.md).
+/// Best number of payload bytes in a chunk: large enough that system calls do not matter, and small enough
+/// that the payload is still in the cache for the checksum (measured: README.md).
 pub const BEST_CHUNK: u32 = 256 << 10;
 
 /// Kernel TCP: `tcp://host:port`.

@@ -1,8 +1,10 @@
-//! Connections that something else than the kernel carries, for transports that speak what this one does; or that the
-//! kernel carries, while something beside it takes what was lost out of them ([`Holes`]).
+//! Connections whose incoming bytes may have holes, for transports that use this protocol. Something else
+//! than the kernel carries them ([`HoledStream`]), or the kernel carries them while a program beside it masks
+//! losses ([`Holes`]).
 //!
-//! Both may have holes in the payloads of chunks, and nowhere else. The sink is [told](thalweg_transport::hand_over)
-//! of a chunk with holes as of a whole one, or gets the parts that came.
+//! Holes occur in the payloads of chunks and nowhere else. For a chunk with holes,
+//! [`hand_over`](thalweg_transport::hand_over) gives the sink the whole chunk, or the parts that have
+//! arrived.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -30,71 +32,74 @@ pub use crate::preamble::PREAMBLE_BYTES;
 
 const ACCEPT: &str = "accept";
 
-/// What is next of a connection's bytes.
+/// What a read from a connection returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// So many bytes, now in the buffer; none at the end.
+    /// This many bytes, now in the buffer. 0 at the end of the stream.
     Bytes(usize),
-    /// So many bytes will not come. The buffer's bytes are not touched.
+    /// This many bytes will never arrive. The buffer's bytes are unchanged.
     Hole(usize),
 }
 
-/// A connection: bytes in order both ways, some of which may be missing on the way in.
+/// A connection that carries bytes in order in both directions. Incoming bytes may be missing.
 pub trait HoledStream: Send + Sync {
-    /// From byte `start` on what comes are frames, and the payloads of chunks may be lost, of `sealed` ones all but the
-    /// head. Until that is said nothing may. A line that loses nothing need not know.
+    /// From byte `start` on, the incoming stream consists of frames. Payloads of chunks may now be lost; if
+    /// they are `sealed`, all but the head of each. Before this call nothing may be lost. A stream without
+    /// losses can ignore the call.
     fn frames(&self, _start: u64, _sealed: Option<Sealed>) {}
 
-    /// The next bytes, no more than `buffer` holds.
+    /// Reads the next bytes, at most as many as `buffer` holds.
     fn poll_take(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<Taken>>;
 
-    /// Takes bytes for the peer; how many of all.
+    /// Accepts bytes to be sent to the peer. Returns how many of `bytes` it has accepted.
     fn poll_put(&self, cx: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
 
-    /// Waits until the peer has ended its direction, whether or not what it sent before has been taken.
+    /// Waits until the peer has ended its direction, even if bytes that it sent before have not been read.
     fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()>;
 
-    /// Ends both directions; wakes whoever waits. What was put before still goes out.
+    /// Ends both directions and wakes all waiters. Bytes that were accepted before are still sent.
     fn shut(&self);
 
-    /// What may be lost of the payloads of chunks, by bytes of their update, which so many lines carry together. One that
-    /// loses nothing does nothing.
+    /// Says which bytes of the chunks' payloads may be lost, by bytes of their update. `lines` is the number
+    /// of connections that carry the update together. A stream without losses ignores the call.
     fn tolerate(&self, tolerance: &Arc<Tolerance>, lines: usize) {
         let _ = (tolerance, lines);
     }
 
-    /// Adds what is known of the connection.
+    /// Adds the connection's figures to `counters`.
     fn tell(&self, counters: &mut Counters);
 }
 
-/// Bytes that are missing between two that the kernel hands out.
+/// A gap in a stream: bytes that are missing between two bytes that the kernel delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hole {
-    /// How many bytes the kernel hands out in front of it.
+    /// Number of bytes that the kernel delivers before the hole.
     pub place: u64,
-    /// How many are missing.
+    /// Number of missing bytes.
     pub length: u64,
 }
 
-/// Says where a connection that the kernel carries has holes.
+/// Tells where a connection of the kernel has holes.
 pub trait Holes: Send + Sync {
-    /// Those that have not been told yet, rising: among them all that are in front of a byte that the kernel has handed
-    /// out, or in front of the end if it has handed out that.
+    /// Returns the holes that it has not returned yet, in rising order. Among them are all holes before the
+    /// last byte that the kernel has delivered, or before the end of the stream once the kernel has delivered
+    /// that.
     ///
     /// # Errors
-    /// Why the connection cannot go on.
+    /// The reason why the connection cannot go on.
     fn take(&self) -> io::Result<Vec<Hole>>;
 
-    /// The header of a frame has been read, holes counted, up to `offset` of the stream: its payload is there.
+    /// The header of a frame has been read. Its payload begins at `offset` of the stream, holes included.
     fn header(&self, offset: u64, header: &FrameHeader);
 
-    /// What may be lost of the payloads of chunks, as [`HoledStream::tolerate`] says.
+    /// Says which bytes of the chunks' payloads may be lost; see [`HoledStream::tolerate`].
     fn tolerate(&self, tolerance: &Tolerance, lines: usize) {
         let _ = (tolerance, lines);
     }
 }
 
-/// A line as tokio has it. A hole is an error: where bytes are read so, there is none.
+/// A [`HoledStream`] as tokio's read and write traits. A hole is an error: bytes that are read in this way
+/// may not be lost.
 #[derive(Clone)]
 pub(crate) struct Wire(pub Arc<dyn HoledStream>);
 
@@ -134,7 +139,7 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// How many bytes were taken where none may be missing.
+/// Returns the number of bytes read. A hole is an error here, because no byte may be missing.
 pub(crate) fn whole(taken: Taken) -> io::Result<usize> {
     match taken {
         Taken::Bytes(count) => Ok(count),
@@ -142,7 +147,7 @@ pub(crate) fn whole(taken: Taken) -> io::Result<usize> {
     }
 }
 
-/// Streams that wait for the others of their link.
+/// Accepts connections that may have holes, and joins those of a link.
 #[derive(Clone)]
 pub struct HoledStreams {
     gathering: Gathering,
@@ -151,8 +156,8 @@ pub struct HoledStreams {
 }
 
 impl HoledStreams {
-    /// Of a listener with these options. Under TLS chunks that are sealed go on [data connections](mod@crate::data), which
-    /// may have holes; where they are not sealed, nothing may be lost.
+    /// For a listener with these options. Under TLS, sealed chunks go on [data connections](mod@crate::data),
+    /// which may have holes. If chunks are not sealed, nothing may be lost.
     ///
     /// # Errors
     /// [`ErrorKind::Security`] for certificates and keys that cannot be used.
@@ -161,12 +166,12 @@ impl HoledStreams {
         Ok(Self { gathering: Gathering::default(), tls, sealed: options.sealed })
     }
 
-    /// Shakes hands on a line, and gives the link that is pending; `None` if the line belongs to one that is already.
-    /// The link waits up to `limit` for its others.
+    /// Does the handshake of a connection. Returns a pending link if the connection is the first of a link,
+    /// and `None` if its link is pending already. The link waits up to `limit` for its other connections.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] for another protocol, [`ErrorKind::Security`] for who does not prove to be of a link or
-    /// to be trusted, [`ErrorKind::Closed`].
+    /// [`ErrorKind::Corrupt`] for another protocol; [`ErrorKind::Security`] for a peer that is not trusted, or for a
+    /// data connection that does not prove to belong to a link; [`ErrorKind::Closed`].
     pub async fn admit(
         &self,
         line: Arc<dyn HoledStream>,
@@ -193,7 +198,8 @@ impl HoledStreams {
         self.admit_encrypted(line, stream, (from, unauthenticated_peer), limit).await
     }
 
-    /// Takes a connection under TLS, of which nothing may be lost.
+    /// Admits a connection after its TLS handshake: reads the preamble, answers it, and adds the connection
+    /// to its link. TLS cannot decrypt a stream with holes, so every byte of the connection must arrive.
     async fn admit_encrypted<T: Duplex + 'static>(
         &self,
         line: Arc<dyn HoledStream>,
@@ -205,7 +211,7 @@ impl HoledStreams {
         let peer = tls::peer(ACCEPT, from.clone(), &stream)?;
         let asked = Preamble::read(ACCEPT, &mut stream, &failed).await?;
         let taken = Preamble { data: asked.data && asked.stream == 0 && self.sealed.is_some(), ..asked };
-        // Before the answer, to which the client comes with its data connections.
+        // Do this before the answer: the client opens its data connections as soon as it has the answer.
         let pending = match taken.data {
             true => Some(self.gathering.expect(taken, DataKey::of(ACCEPT, &stream)?, limit)?),
             false => None,
@@ -219,7 +225,7 @@ impl HoledStreams {
         }
     }
 
-    /// Takes a data connection, of whose chunks parts may be lost.
+    /// Admits a data connection. Parts of its chunks may be lost.
     async fn admit_data(
         &self,
         line: Arc<dyn HoledStream>,
@@ -238,7 +244,7 @@ impl HoledStreams {
         self.gathering.join(asked.preamble.id, place, in_the_clear(line, from, unauthenticated_peer))
     }
 
-    /// The same for a connection of the kernel, which may have holes if anybody can tell where.
+    /// Does the same for a connection of the kernel. The connection may have holes if `holes` can tell where.
     ///
     /// # Errors
     /// As [`HoledStreams::admit`].

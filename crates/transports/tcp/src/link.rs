@@ -1,4 +1,4 @@
-//! A link over one or several connections.
+//! A link over one or several connections, and the state that its sending and its receiving share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -25,18 +25,18 @@ use crate::send::{self, Lane, Writer};
 
 use crate::Tcp;
 
-/// How long close() tries to say goodbye under TLS.
+/// Most time that close() spends on sending TLS close_notify.
 const GOODBYE: Duration = Duration::from_millis(250);
 
-/// A connection's bytes, in the clear or under TLS.
+/// The bytes of a connection, with or without TLS.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// Who carries a connection.
+/// How the bytes of a connection are carried.
 #[derive(Clone)]
 pub(crate) enum End {
     Kernel(Socket),
-    /// The kernel, with holes that it knows nothing of.
+    /// By the kernel, but with holes that the kernel does not know of.
     Holed(Socket, Arc<dyn Holes>),
     HoledStream(Arc<dyn HoledStream>),
 }
@@ -64,10 +64,10 @@ impl End {
     }
 }
 
-/// A connection that has shaken hands.
+/// A connection whose handshake is complete.
 pub(crate) struct Shaken {
     pub end: End,
-    /// Under TLS; in the clear it is the socket.
+    /// The TLS stream. Without TLS, the bytes are those of `end`.
     pub tls: Option<Box<dyn Duplex>>,
     pub peer: Peer,
     /// Its place in the listener's admission queue.
@@ -90,20 +90,23 @@ impl Shaken {
     }
 }
 
-/// What both directions know of the link.
+/// The state of a link that both directions use.
 pub(crate) struct LinkState {
     ends: Vec<End>,
     pub who: String,
     pub tls: bool,
-    /// What the peer may send.
+    /// What the peer may send now.
     pub standing: Standing,
-    /// With data connections: how far they have come. Chunks go on them alone, and they have nothing else.
+    /// How far the data connections have come, if the link has any. Then chunks go on data connections only,
+    /// and nothing else does.
     pub marks: Option<Marks>,
-    /// How often a payload is copied on its way in or out, beside the one move into or out of the kernel.
+    /// Number of times that a payload is copied on its way in or out, beside the copy into or out of the
+    /// kernel.
     pub copies: u64,
-    /// Why nothing more can be sent.
+    /// The reason why nothing more can be sent.
     ended: OnceLock<String>,
-    /// Whether what still comes is refused too: closed at this end, or the peer broke the protocol.
+    /// Whether incoming bytes are refused too, because this end closed the link or the peer broke the
+    /// protocol.
     refused: AtomicBool,
     pub sent: AtomicU64,
     pub received: AtomicU64,
@@ -117,7 +120,7 @@ impl LinkState {
         let marks = data.then(|| Marks::new(ends.len().saturating_sub(1)));
         let chunks_under_tls = tls && !data;
         let copies = match ends.last() {
-            // Into a buffer, and out of it.
+            // The stream copies each payload into its buffer and out of it.
             Some(End::HoledStream(_)) => 2 + u64::from(chunks_under_tls),
             _ => u64::from(chunks_under_tls),
         };
@@ -125,25 +128,26 @@ impl LinkState {
         Self { ends, copies, who, tls, standing, marks, ended, refused, sent, received, copied }
     }
 
-    /// The place in the link of the first connection that chunks go on.
+    /// Index of the first connection that carries chunks.
     pub(crate) fn first_lane(&self) -> usize {
         usize::from(self.marks.is_some())
     }
 
-    /// Ends the link; wakes readers and writers. What the peer sent before can still be received.
+    /// Ends the link, and wakes its readers and writers. Bytes that the peer sent before can still be
+    /// received.
     pub(crate) fn end(&self, why: &str) {
         if self.ended.set(why.to_owned()).is_ok() {
             self.ends.iter().for_each(End::shut);
         }
     }
 
-    /// Ends the link, and takes nothing more from the peer.
+    /// Ends the link, and receives nothing more from the peer.
     pub(crate) fn refuse(&self, why: &str) {
         self.refused.store(true, Ordering::Release);
         self.end(why);
     }
 
-    /// Ends the link for a system error.
+    /// Ends the link because of a system error, and returns the error to report.
     pub(crate) fn broke(&self, operation: &'static str, error: &std::io::Error) -> Error {
         self.end(&format!("the link broke: {error}"));
         self.check(operation).err().unwrap_or_else(|| self.explain(operation, error))
@@ -169,12 +173,12 @@ impl LinkState {
         Error::closed(operation, format!("{}: {why}", self.who))
     }
 
-    /// Whether sending makes sense.
+    /// An error if nothing more can be sent.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         self.ended.get().map_or(Ok(()), |_| Err(self.closed(operation)))
     }
 
-    /// Whether receiving makes sense.
+    /// An error if nothing more can be received.
     pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
         if self.refused.load(Ordering::Acquire) {
             Err(self.closed(operation))
@@ -183,14 +187,14 @@ impl LinkState {
         }
     }
 
-    /// Counts a frame that has been sent on the connection `stream`, before the next one is.
+    /// Counts a frame that was sent on the connection `stream`. Call it before the next frame is sent there.
     pub(crate) fn count(&self, stream: usize, bytes: usize) {
         if let Some(marks) = &self.marks {
             marks.sent(stream, bytes);
         }
     }
 
-    /// Counts bytes that came in the middle of a frame, where their end is an error.
+    /// Counts bytes that were read in the middle of a frame. The end of the stream is an error there.
     pub(crate) fn took(&self, bytes: usize) -> Result<usize> {
         if bytes == 0 {
             self.check_open("receive")?;
@@ -210,8 +214,8 @@ pub(crate) struct TcpLink {
 }
 
 impl TcpLink {
-    /// Joins connections, in the order of their streams. There is at least one; with `data` all but the first are data
-    /// connections.
+    /// Makes a link of connections, in the order of their numbers. There is at least one. With `data`, all
+    /// but the first are data connections.
     pub(crate) fn new(connections: Vec<Shaken>, data: bool) -> Self {
         let first = connections.first();
         let peer = first.map(|c| c.peer.clone()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! What a listener does with each connection, and how the connections come to be links.
+//! The listener: it does the handshake of each connection, and gives the connection to the gathering that
+//! makes links.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -72,8 +73,8 @@ impl Keeper {
     }
 }
 
-/// Hears which connection this is, and says that it is taken. The kernel's connections lose nothing, so chunks can be on
-/// all of them, under TLS: data connections are declined.
+/// Reads the preamble of a connection and accepts it. Connections of the kernel lose nothing, so chunks can
+/// go on all of them, under TLS: data connections are declined.
 async fn answer(stream: &mut impl Duplex, failed: impl Fn(&std::io::Error) -> Error) -> Result<Preamble> {
     let preamble = Preamble::read(ACCEPT, stream, &failed).await?;
     let taken = Preamble { data: false, ..preamble };
@@ -81,7 +82,7 @@ async fn answer(stream: &mut impl Duplex, failed: impl Fn(&std::io::Error) -> Er
     Ok(taken)
 }
 
-/// Says what a connection was taken for.
+/// Answers the preamble of a connection with what was accepted.
 pub(crate) async fn reply(stream: &mut impl Duplex, taken: Preamble) -> std::io::Result<()> {
     stream.write_all(&taken.encode()).await?;
     stream.flush().await

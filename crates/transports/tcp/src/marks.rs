@@ -1,8 +1,9 @@
-//! How far each data connection of a link has come, so that a control message comes behind the chunks sent before it.
+//! Marks keep a control message behind the chunks that were sent before it on data connections.
 //!
-//! On the first connection of such a link each frame has a mark in front for each data connection: how many bytes of
-//! whole frames had been sent on it before (u64, little-endian). The receiver keeps the message until so many have come,
-//! holes included. A data connection that ends before breaks the link: somebody has cut it.
+//! Each frame on the first connection of such a link is preceded by one mark for each data connection: the
+//! number of bytes of whole frames that were sent on it before (u64, little-endian). The receiver keeps the
+//! message until as many bytes have arrived, holes included. If a data connection ends earlier, the link
+//! breaks, because somebody has cut the connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +17,7 @@ struct Came {
     ended: bool,
 }
 
-/// Of one link. Connections are counted as the link does: data connections from 1.
+/// How far the data connections of one link have come. They are numbered from 1, as in the link.
 pub(crate) struct Marks {
     sent: Vec<AtomicU64>,
     came: watch::Sender<Vec<Came>>,
@@ -28,7 +29,7 @@ impl Marks {
         Self { sent, came: watch::Sender::new(vec![Came::default(); data_connections]) }
     }
 
-    /// Bytes in front of a frame on the first connection.
+    /// Number of bytes that precede a frame on the first connection.
     pub(crate) fn bytes(&self) -> usize {
         MARK_BYTES * self.sent.len()
     }
@@ -37,19 +38,19 @@ impl Marks {
         self.sent.iter().flat_map(|sent| sent.load(Ordering::Acquire).to_le_bytes()).collect()
     }
 
-    /// A frame of so many bytes has been sent.
+    /// A frame of `bytes` bytes has been sent.
     pub(crate) fn sent(&self, connection: usize, bytes: usize) {
         if let Some(sent) = connection.checked_sub(1).and_then(|data| self.sent.get(data)) {
             sent.fetch_add(bytes as u64, Ordering::Release);
         }
     }
 
-    /// A frame of so many bytes has come, and the sink has it.
+    /// A frame of `bytes` bytes has arrived, and the sink has it.
     pub(crate) fn came(&self, connection: usize, bytes: usize) {
         self.change(connection, |came| came.bytes += bytes as u64);
     }
 
-    /// Nothing more comes.
+    /// The connection has ended: no more bytes will arrive on it.
     pub(crate) fn ended(&self, connection: usize) {
         self.change(connection, |came| came.ended = true);
     }
@@ -62,7 +63,8 @@ impl Marks {
         });
     }
 
-    /// Waits until each data connection has come as far as `marks` say; or gives one that ended before.
+    /// Waits until each data connection has come as far as `marks` say. If one has ended before its mark,
+    /// returns its number as an error.
     pub(crate) async fn reached(&self, marks: &[u8]) -> Result<(), usize> {
         let marks: Vec<u64> = marks
             .chunks_exact(MARK_BYTES)
@@ -75,7 +77,7 @@ impl Marks {
             outcome = short().find(|(_, (came, _))| came.ended).map_or(Ok(()), |(cut, _)| Err(cut));
             outcome.is_err() || short().next().is_none()
         });
-        // It only fails once the sender is gone, which is ours.
+        // This fails only when the sender was dropped, and the sender is a field of `self`.
         let _ = settled.await;
         outcome
     }

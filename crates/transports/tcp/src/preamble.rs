@@ -1,4 +1,5 @@
-//! What a connection begins with, in both directions: which link, which of its connections.
+//! The preamble, the first bytes of a connection in both directions. It names the link, and the connection's
+//! number in it.
 //!
 //! | byte | field | |
 //! |---|---|---|
@@ -9,8 +10,8 @@
 //! | 7 | flags | 1: chunks are sealed, and may go on [data connections](mod@crate::data); else 0 |
 //! | 8 | link | 16 random bytes |
 //!
-//! The listener answers with the same bytes once it has taken the connection; under TLS that tells the
-//! client that its certificate was accepted. A flag that it leaves out is declined.
+//! The listener answers with the same bytes when it has accepted the connection. Under TLS, this answer tells
+//! the client that its certificate was accepted. A flag that is missing in the answer is declined.
 
 use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_sockets::tls;
@@ -19,12 +20,12 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::MAX_STREAMS;
 
-/// Bytes that a connection begins with, before its frames.
+/// Number of bytes of a preamble, before the frames.
 pub const PREAMBLE_BYTES: usize = 24;
 pub(crate) const MAGIC: [u8; 4] = *b"tlwp";
 const VERSION: u8 = 1;
 
-/// Names a link; unguessable, so that nobody else can add a connection to it.
+/// Identifies a link. It is random and unguessable, so that nobody else can add a connection to the link.
 pub(crate) type LinkId = [u8; 16];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +33,11 @@ pub(crate) struct Preamble {
     pub id: LinkId,
     pub stream: u8,
     pub streams: u8,
-    /// Whether chunks may go on data connections; in the answer, whether they do.
+    /// In the question: chunks may go on data connections. In the answer: they do.
     pub data: bool,
 }
 
-/// A new link's name.
+/// A new random link id.
 pub(crate) fn new_id() -> Result<LinkId> {
     let mut id = [0; 16];
     let none = |_| Error::new(ErrorKind::System, "connect", "the system has no random numbers");
@@ -57,7 +58,7 @@ impl Preamble {
         out
     }
 
-    /// What follows the magic.
+    /// Decodes the bytes after the magic.
     pub(crate) fn decode(operation: &'static str, bytes: &[u8; PREAMBLE_BYTES]) -> Result<Self> {
         let bad = |why: String| Error::new(ErrorKind::Corrupt, operation, why);
         if bytes[4] != VERSION {
@@ -74,7 +75,7 @@ impl Preamble {
         Ok(Self { id, stream, streams, data: flags == 1 })
     }
 
-    /// Reads one; refuses another protocol by its first four bytes.
+    /// Reads a preamble. Refuses another protocol after its first four bytes.
     pub(crate) async fn read(
         operation: &'static str,
         from: &mut (impl AsyncRead + Unpin + ?Sized),

@@ -1,7 +1,7 @@
-//! Receiving: each connection's frames, straight into the places the sink names.
+//! Receives the frames of each connection, straight into the places that the sink gives.
 //!
 //! All state is in [`Intake`] and none in a future, because a control message on one connection ends
-//! `receive` while another is in the middle of a chunk.
+//! `receive` while another connection is in the middle of a chunk.
 
 use std::sync::atomic::Ordering;
 
@@ -15,22 +15,23 @@ use crate::line::Taken;
 use crate::link::LinkState;
 use crate::marks::Marks;
 
-/// What a control message's length may cost before its bytes have come.
+/// Bytes that are allocated for a control message before its first bytes have arrived. So a false length
+/// costs little memory.
 const FIRST_GRANT: usize = 64 << 10;
-/// A chunk nobody wants is read through a buffer of this size.
+/// Size of the buffer through which an unwanted chunk is read.
 const WASTE: usize = 64 << 10;
 const RECEIVE: &str = "receive";
 
-/// One connection's receiving side.
+/// The receiving side of one connection.
 pub(crate) struct Intake {
     inlet: Inlet,
     stream: usize,
-    /// A frame's header, behind the marks that are in front of it.
+    /// The header of a frame, with the marks before it.
     header: Vec<u8>,
-    /// Bytes that have come of what `state` waits for.
+    /// Number of bytes that have arrived of what `state` waits for.
     have: usize,
     state: State,
-    /// Parts of the chunk that will not come.
+    /// Ranges of the chunk that will never arrive.
     holes: Ranges,
     waste: Vec<u8>,
     finished: bool,
@@ -39,7 +40,7 @@ pub(crate) struct Intake {
 enum State {
     Header,
     Control(FrameHeader, Vec<u8>),
-    /// A message has come, and chunks sent before it have not, perhaps.
+    /// A message has arrived. Chunks that were sent before it may still be missing.
     Ahead(Bytes),
     Chunk(FrameHeader, Target),
     Unwanted(FrameHeader),
@@ -60,8 +61,8 @@ impl Intake {
         }
     }
 
-    /// The next control message; `None` when the peer has ended this connection between two frames.
-    /// May be dropped at any time and called again.
+    /// Waits for the next control message. `None` when the peer has ended this connection between two frames.
+    /// The future may be dropped at any time and the call repeated.
     async fn next(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Option<Bytes>> {
         while !self.finished {
             match &mut self.state {
@@ -88,7 +89,7 @@ impl Intake {
         self.state = State::Header;
     }
 
-    /// Waits for the chunks that were sent before the message that has come.
+    /// Waits for the chunks that were sent before the message that has arrived.
     async fn wait_for_chunks(&mut self, shared: &LinkState) -> Result<()> {
         let Some(marks) = shared.marks.as_ref().filter(|_| self.stream == 0) else { return Ok(()) };
         let (before, _) = self.header.split_at(marks.bytes());
@@ -186,13 +187,14 @@ impl Intake {
             marks.came(self.stream, HEADER_BYTES + length);
         }
         self.expect_header();
-        // A link that never runs dry leaves room for the others, chunk by chunk.
+        // Yield after each chunk, so that a link that always has data leaves time to the others.
         tokio::task::yield_now().await;
         Ok(())
     }
 }
 
-/// Reads a control message; the buffer grows with what has really come.
+/// Reads a control message. The buffer grows with the bytes that have arrived, not with the length in the
+/// header.
 async fn read_control(
     inlet: &mut Inlet,
     header: &FrameHeader,
@@ -212,7 +214,7 @@ async fn read_control(
     Ok(())
 }
 
-/// The next control message of a link; chunks go to `sink` meanwhile, from all connections at once.
+/// Waits for the next control message of a link. Meanwhile the chunks of all connections go to `sink`.
 pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &LinkState) -> Result<Bytes> {
     shared.check_open(RECEIVE)?;
     let next = async {
@@ -240,8 +242,8 @@ pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &Li
     }
 }
 
-/// A connection that has ended between frames waits for the others: they may still hold what the peer
-/// sent before it closed the link.
+/// Returns the first control message of any connection. A connection that has ended between frames waits for
+/// the others: they may still carry what the peer sent before it closed the link.
 async fn first(intakes: &mut [Intake], sink: &dyn Sink, shared: &LinkState) -> Result<Option<Bytes>> {
     let mut all: FuturesUnordered<_> = intakes.iter_mut().map(|intake| intake.next(sink, shared)).collect();
     while let Some(next) = all.next().await {

@@ -1,4 +1,4 @@
-//! Sending: one frame at a time on each connection, whoever wants to send.
+//! Sends frames, one at a time on each connection.
 
 use std::future::Future;
 use std::io::IoSlice;
@@ -17,20 +17,21 @@ use crate::link::LinkState;
 use crate::marks::Marks;
 
 pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
-/// A connection's sending side. The lock is fair and held for one frame, so a control message waits for
-/// the chunk being sent and not for the update.
+/// The sending side of a connection. The lock is fair and is held for one frame, so a control message waits
+/// for the chunk that is being sent and not for the whole update.
 pub(crate) type Lane = Arc<Mutex<Writer>>;
 
-/// A frame being written. Dropped half-way it breaks the link: the peer could not tell where the next begins.
+/// A frame that is being written. If it is dropped half-written, the link breaks, because the peer could not
+/// tell where the next frame begins.
 struct Frame<'a> {
     shared: &'a Arc<LinkState>,
-    /// The connection's place in the link.
+    /// Index of the connection in the link.
     stream: usize,
     writer: Option<OwnedMutexGuard<Writer>>,
-    /// With what is in front of it.
+    /// The header, with the marks before it.
     header: Vec<u8>,
     payload: Bytes,
-    /// Bytes of header and payload that the kernel or TLS has taken.
+    /// Number of bytes of header and payload that the kernel or TLS has accepted.
     taken: usize,
     chunk: bool,
     done: bool,
@@ -41,13 +42,14 @@ impl Frame<'_> {
         self.header.len() + self.payload.len()
     }
 
-    /// Writes what is left, until the peer hangs up.
+    /// Writes the rest of the frame. Fails when the peer hangs up.
     async fn write(&mut self) -> std::io::Result<()> {
         let (shared, stream) = (self.shared, self.stream);
         until_hung_up(shared, stream, self.write_left()).await
     }
 
-    /// Header and payload that are left. Dropping the future loses nothing: `taken` says how far it came.
+    /// Writes the rest of header and payload. Dropping the future loses nothing: `taken` says how far it
+    /// came.
     async fn write_left(&mut self) -> std::io::Result<()> {
         let (total, Some(writer)) = (self.total(), self.writer.as_mut()) else { return Ok(()) };
         while self.taken < total {
@@ -77,7 +79,7 @@ impl Frame<'_> {
         outcome.map_err(|e| self.shared.broke(operation, &e))
     }
 
-    /// Lets go of the payload at once; what is left of the frame goes out from a copy.
+    /// Releases the payload at once. A copy of the frame's rest is sent in a task of its own.
     fn abandon(mut self) {
         self.done = true;
         let Some(mut writer) = self.writer.take().filter(|_| self.taken > 0) else { return };
@@ -112,7 +114,7 @@ impl Drop for Frame<'_> {
     }
 }
 
-/// What `written` comes to, or an error once the peer has ended the connection.
+/// Returns the result of `written`, or an error once the peer has ended the connection.
 async fn until_hung_up(
     shared: &LinkState,
     stream: usize,
@@ -125,7 +127,7 @@ async fn until_hung_up(
     }
 }
 
-/// The next frame on connection `stream`, once it is free.
+/// Waits until the connection `stream` is free, and begins the next frame on it.
 async fn begin<'a>(
     shared: &'a Arc<LinkState>,
     lanes: &[Lane],
@@ -153,7 +155,7 @@ pub(crate) async fn control(shared: &Arc<LinkState>, lanes: &[Lane], message: By
     frame.finish(operation, outcome)
 }
 
-/// Sends the chunks of an update, each on the connection that is free first.
+/// Sends the chunks of an update, each on the connection that becomes free first.
 pub(crate) async fn update(shared: &Arc<LinkState>, lanes: &[Lane], update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
@@ -162,7 +164,7 @@ pub(crate) async fn update(shared: &Arc<LinkState>, lanes: &[Lane], update: &Out
     shared.check("send update")?;
     let started = Instant::now();
     let next = AtomicUsize::new(0);
-    // All of them end before we do: one that is dropped in the middle of a frame would break the link.
+    // Wait until all of them have ended: dropping one in the middle of a frame would break the link.
     let carriers = shared.first_lane()..lanes.len();
     let ends = join_all(carriers.map(|stream| stripe(shared, lanes, stream, update, &next))).await;
     ends.into_iter().collect::<Result<()>>()?;
@@ -199,7 +201,8 @@ async fn stripe(
     Ok(())
 }
 
-/// Writes the frame; `None` if the cancel came first. Asks for it only where the socket makes us wait.
+/// Writes the frame. `None` if the update was cancelled first. The cancel is polled only when the socket does
+/// not accept more bytes.
 async fn until_cancelled(frame: &mut Frame<'_>, cancel: &Cancel) -> Option<std::io::Result<()>> {
     tokio::select! {
         biased;
