@@ -1,4 +1,5 @@
-//! Bodies of unary calls as they pass: going out in pieces, so that they can be stopped; coming in counted.
+//! The bodies of unary calls. An outgoing body is sent in pieces, so that it can be stopped. The bytes of an
+//! incoming body are counted as progress.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use tonic::Status;
 
 use crate::shared::LinkState;
 
-/// What of a message HTTP/2 gets at a time.
+/// Bytes of a message that HTTP/2 gets at a time.
 const PIECE: usize = 64 << 10;
 
-/// Stops a message on its way. Clones share it.
+/// Stops the sending of a message. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stop(Arc<watch::Sender<bool>>);
 
@@ -29,12 +30,12 @@ impl Stop {
     }
 
     pub(crate) async fn stopped(&self) {
-        // It fails when the sender is gone, which lives as long as we do.
+        // This fails only when the sender was dropped, and the sender is a field of `self`.
         let _ = self.0.subscribe().wait_for(|stopped| *stopped).await;
     }
 }
 
-/// A body that goes out piece by piece until it is stopped: then HTTP/2 resets its stream.
+/// A body that is sent piece by piece. When it is stopped, HTTP/2 resets its stream.
 pub(crate) struct Pieces {
     body: Body,
     rest: Bytes,
@@ -76,7 +77,7 @@ impl HttpBody for Pieces {
     }
 }
 
-/// A body that comes in, with its bytes told to the link as they come.
+/// An incoming body. It reports its bytes to the link as they arrive.
 pub(crate) struct Counted {
     body: Incoming,
     shared: Arc<LinkState>,

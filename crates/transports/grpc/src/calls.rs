@@ -1,4 +1,4 @@
-//! The unary calls of a link: the client's tasks that make them, and the server's answers.
+//! The unary calls of a link: the client's tasks that make the calls, and the server's answers.
 
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::{Context, Poll};
@@ -21,13 +21,13 @@ use crate::receive::explain;
 use crate::shared::LinkState;
 use crate::unary::{refused, Outbound, Unary};
 
-/// The methods' paths.
+/// Paths of the methods.
 pub(crate) const PUT: &str = "/thalweg.v1.Link/Put";
 pub(crate) const GET: &str = "/thalweg.v1.Link/Get";
 
 type Answered<T> = std::result::Result<tonic::Response<T>, Status>;
 
-/// Makes a client's calls until the link ends.
+/// Starts the tasks that make a client's calls until the link ends.
 pub(crate) fn start(shared: &Arc<LinkState>, sender: &SendRequest<Body>, origin: &Uri) {
     tokio::spawn(until_ended(shared.clone(), put_all(shared.clone(), sender.clone(), origin.clone())));
     tokio::spawn(until_ended(shared.clone(), get_all(shared.clone(), sender.clone(), origin.clone())));
@@ -41,7 +41,7 @@ async fn until_ended(shared: Arc<LinkState>, work: impl std::future::Future<Outp
     }
 }
 
-/// Puts every update that is to be sent.
+/// Sends each outbound update with a call of `Put`.
 async fn put_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri) {
     let Some(unary) = &shared.unary else { return };
     while let Some(outbound) = unary.outbounds.lock().await.recv().await {
@@ -69,7 +69,7 @@ async fn put_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri)
     }
 }
 
-/// Asks for one update after the other; the server answers when there is one.
+/// Calls `Get` for one update after the other. The server answers when it has an update.
 async fn get_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri) {
     let Some(unary) = &shared.unary else { return };
     let mut got = false;
@@ -82,13 +82,14 @@ async fn get_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri)
             Err(status) if status.code() == Code::Unimplemented => {
                 return shared.end("the server does not answer unary calls");
             }
-            // It was stopped on its way, or is too large for us: the server hears so with the next call.
+            // The server has stopped the message, or it is larger than this end allows. The next call tells
+            // the server that the update was not taken.
             Err(_) => false,
         };
     }
 }
 
-/// A connection as tonic wants it for one unary call.
+/// A connection in the form that tonic needs for one unary call.
 struct Sender {
     requests: SendRequest<Body>,
     shared: Arc<LinkState>,
@@ -124,7 +125,7 @@ impl tower_service::Service<Request<Body>> for Sender {
     }
 }
 
-/// The server's answer to a unary call; `None` if there is no such method.
+/// The server's answer to a unary call. `None` if there is no such method.
 pub(crate) async fn answer(shared: &Arc<LinkState>, request: Request<Incoming>) -> Option<Response<Body>> {
     let unary = shared.unary.as_ref()?;
     match request.uri().path() {
@@ -152,7 +153,7 @@ fn gone() -> Status {
     Status::unavailable("the link has ended")
 }
 
-/// Takes a client's update.
+/// Receives a client's update.
 struct Put(Arc<LinkState>);
 
 impl UnaryService<Parcel> for Put {
@@ -211,7 +212,7 @@ impl UnaryService<Want> for Get {
     }
 }
 
-/// Tells the sender of the update before whether the client has taken it.
+/// Tells the sender of the previous update whether the client has taken it.
 fn tell(unary: &Unary, got: bool) {
     let given = unary.given.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(taken) = given.filter(|_| got) {

@@ -1,4 +1,4 @@
-//! Connecting: HTTP/2, and the one call that is the link.
+//! Connects: makes the HTTP/2 connection and the one call that is the link.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::wire::{Duplex, Wire};
 use crate::{calls, unary, MAX_MESSAGE, WINDOW};
 
 const CONNECT: &str = "connect";
-/// HTTP/2's name in a TLS handshake (RFC 9113 section 3.2), which other gRPC implementations ask for.
+/// HTTP/2's name in a TLS handshake (RFC 9113, section 3.2). Other gRPC implementations require it.
 pub(crate) const ALPN: &[u8] = b"h2";
 
 type ClientTls = Option<(Arc<ClientConfig>, ServerName<'static>)>;
@@ -90,7 +90,7 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
     Ok(GrpcLink { peer, socket, inbox: Mutex::new(Inbox::new(answer.into_inner(), &shared)), shared })
 }
 
-/// Ends the connection's task if the link does not come to be.
+/// Ends the connection's task if the link is not made.
 struct EndOnDrop(Option<Arc<LinkState>>);
 
 impl EndOnDrop {
@@ -124,7 +124,7 @@ fn origin(address: &Address, tls: bool) -> Result<Uri> {
     uri.map_err(|e| Error::new(ErrorKind::Address, CONNECT, format!("{address}: {e}")))
 }
 
-/// The server has answered with something else than a link.
+/// The error for a server whose answer is not a link.
 fn refused(shared: &LinkState, status: &Status) -> Error {
     let error = explain(shared, status);
     if status.code() == tonic::Code::FailedPrecondition {
@@ -151,7 +151,7 @@ fn no_answer(error: Error, tls: bool) -> Error {
     })
 }
 
-/// Whether the network or the peer has cut the connection, rather than said what HTTP/2 does not.
+/// Whether the network or the peer has cut the connection. False if the peer broke the rules of HTTP/2.
 pub(crate) fn is_cut(error: &hyper::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -166,7 +166,7 @@ pub(crate) fn is_cut(error: &hyper::Error) -> bool {
     false
 }
 
-/// A connection as tonic wants it.
+/// A connection in the form that tonic needs.
 struct Sender(http2::SendRequest<Body>);
 
 impl tower_service::Service<Request<Body>> for Sender {

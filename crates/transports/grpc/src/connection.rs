@@ -1,4 +1,4 @@
-//! The HTTP/2 connection under a link, from its first byte to its last.
+//! Drives the HTTP/2 connection of a link from its first byte to its last.
 
 use std::future::Future;
 use std::pin::{pin, Pin};
@@ -10,17 +10,17 @@ use tokio::time::timeout;
 
 use crate::shared::LinkState;
 
-/// The largest DATA frame that we take; what of a message is waited for at a time.
+/// The largest DATA frame that this end accepts, in bytes: a message arrives in parts of at most this size.
 pub(crate) const MAX_FRAME: u32 = 64 << 10;
-/// What HTTP/2 may hold of a stream, beyond one message, before it asks for the next.
+/// Bytes of a stream that HTTP/2 may hold, beyond one message, before it asks for the next message.
 pub(crate) const SEND_BUFFER: usize = 64 << 10;
-/// Most bytes of a request's or an answer's headers.
+/// Most bytes of the headers of a request or an answer.
 pub(crate) const MAX_HEADERS: u32 = 16 << 10;
-/// How long the end of a link waits for the peer's.
+/// How long an ended link waits for the peer's end of the stream.
 const GOODBYE: Duration = Duration::from_millis(250);
 
-/// Moves the connection's bytes until the link or the connection ends; then ends the other. A link that has ended
-/// says so to its peer, by the end of its stream, and waits for the peer's a little.
+/// Moves the connection's bytes until the link or the connection ends, and then ends the other. When the link
+/// has ended, this end closes its stream to tell the peer, and waits up to [`GOODBYE`] for the peer's end.
 pub(crate) async fn drive<C, E>(
     shared: Arc<LinkState>,
     socket: Socket,
@@ -32,7 +32,7 @@ pub(crate) async fn drive<C, E>(
     let mut connection = pin!(connection);
     tokio::select! {
         biased;
-        // Whoever receives learns from the stream how it ended.
+        // The receiver of the link learns from the stream how it ended.
         _ = &mut connection => {}
         () = shared.ended() => {
             wind_down(connection.as_mut());

@@ -1,4 +1,4 @@
-//! The one message there is, and the turns of a frame on its way into messages.
+//! The gRPC message [`Frame`] of a link's stream, and how chunks and control messages become such messages.
 
 use std::collections::VecDeque;
 
@@ -6,46 +6,48 @@ use bytes::Bytes;
 use prost::Message;
 use thalweg_wire::FrameHeader;
 
-/// Most bytes of a control message in one message of gRPC.
+/// Most bytes of a control message in one gRPC message.
 pub(crate) const CONTROL_PART: usize = 1 << 20;
-/// What gRPC puts before a message: a flag and the length.
+/// Bytes that gRPC puts before a message: a flag and the length.
 const PREFIX: usize = 5;
 
 /// `thalweg.v1.Frame` of `proto/thalweg.proto`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Frame {
-    /// A frame's header; empty in the further parts of a control message.
+    /// Header of a `thalweg-wire` frame. It is empty in the further parts of a control message.
     #[prost(bytes = "bytes", tag = "1")]
     pub header: Bytes,
-    /// All of a chunk, or part of a control message.
+    /// All of a chunk's payload, or a part of a control message.
     #[prost(bytes = "bytes", tag = "2")]
     pub payload: Bytes,
 }
 
 impl Frame {
-    /// Whether it is what [`begins`] makes: a header, and nothing of the payload. An empty control message is sent at once too.
+    /// Whether the message has a header and no payload, as [`begins`] makes it. An empty control message
+    /// looks the same, and is sent at once too.
     pub(crate) fn is_announcement(&self) -> bool {
         !self.header.is_empty() && self.payload.is_empty()
     }
 
-    /// Bytes of it in the stream.
+    /// Number of bytes that the message has in the stream.
     pub(crate) fn wire_bytes(&self) -> u64 {
         (PREFIX + self.encoded_len()) as u64
     }
 }
 
-/// The messages of a chunk: one.
+/// Makes the one message of a chunk.
 pub(crate) fn chunk(header: &FrameHeader, payload: Bytes) -> VecDeque<Frame> {
     [Frame { header: Bytes::copy_from_slice(&header.encode()), payload }].into()
 }
 
-/// Says that an update begins: the header of its first chunk, and no payload. A message is given out whole, so that the
-/// chunk itself tells it only when it has come.
+/// Makes the message that announces an update: the header of its first chunk, without payload. gRPC delivers
+/// only whole messages, so the chunk itself would show the beginning of the update only when all of the chunk
+/// has arrived.
 pub(crate) fn begins(header: &FrameHeader) -> Frame {
     Frame { header: Bytes::copy_from_slice(&header.encode()), payload: Bytes::new() }
 }
 
-/// The messages of a control message, at least one.
+/// Makes the messages of a control message, at least one.
 pub(crate) fn control(mut message: Bytes) -> VecDeque<Frame> {
     let mut header = Bytes::copy_from_slice(&FrameHeader::control(&message).encode());
     let mut parts = VecDeque::new();

@@ -1,10 +1,12 @@
-//! The grpc transport: a link is one bidirectional stream of gRPC, over an HTTP/2 connection of its own, in the clear
-//! or under TLS 1.3. In unary mode updates are not in the stream: each is the one message of a unary call beside it,
-//! as most frameworks have it. In push mode it is several, and each waits for the answer to the one before.
+//! The grpc transport: a link is one bidirectional gRPC stream on an HTTP/2 connection of its own, without
+//! encryption or under TLS 1.3. In unary mode, updates are not in the stream: each is the one message of a
+//! unary call beside it, as in most frameworks. In push mode, an update is several such calls, and each waits
+//! for the answer to the one before.
 //!
-//! Messages are [`frame::Frame`]s, real protobuf; `proto/thalweg.proto` says so to others. gRPC's own code (tonic)
-//! copies a payload once on the way out and twice with us on the way in; all of that is counted. HTTP/2's windows keep
-//! a sender from running ahead of its receiver.
+//! Messages are [`frame::Frame`]s in protobuf; `proto/thalweg.proto` describes them for other programs. A
+//! payload is copied once on the way out, by gRPC's own code (tonic). On the way in it is copied twice, by
+//! tonic and into its place. All of these copies are counted. The windows of HTTP/2 keep a sender from
+//! running ahead of its receiver.
 #![forbid(unsafe_code)]
 
 mod body;
@@ -29,15 +31,16 @@ use thalweg_transport::{
     Address, Capabilities, Error, ErrorKind, Kind, Link, Listener, Options, Result, Setting, Transport,
 };
 
-/// Most bytes of a message, set at both ends; what gRPC's implementations take unless told otherwise.
+/// Most bytes of a message, set at both ends; the default of gRPC's implementations.
 pub const MAX_MESSAGE: usize = 4 << 20;
-/// Most bytes of payload in a chunk: what a message has room for, in whole pages.
+/// Most bytes of payload in a chunk: the room in a message, in whole pages.
 pub const MAX_CHUNK: u32 = (4 << 20) - 4096;
-/// HTTP/2's window of a stream and of its connection: what may be on its way, and what a receiver keeps that nobody
-/// takes from it. 1 Gbit/s over a round trip of 67 ms, 100 Mbit/s over 670 ms.
+/// HTTP/2's window of a stream and of its connection, in bytes. It limits the bytes in flight, and the bytes
+/// that a receiver holds but nobody has taken. It allows 1 Gbit/s at an RTT of 67 ms, or 100 Mbit/s at 670
+/// ms.
 pub const WINDOW: u32 = 8 << 20;
 
-/// What only grpc can be told.
+/// The settings that only the grpc transport has.
 const SETTINGS: &[Setting] = &[
     Setting {
         name: "mode",
@@ -115,7 +118,7 @@ fn check(operation: &'static str, address: &Address, options: &Options) -> Resul
     options.own.read(SETTINGS).map(drop)
 }
 
-/// What a link has for unary calls, if they were chosen.
+/// The state of a link for unary calls. `None` in stream mode.
 fn unary(options: &Options) -> Result<Option<unary::Unary>> {
     let chosen = options.own.read(SETTINGS)?;
     let largest = usize::try_from(chosen.number("largest")).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! A link over one stream of gRPC.
+//! A link over one gRPC stream.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Link for GrpcLink {
         let mut lent = Backs::new();
         let report = tokio::select! {
             biased;
-            // Nothing is lent to whatever is on its way: gRPC has its own copy, or is making it.
+            // A message that is already on its way holds no loan: gRPC has its own copy, or is making it.
             () = update.cancel().cancelled() => Err(SendReport::cancelled()),
             report = self.send_uncancelled(update, &mut lent) => report,
         };

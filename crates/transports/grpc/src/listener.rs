@@ -1,4 +1,4 @@
-//! Accepting links: HTTP/2 and the first call are the handshake.
+//! Accepts links: their handshake is that of TLS and HTTP/2, and the first call.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::wire::{Duplex, Wire};
 use crate::{unary, WINDOW};
 
 const ACCEPT: &str = "accept";
-/// Calls at a time; beyond the one that is the link they are refused, which takes a moment.
+/// Most calls at a time. Calls beside the link's own are short: they are unary or are refused.
 const MAX_CALLS: u32 = 8;
 
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Door> {
@@ -118,7 +118,7 @@ fn settings() -> http2::Builder<TokioExecutor> {
     builder
 }
 
-/// The connection has ended before the peer called.
+/// The error for a connection that has ended before the peer called.
 fn no_call(shared: &LinkState, ended: hyper::Result<()>) -> Error {
     if let Some(fault) = shared.fault() {
         return fault;

@@ -1,4 +1,4 @@
-//! A whole update as one message of gRPC.
+//! The messages of unary calls: a whole update, or a piece of one, as one gRPC message.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{encode_key, encode_varint, encoded_len_varint, WireType};
@@ -9,7 +9,8 @@ use tonic::codec::{Codec, EncodeBuf, Encoder};
 use tonic::Status;
 use tonic_prost::{ProstCodec, ProstDecoder};
 
-/// `thalweg.v1.Parcel` of `proto/thalweg.proto`: the chunks of an update, header and payload, one after the other.
+/// `thalweg.v1.Parcel` of `proto/thalweg.proto`: the chunks of an update one after the other, each with its
+/// header and payload.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Parcel {
     #[prost(bytes = "bytes", tag = "1")]
@@ -19,7 +20,7 @@ pub(crate) struct Parcel {
 /// `thalweg.v1.Want`: a client asks for the next update.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Want {
-    /// The one before has been taken.
+    /// Whether the client has taken the previous update.
     #[prost(bool, tag = "1")]
     pub got: bool,
 }
@@ -28,7 +29,7 @@ pub(crate) struct Want {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Taken {}
 
-/// The update as a message, at most `largest` bytes of it: one copy of its bytes.
+/// Copies the update into one message of at most `largest` bytes.
 pub(crate) fn seal(update: &Outgoing, largest: usize) -> Result<Bytes> {
     let chunks = update.payload_bytes() + (HEADER_BYTES * update.chunks().len()) as u64;
     let length = 1 + encoded_len_varint(chunks) as u64 + chunks;
@@ -50,7 +51,7 @@ pub(crate) fn seal(update: &Outgoing, largest: usize) -> Result<Bytes> {
 }
 
 impl Parcel {
-    /// The next chunk; `None` behind the last.
+    /// Takes the next chunk. `None` after the last one.
     pub(crate) fn next(&mut self) -> Result<Option<(FrameHeader, Bytes)>> {
         if self.chunks.is_empty() {
             return Ok(None);
@@ -67,7 +68,7 @@ impl Parcel {
     }
 }
 
-/// Sends what is sealed already and receives `T`.
+/// A codec that sends messages which are encoded already, and receives `T`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sealed<T>(ProstCodec<Taken, T>);
 
@@ -86,7 +87,7 @@ impl<T: Message + Default + Send + 'static> Codec for Sealed<T> {
     }
 }
 
-/// Puts a sealed message into gRPC's buffer: another copy.
+/// Copies an encoded message into gRPC's buffer.
 pub(crate) struct SealedEncoder;
 
 impl Encoder for SealedEncoder {

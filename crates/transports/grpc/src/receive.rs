@@ -1,4 +1,4 @@
-//! Receiving: messages as gRPC gives them, put where the sink says.
+//! Receives gRPC's messages: gives chunks to the sink and control messages to the caller.
 
 use std::error::Error as _;
 use std::sync::atomic::Ordering;
@@ -14,12 +14,13 @@ use crate::unary::{Arrival, Arrivals, Unary};
 
 const RECEIVE: &str = "receive";
 
-/// A link's receiving side.
+/// The receiving side of a link.
 pub(crate) struct Inbox {
     stream: Streaming<Frame>,
-    /// Updates that come by unary calls.
+    /// Updates that arrive by unary calls.
     arrivals: Option<Arrivals>,
-    /// A control message of which more is to come. It grows with what has come, not with what it says.
+    /// A control message of which parts are missing. The buffer grows with the bytes that have arrived, not
+    /// with the length in the header.
     part: Option<(FrameHeader, BytesMut)>,
 }
 
@@ -32,7 +33,7 @@ impl Inbox {
         Self { stream, arrivals: shared.unary.as_ref().and_then(Unary::arrivals), part: None }
     }
 
-    /// The next control message; chunks go to `sink` meanwhile. Dropping the future loses nothing.
+    /// Waits for the next control message. Meanwhile chunks go to `sink`. Dropping the future loses nothing.
     pub(crate) async fn receive(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Bytes> {
         shared.check_open(RECEIVE)?;
         let outcome = tokio::select! {
@@ -71,12 +72,12 @@ impl Inbox {
             if let Some(message) = self.take(frame, sink, shared)? {
                 return Ok(Some(message));
             }
-            // A link that never runs dry leaves room for the others, message by message.
+            // Yield after each message, so that a link that always has data leaves time to the others.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Takes in what has come of an update by a unary call.
+    /// Gives the sink what has arrived of an update by a unary call.
     fn take_in(&mut self, arrival: Arrival, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
         if let Arrival::Chunk(header, _) = &arrival {
             shared.standing.check(header.kind, header.length())?;
@@ -96,7 +97,7 @@ impl Inbox {
         }
     }
 
-    /// Takes in one message; the control message that it makes whole.
+    /// Handles one message. Returns the control message if this message completes one.
     fn take(
         &mut self,
         Frame { header, payload }: Frame,
@@ -132,7 +133,7 @@ impl Inbox {
         }
     }
 
-    /// Takes in a further part of a control message.
+    /// Adds a further part to a control message. Returns the message if it is complete.
     fn further(&mut self, payload: &[u8]) -> Result<Option<Bytes>> {
         let Some((header, mut message)) = self.part.take() else {
             return corrupt("a message without a header");
@@ -150,7 +151,7 @@ impl Inbox {
     }
 }
 
-/// The next of updates by unary calls; never, where there are none.
+/// Waits for the next arrival of an update by a unary call. Waits for ever in stream mode.
 async fn arrival(arrivals: &mut Option<Arrivals>) -> Result<Arrival> {
     match arrivals {
         Some(arrivals) => arrivals.next().await,
@@ -158,7 +159,9 @@ async fn arrival(arrivals: &mut Option<Arrivals>) -> Result<Arrival> {
     }
 }
 
-/// Puts a chunk where it belongs; `progress` is what of it has not been told as such.
+/// Copies a chunk to the place that the sink gives, verifies it there, and reports the outcome to the sink.
+/// Without a place the chunk is dropped. `progress` is the number of payload bytes that were not yet reported
+/// to [`Sink::progress`].
 fn deliver(
     header: &FrameHeader,
     payload: &[u8],
@@ -190,7 +193,8 @@ fn deliver(
     Ok(())
 }
 
-/// Why no more messages come: the peer or the network has ended the stream, or what came is not of the protocol.
+/// The reason why no more messages arrive: the peer or the network has ended the stream, or the peer broke
+/// the protocol.
 pub(crate) fn explain(shared: &LinkState, status: &Status) -> Error {
     if let Some(fault) = shared.fault() {
         return fault;
@@ -207,7 +211,7 @@ pub(crate) fn explain(shared: &LinkState, status: &Status) -> Error {
     }
 }
 
-/// What HTTP/2 has failed with, wherever in the chain of causes.
+/// Finds the HTTP/2 error in a status's chain of causes.
 fn http2_error(status: &Status) -> Option<&h2::Error> {
     let mut cause = status.source();
     while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! Sending: one frame at a time, whoever wants to send.
+//! Sends frames, one at a time.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -17,8 +17,8 @@ use crate::frame::{self, Frame};
 use crate::shared::LinkState;
 use crate::MAX_CHUNK;
 
-/// Where a frame waits for HTTP/2 to have room. The turn is fair and goes on with each frame, so that a control message
-/// waits for the chunk before it and not for the update.
+/// The place where a frame waits until HTTP/2 has room for it. The lock `turn` is fair and is held for one
+/// frame, so a control message waits for the chunk before it and not for the whole update.
 #[derive(Default)]
 pub(crate) struct Outbox {
     turn: tokio::sync::Mutex<()>,
@@ -30,23 +30,24 @@ struct Slot {
     waiting: Option<Waiting>,
     stream: Option<Waker>,
     ended: bool,
-    /// Bytes of the stream in all messages taken so far.
+    /// Bytes of the stream in all messages that gRPC has taken so far.
     taken: u64,
 }
 
 struct Waiting {
     messages: VecDeque<Frame>,
-    /// Hears where in the stream the last message ends.
+    /// Gets the position in the stream at which the last message ends.
     taken: oneshot::Sender<u64>,
 }
 
 impl Outbox {
     fn slot(&self) -> MutexGuard<'_, Slot> {
-        // Nothing panics while it is changed, so a poisoned one is whole.
+        // Nothing panics while the slot is changed, so it is consistent even if the lock is poisoned.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing more is sent: what waits is dropped, and the stream ends behind what it has taken.
+    /// Ends the sending: drops the frame that waits, and ends the stream behind the messages that gRPC has
+    /// taken.
     pub(crate) fn end(&self) {
         let mut slot = self.slot();
         slot.ended = true;
@@ -67,7 +68,8 @@ impl Outbox {
     }
 }
 
-/// A frame that waits. Dropped, it is withdrawn, unless it is on its way already: then it goes out whole.
+/// A frame that waits. Dropping this withdraws the frame, unless gRPC has already taken it: then all of it is
+/// sent.
 struct Put<'a> {
     outbox: &'a Outbox,
     when_taken: oneshot::Receiver<u64>,
@@ -75,17 +77,17 @@ struct Put<'a> {
 
 impl Drop for Put<'_> {
     fn drop(&mut self) {
-        // The turn is still ours, so whatever waits is too.
+        // This call still holds the turn, so the waiting frame is its own.
         self.outbox.slot().waiting = None;
     }
 }
 
-/// What gRPC draws its messages from, whenever HTTP/2 has room.
+/// The stream from which gRPC takes its messages when HTTP/2 has room.
 pub(crate) struct Messages {
     shared: Arc<LinkState>,
-    /// The further parts of what was begun.
+    /// The further messages of the frame that was begun.
     rest: VecDeque<Frame>,
-    /// What was given out last is not to wait for more.
+    /// Whether the last message must be sent at once, before gRPC asks for more.
     flush: bool,
 }
 
@@ -113,7 +115,7 @@ impl Stream for Messages {
             return if slot.ended { Poll::Ready(None) } else { Poll::Pending };
         };
         slot.taken += messages.iter().map(Frame::wire_bytes).sum::<u64>();
-        // It fails if the sender no longer waits: the frame goes out all the same.
+        // This fails if the sender no longer waits. The frame is sent all the same.
         let _ = taken.send(slot.taken);
         self.rest = messages;
         let first = self.rest.pop_front();
@@ -122,7 +124,8 @@ impl Stream for Messages {
     }
 }
 
-/// Waits for its turn, then until `messages` are taken; where in the stream they end.
+/// Waits for its turn, and then until gRPC has taken `messages`. Returns the position in the stream at which
+/// they end.
 pub(crate) async fn hand_over(
     shared: &LinkState,
     operation: &'static str,
@@ -135,7 +138,7 @@ pub(crate) async fn hand_over(
     taken.map_err(|_| shared.closed(operation))
 }
 
-/// Sends one control message; done when the kernel has it.
+/// Sends one control message. Returns when the kernel has all of it.
 pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
@@ -146,7 +149,7 @@ pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     shared.until_flushed(operation, end).await
 }
 
-/// Refuses chunks that fit no message.
+/// Refuses an update with a chunk that is too large for a message.
 pub(crate) fn check(update: &Outgoing) -> Result<()> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
@@ -155,13 +158,13 @@ pub(crate) fn check(update: &Outgoing) -> Result<()> {
     Ok(())
 }
 
-/// How the sending of nothing went.
+/// The report for an update without chunks.
 pub(crate) fn nothing() -> SendReport {
     let now = Instant::now();
     SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now }
 }
 
-/// A chunk's payload; dropped when gRPC has its own copy.
+/// A chunk's payload. gRPC drops it when it has its own copy.
 struct Lent {
     payload: Bytes,
     _back: oneshot::Sender<()>,
@@ -173,17 +176,18 @@ impl AsRef<[u8]> for Lent {
     }
 }
 
-/// The payload, and what fails when it is lent no more.
+/// Returns the payload for gRPC, and a receiver that fails when gRPC has dropped it.
 fn lend(payload: Bytes) -> (Bytes, oneshot::Receiver<()>) {
     let (back, when_back) = oneshot::channel();
     (Bytes::from_owner(Lent { payload, _back: back }), when_back)
 }
 
-/// What is lent: each fails when it is lent no more. Two at most, one that is being copied and one that waits.
+/// One receiver for each payload that gRPC still holds; it fails when gRPC drops the payload. There are at
+/// most two: one payload is being copied, one waits.
 pub(crate) type Backs = Vec<oneshot::Receiver<()>>;
 
-/// Sends the chunks of an update; done when the kernel has the last. `lent` tells what still is lent where the link ends
-/// while it is copied.
+/// Sends the chunks of an update. Returns when the kernel has the last one. If the link ends during a copy,
+/// `lent` tells which payloads gRPC still holds.
 pub(crate) async fn update(shared: &LinkState, update: &Outgoing, lent: &mut Backs) -> Result<SendReport> {
     let operation = "send update";
     let (started, mut wire, mut end) = (Instant::now(), 0, 0);

@@ -1,4 +1,4 @@
-//! The service of `proto/thalweg.proto`, by hand: its path, its codec, and the answers to calls of it.
+//! The service of `proto/thalweg.proto`, written by hand: its path, its codec, and the answers to its calls.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,10 +18,10 @@ use crate::send::Messages;
 use crate::shared::LinkState;
 use crate::MAX_MESSAGE;
 
-/// The method's path.
+/// Path of the method.
 pub(crate) const EXCHANGE: &str = "/thalweg.v1.Link/Exchange";
 
-/// A header of the first call: updates are to come and go by unary calls, in unary and in push mode.
+/// A header of the first call: the client sends and receives updates by unary calls (modes unary and push).
 pub(crate) const UNARY: &str = "thalweg-unary";
 pub(crate) const ALIKE: &str = "set transport.options.mode alike at both ends";
 
@@ -35,10 +35,10 @@ pub(crate) fn mode(unary: bool) -> &'static str {
 
 pub(crate) type Codec = ProstCodec<Frame, Frame>;
 
-/// Who waits for the first call of a connection.
+/// The waiter for the first call of a connection.
 type Caller = oneshot::Sender<Result<Streaming<Frame>>>;
 
-/// Answers the calls of one connection: the first is its link.
+/// Answers the calls of one connection. The first call is its link.
 #[derive(Clone)]
 pub(crate) struct Service {
     shared: Arc<LinkState>,
@@ -91,23 +91,23 @@ impl Service {
             .await
     }
 
-    /// Whether the first call has come.
+    /// Whether the first call has arrived.
     fn has_link(&self) -> bool {
         self.caller.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Ends the handshake, if it still goes on.
+    /// Ends the handshake, if it is not over yet.
     fn refuse(&self, what: String) {
         if let Some(caller) = self.caller() {
             let context = format!("{} {what}", self.shared.who);
             let error = Error::new(ErrorKind::Corrupt, "accept", context);
-            // It fails if nobody waits for the link any more.
+            // This fails if nobody waits for the link any more.
             let _ = caller.send(Err(error.hint("check the address and the port")));
         }
     }
 }
 
-/// The one call that is a link.
+/// The one call that is the link.
 struct Exchange {
     shared: Arc<LinkState>,
     caller: Option<Caller>,

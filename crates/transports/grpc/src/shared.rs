@@ -1,4 +1,4 @@
-//! What both directions know of the link.
+//! The state of a link that both directions use.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -9,33 +9,33 @@ use tokio::sync::watch;
 use crate::send::Outbox;
 use crate::unary::Unary;
 
-/// How far a link's end has come.
+/// How far a link has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum State {
     Open,
-    /// Nothing more can be sent; what came before can still be received.
+    /// Nothing more can be sent. Bytes that arrived before can still be received.
     Ended,
-    /// Nothing more is received either: closed at this end, or the peer broke the protocol.
+    /// Nothing more is received either: this end closed the link, or the peer broke the protocol.
     Refused,
 }
 
 pub(crate) struct LinkState {
     pub who: String,
     pub tls: bool,
-    /// What the peer may send.
+    /// What the peer may send now.
     pub standing: Standing,
     pub outbox: Outbox,
-    /// Where updates are messages of unary calls.
+    /// The state for unary calls. `None` in stream mode.
     pub unary: Option<Unary>,
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
     state: watch::Sender<State>,
-    /// Why it has ended.
+    /// The reason why the link has ended.
     why: OnceLock<String>,
-    /// What the connection itself has failed with.
+    /// The error of trust with which the connection itself has failed.
     fault: OnceLock<Error>,
-    /// Bytes of the stream that the kernel has taken.
+    /// Number of the stream's bytes that the kernel has taken.
     flushed: watch::Sender<u64>,
 }
 
@@ -68,18 +68,18 @@ impl LinkState {
         self.outbox.end();
     }
 
-    /// Ends the link; wakes whoever sends. What the peer sent before can still be received.
+    /// Ends the link, and wakes its senders. Bytes that the peer sent before can still be received.
     pub(crate) fn end(&self, why: &str) {
         self.advance(State::Ended, why);
     }
 
-    /// Ends the link, and takes nothing more from the peer.
+    /// Ends the link, and receives nothing more from the peer.
     pub(crate) fn refuse(&self, why: &str) {
         self.advance(State::Refused, why);
     }
 
     async fn reached(&self, state: State) {
-        // It fails when the sender is gone, which lives as long as we do.
+        // This fails only when the sender was dropped, and the sender is a field of `self`.
         let _ = self.state.subscribe().wait_for(|now| *now >= state).await;
     }
 
@@ -98,7 +98,7 @@ impl LinkState {
         Error::closed(operation, format!("{}: {why}", self.who))
     }
 
-    /// Whether sending makes sense.
+    /// An error if nothing more can be sent.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         if *self.state.borrow() >= State::Ended {
             Err(self.closed(operation))
@@ -107,7 +107,7 @@ impl LinkState {
         }
     }
 
-    /// Whether receiving makes sense.
+    /// An error if nothing more can be received.
     pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
         if *self.state.borrow() >= State::Refused {
             Err(self.closed(operation))
@@ -116,27 +116,27 @@ impl LinkState {
         }
     }
 
-    /// The connection has failed with `error`. Of several, one about trust says most.
+    /// Records an error of the connection. Only an error about trust is kept, because it explains most.
     pub(crate) fn blame(&self, error: Error) {
         if error.kind() == ErrorKind::Security {
             let _ = self.fault.set(error); // the first counts
         }
     }
 
-    /// Why there is no trust, if that is what the connection has failed with.
+    /// The error about trust with which the connection has failed, if there is one.
     pub(crate) fn fault(&self) -> Option<Error> {
         self.fault.get().cloned()
     }
 
-    /// The kernel has the stream's first `bytes` bytes.
+    /// Records that the kernel has the first `bytes` bytes of the stream.
     pub(crate) fn flushed(&self, bytes: u64) {
         self.flushed.send_if_modified(|flushed| std::mem::replace(flushed, bytes) != bytes);
     }
 
-    /// Waits until the kernel has the stream's first `bytes` bytes.
+    /// Waits until the kernel has the first `bytes` bytes of the stream.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the link ends before.
+    /// [`ErrorKind::Closed`] if the link ends before that.
     pub(crate) async fn until_flushed(&self, operation: &'static str, bytes: u64) -> Result<()> {
         let mut flushed = self.flushed.subscribe();
         tokio::select! {

@@ -1,10 +1,12 @@
-//! Updates as unary calls beside the stream: a client puts its update, and gets the server's by asking for it.
+//! Updates as unary calls beside the stream. A client sends an update with `Put`, and gets one from the
+//! server with `Get`.
 //!
-//! In push mode an update is several calls of at most `piece` bytes, and each waits for the answer to the one before, as
-//! FATE's transport (eggroll) sends it: one piece a round trip.
+//! In push mode an update is several calls of at most `piece` bytes. Each call waits for the answer to the
+//! one before, so one piece is sent in a round trip, as in FATE's transport (eggroll).
 //!
-//! Control messages keep to the stream. An update counts as sent when the other end has taken it: the server's answer
-//! to a `Put` says so, and the client's next `Get`. So what is sent after it comes after it.
+//! Control messages stay in the stream. An update counts as sent when the other end has taken it. The server
+//! reports this with its answer to a `Put`, the client with its next `Get`. So messages that are sent after
+//! an update arrive after it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -20,43 +22,46 @@ use crate::parcel::{seal, Parcel};
 use crate::send::hand_over;
 use crate::shared::LinkState;
 
-/// What gRPC puts before a message: a flag and the length.
+/// Bytes that gRPC puts before a message: a flag and the length.
 const PREFIX: u64 = 5;
-/// Share of what has come that counts as progress before the message is whole; the rest may be headers.
+/// Fraction of the arrived bytes that is reported as progress before the message is complete. The rest may be
+/// headers.
 const PROGRESS: (u64, u64) = (7, 8);
 
-/// A sealed update that waits for its call.
+/// An encoded update that waits for its call.
 pub(crate) struct Outbound {
     pub message: Bytes,
     pub stop: Stop,
-    /// Hears that the other end has taken it, or why not.
+    /// Gets the result: the other end has taken the update, or the reason why not.
     pub taken: oneshot::Sender<Result<()>>,
 }
 
-/// An update that has come, whole, and has not been taken yet.
+/// An update that has arrived completely and is not taken yet.
 pub(crate) struct Delivery {
     pub parcel: Parcel,
-    /// Hears that it has been taken; nobody listens if it is not wanted any more.
+    /// Notified when the update has been taken. If the receiver was dropped, the update is not wanted any
+    /// more.
     pub taken: oneshot::Sender<()>,
 }
 
-/// What a link has for updates of one message each.
+/// The state of a link in unary and in push mode.
 pub(crate) struct Unary {
     /// Most bytes of a message.
     pub largest: usize,
-    /// Most bytes of an update in a call; `None` for all of it.
+    /// Most payload bytes of an update in one call; `None` for the whole update.
     piece: Option<u64>,
-    /// One update at a time is sent, in the order of asking.
+    /// Held while an update is sent: one at a time, in the order of the calls.
     turn: tokio::sync::Mutex<()>,
     outgoing: mpsc::Sender<Outbound>,
-    /// Where calls take what is to be sent.
+    /// The updates that wait to be sent. The calls take them from here.
     pub outbounds: tokio::sync::Mutex<mpsc::Receiver<Outbound>>,
-    /// One update at a time is taken in.
+    /// Held while the server takes in an update: one at a time.
     pub putting: tokio::sync::Mutex<()>,
     incoming: mpsc::Sender<Delivery>,
     deliveries: Mutex<Option<mpsc::Receiver<Delivery>>>,
     arrived: watch::Sender<u64>,
-    /// The update that a client has last been given, and has not said yet that it has it.
+    /// Notifies the sender of the update that the server gave last. It is here until the client says whether
+    /// it has taken that update.
     pub given: Mutex<Option<oneshot::Sender<Result<()>>>>,
 }
 
@@ -78,46 +83,46 @@ impl Unary {
         }
     }
 
-    /// So many more bytes of a message have come.
+    /// Counts bytes of a message that have arrived.
     pub(crate) fn arrived(&self, bytes: u64) {
         self.arrived.send_modify(|all| *all += bytes);
     }
 
-    /// Hands an update to whoever receives; `Err` if it was not taken.
+    /// Gives an update to the receiving side, and waits until it is taken. `Err` if it was not taken.
     pub(crate) async fn deliver(&self, parcel: Parcel) -> std::result::Result<(), ()> {
         let (taken, when_taken) = oneshot::channel();
         self.incoming.send(Delivery { parcel, taken }).await.map_err(drop)?;
         when_taken.await.map_err(drop)
     }
 
-    /// What is received of it; once.
+    /// The receiving side. It can be taken once.
     pub(crate) fn arrivals(&self) -> Option<Arrivals> {
         let deliveries = self.deliveries.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         Some(Arrivals { deliveries, arrived: self.arrived.subscribe(), seen: 0, ahead: 0, current: None })
     }
 }
 
-/// The receiving side.
+/// The receiving side of unary calls.
 pub(crate) struct Arrivals {
     deliveries: mpsc::Receiver<Delivery>,
     arrived: watch::Receiver<u64>,
-    /// Bytes of messages seen.
+    /// Bytes of messages that were counted so far.
     seen: u64,
-    /// Bytes told as progress that no chunk has accounted for yet.
+    /// Bytes that were reported as progress but do not belong to a delivered chunk yet.
     ahead: u64,
     current: Option<Delivery>,
 }
 
-/// What there is to do about updates.
+/// Something that has arrived by unary calls.
 pub(crate) enum Arrival {
-    /// So many more bytes have come.
+    /// This many more bytes have arrived.
     Progress(u64),
-    /// A chunk of an update that is here.
+    /// A chunk of an update that has arrived.
     Chunk(thalweg_wire::FrameHeader, Bytes),
 }
 
 impl Arrivals {
-    /// The next thing. Dropping the future loses nothing.
+    /// Waits for the next arrival. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Arrival> {
         loop {
             if let Some(chunk) = self.chunk()? {
@@ -125,7 +130,7 @@ impl Arrivals {
             }
             tokio::select! {
                 biased;
-                // What a message brought was counted before the message was whole.
+                // The bytes of a message were counted before the message was complete, so report them first.
                 changed = self.arrived.changed() => {
                     if changed.is_ok() {
                         return Ok(Arrival::Progress(self.fresh()));
@@ -157,7 +162,7 @@ impl Arrivals {
         Ok(None)
     }
 
-    /// What of a chunk's bytes has not been told as progress.
+    /// The number of a chunk's bytes that were not reported as progress yet.
     pub(crate) fn untold(&mut self, bytes: u64) -> u64 {
         let told = bytes.min(self.ahead);
         self.ahead -= told;
@@ -165,7 +170,7 @@ impl Arrivals {
     }
 }
 
-/// Ends a message on its way when its sender has lost interest.
+/// Stops the sending of a message when its sender is dropped.
 struct StopOnDrop(Stop);
 
 impl Drop for StopOnDrop {
@@ -174,7 +179,8 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Sends an update as one message, or as one a piece; done when the other end has taken the last.
+/// Sends an update as one message, or as one message for each piece. Returns when the other end has taken the
+/// last one.
 pub(crate) async fn update(shared: &LinkState, unary: &Unary, update: &Outgoing) -> Result<SendReport> {
     let _turn = unary.turn.lock().await;
     shared.check("send update")?;
@@ -186,7 +192,7 @@ pub(crate) async fn update(shared: &LinkState, unary: &Unary, update: &Outgoing)
     Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
 }
 
-/// Chunks in groups of at most `most` bytes, but of one chunk at least.
+/// Groups chunks so that a group has at most `most` bytes, but at least one chunk.
 fn pieces(chunks: &[ChunkRef], most: Option<u64>) -> impl Iterator<Item = &[ChunkRef]> {
     let mut rest = chunks;
     std::iter::from_fn(move || {
@@ -204,12 +210,12 @@ fn pieces(chunks: &[ChunkRef], most: Option<u64>) -> impl Iterator<Item = &[Chun
     })
 }
 
-/// Sends chunks as one message, and returns its bytes when the other end has taken it.
+/// Sends chunks as one message. When the other end has taken the message, returns its bytes on the wire.
 async fn piece(shared: &LinkState, unary: &Unary, update: &Outgoing, is_first: bool) -> Result<u64> {
     let operation = "send update";
     let message = seal(update, unary.largest)?;
     let mut wire = PREFIX + message.len() as u64;
-    // Into the message and into gRPC's buffer, and under TLS into its.
+    // Each payload is copied into the message, into gRPC's buffer, and under TLS into TLS's buffer.
     let copies = if shared.tls { 3 } else { 2 };
     let (taken, when_taken) = oneshot::channel();
     let stop = StopOnDrop(Stop::default());
@@ -233,7 +239,7 @@ async fn piece(shared: &LinkState, unary: &Unary, update: &Outgoing, is_first: b
     Ok(wire)
 }
 
-/// The other end has not taken a message, though the link is there.
+/// The error for a message that the other end has not taken although the link is alive.
 pub(crate) fn refused(shared: &LinkState) -> Error {
     shared.check("send update").err().unwrap_or_else(|| {
         Error::new(ErrorKind::Unsupported, "send update", format!("{} did not take the update", shared.who))

@@ -1,4 +1,4 @@
-//! A connection's bytes, looked at as they pass: how many, how far the stream has come, and what went wrong.
+//! Passes a connection's bytes on, and observes them: their number, the position in the stream, and errors.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,15 +11,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::shared::LinkState;
 
-/// A connection's bytes, in the clear or under TLS.
+/// The bytes of a connection, with or without TLS.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// What a client says first (RFC 9113 section 3.4).
+/// The first bytes that a client sends (RFC 9113, section 3.4).
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Most bytes that are read of a peer that has not proved who it is: the headers of its call, its
-/// [`thalweg_wire::control::Hello`] and what HTTP/2 has to say. Whatever it sends beyond that is not taken in at all.
+/// Most bytes that are read from a peer that has not proved who it is: the headers of its call, its
+/// [`thalweg_wire::control::Hello`], and frames of HTTP/2. If it sends more, the link ends.
 const UNAUTHENTICATED_PEER_BYTES: u64 = 32 << 10;
 
 pub(crate) struct Wire {
@@ -54,7 +54,8 @@ impl AsyncRead for Wire {
         self.note(outcome)?;
         let came = &buf.filled()[before..];
         if came.is_empty() && room {
-            // HTTP/2 first writes what it still holds, and may wait for ever for a peer that reads no more.
+            // End the link here: HTTP/2 first writes what it still holds, and could wait for ever for a peer
+            // that reads nothing.
             self.shared.end("the peer has closed the link");
         }
         let earlier = self.shared.received.fetch_add(came.len() as u64, Ordering::Relaxed);
@@ -109,16 +110,17 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// Follows the frames of HTTP/2 (RFC 9113 section 4.1) in what is written: the stream's bytes are those in its DATA. The
-/// stream is the first that has HEADERS: that of the link's call.
+/// Follows the frames of HTTP/2 (RFC 9113, section 4.1) in the written bytes, and counts the bytes in the
+/// stream's DATA frames. The stream is the first one that has HEADERS: that of the link's call.
 struct Frames {
     header: [u8; 9],
     stream: Option<u32>,
     have: usize,
-    /// Bytes before the next header, and whether they are the stream's.
+    /// Number of bytes before the next frame header.
     left: usize,
+    /// Whether these bytes belong to the stream's DATA.
     is_data: bool,
-    /// The stream's bytes so far.
+    /// Number of the stream's bytes so far.
     data: u64,
 }
 
