@@ -1,4 +1,4 @@
-//! Connecting, and the handshake.
+//! Connects to a listener, and does the handshake for both ends.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::name;
 use crate::socket::Socket;
 
 const CONNECT: &str = "connect";
-/// How soon we try again while the listener has as many connections waiting as the kernel keeps.
+/// Pause before another try, while the listener's queue of connections in the kernel is full.
 const AGAIN: Duration = Duration::from_millis(5);
 
-/// Which end of a connection this is.
+/// The end of a connection that does the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Connects,
@@ -49,10 +49,11 @@ async fn dial(address: &Address, port: u16) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Makes sure that the peer is a process of this user and speaks this protocol. Returns who it is, for people.
+/// Checks that the peer is a process of this user and uses this protocol. Returns a text that names the peer,
+/// for people.
 ///
 /// # Errors
-/// [`ErrorKind::Security`], [`ErrorKind::Corrupt`], [`ErrorKind::Closed`].
+/// [`ErrorKind::Security`] for another user, [`ErrorKind::Corrupt`] for another protocol, [`ErrorKind::Closed`].
 pub(crate) async fn shake(operation: &'static str, socket: &Socket, side: Side) -> Result<String> {
     let (user, process) = socket.peer().map_err(|e| Error::io(operation, "who the peer is", &e))?;
     let who =
@@ -81,7 +82,7 @@ pub(crate) async fn shake(operation: &'static str, socket: &Socket, side: Side) 
     Ok(who)
 }
 
-/// Memory is shared among processes of one user only.
+/// Refuses a peer of another user: memory is shared only among processes of one user.
 fn same_user(operation: &'static str, theirs: u32, ours: u32, who: &str) -> Result<()> {
     if theirs == ours {
         return Ok(());

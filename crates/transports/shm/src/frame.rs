@@ -1,5 +1,5 @@
-//! What a connection carries. First 8 bytes that say so ([`MAGIC`]), each way; then frames: a head and a body, all numbers
-//! little-endian.
+//! The bytes of a connection. First, each end sends the 8 bytes of [`MAGIC`]. Then frames follow, each with a
+//! head and a body. All numbers are little-endian.
 //!
 //! | byte | field | |
 //! |---|---|---|
@@ -10,23 +10,23 @@
 //! | kind | body |
 //! |---|---|
 //! | 1 control | a control message |
-//! | 2 chunk | u64 memory, u64 first byte in it, u32 ticket, u16 which of the shared words is its own, u16 1 if the header has the payload's checksum; the header of a frame of `thalweg-wire` |
-//! | 3 taken | u32, how many more chunks the receiver has done with, in the order of their notes |
-//! | 4 memory | u64 number, u64 bytes; with a descriptor |
-//! | 5 forget | u64 number of a memory of which no further chunk comes |
-//! | 6 words | nothing; with a descriptor |
+//! | 2 chunk | [`Note`]: u64 number of the memory, u64 offset of the first byte in it, u32 ticket, u16 number of its shared word, u16 1 if the header has the payload's checksum; then the header of a frame of `thalweg-wire` |
+//! | 3 taken | u32, number of further chunks that the receiver is done with, in the order of their notes |
+//! | 4 memory | u64 number of the memory, u64 its bytes; with a descriptor |
+//! | 5 forget | u64 number of a memory; no further chunk lies in it |
+//! | 6 words | empty; with the descriptor of the shared words |
 
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_wire::{FrameHeader, HEADER_BYTES};
 
-/// What a connection begins with, in both directions.
+/// The first bytes of a connection, in both directions.
 pub(crate) const MAGIC: [u8; 8] = *b"tlwshm\x01\0";
-/// Bytes of a frame's head.
+/// Number of bytes of a frame's head.
 pub(crate) const HEAD: usize = 8;
-/// Bytes of a chunk's body before its header.
+/// Number of bytes in a chunk's body before the header of the `thalweg-wire` frame.
 const NOTE: usize = 24;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Control,
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
 impl Kind {
     const ALL: [Kind; 6] = [Kind::Control, Kind::Chunk, Kind::Taken, Kind::Memory, Kind::Forget, Kind::Words];
 
-    /// The length of its body, if that is always the same.
+    /// Length of the body in bytes, if it is the same for all frames of this kind.
     fn fixed(self) -> Option<usize> {
         match self {
             Kind::Control => None,
@@ -53,13 +53,13 @@ impl Kind {
     }
 }
 
-/// Where a chunk lies.
+/// Tells the peer where a chunk lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Note {
     pub memory: u64,
-    /// Its first byte in that memory.
+    /// Offset of the chunk's first byte in the memory.
     pub start: u64,
-    /// What its shared word says as long as it is lent.
+    /// The value of the chunk's shared word as long as the chunk is lent.
     pub ticket: u32,
     pub word: u16,
     /// Whether the header has the checksum of the payload.
@@ -71,7 +71,7 @@ fn corrupt(context: String) -> Error {
     Error::new(ErrorKind::Corrupt, "receive", context)
 }
 
-/// A frame's head.
+/// Makes the head of a frame.
 pub(crate) fn head(kind: Kind, length: usize) -> [u8; HEAD] {
     let mut out = [0; HEAD];
     out[0] = kind as u8 + 1;
@@ -79,7 +79,7 @@ pub(crate) fn head(kind: Kind, length: usize) -> [u8; HEAD] {
     out
 }
 
-/// What a head says; the length is not checked against a limit where it may vary.
+/// Decodes a head. The length of a control message is not checked here.
 pub(crate) fn read_head(bytes: &[u8; HEAD]) -> Result<(Kind, usize)> {
     let [number, a, b, c, rest @ ..] = *bytes;
     let kind = usize::from(number).checked_sub(1).and_then(|at| Kind::ALL.get(at));
@@ -93,14 +93,14 @@ pub(crate) fn read_head(bytes: &[u8; HEAD]) -> Result<(Kind, usize)> {
     }
 }
 
-/// A whole frame with a body of numbers.
+/// Makes a frame whose body consists of numbers.
 pub(crate) fn numbers(kind: Kind, numbers: &[u64]) -> Vec<u8> {
     let mut out = head(kind, 8 * numbers.len()).to_vec();
     numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
     out
 }
 
-/// A whole frame that says how many chunks were taken.
+/// Makes the frame that tells how many further chunks this end is done with.
 pub(crate) fn taken(count: u32) -> Vec<u8> {
     let mut out = head(Kind::Taken, 4).to_vec();
     out.extend(count.to_le_bytes());
@@ -112,14 +112,14 @@ pub(crate) fn read_taken(body: &[u8]) -> Result<u32> {
     Ok(u32::from_le_bytes(bytes))
 }
 
-/// A word of a body, by its number.
+/// Reads the u64 with index `number` in a body.
 pub(crate) fn word(body: &[u8], number: usize) -> Result<u64> {
     let bytes = body.get(8 * number..8 * number + 8).and_then(|bytes| bytes.try_into().ok());
     bytes.map(u64::from_le_bytes).ok_or_else(|| corrupt("a frame is cut".into()))
 }
 
 impl Note {
-    /// The whole frame.
+    /// The whole frame of the note.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = head(Kind::Chunk, NOTE + HEADER_BYTES).to_vec();
         out.extend(self.memory.to_le_bytes());
@@ -131,7 +131,7 @@ impl Note {
         out
     }
 
-    /// Of a chunk's body.
+    /// Decodes the body of a chunk's frame.
     pub(crate) fn decode(body: &[u8]) -> Result<Self> {
         let (note, header) = body.split_at_checked(NOTE).ok_or_else(|| corrupt("a note is cut".into()))?;
         let (memory, start, rest) = (word(note, 0)?, word(note, 1)?, word(note, 2)?);
@@ -194,7 +194,7 @@ mod tests {
         assert!(Note::decode(&flagged[HEAD..]).is_err());
     }
 
-    /// Whatever a peer writes, it is a frame or an error.
+    /// Each damaged body must decode to a note or give an error.
     #[test]
     fn damaged_bodies_are_notes_or_errors() {
         let samples = vec![note().encode()[HEAD..].to_vec()];

@@ -1,4 +1,5 @@
-//! What of this end's memory is lent to the peer: which memory it knows, and which chunks it has not done with.
+//! Tracks the memory that this end lends to the peer: which memory the peer has mapped, and which chunks it
+//! is not done with.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -13,17 +14,19 @@ use thalweg_wire::{FrameHeader, Range};
 
 use crate::frame::{self, Kind, Note};
 
-/// Chunks that the peer may have noted and not done with. A message waits behind so many at most.
+/// Most chunks that are lent to the peer at a time. So a control message waits behind at most this many
+/// chunks.
 pub(crate) const WINDOW: usize = 8;
-/// Memories that a peer may know of a link at a time.
+/// Most memories that a peer may have mapped for a link at a time.
 pub(crate) const MEMORIES: usize = 64;
-/// What a shared word says of a chunk that is lent no longer, or was never.
+/// Value of a shared word whose chunk is not lent.
 pub(crate) const REVOKED: u32 = 0;
-/// Own shared memory comes in multiples of so many bytes a chunk.
+/// In the link's own shared memory, the room for each chunk is a multiple of this many bytes.
 const STEP: u64 = 64 << 10;
 const SEND: &str = "send update";
 
-/// Numbers memory, the same for all links of the process; it is attached to the arena, and ends with it.
+/// Number of a memory, the same for all links of the process. It is attached to the arena and dropped with
+/// it.
 struct Number(u64, Arc<()>);
 
 fn number_of(arena: &Arena) -> (u64, Weak<()>) {
@@ -34,17 +37,17 @@ fn number_of(arena: &Arena) -> (u64, Weak<()>) {
 
 /// A chunk that the peer may be reading.
 struct Lent {
-    /// The sending that it belongs to.
+    /// Number of the call of `send_update` to which the chunk belongs.
     call: u64,
     ticket: u32,
     word: u16,
-    /// Keeps the bytes as they are.
+    /// Keeps the bytes unchanged.
     held: Held,
 }
 
 enum Held {
     Loan(#[allow(dead_code)] Bytes), // never read here: it is the peer who does
-    /// They were copied into the link's own memory, in the place that goes with the word.
+    /// The bytes were copied into the link's own memory, to the slot of the chunk's shared word.
     Own(#[allow(dead_code)] Arena),
     Nothing,
 }
@@ -52,7 +55,7 @@ enum Held {
 #[derive(Default)]
 struct State {
     words: Option<Arc<SharedWords>>,
-    /// What the peer has mapped.
+    /// Memories that the peer has mapped, by number.
     known: HashMap<u64, Weak<()>>,
     own: Option<(Arena, u64)>,
     lent: VecDeque<Lent>,
@@ -60,19 +63,19 @@ struct State {
     ticket: u32,
 }
 
-/// Frames to send in this order, each with its descriptor.
+/// Frames to be sent in this order, each with the descriptor that belongs to it.
 pub(crate) type Frames = Vec<(Vec<u8>, Option<OwnedFd>)>;
 
-/// What it takes to tell the peer of a chunk.
+/// The frames that tell the peer of one chunk.
 pub(crate) struct Noted {
     pub frames: Frames,
-    /// Bytes of the chunk.
+    /// Bytes of the chunk's payload.
     pub length: u64,
-    /// Bytes that were copied into shared memory for it.
+    /// Bytes that were copied into shared memory for the chunk.
     pub copied: u64,
 }
 
-/// This end's lending.
+/// The lending side of one end of a link.
 #[derive(Default)]
 pub(crate) struct Lending {
     state: Mutex<State>,
@@ -83,10 +86,11 @@ impl Lending {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends a chunk to the peer on behalf of a sending; `None` if the update was cancelled. There is room in the window.
+    /// Lends a chunk to the peer for the call `call`. `None` if the update was cancelled. The caller holds a
+    /// permit of the window.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if there is no shared memory to be had.
+    /// [`ErrorKind::System`] if no shared memory can be allocated.
     pub(crate) fn lend(&self, call: u64, update: &Outgoing, chunk: usize) -> Result<Option<Noted>> {
         let Some((header, sum, payload)) = update.chunks().get(chunk).and_then(|chunk| update.lent(chunk))
         else {
@@ -122,7 +126,7 @@ impl Lending {
         Ok(Some(Noted { frames, length: header.length.into(), copied }))
     }
 
-    /// The peer has done with the next `count` chunks; `false` if it was never lent so many.
+    /// The peer is done with the next `count` chunks. Returns `false` if fewer chunks were lent.
     pub(crate) fn taken(&self, count: u32) -> bool {
         let mut state = self.state();
         for _ in 0..count {
@@ -132,18 +136,19 @@ impl Lending {
         true
     }
 
-    /// How many chunks of a sending the peer has not done with.
+    /// Number of chunks of a call that the peer is not done with.
     pub(crate) fn left(&self, call: u64) -> usize {
         self.state().lent.iter().filter(|lent| lent.call == call).count()
     }
 
-    /// The bytes of a sending are wanted back: the peer takes nothing of it from now on, or drops what it took.
+    /// Takes the bytes of a call back. From now on the peer cannot take any of its chunks; a copy in progress
+    /// is dropped.
     pub(crate) fn revoke(&self, call: u64) {
         let mut state = self.state();
         let words = state.words.clone();
         for lent in state.lent.iter_mut().filter(|lent| lent.call == call) {
             if let Some(word) = words.as_ref().and_then(|words| words.word(lent.word.into())) {
-                // Another value is the peer's: it has taken the chunk.
+                // If the value differs, the peer has changed it: it has taken the chunk already.
                 _ = word.compare_exchange(lent.ticket, REVOKED, Ordering::AcqRel, Ordering::Acquire);
             }
             if matches!(lent.held, Held::Loan(_)) {
@@ -152,14 +157,14 @@ impl Lending {
         }
     }
 
-    /// The link has ended: nothing is lent any more.
+    /// Ends all loans, because the link has ended.
     pub(crate) fn end(&self) {
         self.state().lent.clear();
     }
 }
 
 impl State {
-    /// A shared word that is free. The words are made and told of when one is first needed.
+    /// A free shared word. The first call makes the words and adds the frame that sends them to the peer.
     fn word(&mut self, frames: &mut Frames) -> std::result::Result<u16, ArenaError> {
         if self.words.is_none() {
             let words = SharedWords::shared(WINDOW)?;
@@ -172,7 +177,7 @@ impl State {
     }
 
     fn next_ticket(&mut self) -> u32 {
-        // Even ones, so that taking makes odd ones of them; never REVOKED.
+        // Tickets are even: taking a chunk makes its ticket odd. A ticket is never REVOKED.
         self.ticket = self.ticket.wrapping_add(2);
         if self.ticket == REVOKED {
             self.ticket = 2;
@@ -180,7 +185,8 @@ impl State {
         self.ticket
     }
 
-    /// Copies bytes to the place of a word in the link's own memory; returns where they are.
+    /// Copies bytes to the slot of a word in the link's own memory. Returns that memory and the slot's
+    /// offset.
     fn copy(&mut self, word: u16, bytes: &[u8]) -> std::result::Result<(Arena, u64), ArenaError> {
         let wanted = (bytes.len() as u64).next_multiple_of(STEP).max(STEP);
         let (arena, each) = match self.own.take() {
@@ -193,8 +199,9 @@ impl State {
         Ok((arena, start))
     }
 
-    /// The number of a memory, which the peer is told before it hears of it first. It forgets what is gone, and one more if
-    /// it knows as many as it may.
+    /// Returns the number of a memory. If the peer does not know the memory, adds the frame that shows it.
+    /// Then the peer also forgets memories that no longer exist, or the one with the lowest number if it
+    /// knows as many as it may.
     fn announce(&mut self, arena: &Arena, frames: &mut Frames) -> std::result::Result<u64, ArenaError> {
         let (number, alive) = number_of(arena);
         if self.known.contains_key(&number) {

@@ -1,16 +1,16 @@
-//! The shm transport: peers on one machine, of one user, take updates out of each other's memory.
+//! The shm transport: peers on one machine that run as one user copy updates out of each other's memory.
 //!
-//! A link is a connection of an abstract Unix socket, which has no file and goes with its process. It carries control
-//! messages, and [notes](mod@frame) that say where a chunk lies: in which memory, at which byte. The memory itself is passed
-//! once, as a sealed descriptor. The receiver copies a chunk out of it, straight into the place that its sink names: the
-//! one move there is.
+//! A link is a connection of an abstract Unix socket, which has no file and ends with its process. It carries
+//! control messages, and [notes](mod@frame) that say where a chunk lies: in which memory, at which offset.
+//! The memory itself is passed once, as a sealed descriptor. The receiver copies a chunk out of this memory
+//! straight into the place that its sink gives. This is the only copy.
 //!
-//! What lies in a shared arena (`Arena::shared`) is taken from there. Other bytes are copied into shared memory of the
-//! [link's own](mod@lend) before, and that is counted.
+//! Bytes in a shared arena (`Arena::shared`) are lent from there. Other bytes are first copied into shared
+//! memory of the [link's own](mod@lend), and this copy is counted.
 //!
-//! The sender has the bytes lent until the receiver has said that it has taken them. If it wants them back before, it
-//! revokes the note in [words](thalweg_arena::SharedWords) that both map; a chunk that was revoked while it was copied is
-//! dropped.
+//! The bytes stay lent until the receiver says that it has taken them. To take them back earlier, the sender
+//! revokes the note in [shared words](thalweg_arena::SharedWords) that both ends map. The receiver drops a
+//! chunk that was revoked during the copy.
 #![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]
 

@@ -19,26 +19,27 @@ use crate::socket::Socket;
 use crate::Shm;
 
 const RECEIVE: &str = "receive";
-/// Frames that have come and wait to be received.
+/// Frames that were read and wait to be received.
 const QUEUE: usize = 64;
 
-/// What the link and its tasks share.
+/// The state that the link and its tasks share.
 pub(crate) struct Shared {
     pub socket: Socket,
     pub who: String,
     pub standing: Standing,
-    /// Who holds it writes frames.
+    /// The frames that wait to be written. The holder of the lock writes them.
     pub writer: Mutex<send::Writer>,
     pub lending: Lending,
-    /// Room in the window of chunks that are lent.
+    /// One permit for each chunk that may still be lent to the peer, at most [`WINDOW`]. The peer's
+    /// acknowledgement of a lent chunk gives the permit back.
     pub window: Semaphore,
     pub calls: AtomicU64,
-    /// The peer has done with chunks.
+    /// Notified when the peer is done with chunks.
     pub returned: watch::Sender<()>,
-    /// Chunks of the peer that we have done with, and have not said so.
+    /// Number of the peer's chunks that this end is done with but has not acknowledged.
     pub done: AtomicU32,
     pub tell: Notify,
-    /// Chunks of the peer that we have not said to have done with.
+    /// Number of the peer's chunks that were noted and that this end has not acknowledged.
     pub noted: AtomicU32,
     ended: watch::Sender<bool>,
     why: OnceLock<String>,
@@ -49,7 +50,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Ends the link; wakes whoever waits. What the peer sent before can still be received.
+    /// Ends the link, and wakes all waiters. Bytes that the peer sent before can still be received.
     pub(crate) fn end(&self, why: &str) {
         if self.why.set(why.to_owned()).is_ok() {
             self.ended.send_replace(true);
@@ -58,15 +59,15 @@ impl Shared {
         }
     }
 
-    /// Ends the link, and takes nothing more from the peer.
+    /// Ends the link, and receives nothing more from the peer.
     pub(crate) fn refuse(&self, why: &str) {
         self.refused.store(true, Ordering::Release);
         self.end(why);
     }
 
-    /// Waits until the link has ended, and gives the error of what was under way.
+    /// Waits until the link has ended, and returns the error for the operation.
     pub(crate) async fn ended(&self, operation: &'static str) -> Error {
-        // It fails when the sender is gone, which we hold.
+        // This fails only when the sender was dropped, and the sender is a field of `self`.
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
         self.closed(operation)
     }
@@ -87,7 +88,7 @@ impl Shared {
         }
     }
 
-    /// The peer's next chunk is done with, whatever came of it.
+    /// This end is done with the peer's next chunk, whether or not it was stored.
     fn done(&self) {
         self.done.fetch_add(1, Ordering::AcqRel);
         self.tell.notify_one();
@@ -102,7 +103,7 @@ pub(crate) struct ShmLink {
 }
 
 impl ShmLink {
-    /// A link of a connection that has shaken hands.
+    /// Makes a link of a connection whose handshake is complete.
     pub(crate) fn new(
         socket: Socket,
         who: String,
@@ -136,7 +137,7 @@ impl ShmLink {
     }
 }
 
-/// Takes a chunk out of the peer's memory into its place.
+/// Copies a chunk out of the peer's memory into its place.
 fn deliver(shared: &Shared, chunk: &Chunk, sink: &dyn Sink) -> Result<()> {
     let header = &chunk.note.header;
     let length = header.length() as u64;
@@ -158,7 +159,7 @@ fn deliver(shared: &Shared, chunk: &Chunk, sink: &dyn Sink) -> Result<()> {
     Ok(())
 }
 
-/// Copies a chunk; `false` if it was revoked before or meanwhile.
+/// Copies a chunk. Returns `false` if the chunk was revoked before or during the copy.
 fn take(chunk: &Chunk, target: &mut Target) -> Result<bool> {
     let ticket = chunk.note.ticket;
     let word = chunk.word();
@@ -208,7 +209,7 @@ impl Link for ShmLink {
                         self.shared.refuse(&error.to_string());
                         return Err(error);
                     }
-                    // A link that never runs dry leaves room for the others, chunk by chunk.
+                    // Yield after each chunk, so that a link that always has data leaves time to the others.
                     tokio::task::yield_now().await;
                 }
             }

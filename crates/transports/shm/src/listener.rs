@@ -1,4 +1,4 @@
-//! Accepting connections: of this user only.
+//! Accepts connections of processes of this user.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use crate::name;
 use crate::socket::Socket;
 
 const ACCEPT: &str = "accept";
-/// Pause after the system could not give us a connection (no more descriptors), so as not to spin.
+/// Pause after the system could not accept a connection (no free descriptors), so that the loop does not
+/// spin.
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) struct ShmListener {
@@ -53,7 +54,8 @@ impl Listener for ShmListener {
                     .admission_queue
                     .as_ref()
                     .map(|admission_queue| admission_queue.enter(thalweg_transport::Origin::Unknown));
-                // In a task of its own: the peer waits for no answer until somebody awaits its link.
+                // The handshake runs in a task of its own, so that the peer gets its answer before somebody
+                // awaits the link.
                 let shaken = tokio::spawn(welcome(Socket::of(stream), unauthenticated_peer, self.limit));
                 let ended = |_| Err(Error::closed(ACCEPT, "the handshake was ended"));
                 Ok(Box::pin(async move { shaken.await.unwrap_or_else(ended) }))
@@ -86,7 +88,7 @@ async fn welcome(
     Ok(Arc::new(ShmLink::new(socket, who, unauthenticated_peer)))
 }
 
-/// Waits until the connection has to go; for ever if it is no unauthenticated peer.
+/// Waits until the peer is evicted. Waits for ever if it has no place in an admission queue.
 async fn evicted(unauthenticated_peer: Option<&UnauthenticatedPeer>) -> Error {
     if let Some(unauthenticated_peer) = unauthenticated_peer {
         if let Some(error) = unauthenticated_peer.watch().evicted().await {

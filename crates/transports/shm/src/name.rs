@@ -1,26 +1,27 @@
-//! Addresses, and the names of sockets that belong to them. These names are abstract: nothing is in the file system, and
-//! they go with the process. Each network namespace has its own, so no link gets around a network that is emulated.
+//! Addresses, and the names of their sockets. These names are abstract: they are not in the file system, and
+//! they end with the process. Each network namespace has its own names, so no link bypasses an emulated
+//! network.
 
 use std::os::fd::OwnedFd;
 
 use rustix::net::{bind, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use thalweg_transport::{Address, Error, ErrorKind, Result};
 
-/// Connections that the kernel keeps until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 1024;
 const LISTEN: &str = "listen";
-/// The first port that is tried where the system may choose.
+/// The lowest port that is tried if the system may choose.
 const FIRST: u16 = 1024;
 
-/// A socket that waits for connections at `address`, and the address with the port that was chosen.
+/// A socket that listens at `address`, and the address with the port that was chosen.
 ///
 /// # Errors
-/// [`ErrorKind::Address`], [`ErrorKind::InUse`], or what the system says.
+/// [`ErrorKind::Address`], [`ErrorKind::InUse`], or the system's error.
 pub(crate) fn open(address: &Address) -> Result<(OwnedFd, Address)> {
     let wanted = port_of(LISTEN, address)?;
     let socket = new_socket(LISTEN)?;
     let failed = |e: rustix::io::Errno| Error::io(LISTEN, address, &e.into());
-    // Processes begin to look at different ports, so that they seldom meet.
+    // Each process starts at another port, so that two of them seldom try the same.
     let start = FIRST.saturating_add((std::process::id() % u32::from(u16::MAX - FIRST)) as u16);
     let mut ports = (start..=u16::MAX).chain(FIRST..start);
     let mut port = if wanted == 0 { ports.next().unwrap_or(FIRST) } else { wanted };
@@ -37,7 +38,7 @@ pub(crate) fn open(address: &Address) -> Result<(OwnedFd, Address)> {
     Ok((socket, Address { port: Some(port), ..address.clone() }))
 }
 
-/// A socket that does not block.
+/// A non-blocking socket.
 pub(crate) fn new_socket(operation: &'static str) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|e| {
@@ -45,12 +46,12 @@ pub(crate) fn new_socket(operation: &'static str) -> Result<OwnedFd> {
     })
 }
 
-/// The name of a port.
+/// The abstract socket name of a port.
 pub(crate) fn name(port: u16) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("thalweg-shm-{port}").as_bytes())
 }
 
-/// The port of an address that means this machine.
+/// The port of an address that names this machine.
 ///
 /// # Errors
 /// [`ErrorKind::Address`].

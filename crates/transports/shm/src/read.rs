@@ -1,6 +1,7 @@
-//! Reading: a task takes frames from the connection, whatever the peer writes, and passes them on.
+//! Reads frames from the connection in a task, and passes messages and chunks on to the link.
 //!
-//! It is a task of its own since a sender waits for what the peer says of chunks, whether or not anybody receives here.
+//! It is a task of its own because a sender waits for the peer's acknowledgements even while nobody receives
+//! at this end.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -17,13 +18,13 @@ use crate::frame::{self, Kind, Note, HEAD};
 use crate::lend::{MEMORIES, WINDOW};
 use crate::link::Shared;
 
-/// Bytes taken from the connection in one call.
+/// Bytes that one call reads from the connection.
 const PIECE: usize = 64 << 10;
-/// Descriptors that have come before the frames that they belong to.
+/// Most descriptors that may arrive before the frames that they belong to.
 const DESCRIPTORS: usize = 4;
 const RECEIVE: &str = "receive";
 
-/// What is passed on.
+/// What the reader passes on to the link.
 pub(crate) enum Came {
     Control(Bytes),
     Chunk(Box<Chunk>),
@@ -39,7 +40,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// What its shared word says.
+    /// The chunk's shared word.
     pub(crate) fn word(&self) -> &AtomicU32 {
         static NONE: AtomicU32 = AtomicU32::new(crate::lend::REVOKED);
         self.words.word(self.note.word.into()).unwrap_or(&NONE)
@@ -69,7 +70,7 @@ fn corrupt(context: impl Into<String>) -> Error {
 
 #[derive(Default)]
 struct Reader {
-    /// Bytes that have come, and are not read.
+    /// Bytes that were read from the connection but not decoded yet.
     bytes: Vec<u8>,
     descriptors: VecDeque<OwnedFd>,
     words: Option<Arc<SharedWords>>,
@@ -77,7 +78,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Until the peer ends the connection between two frames.
+    /// Reads until the peer ends the connection between two frames.
     async fn read(&mut self, shared: &Shared, pass: &mpsc::Sender<Came>) -> Result<()> {
         let mut piece = vec![0; PIECE];
         loop {
@@ -106,7 +107,7 @@ impl Reader {
         }
     }
 
-    /// What is passed on of a frame whose body is at `body` of what has come.
+    /// Handles a frame. `body` is the range of its body in `self.bytes`. Returns what is to be passed on.
     fn frame(&mut self, kind: Kind, body: std::ops::Range<usize>, shared: &Shared) -> Result<Option<Came>> {
         let body = &self.bytes[body];
         match kind {
@@ -157,7 +158,7 @@ impl Reader {
     }
 }
 
-/// The kind and length of the next frame, if all of it has come.
+/// Kind and body length of the next frame, if all of the frame has arrived.
 fn next(bytes: &[u8], shared: &Shared) -> Result<Option<(Kind, usize)>> {
     let Some(head) = bytes.first_chunk::<HEAD>() else { return Ok(None) };
     let (kind, length) = frame::read_head(head)?;
@@ -166,7 +167,7 @@ fn next(bytes: &[u8], shared: &Shared) -> Result<Option<(Kind, usize)>> {
             return Err(corrupt(format!("a control message of {length} bytes")));
         }
         Kind::Control => shared.standing.check(Carries::Control, length)?,
-        // Whoever has not proved itself has nothing to lend.
+        // A peer that has not proved who it is may not lend anything.
         Kind::Chunk | Kind::Memory | Kind::Words => shared.standing.check(Carries::Chunk, 0)?,
         Kind::Taken | Kind::Forget => {}
     }

@@ -1,4 +1,4 @@
-//! Sending: messages as bytes, chunks as notes of where they lie.
+//! Sends control messages as bytes, and chunks as notes that say where they lie.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,8 +16,8 @@ use crate::link::Shared;
 const CONTROL: &str = "send control";
 const UPDATE: &str = "send update";
 
-/// Frames on their way out. What a sender that was dropped left here goes out with whatever is sent next, so that a frame
-/// is never cut.
+/// Frames that wait to be written. If a sender is dropped, its frames stay here and are written with the next
+/// ones, so that a frame is never cut.
 #[derive(Default)]
 pub(crate) struct Writer(VecDeque<Frame>);
 
@@ -48,7 +48,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes all frames, unless the link ends before.
+    /// Writes all frames. An error if the link ends before.
     async fn flush(&mut self, shared: &Shared, operation: &'static str) -> Result<()> {
         let written = tokio::select! {
             biased;
@@ -74,7 +74,8 @@ pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
     writer.flush(shared, CONTROL).await
 }
 
-/// The sending of one update. However it ends, the peer takes nothing of it after that.
+/// One call of `send_update`. When it is dropped, its chunks are revoked, so the peer takes none of them
+/// afterwards.
 struct Call<'a> {
     shared: &'a Shared,
     number: u64,
@@ -83,12 +84,12 @@ struct Call<'a> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.shared.lending.revoke(self.number);
-        // If notes are left that were not written, they are now.
+        // Wake the task that writes the call's remaining notes.
         self.shared.tell.notify_one();
     }
 }
 
-/// Lends the chunks of an update to the peer, in order, and waits until it has done with them all.
+/// Lends the chunks of an update to the peer, in order, and waits until the peer is done with all of them.
 pub(crate) async fn update(shared: &Arc<Shared>, update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
@@ -104,10 +105,10 @@ pub(crate) async fn update(shared: &Arc<Shared>, update: &Outgoing) -> Result<Se
         }
         let mut returned = shared.returned.subscribe();
         while shared.lending.left(call.number) > 0 {
-            // It fails when the sender is gone, which we hold.
+            // This fails only when the sender was dropped, and `shared` holds the sender.
             let _ = returned.changed().await;
         }
-        // When a link ends, nothing is lent any more.
+        // All loans end with the link, so an ended link is an error here.
         shared.check(UPDATE)?;
         Ok::<u64, Error>(wire)
     };
@@ -121,7 +122,7 @@ pub(crate) async fn update(shared: &Arc<Shared>, update: &Outgoing) -> Result<Se
     Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
 }
 
-/// Notes one chunk to the peer. Returns the bytes that it counts for on the link.
+/// Sends the note of one chunk to the peer. Returns the number of bytes that it counts for on the link.
 async fn lend(shared: &Shared, call: u64, update: &Outgoing, chunk: usize) -> Result<u64> {
     let gone = |_| shared.closed(UPDATE);
     let room = shared.window.acquire().await.map_err(gone)?;
@@ -132,7 +133,7 @@ async fn lend(shared: &Shared, call: u64, update: &Outgoing, chunk: usize) -> Re
     let noted = noted.ok_or_else(SendReport::cancelled)?;
     room.forget(); // it is given back when the peer has done with the chunk
     shared.copied.fetch_add(noted.copied, Ordering::Relaxed);
-    // Counted before the peer can have it: who hears of its answer finds it counted.
+    // Count before the peer can take the chunk. When the peer's answer arrives, the chunk is in the counters.
     let mut wire = noted.length;
     shared.sent.fetch_add(wire, Ordering::Relaxed);
     for (bytes, descriptor) in noted.frames {
@@ -143,7 +144,7 @@ async fn lend(shared: &Shared, call: u64, update: &Outgoing, chunk: usize) -> Re
     Ok(wire)
 }
 
-/// Tells the peer which of its chunks this end has done with, as long as the link lives.
+/// Acknowledges the peer's chunks that this end is done with, as long as the link lives.
 pub(crate) async fn tell(shared: Arc<Shared>) {
     loop {
         shared.tell.notified().await;

@@ -11,9 +11,9 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// What came in one call.
+/// The result of one read.
 pub(crate) struct Came {
-    /// 0: the peer has ended the connection.
+    /// Number of bytes; 0 if the peer has ended the connection.
     pub bytes: usize,
     pub descriptor: Option<OwnedFd>,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Came {
 pub(crate) struct Socket(UnixStream);
 
 impl Socket {
-    /// Of a descriptor that does not block.
+    /// Wraps the descriptor of a non-blocking socket.
     pub(crate) fn new(descriptor: OwnedFd) -> Result<Self> {
         Ok(Self(UnixStream::from_std(descriptor.into())?))
     }
@@ -31,29 +31,29 @@ impl Socket {
         Self(stream)
     }
 
-    /// The user and the process at the other end, as the kernel saw them when they connected.
+    /// User and process at the other end, as the kernel recorded them when the connection was made.
     pub(crate) fn peer(&self) -> Result<(u32, Option<i32>)> {
         let credentials = self.0.peer_cred()?;
         Ok((credentials.uid(), credentials.pid()))
     }
 
-    /// Waits until the peer has taken the connection, after a connect that does not block.
+    /// Waits until the socket can be written to, after a non-blocking connect.
     pub(crate) async fn writable(&self) -> Result<()> {
         self.0.writable().await
     }
 
-    /// Ends both directions; wakes whoever waits.
+    /// Ends both directions, and wakes all waiters.
     pub(crate) fn shut(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both); // it has ended already
     }
 
-    /// Takes what has come, waiting for the first byte. At most one descriptor comes in a call: the kernel hands over none
-    /// together with bytes behind it.
+    /// Reads bytes; waits for the first one. One call returns at most one descriptor, because the kernel
+    /// returns none together with bytes that follow it.
     pub(crate) async fn receive(&self, into: &mut [u8]) -> Result<Came> {
         self.0.async_io(Interest::READABLE, || receive_now(&self.0, into)).await
     }
 
-    /// Sends at least one of the bytes, and with the first one the descriptor. Returns how many.
+    /// Sends at least one byte, and the descriptor with the first one. Returns the number of bytes sent.
     pub(crate) async fn send(&self, parts: &[&[u8]], descriptor: Option<BorrowedFd<'_>>) -> Result<usize> {
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         self.0.async_io(Interest::WRITABLE, || send_now(&self.0, &slices, descriptor)).await
@@ -61,7 +61,7 @@ impl Socket {
 }
 
 fn receive_now(stream: &UnixStream, into: &mut [u8]) -> Result<Came> {
-    // Of more descriptors than one, the kernel closes those that have no room here, and says so.
+    // If several descriptors arrive, the kernel closes those that do not fit here, and sets a flag.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
