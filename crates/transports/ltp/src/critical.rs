@@ -1,4 +1,5 @@
-//! Which chunks are retransmitted until they arrive, even after an update is closed.
+//! Decides which chunks of an update are critical: they are retransmitted until they arrive, even after the
+//! update is closed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,13 +17,13 @@ impl Critical {
         Self { named, told: Mutex::default() }
     }
 
-    /// Sets what may be lost of updates that begin from now on.
+    /// Sets the tolerance for updates that begin from now on.
     pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = tolerance.clone();
     }
 
-    /// Which of an update's chunks, in ascending order, are critical: the first, the last, and all with
-    /// critical bytes.
+    /// Tells for each of an update's chunks whether it is critical: the first, the last, and all that contain
+    /// critical bytes. `chunks` is in ascending order.
     pub(crate) fn of(&self, chunks: &[Range]) -> Vec<bool> {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let last = chunks.len().saturating_sub(1);
@@ -42,7 +43,7 @@ mod tests {
 
     use super::*;
 
-    /// A rule for some of ten tensors of 250 floats.
+    /// A tolerance for ten tensors of 250 floats, some of which are critical.
     fn tolerance(critical: &[u32]) -> (Layout, Arc<Tolerance>) {
         let layout = Layout::pack((0..10).map(|at| (format!("t{at}"), Dtype::F32, vec![250]))).unwrap();
         let allowances: Vec<Allowance> = (0..10)
@@ -75,7 +76,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the length of chunks: a chunk that is not marked has no byte of a critical tensor.
+        /// Whatever the length of the chunks, a chunk that is not critical has no byte of a critical tensor.
         #[test]
         fn no_critical_byte_is_in_a_chunk_that_may_be_lost(
             named in prop::collection::vec(0..10_u32, 0..5), chunk in 64..3000_u64,

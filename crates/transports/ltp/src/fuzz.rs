@@ -1,4 +1,4 @@
-//! Invariants of any datagram, for libFuzzer and for the test below.
+//! Invariants of arbitrary datagrams, checked by libFuzzer and by the tests below.
 
 use std::sync::Arc;
 
@@ -12,13 +12,14 @@ use crate::receive::Acks;
 use crate::repair::COMMON_BYTES;
 use crate::CHUNK;
 
-/// The key of the link whose datagrams these are.
+/// Key of the link to which the datagrams belong.
 pub const KEY: Key = *b"a link's own key";
-/// Offset of a chunk's frame in a datagram.
+/// Offset of a chunk's frame in a datagram, in bytes.
 pub const FRAME: usize = CHUNK_HEADER_BYTES - HEADER_BYTES;
 
-/// A datagram of the link decodes to something that encodes to the same bytes, or is rejected. A chunk is as
-/// long as it says. Acknowledged ranges are in descending order and do not touch.
+/// Either a datagram of the link is rejected, or it decodes to a value that encodes to the same bytes. A
+/// chunk is as long as its header says. The ranges of an acknowledgement are in descending order and do not
+/// touch.
 pub fn datagram(bytes: &[u8]) {
     let Some(datagram) = Datagram::decode(&KEY, bytes) else { return };
     let mut again = Vec::new();
@@ -42,8 +43,9 @@ pub fn datagram(bytes: &[u8]) {
     assert_eq!((read.kind, read.told), (datagram.kind, datagram.told));
 }
 
-/// A sequence of datagrams, each after its length (u16). What a receiver rebuilds matches its checksum, fits a
-/// packet, and is at most a block for each datagram. Keys and checksums of repair packets are corrected first.
+/// Reads a sequence of datagrams, each preceded by its length (u16). A chunk that the receiver rebuilds
+/// matches its checksum and fits a packet. A datagram rebuilds at most four blocks of chunks. Keys and
+/// checksums of repair packets are corrected first.
 pub fn session(bytes: &[u8]) {
     let mut reader = Acks::new(Rule::default(), Arc::default());
     let mut rest = bytes;
@@ -63,7 +65,7 @@ pub fn session(bytes: &[u8]) {
     }
 }
 
-/// Gives a datagram the link's key, and a repair packet its checksum.
+/// Writes the link's key into a datagram, and the right checksum into a repair packet.
 fn fit(datagram: &mut [u8]) {
     if let Some(key) = datagram.get_mut(..KEY.len()) {
         key.copy_from_slice(&KEY);
@@ -99,7 +101,7 @@ mod tests {
         [&out, payload].concat()
     }
 
-    /// A block of chunks, and two repair packets.
+    /// A block of chunks and two repair packets.
     fn block() -> Vec<Vec<u8>> {
         let mut copies = Copies::default();
         let mut datagrams = Vec::new();
@@ -130,7 +132,7 @@ mod tests {
         samples
     }
 
-    /// The link's key at the beginning, and often a checksum that fits.
+    /// Writes the link's key into most datagrams, and often a matching checksum into the frame.
     fn mend(rng: &mut thalweg_conformance::Rng, bytes: &mut [u8]) {
         if rng.below(4) > 0 && bytes.len() > PREFIX_BYTES {
             fit(bytes);

@@ -1,10 +1,10 @@
-//! The transport ltp: chunks travel as datagrams that are acknowledged one by one, control messages over a TCP
-//! connection. Each chunk is sent once. Lost chunks are retransmitted while time permits: the receiver closes
-//! an update early, by share or deadline. That is LTP as UniFL describes it (section 2.2). Optional repair
-//! packets save the round trips of retransmissions at the end of an update.
+//! The ltp transport: chunks are sent as datagrams that are acknowledged one by one, control messages over a
+//! TCP connection. Each chunk is sent once. Lost chunks are retransmitted while time permits: the receiver
+//! closes an update early, at a share of its chunks or at a deadline. This is LTP as UniFL describes it
+//! (section 2.2). Optional repair packets save the round trips of retransmissions at the end of an update.
 //!
 //! Sockets, handshake, encryption and the order of chunks and messages are those of `udp`.
-//! [`thalweg_sending::ltp`] decides what is sent when.
+//! [`thalweg_sending::ltp`] decides when each packet is sent.
 #![forbid(unsafe_code)]
 
 mod critical;
@@ -29,7 +29,7 @@ use thalweg_udp::listener::listen;
 use crate::link::LtpLink;
 use crate::options::SETTINGS;
 
-/// Most bytes of payload in a chunk: with all headers it fits an Ethernet frame, also with IPv6.
+/// Most bytes of payload in a chunk. With all headers, the packet fits an Ethernet frame, with IPv6 too.
 pub const CHUNK: u32 = 1344;
 
 const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x03", settings: SETTINGS };

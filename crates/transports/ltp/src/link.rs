@@ -23,9 +23,9 @@ use crate::receive::Acks;
 use crate::send::{self, Driver, Order, Protection, Stats};
 use crate::Ltp;
 
-/// Control messages that may wait to be received. Beyond that they wait in the kernel.
+/// Control messages that may wait to be received. Further messages wait in the kernel.
 const CONTROL: usize = 1;
-/// Updates that may wait to be sent. Beyond that callers wait.
+/// Updates that may wait to be sent. Callers with further updates wait.
 const ORDERS: usize = 1;
 
 pub(crate) struct LtpLink {
@@ -76,8 +76,8 @@ impl Link for LtpLink {
         self.shared.check("send control")?;
         let _speaking = self.shared.speaking.lock().await;
         self.inner.send_control(message.clone()).await?;
-        // In the same poll in which the message was sent: a caller that gives up cannot come between. A probe
-        // follows.
+        // Count the message in the same poll that has sent it. Else a caller that is dropped in between would
+        // leave it uncounted. A probe follows.
         self.shared.spoken(&self.lanes[1], message);
         self.shared.spoke.notify_one();
         Ok(())

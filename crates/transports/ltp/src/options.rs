@@ -1,4 +1,4 @@
-//! Options of this transport.
+//! The options of this transport, and their values.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use thalweg_transport::{Chosen, Error, ErrorKind, Kind, Options, Result, Setting
 use thalweg_udp::secure::CIPHER;
 use thalweg_wire::{Range, Ranges};
 
-/// The longest deadline: a day.
+/// The longest deadline in milliseconds: a day.
 const LONGEST: u64 = 86_400_000;
 
 pub(crate) const SETTINGS: &[Setting] = &[
@@ -47,11 +47,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
 /// The chosen options.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Choice {
-    /// When this end closes what it receives.
+    /// When this end closes an update that it receives.
     pub rule: Rule,
-    /// The bytes that this end sends until they arrive.
+    /// The bytes that this end retransmits until they arrive.
     pub critical: Ranges,
-    /// Repair packets for each packet of a block.
+    /// Number of repair packets for each packet of a block.
     pub repair: f64,
 }
 
@@ -74,7 +74,7 @@ fn critical(chosen: &Chosen) -> Result<Ranges> {
     })
 }
 
-/// Reads the options.
+/// Reads the options and checks them.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for an unknown option, or for a text that is no list of ranges.

@@ -2,14 +2,14 @@
 //!
 //! | byte | field | |
 //! |---|---|---|
-//! | 0 | key | 16 random bytes, told to the peer over the control connection |
+//! | 0 | key | 16 random bytes, sent to the peer over the control connection |
 //! | 16 | kind | 1 chunk, 2 probe, 3 acknowledgement, 4 hello, 5 repair |
-//! | 17 | flags | bit 0: of a block, which repair packets may follow |
-//! | 18 | told | 6 bytes; control messages that the sender had sent before (0: a chunk that waits for none, or a repair packet for such), or the greatest that has come |
-//! | 24 | number | u64; the packet's, or one past the greatest that has come |
-//! | 32 | | a chunk: transfer u16, index and number of chunks of 3 bytes each, its frame |
-//! | 32 | | an acknowledgement: why and which transfer was closed, u8 and u16; lengths of ranges and of the gaps between them, u32 each, falling |
-//! | 32 | | a repair packet: its number less the block's first, u16; packets of the block and which repair packet it is, u8 each; CRC-32C of what follows, u32: [what the block's chunks share](crate::repair::Common) and a [symbol](crate::repair) |
+//! | 17 | flags | bit 0: the packet belongs to a block, which repair packets may follow |
+//! | 18 | told | 6 bytes. Number of control messages that the sender had sent before (0: the chunk, or the repair packet for such chunks, waits for none). In an acknowledgement, the highest such number that has arrived |
+//! | 24 | number | u64, number of the packet. In an acknowledgement, one more than the highest number that has arrived |
+//! | 32 | | chunk: transfer u16; index and number of chunks less one, 3 bytes each; the frame |
+//! | 32 | | acknowledgement: reason of closing u8 and the closed transfer u16; lengths of ranges and of the gaps between them, u32 each, in descending order |
+//! | 32 | | repair packet: its number less the block's first number, u16; number of packets in the block and index of the repair packet, u8 each; CRC-32C of the rest, u32; [the fields that the block's chunks share](crate::repair::Common); a [symbol](crate::repair) |
 
 use thalweg_sending::ltp::{Ack, Block, Closed, Part, MAX_BLOCK, MAX_PIECES, MAX_RANGES};
 use thalweg_udp::datagram::{Encode, Key, PREFIX_BYTES, WHOLE};
@@ -19,22 +19,22 @@ use crate::repair::{number_of, Common, COMMON_BYTES, SYMBOL_HEADER_BYTES};
 use crate::CHUNK;
 
 const PART_BYTES: usize = 8;
-/// Bytes before a chunk's payload.
+/// Number of bytes before a chunk's payload.
 pub(crate) const CHUNK_HEADER_BYTES: usize = PREFIX_BYTES + PART_BYTES + HEADER_BYTES;
 const _: () = assert!(CHUNK_HEADER_BYTES + CHUNK as usize + thalweg_seal::TAG_BYTES <= WHOLE);
 const _: () = assert!(MAX_PIECES <= 1 << 24);
-/// Bytes of a repair packet between its prefix and its symbol.
+/// Number of bytes of a repair packet between its prefix and the common fields.
 const BLOCK_BYTES: usize = 8;
-/// Bytes before a repair packet's symbol.
+/// Number of bytes before a repair packet's symbol.
 pub(crate) const REPAIR_HEADER_BYTES: usize = PREFIX_BYTES + BLOCK_BYTES + COMMON_BYTES;
 const LONGEST_SYMBOL: usize = SYMBOL_HEADER_BYTES + CHUNK as usize;
 const _: () = assert!(REPAIR_HEADER_BYTES + LONGEST_SYMBOL + thalweg_seal::TAG_BYTES <= WHOLE);
 const _: () = assert!(MAX_BLOCK <= 255);
 
-/// What a datagram is.
+/// The kind of a datagram, with the fields of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A chunk, whole, with its frame's header.
+    /// A whole chunk, with the header of its frame.
     Chunk(Part, FrameHeader),
     /// Asks for an acknowledgement.
     Probe,
@@ -42,14 +42,14 @@ pub(crate) enum Kind {
     Repair(Repair),
 }
 
-/// A repair packet, whose symbol follows.
+/// A repair packet. Its symbol follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Repair {
     pub block: Block,
-    /// Which of the block's, from 0; less than 256.
+    /// Index of the repair packet in the block, from 0; less than 256.
     pub which: u32,
     pub common: Common,
-    /// Of common and symbol.
+    /// CRC-32C of the common fields and the symbol.
     pub checksum: u32,
 }
 
@@ -64,11 +64,11 @@ impl Repair {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Datagram {
     pub kind: Kind,
-    /// Whether it belongs to a block that repair packets may follow: chunks and probes do.
+    /// Whether the packet belongs to a block that repair packets may follow. Only chunks and probes may.
     pub covered: bool,
-    /// Less than 2^48.
+    /// The field `told` of the datagram; less than 2^48.
     pub told: u64,
-    /// Acknowledgements have no number; their field is that of the ranges.
+    /// Number of the packet. An acknowledgement has none; its field holds the end of its first range.
     pub number: u64,
 }
 
@@ -88,7 +88,7 @@ impl Encode for Datagram {
             Kind::Chunk(part, header) => {
                 out.extend_from_slice(&part.transfer.to_le_bytes());
                 out.extend_from_slice(&part.index.to_le_bytes()[..3]);
-                // One less: all of 2^24 fit.
+                // The number less one, so that 2^24 chunks fit 3 bytes.
                 out.extend_from_slice(&part.of.wrapping_sub(1).to_le_bytes()[..3]);
                 out.extend_from_slice(&header.encode());
             }
@@ -116,7 +116,8 @@ fn encode_ack(ack: &Ack, out: &mut Vec<u8>) {
     let mut above = None;
     for range in ack.ranges.iter().take(MAX_RANGES) {
         let gap = above.map(|start: u64| start.saturating_sub(range.end));
-        // What is further away has long been decided.
+        // A range whose gap or length exceeds 32 bits is left out, with all below it: those packets were
+        // decided long ago.
         let (Ok(gap), Ok(length)) = (gap.map(u32::try_from).transpose(), u32::try_from(range.len())) else {
             return;
         };
@@ -126,9 +127,10 @@ fn encode_ack(ack: &Ack, out: &mut Vec<u8>) {
 }
 
 impl Datagram {
-    /// Decodes and checks a datagram. The payload of a chunk follows [`CHUNK_HEADER_BYTES`] and is as long as
-    /// its header says; the symbol of a repair packet follows [`REPAIR_HEADER_BYTES`]. Returns `None` for
-    /// anything that does not belong to this link: it is dropped, since anybody can send us datagrams.
+    /// Decodes and checks a datagram. The payload of a chunk begins at [`CHUNK_HEADER_BYTES`] and is as long
+    /// as its header says. The symbol of a repair packet begins at [`REPAIR_HEADER_BYTES`]. Returns `None`
+    /// for a datagram that does not belong to this link. It is dropped without an error, because anybody can
+    /// send us datagrams.
     pub(crate) fn decode(key: &Key, bytes: &[u8]) -> Option<Self> {
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES)?;
         if prefix[..16] != key[..] || prefix[17] > 1 {

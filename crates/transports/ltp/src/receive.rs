@@ -1,4 +1,4 @@
-//! Receiving: packets, rebuilt packets, and acknowledgements.
+//! Receives packets, rebuilds lost ones, and makes the acknowledgements.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,8 +17,9 @@ pub(crate) struct Acks {
     machine: Receiver,
     origin: Instant,
     stats: Arc<Stats>,
-    /// The highest `told` of a chunk or a repair packet. Rebuilt packets were sent before that. Probes do not count: a chunk
-    /// that waits for no message would wait for theirs.
+    /// The highest `told` of a chunk or a repair packet so far. Rebuilt chunks get it, since they were sent
+    /// before that packet. Probes are left out: else a rebuilt chunk that waits for no message would wait for
+    /// those that a probe counts.
     told: u64,
     rebuilt: VecDeque<Rebuilt>,
 }
@@ -29,13 +30,13 @@ impl Acks {
         Self { machine, origin, stats, told: 0, rebuilt }
     }
 
-    /// Takes a repair packet.
+    /// Passes a repair packet to the receiver's state machine.
     fn repair(&mut self, number: u64, repair: &Repair, datagram: &[u8]) {
         let coded = datagram.get(REPAIR_HEADER_BYTES - COMMON_BYTES..).unwrap_or_default();
         self.machine.handle_repair(number, repair.block, repair.which, coded);
     }
 
-    /// Rebuilds packets where possible, and handles them as if they came now.
+    /// Rebuilds packets where that is possible, and handles them as if they had just arrived.
     fn rebuild(&mut self) {
         while let Some(from) = self.machine.poll_rebuild() {
             let block = from.block;
@@ -71,7 +72,8 @@ impl Reader for Acks {
         }
         let now = self.origin.elapsed();
         let chunk = match kind {
-            // The sink knows whether anybody wants it: the session may have asked for it again.
+            // Pass the chunk on even if the machine knows it. The sink knows whether it is wanted: the
+            // session may have asked for it again.
             Kind::Chunk(part, header) => {
                 let payload = datagram.get(CHUNK_HEADER_BYTES..).unwrap_or_default();
                 if covered && header.verify(payload).is_ok() {

@@ -1,12 +1,13 @@
-//! Symbols and their code, RaptorQ (RFC 6330): from which packets repair packets are made, and what is rebuilt.
+//! The symbols of packets and their code, RaptorQ (RFC 6330): repair packets are made from symbols, and lost
+//! packets are rebuilt from them.
 //!
-//! The symbol of a packet contains what differs from the others of its block. Zeros follow, up to the longest
-//! of the block. The symbol of a probe is all zeros.
+//! The symbol of a packet contains the fields in which it differs from other packets of its block. Zeros fill
+//! it up to the length of the block's longest symbol. The symbol of a probe is all zeros.
 //!
 //! | byte | field | |
 //! |---|---|---|
-//! | 0 | index | 3 bytes, of the transfer's chunks |
-//! | 3 | offset | u64, in the update |
+//! | 0 | index | 3 bytes, index of the chunk in the transfer |
+//! | 3 | offset | u64, offset in the update |
 //! | 11 | length | u16, bytes of payload |
 //! | 13 | payload checksum | u32, CRC-32C |
 //! | 17 | payload | |
@@ -19,13 +20,13 @@ use thalweg_wire::{ChunkHeader, FrameHeader, LayoutHash};
 
 use crate::CHUNK;
 
-/// Bytes of a symbol before its payload.
+/// Number of bytes of a symbol before its payload.
 pub(crate) const SYMBOL_HEADER_BYTES: usize = 17;
-/// Bytes of [`Common`].
+/// Number of bytes of an encoded [`Common`].
 pub(crate) const COMMON_BYTES: usize = 29;
 
-/// What the chunks of a block have in common: transfer u16, number of chunks of 3 bytes, job u64, round u32,
-/// sender u32, layout u64.
+/// The fields that the chunks of a block share: transfer u16, number of chunks less one in 3 bytes, job u64,
+/// round u32, sender u32, layout u64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Common {
     transfer: u16,
@@ -66,12 +67,12 @@ impl Common {
     }
 }
 
-/// A number of at most 8 bytes.
+/// Decodes a little-endian number of at most 8 bytes.
 pub(crate) fn number_of(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
 }
 
-/// Appends a chunk's symbol.
+/// Appends the symbol of a chunk to `out`.
 pub(crate) fn write(part: Part, header: &FrameHeader, payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&part.index.to_le_bytes()[..3]);
     out.extend_from_slice(&header.chunk.offset.to_le_bytes());
@@ -80,14 +81,14 @@ pub(crate) fn write(part: Part, header: &FrameHeader, payload: &[u8], out: &mut 
     out.extend_from_slice(payload);
 }
 
-/// A packet, as described by its symbol.
+/// The content of a packet, as its symbol describes it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Chunk(Part, FrameHeader, Vec<u8>),
     Probe,
 }
 
-/// `None` for anything that no packet contains, also by its checksum.
+/// Decodes a symbol. `None` if no packet can have it, or if its checksum does not match.
 fn read(common: &Common, symbol: &[u8]) -> Option<Content> {
     let (head, rest) = symbol.split_at_checked(SYMBOL_HEADER_BYTES)?;
     let length = number_of(&head[11..13]) as usize;
@@ -103,27 +104,29 @@ fn read(common: &Common, symbol: &[u8]) -> Option<Content> {
     (part.index < part.of && length <= CHUNK as usize).then(|| Content::Chunk(part, header, payload.to_vec()))
 }
 
-/// The symbols of a block that is being sent. Repair packets are made from copies, since the loan of the update
-/// may have ended.
+/// The symbols of the block that is being sent. Repair packets are made from these copies, because the loan
+/// of the update may have ended.
 #[derive(Default)]
 pub(crate) struct Copies {
     first: u64,
     common: Option<Common>,
     bytes: Vec<u8>,
-    /// Where each symbol ends.
+    /// Offset in `bytes` at which each symbol ends.
     ends: Vec<usize>,
     code: Option<SourceBlockEncoder>,
 }
 
 impl Copies {
-    /// Packet `number` of the block that begins with `first` is being sent: a chunk, or else a probe.
+    /// Keeps the symbol of packet `number`, which is being sent, in the block that begins with `first`. The
+    /// packet is a chunk, or else a probe.
     pub(crate) fn keep(&mut self, first: u64, number: u64, chunk: Option<(Part, &FrameHeader, &[u8])>) {
         if self.first != first || number == first {
             self.bytes.clear();
             self.ends.clear();
             (self.first, self.common, self.code) = (first, None, None);
         }
-        // If an earlier one is missing, the others do not fit, and no repair packet is made.
+        // If an earlier packet of the block is missing, keep none of the later ones, so that no repair packet
+        // is made.
         if first + self.ends.len() as u64 == number && self.ends.len() < MAX_BLOCK as usize {
             if let Some((part, header, payload)) = chunk {
                 self.common.get_or_insert(Common::new(part, header));
@@ -133,7 +136,8 @@ impl Copies {
         }
     }
 
-    /// A repair packet of the block; `None` if not all of its packets were kept.
+    /// Makes the repair packet with index `which` of a block. `None` if not all packets of the block were
+    /// kept.
     pub(crate) fn repair(&mut self, block: Block, which: u32) -> Option<(Common, Vec<u8>)> {
         if block.first != self.first || block.count as usize != self.ends.len() {
             return None;
@@ -164,13 +168,13 @@ fn encoder(bytes: &[u8], ends: &[usize]) -> SourceBlockEncoder {
     SourceBlockEncoder::new(0, &shape(ends.len(), size), &padded)
 }
 
-/// One source block of `count` symbols of `size` bytes.
+/// The parameters of one source block with `count` symbols of `size` bytes.
 fn shape(count: usize, size: usize) -> ObjectTransmissionInformation {
     ObjectTransmissionInformation::new((count * size) as u64, size as u16, 1, 1, 1)
 }
 
-/// The missing packets of a block, by number. Each repair packet is [`Common`] and its symbol. `None` if there
-/// are too few symbols after all, or if they are not of one block.
+/// Rebuilds the missing packets of a block, with their numbers. In `from`, each repair packet is an encoded
+/// [`Common`] and a symbol. `None` if the symbols are too few to decode, or are not of one block.
 pub(crate) fn rebuild(from: &Rebuild<'_>) -> Option<Vec<(u64, Content)>> {
     let (_, first) = from.repair.first()?;
     let (head, symbol) = first.split_at_checked(COMMON_BYTES)?;
@@ -206,7 +210,7 @@ mod tests {
     use proptest::prelude::*;
     use thalweg_wire::checksum;
 
-    /// A block's packets: every eighth a probe, the others chunks of different lengths.
+    /// The packets of a block: every eighth is a probe, the others are chunks of different lengths.
     fn contents(count: u32, longest: usize) -> Vec<Content> {
         let content = |at: u32| {
             if at % 8 == 7 {
@@ -244,7 +248,7 @@ mod tests {
         out
     }
 
-    /// Rebuilds a block without the packets at `lost`, from its first `repair` repair packets.
+    /// Rebuilds a block from its first `repair` repair packets, without the packets at `lost`.
     fn rebuilt(contents: &[Content], lost: &[u32], repair: u32) -> Option<Vec<(u64, Content)>> {
         let block = Block { first: 50, count: contents.len() as u32 };
         let mut copies = Copies::default();
@@ -277,7 +281,8 @@ mod tests {
             let lost: Vec<u32> = lost.into_iter().filter(|at| *at < count).collect();
             prop_assume!(!lost.is_empty());
             let found = rebuilt(&contents, &lost, lost.len() as u32 + more);
-            // As many symbols as packets are enough in 99 of 100 cases, two more in all but one of a million.
+            // As many symbols as packets suffice in 99 of 100 cases; with two more, all but one of a million
+            // cases succeed.
             prop_assert!(found.is_some() || more < 2);
             for (place, (number, content)) in lost.iter().zip(found.iter().flatten()) {
                 prop_assert_eq!(*number, 50 + u64::from(*place));

@@ -1,4 +1,5 @@
-//! Sending: one task for each link. It takes acknowledgements and sends packets when the state machine says so.
+//! Sends updates: one task for each link takes acknowledgements, and sends packets when the state machine
+//! says so.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -22,10 +23,12 @@ use crate::repair::Copies;
 use crate::CHUNK;
 
 const SEND: &str = "send update";
-/// Receives of acknowledgements before something else has its turn: a peer may send them faster than they are read.
+/// Most reads of acknowledgements in a row. A peer may send them faster than they are read, and the task has
+/// other work.
 const AT_ONCE: usize = 4;
 
-/// An update that somebody waits for. Its loan on the arena ends with the call: whoever waits takes it back.
+/// An update whose sender waits. The sender takes the update back when its call ends, and with it the loan of
+/// the arena.
 type Lent = Arc<Mutex<Option<Outgoing>>>;
 
 pub(crate) struct Order {
@@ -33,7 +36,7 @@ pub(crate) struct Order {
     done: oneshot::Sender<Result<SendReport>>,
 }
 
-/// Takes an update back from the task, however the call ends.
+/// Takes an update back from the task when the call of its sender ends.
 struct Loan(Lent);
 
 impl Drop for Loan {
@@ -46,7 +49,7 @@ fn lock(lent: &Lent) -> MutexGuard<'_, Option<Outgoing>> {
     lent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counters of both sides' packets.
+/// Counters of the packets in both directions.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
     /// Number of retransmitted chunks.
@@ -55,26 +58,26 @@ pub(crate) struct Stats {
     pub repair: AtomicU64,
     /// Number of rebuilt chunks.
     pub rebuilt: AtomicU64,
-    /// RTT in microseconds; 0 if nothing was measured.
+    /// RTT in microseconds; 0 if none was measured.
     pub round_trip: AtomicU64,
 }
 
-/// The update that is being sent.
+/// The update that is being sent, with its bytes on the wire so far.
 struct Current {
     order: Order,
     wire: u64,
     started: Instant,
 }
 
-/// How an update is protected from loss.
+/// The protection of updates from loss.
 pub(crate) struct Protection {
-    /// The critical chunks.
+    /// Decides which chunks are critical.
     pub critical: Arc<Critical>,
-    /// Repair packets for each packet of a block.
+    /// Number of repair packets for each packet of a block.
     pub repair: f64,
 }
 
-/// One direction's sending side.
+/// The sending side of one direction.
 pub(crate) struct Driver {
     lane: Arc<Lane>,
     shared: Arc<Shared>,
@@ -84,12 +87,12 @@ pub(crate) struct Driver {
     origin: Instant,
     orders: mpsc::Receiver<Order>,
     current: Option<Current>,
-    /// Chunks of the update, and repair packets for them, wait for no control message.
+    /// Whether the chunks of the update, and the repair packets for them, wait for no control message.
     detached: bool,
     batch: Vec<u8>,
-    /// A packet that is longer than those before it; it is kept for the next batch.
+    /// A packet that is longer than those before it. It is kept for the next batch.
     longer: Vec<u8>,
-    /// Copies of packets that repair packets may follow.
+    /// The symbols of packets that repair packets may follow.
     copies: Copies,
     reports: Buffer,
     trace: Option<Trace>,
@@ -157,7 +160,7 @@ impl Driver {
         }
     }
 
-    /// Writes to `trace` what the sender believes.
+    /// Writes the sender's estimates to `trace`.
     pub(crate) fn traced(self, trace: Option<Trace>) -> Self {
         Self { trace, ..self }
     }
@@ -178,7 +181,7 @@ impl Driver {
                 _ = self.shared.ended(SEND) => return,
                 () = given_up(&mut self.current) => self.machine.abandon(),
                 () = self.shared.spoke.notified() => self.machine.tell(),
-                // An error comes from an ICMP message; the next call goes on.
+                // An error reports an ICMP message. The next call on the socket works again.
                 _ = self.lane.readable() => {}
                 order = self.orders.recv(), if !busy => match order {
                     Some(order) => self.begin(order),
@@ -195,7 +198,7 @@ impl Driver {
         }
     }
 
-    /// Takes acknowledgements that are there.
+    /// Handles the acknowledgements that have arrived.
     fn hear(&mut self) {
         self.reports.fit(self.shared.standing.is_proved());
         for _ in 0..AT_ONCE {
@@ -245,11 +248,11 @@ impl Driver {
         let sizes =
             lock(&order.lent).as_ref().map(|update| (update.chunks().len() as u64, update.payload_bytes()));
         let Some((chunks, payload)) = sizes else { return };
-        // The caller may be gone.
+        // This fails if the caller no longer waits.
         let _ = order.done.send(Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() }));
     }
 
-    /// Sends what may be sent now.
+    /// Sends all packets that may be sent now.
     async fn send(&mut self) {
         while let Some(length) = self.gather() {
             if let Err(error) = self.lane.send(&self.batch, length).await {
@@ -264,14 +267,14 @@ impl Driver {
             if let Some(current) = &mut self.current {
                 current.wire += bytes;
             }
-            // A link that is never blocked lets others run after each batch.
+            // Yield after each batch, so that a link that is never blocked leaves time to the others.
             tokio::task::yield_now().await;
             self.hear();
         }
     }
 
-    /// Collects packets of one length, with a shorter last one, since a system call takes no others. Returns
-    /// their length; `None` if there is nothing to send now.
+    /// Collects packets of one length for one system call, which requires that; only the last may be shorter.
+    /// Returns their length. `None` if nothing may be sent now.
     fn gather(&mut self) -> Option<usize> {
         self.batch.clear();
         self.batch.append(&mut self.longer);
@@ -299,8 +302,8 @@ impl Driver {
         (count > 0).then_some(length)
     }
 
-    /// Appends a packet to the batch. Returns whether there is anything to send: a cancelled update is given
-    /// up.
+    /// Appends a packet to the batch. Returns whether it has appended anything. A cancelled update is
+    /// abandoned here.
     fn append(&mut self, packet: Packet) -> bool {
         let start = self.batch.len();
         let done = match packet.what {
@@ -311,7 +314,7 @@ impl Driver {
         done.is_some() && self.batch.len() > start
     }
 
-    /// Control messages for which a chunk sent now waits.
+    /// Number of control messages for which a chunk that is sent now must wait.
     fn told(&self) -> u64 {
         if self.detached {
             0
@@ -333,7 +336,8 @@ impl Driver {
     fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: Part) -> Option<()> {
         let told = self.told();
         let appended = self.current.as_ref().and_then(|current| {
-            // End the loan only after the copy has finished: after its return, a call lends nothing.
+            // End the loan only after the copy has finished: when the sender's call has returned, nothing may
+            // be lent.
             let lent = lock(&current.order.lent);
             let update = lent.as_ref()?;
             let (header, payload) = update.frame(update.chunks().get(part.index as usize)?)?;
@@ -363,7 +367,7 @@ impl Driver {
     }
 }
 
-/// Waits until the caller has given up the current update, and then forgets it.
+/// Waits until the sender has given up the current update, and then forgets the update.
 async fn given_up(current: &mut Option<Current>) {
     let Some(Current { order, .. }) = current.as_mut() else { return std::future::pending().await };
     order.done.closed().await;
