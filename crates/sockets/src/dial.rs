@@ -1,4 +1,4 @@
-//! Connections to a host that may have several addresses, within the time there is.
+//! Connects to a host, which may have several addresses, within the time limit.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -12,10 +12,10 @@ use crate::socket::{prepare, resolve};
 
 const CONNECT: &str = "connect";
 
-/// What `connecting` comes to, if that is within the options' time.
+/// Awaits `connecting`, for at most the options' connect timeout.
 ///
 /// # Errors
-/// Its own, or [`ErrorKind::Timeout`].
+/// Those of `connecting`, or [`ErrorKind::Timeout`].
 pub async fn in_time<T>(
     address: &Address,
     options: &Options,
@@ -31,10 +31,10 @@ fn late(address: &Address, limit: Duration) -> Error {
         .hint("check the address and the firewall, or raise connect_timeout_ms")
 }
 
-/// The first of the host's addresses that answers; each gets its share of the time.
+/// Connects to the first of the host's addresses that answers. Each address gets an equal share of the time.
 ///
 /// # Errors
-/// Why the last of them did not.
+/// The reason why the last address failed.
 pub async fn reach(address: &Address, options: &Options) -> Result<(TcpStream, SocketAddr)> {
     let candidates = resolve(CONNECT, address).await?;
     let share = options.connect_timeout() / candidates.len() as u32;
@@ -50,10 +50,10 @@ pub async fn reach(address: &Address, options: &Options) -> Result<(TcpStream, S
     Err(last)
 }
 
-/// One attempt at one address, with the options of the job.
+/// Connects to one address, with the options of the job.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub async fn open(to: SocketAddr, options: &Options) -> std::io::Result<TcpStream> {
     let socket = prepare(CONNECT, to, options).map_err(std::io::Error::other)?;
     socket.connect(to).await

@@ -1,6 +1,7 @@
-//! Accepting connections. A task of its own takes them and shakes hands with each in another one, so a slow or
-//! hostile peer holds up nobody. With an [`AdmissionQueue`] each connection has a place there from the moment it is
-//! taken, so none waits in the kernel for others to finish: the one that has been silent for longest is ended instead.
+//! Accepts connections. One task accepts them, and the handshake of each runs in a task of its own, so that a
+//! slow or hostile peer delays no other. With an [`AdmissionQueue`], each connection gets a place there when
+//! it is accepted. So no connection waits in the kernel for others to finish: the peer that has been silent
+//! for longest is evicted instead.
 
 use std::future::Future;
 use std::net::{Shutdown, SocketAddr};
@@ -19,22 +20,23 @@ use tokio::time::timeout;
 
 use crate::socket::{prepare, resolve};
 
-/// Connections the kernel keeps for us.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 1024;
-/// Handshakes at a time without an admission queue; beyond that, connections wait in the kernel.
+/// Most handshakes at a time without an admission queue. Further connections wait in the kernel.
 const MAX_HANDSHAKES: usize = 512;
-/// Links that wait to be accepted; beyond that, handshakes wait.
+/// Links that may wait for `accept`. Further handshakes wait.
 const MAX_READY: usize = 256;
-/// Pause after the system could not give us a connection (no more descriptors), so as not to spin.
+/// Pause after the system could not accept a connection (no free descriptors), so that the loop does not
+/// spin.
 const PAUSE: Duration = Duration::from_millis(50);
 const ACCEPT: &str = "accept";
 
-/// Who lets peers in.
+/// Makes links of accepted connections.
 #[async_trait]
 pub trait Doorkeeper: Send + Sync + 'static {
-    /// Shakes hands, and gives the link that is pending; `None` if the connection belongs to one that is already.
-    /// Ended where it stands when it takes longer than `connect_timeout`, or when its `unauthenticated_peer` is
-    /// evicted, which the link has to keep.
+    /// Does the handshake of a connection. Returns the pending link, or `None` if the connection belongs to a
+    /// link that is pending already. The call is dropped if it takes longer than `connect_timeout`, or if
+    /// `unauthenticated_peer` is evicted. The link must keep `unauthenticated_peer`.
     async fn admit(
         &self,
         stream: TcpStream,
@@ -43,7 +45,7 @@ pub trait Doorkeeper: Send + Sync + 'static {
     ) -> Result<Option<Pending>>;
 }
 
-/// A listener whose links a [`Doorkeeper`] makes.
+/// A listener whose links are made by a [`Doorkeeper`].
 pub struct Door {
     address: Address,
     socket: Arc<TcpListener>,
@@ -51,10 +53,10 @@ pub struct Door {
     task: AbortHandle,
 }
 
-/// Listens at `address` with the options of a socket.
+/// Listens at `address` with the socket options of the job.
 ///
 /// # Errors
-/// As [`thalweg_transport::Transport::listen`].
+/// Those of [`thalweg_transport::Transport::listen`].
 pub async fn open(address: &Address, options: &Options, keeper: impl Doorkeeper) -> Result<Door> {
     let at = resolve("listen", address).await?[0];
     let socket = prepare("listen", at, options)?;
@@ -85,7 +87,7 @@ impl Listener for Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // Frees the port now; the task ends a little later.
+        // This frees the port now; the task ends a little later.
         let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
         self.task.abort();
     }
@@ -115,7 +117,7 @@ async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doork
     }
 }
 
-/// The peer left between connecting and our taking it.
+/// Whether the peer has left between connecting and our accept.
 fn gone_again(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Io;
     matches!(error.kind(), Io::ConnectionAborted | Io::ConnectionReset | Io::Interrupted)
@@ -129,7 +131,7 @@ struct Admission<K> {
 }
 
 impl<K: Doorkeeper> Admission<K> {
-    /// The next connection, when there is room for it.
+    /// Waits until there is room for a connection, and accepts the next one.
     async fn next(&self, socket: &TcpListener) -> std::io::Result<(TcpStream, SocketAddr)> {
         if let Some(admission_queue) = &self.admission_queue {
             admission_queue.room().await;
@@ -141,8 +143,8 @@ impl<K: Doorkeeper> Admission<K> {
         self.admission_queue.is_some() || handshakes < MAX_HANDSHAKES
     }
 
-    /// Hands over the link that is pending, or the failure. Its place in the admission queue is taken until that is
-    /// done, which bounds how many wait.
+    /// Does the handshake, and passes the pending link or the error to `accept`. The place in the admission
+    /// queue stays taken until that is done, which bounds the number of waiting handshakes.
     async fn admit(
         self: Arc<Self>,
         stream: TcpStream,
@@ -160,7 +162,7 @@ impl<K: Doorkeeper> Admission<K> {
             Err(error) => Box::pin(std::future::ready(Err(error))),
         };
         tokio::select! {
-            // It fails once the listener is gone: the connection ends then too.
+            // This fails if the listener was dropped. The connection ends then too.
             _ = self.ready.send(pending) => {}
             _ = evicted(unauthenticated_peer.as_ref()) => {}
         }
@@ -184,7 +186,7 @@ impl<K: Doorkeeper> Admission<K> {
     }
 }
 
-/// Waits until the connection has to go; for ever if it is no unauthenticated peer.
+/// Waits until the peer is evicted. Waits for ever if it has no place in an admission queue.
 pub async fn evicted(unauthenticated_peer: Option<&UnauthenticatedPeer>) -> Error {
     if let Some(unauthenticated_peer) = unauthenticated_peer {
         if let Some(error) = unauthenticated_peer.watch().evicted().await {

@@ -1,18 +1,18 @@
-//! The two socket options no safe crate has: TCP_INFO to ask, SO_RCVLOWAT to set.
+//! The two socket options that no safe crate offers: reading TCP_INFO and setting SO_RCVLOWAT.
 
 use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-/// The two fields of TCP_INFO that are of use here.
+/// The fields of TCP_INFO that are used here.
 pub struct Info {
-    /// Segments this end has sent again since the connection began.
+    /// Segments that this end has retransmitted on the connection.
     pub retransmissions: u64,
-    /// Smoothed round-trip time.
+    /// Smoothed RTT.
     pub round_trip: Duration,
 }
 
-/// What the kernel knows about a connection; `None` where it does not say.
+/// The kernel's TCP_INFO of a connection; `None` if it cannot be read.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub fn info(stream: &TcpStream) -> Option<Info> {
@@ -44,7 +44,8 @@ pub fn info(_: &TcpStream) -> Option<Info> {
     None
 }
 
-/// Makes the connection readable only when `bytes` have come, or its end; whether the system does so.
+/// Makes the connection readable only when `bytes` bytes have arrived, or its end. Returns whether the system
+/// does so.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub fn wake_at(stream: &TcpStream, bytes: u32) -> bool {
@@ -65,7 +66,7 @@ pub fn wake_at(stream: &TcpStream, bytes: u32) -> bool {
     failed == 0
 }
 
-/// Other systems wake at the first byte: asked for nothing else, they are not asked at all.
+/// Other systems wake at the first byte. The option is not set there.
 #[cfg(not(target_os = "linux"))]
 pub fn wake_at(_: &TcpStream, _: u32) -> bool {
     false

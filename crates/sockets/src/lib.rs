@@ -1,7 +1,8 @@
-//! Kernel TCP connections: dialed within a time, accepted behind an admission queue, with the options of a job, and
-//! under TLS 1.3.
+//! Kernel TCP connections: connecting within a time limit, accepting behind an admission queue, the socket
+//! options of a job, and TLS 1.3.
 //!
-//! Nothing here knows of links or frames: tcp, grpc, mqtt, amqp, zmq and unifl are made of it.
+//! Nothing here knows of links or frames. The transports tcp, grpc, mqtt, amqp, zmq and unifl are built on
+//! it.
 #![deny(unsafe_code)] // `kernel` has it, for two calls
 
 pub mod dial;

@@ -1,4 +1,4 @@
-//! One kernel connection, and the options set on it.
+//! A connection of the kernel, and the options that are set on it.
 
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
@@ -15,17 +15,18 @@ use tokio::net::{lookup_host, TcpSocket, TcpStream};
 
 use crate::kernel::info;
 
-/// Bytes that may wait unsent in one connection of several: there they cannot go on another that is free, and the slowest
-/// would hold up an update's end.
+/// Most unsent bytes in the kernel for one connection of a link with several. These bytes cannot move to
+/// another connection that is free, so with more of them the slowest connection would delay the end of an
+/// update.
 #[cfg(target_os = "linux")]
 const WAITING: u32 = 256 << 10;
 
-/// A connection whose clones read, write, shut down and ask the kernel independently.
+/// A connection. Each clone can read, write, shut down and ask the kernel.
 #[derive(Clone)]
 pub struct Socket(pub Arc<TcpStream>);
 
 impl Socket {
-    /// Takes a connection, without Nagle's delay.
+    /// Wraps a connection, and turns Nagle's algorithm off.
     ///
     /// # Errors
     /// If the connection has ended.
@@ -34,27 +35,28 @@ impl Socket {
         Ok(Self(Arc::new(stream)))
     }
 
-    /// Ends both directions; wakes whoever reads or writes. What was written before still goes out.
+    /// Ends both directions, and wakes readers and writers. Bytes that were written before are still sent.
     pub fn shut(&self) {
-        // It fails where the peer has ended the connection already: nothing is left to do then.
+        // This fails if the peer has already ended the connection. Then nothing is left to do.
         let _ = SockRef::from(&*self.0).shutdown(Shutdown::Both);
     }
 
-    /// Waits until the peer has ended its direction, whether or not what it sent before has been read. A
-    /// writer must know: the kernel does not wake one whose peer closed with its window full.
+    /// Waits until the peer has ended its direction, even if bytes that it sent before have not been read. A
+    /// writer needs this: the kernel does not wake a writer whose peer has closed with a full window.
     #[cfg(target_os = "linux")]
     pub async fn hung_up(&self) {
-        // Urgent data is not asked for, so that this interest stands for the end of the reading side alone.
+        // tokio does not register sockets for urgent data (EPOLLPRI), so this interest becomes ready only when the
+        // reading side has ended.
         while self.0.ready(Interest::PRIORITY).await.is_ok_and(|ready| !ready.is_read_closed()) {}
     }
 
-    /// Never, since nobody here would say it.
+    /// Waits for ever: other systems do not report it.
     #[cfg(not(target_os = "linux"))]
     pub async fn hung_up(&self) {
         std::future::pending().await
     }
 
-    /// Adds what the kernel knows of the connection.
+    /// Adds the kernel's figures of the connection to `counters`.
     pub fn tell(&self, counters: &mut Counters) {
         let known = info(&self.0);
         counters.retransmissions = known.as_ref().map(|info| info.retransmissions);
@@ -62,7 +64,7 @@ impl Socket {
         counters.congestion = self.congestion();
     }
 
-    /// Name of the congestion control in use.
+    /// Name of the congestion control algorithm in use.
     #[cfg(target_os = "linux")]
     pub fn congestion(&self) -> Option<String> {
         let name = SockRef::from(&*self.0).tcp_congestion().ok()?;
@@ -124,10 +126,10 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// What `address` stands for, at least one.
+/// Resolves `address` to at least one socket address.
 ///
 /// # Errors
-/// [`ErrorKind::Address`].
+/// [`ErrorKind::Address`] if it does not resolve.
 pub async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
     let none = |why: String| {
         Error::new(ErrorKind::Address, operation, format!("{address} does not resolve{why}"))
@@ -138,10 +140,10 @@ pub async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<S
     (!found.is_empty()).then_some(found).ok_or_else(|| none(String::new()))
 }
 
-/// A socket for `to` with the options that must be set before it listens or connects.
+/// Makes a socket for `to`, and sets the options that must be set before it listens or connects.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for what the system does not have or grant.
+/// [`ErrorKind::Unsupported`] for an option that the system does not have or grant.
 pub fn prepare(operation: &'static str, to: SocketAddr, options: &Options) -> Result<TcpSocket> {
     let made = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = made.map_err(|e| Error::io(operation, to, &e))?;
@@ -158,16 +160,17 @@ pub fn prepare(operation: &'static str, to: SocketAddr, options: &Options) -> Re
     }
     #[cfg(target_os = "linux")]
     if options.streams > 1 {
-        // Only advice: without it connections still share chunks, less evenly.
+        // The kernel treats this as advice. Without it, connections still share chunks, but less evenly.
         _ = SockRef::from(&socket).set_tcp_notsent_lowat(WAITING);
     }
     Ok(socket)
 }
 
-/// The kernel lowers a size over its limit without a word; a plan that says otherwise would be wrong.
+/// Checks the size that the kernel has granted. The kernel silently lowers a size over its limit, and then
+/// the plan would state a wrong size.
 fn granted(operation: &'static str, option: &str, wanted: u32, got: io::Result<u32>) -> Result<()> {
     let got = got.map_err(|e| Error::io(operation, option, &e))?;
-    // Linux reports twice the size set, for its own bookkeeping.
+    // Linux doubles the size for its own bookkeeping, and reports the doubled value.
     let got = if cfg!(target_os = "linux") { got / 2 } else { got };
     if got < wanted {
         let context = format!("{option} of {wanted} bytes; the system grants {got}");

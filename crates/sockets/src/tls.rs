@@ -1,4 +1,4 @@
-//! TLS 1.3 by rustls: who is trusted, who the peer is, and what to tell a person when trust fails.
+//! TLS 1.3 by rustls: configurations, the identity of the peer, and messages for people when trust fails.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use thalweg_transport::{Address, Error, ErrorKind, Identity, Peer, Result, Tls};
 use tokio_rustls::TlsStream;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Label of the secret that ties a proof to a link (RFC 5705).
+/// Label of the exported secret that binds a proof to a link (RFC 5705).
 const BINDING: &[u8] = b"EXPORTER-thalweg-session";
 const VERSIONS: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
@@ -58,7 +58,8 @@ fn roots(operation: &'static str, authority: &str) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// What a listener needs. A client's certificate is checked if it shows one, and asked for if `require_client`.
+/// The TLS configuration of a listener. If a client shows a certificate, it is verified; with
+/// `require_client`, the client must show one.
 ///
 /// # Errors
 /// [`ErrorKind::Security`] for certificates and keys that cannot be used.
@@ -85,7 +86,7 @@ pub fn server(tls: &Tls) -> Result<Arc<ServerConfig>> {
     Ok(Arc::new(config))
 }
 
-/// What a connection needs: the configuration, and the name the server's certificate must carry.
+/// The TLS configuration of a connection, and the name that the server's certificate must contain.
 ///
 /// # Errors
 /// [`ErrorKind::Security`] for certificates, keys and names that cannot be used.
@@ -111,10 +112,10 @@ pub fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, Server
     Ok((Arc::new(config), name))
 }
 
-/// Who the other end has shown to be, and the secret shared with it.
+/// The identity that the other end has shown, and the secret shared with it.
 ///
 /// # Errors
-/// [`ErrorKind::Security`] if the handshake is not done.
+/// [`ErrorKind::Security`] if the handshake is not complete.
 pub fn peer<T>(operation: &'static str, address: String, stream: &TlsStream<T>) -> Result<Peer> {
     let (_, session) = stream.get_ref();
     let certificate = session.peer_certificates().and_then(|chain| chain.first());
@@ -122,7 +123,7 @@ pub fn peer<T>(operation: &'static str, address: String, stream: &TlsStream<T>) 
     Ok(Peer { address, certified, role, binding: Some(exported(operation, stream, BINDING)?) })
 }
 
-/// A secret that both ends of the connection have and nobody else (RFC 5705).
+/// A secret that only the two ends of the connection have (RFC 5705, exporter).
 pub fn exported<T>(operation: &'static str, stream: &TlsStream<T>, label: &[u8]) -> Result<[u8; 32]> {
     let secret = match stream {
         TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),
@@ -131,7 +132,7 @@ pub fn exported<T>(operation: &'static str, stream: &TlsStream<T>, label: &[u8])
     secret.map_err(|e| unusable(operation, &e))
 }
 
-/// The subject's common name, else the first DNS name.
+/// The common name of the certificate's subject, else its first DNS name.
 fn name_of(certificate: &[u8]) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let common = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
@@ -143,22 +144,22 @@ fn name_of(certificate: &[u8]) -> Option<String> {
     common.or(dns).map(str::to_owned)
 }
 
-/// The subject's organizational unit.
+/// The organizational unit of the certificate's subject.
 fn role_of(certificate: &[u8]) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let unit = certificate.subject().iter_organizational_unit().next().and_then(|unit| unit.as_str().ok());
     unit.map(str::to_owned)
 }
 
-/// What to say of a peer whose first bytes came in the clear, if they are TLS's: a record (RFC 8446 section 5.1) of
-/// type handshake or alert, version 3.x.
+/// An error if the first bytes of a peer are TLS although this end does not use TLS. They are TLS if they
+/// begin a record (RFC 8446, section 5.1) of type handshake or alert, version 3.x.
 pub fn unexpected(operation: &'static str, first: &[u8]) -> Option<Error> {
     matches!(first, [0x15 | 0x16, 3, ..]).then(|| {
         security(operation, "the peer speaks TLS, this end does not", "set tls at both ends, or at neither")
     })
 }
 
-/// An error while a connection to `who` was made or used, in words a person understands.
+/// Explains an error of a connection to `who` to a person.
 pub fn explain(operation: &'static str, who: impl std::fmt::Display, error: &io::Error) -> Error {
     let Some(cause) = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) else {
         return Error::io(operation, who, error);
