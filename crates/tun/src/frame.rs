@@ -1,19 +1,20 @@
-//! What a TAP device has in front of a packet: the header of its kind, and that of Ethernet. Places in the first count from
-//! where the frame begins (linux/virtio_net.h), and here from where the packet does.
+//! The headers in front of a packet of a TAP device: the `virtio_net_hdr` and the Ethernet header. Offsets in
+//! the first count from the beginning of the Ethernet frame (linux/virtio_net.h). In this crate's headers
+//! they count from the beginning of the packet.
 
 use crate::{Hardware, HEADER};
 
 const ETHERNET: usize = 14;
-/// Bytes of both headers.
+/// Number of bytes of both headers.
 pub(crate) const FRONT: usize = HEADER + ETHERNET;
 const NEEDS_CHECKSUM: u8 = 1;
-/// EtherTypes (IEEE 802 numbers of IANA).
+/// EtherTypes (IANA, IEEE 802 Numbers).
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
-/// Frames come from here: the relay's end of the wire.
+/// Source address of the frames that are written to the device: the relay's end of the wire.
 const RELAY: Hardware = [2, 0, 0, 0, 0, 0];
 
-/// The header that a packet of a frame has.
+/// Converts the front of a frame to the header of its packet.
 pub(crate) fn taken(front: &[u8; FRONT]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header.copy_from_slice(&front[..HEADER]);
@@ -21,7 +22,8 @@ pub(crate) fn taken(front: &[u8; FRONT]) -> [u8; HEADER] {
     header
 }
 
-/// The front of a frame for `to`, of a packet that begins with the byte `first`.
+/// Makes the front of a frame to the hardware address `to`. `packet` is the packet's header, and `first` the
+/// first byte of the packet, whose upper half is the IP version.
 pub(crate) fn put(packet: &[u8], to: Hardware, first: u8) -> [u8; FRONT] {
     let mut header = [0; HEADER];
     let known = packet.len().min(HEADER);
@@ -35,7 +37,8 @@ pub(crate) fn put(packet: &[u8], to: Hardware, first: u8) -> [u8; FRONT] {
     front
 }
 
-/// Moves the places of a header, where it has any: the length of all headers, and where the checksum begins.
+/// Applies `by` to the offsets in a header: the length of all headers if the packet is a superpacket, and the
+/// start of the checksum if the checksum is incomplete.
 fn moved(header: &mut [u8; HEADER], by: impl Fn(u16) -> u16) {
     let is_super = header[1] != 0;
     let has_checksum = header[0] & NEEDS_CHECKSUM != 0;
@@ -51,7 +54,7 @@ fn moved(header: &mut [u8; HEADER], by: impl Fn(u16) -> u16) {
 mod tests {
     use super::*;
 
-    /// As the kernel has it for a TCP superpacket of IPv4.
+    /// The kernel's header for an IPv4 TCP superpacket.
     const SUPER: [u8; HEADER] = {
         let [length, size, start] = [54_u16.to_ne_bytes(), 1448_u16.to_ne_bytes(), 34_u16.to_ne_bytes()];
         [1, 1, length[0], length[1], size[0], size[1], start[0], start[1], 16, 0]

@@ -1,8 +1,9 @@
-//! TUN and TAP devices that hand over superpackets (Linux Documentation/networking/tuntap.rst, linux/if_tun.h).
+//! TUN and TAP devices that pass superpackets (Linux Documentation/networking/tuntap.rst, linux/if_tun.h).
 //!
-//! Each packet read or written has a header of [`HEADER`] bytes in front (`virtio_net_hdr`), which says how it is to be
-//! cut into segments and whether its checksum is complete. One of zeros says: one packet, complete. A TAP device is read and
-//! written as a TUN device is: the Ethernet header is taken off, and put before what is written.
+//! Each packet that is read or written begins with a header of [`HEADER`] bytes (`virtio_net_hdr`). It says
+//! how the packet must be cut into segments, and whether its checksum is complete. A header of zeros means
+//! one packet with a complete checksum. A TAP device is used like a TUN device: the Ethernet header is
+//! removed on reading and added on writing.
 #![cfg(target_os = "linux")]
 
 use std::fs::{File, OpenOptions};
@@ -15,58 +16,59 @@ mod frame;
 use frame::FRONT;
 
 const PATH: &str = "/dev/net/tun";
-/// Bytes of the header in front of each packet.
+/// Number of bytes of the header in front of each packet.
 pub const HEADER: usize = 10;
-/// The longest name of a device.
+/// Most bytes in a device's name.
 pub const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// A hardware address.
+/// A hardware (MAC) address.
 pub type Hardware = [u8; 6];
 
-/// A TUN or TAP device in the namespace it was made in. It goes when this does.
+/// A TUN or TAP device in the namespace in which it was made. Dropping this removes the device.
 #[derive(Debug)]
 pub struct Device {
     file: File,
     name: String,
-    /// Of a TAP device, whom its frames are for.
+    /// TAP device: the address to which its frames are sent. `None` for a TUN device.
     hardware: Option<Hardware>,
 }
 
 mod ioctls {
-    // From linux/if_tun.h.
+    // Request numbers from linux/if_tun.h.
     nix::ioctl_write_int!(attach, b'T', 202);
     nix::ioctl_write_int!(offload, b'T', 208);
 }
 
-/// The same error, saying what it is about.
+/// The same kind of error, with a text that says what it is about.
 fn about(what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 impl Device {
-    /// Makes a device called `name` in the calling thread's namespace, with as much offload as the kernel has. A `%d` in
-    /// the name becomes the first number that is free.
+    /// Makes a TUN device called `name` in the calling thread's namespace, with as much offload as the kernel
+    /// has. A `%d` in the name becomes the first free number.
     ///
     /// # Errors
-    /// `NotFound` without TUN in the kernel, `PermissionDenied` without the right to it (CAP_NET_ADMIN), `ResourceBusy`
-    /// for a name that is taken, `InvalidInput` for one that no device can have.
+    /// `NotFound` if the kernel has no TUN, `PermissionDenied` without the right to it (CAP_NET_ADMIN), `ResourceBusy`
+    /// if the name is taken, `InvalidInput` if no device can have the name.
     pub fn new(name: &str) -> io::Result<Self> {
         Self::by(PATH, name, None)
     }
 
-    /// The same as a TAP device, for what needs Ethernet. Its frames have the address `hardware`, which the device is still
-    /// to be given.
+    /// Makes a TAP device instead, for users that need Ethernet. Frames are sent to the address `hardware`.
+    /// The caller must still set this address on the device.
     ///
     /// # Errors
-    /// As [`Device::new`].
+    /// Those of [`Device::new`].
     pub fn tap(name: &str, hardware: Hardware) -> io::Result<Self> {
         Self::by(PATH, name, Some(hardware))
     }
 
-    /// Either, by the kernel's interface at `path`.
+    /// Makes a device with the kernel's interface at `path`: a TAP device if `hardware` is given, else a TUN
+    /// device.
     ///
     /// # Errors
-    /// As [`Device::new`].
+    /// Those of [`Device::new`].
     pub fn by(path: &str, name: &str, hardware: Option<Hardware>) -> io::Result<Self> {
         if name.len() > LONGEST_NAME {
             let why = format!("the device name {name:?}; it has at most {LONGEST_NAME} bytes");
@@ -94,7 +96,7 @@ impl Device {
     fn take_offload(&self) -> io::Result<()> {
         let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
         let udp = libc::TUN_F_USO4 | libc::TUN_F_USO6;
-        // UDP segmentation came with Linux 6.2; without it datagrams come one by one.
+        // UDP segmentation exists since Linux 6.2. Without it, datagrams arrive one by one.
         let taken = [tcp | udp, tcp].into_iter().any(|offload| {
             // SAFETY: the argument is a plain number.
             unsafe { ioctls::offload(self.file.as_raw_fd(), libc::c_ulong::from(offload)) }.is_ok()
@@ -106,16 +108,16 @@ impl Device {
         Ok(())
     }
 
-    /// Its name.
+    /// Name of the device, which the kernel may have completed.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Reads a packet with the header in front of it, and says how long both are; `None` if there is none. The buffer holds
-    /// at least a header.
+    /// Reads a packet with the header in front of it. Returns the length of both, or `None` if no packet is
+    /// there. `buffer` must hold at least a header.
     ///
     /// # Errors
-    /// The system's: the device has gone.
+    /// The system's error: the device no longer exists.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let read = match self.hardware {
             None => (&self.file).read(buffer),
@@ -139,10 +141,10 @@ impl Device {
         Ok(HEADER + length.saturating_sub(FRONT))
     }
 
-    /// Gives the host a packet, header first.
+    /// Writes a packet to the host. The first part is the header.
     ///
     /// # Errors
-    /// The system's: a packet it makes nothing of, a device that is down.
+    /// The system's error: the packet is not valid, or the device is down.
     pub fn write<const N: usize>(&self, parts: &[&[u8]; N]) -> io::Result<()> {
         let mut parts = *parts;
         let front;
