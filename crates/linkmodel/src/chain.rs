@@ -1,21 +1,23 @@
-//! Random numbers of which each depends on the one before, as `tc netem` has them.
+//! Random numbers that correlate with their predecessors, as in `tc netem`.
 
 use std::sync::Arc;
 
 use thalweg_rng::Rng;
 
-/// Cells of the distribution's table.
+/// Number of cells of the distribution's table.
 const CELLS: usize = 8192;
-/// Steps after which the distribution is taken as it is; at a correlation of 0.99 it has long settled.
+/// Most steps of the iteration that computes the distribution. At a correlation of 0.99 it converges much
+/// earlier.
 const STEPS: usize = 4000;
 const SETTLED: f64 = 1e-9;
 
-/// A sequence of numbers from 0 to 1 whose neighbours correlate.
+/// A sequence of numbers from 0 to 1 in which neighbours correlate.
 ///
-/// The chain is netem's: `x[n] = (1 - r) u[n] + r x[n-1]` with u even (tc-netem(8), "correlation"). Netem
-/// compares x itself with the probability, but x gathers around 1/2: at a loss of 1 % with a correlation of 25 %
-/// netem loses 2 packets in a million. Here x is mapped through its own distribution, so that what comes out is even again and a
-/// loss of 1 % loses 1 %, with the neighbours as dependent as before.
+/// The chain is netem's: `x[n] = (1 - r) u[n] + r x[n-1]`, where u is uniform (tc-netem(8), "correlation").
+/// Netem compares x itself with the probability. But x concentrates around 1/2: at a loss of 1 % and a
+/// correlation of 25 %, netem loses 2 packets in a million. Here, x is mapped through its own distribution,
+/// so the result is uniform again. A loss of 1 % then loses 1 %, and neighbours depend on each other as
+/// before.
 #[derive(Debug, Clone)]
 pub struct Chain {
     rng: Rng,
@@ -25,12 +27,12 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// A sequence of its own for each list of seeds. `correlation` is from 0 up to 0.99.
+    /// Makes a sequence. Different lists of seeds give different sequences. `correlation` is from 0 to 0.99.
     pub fn new(seeds: &[u64], correlation: f64) -> Self {
         let mut rng = Rng::new(seeds);
         let distribution = (correlation > 0.0).then(|| distribution(correlation));
         let mut last = rng.unit();
-        // The first numbers should be as spread as all the others.
+        // Run the chain until its values are distributed as in the long run.
         if distribution.is_some() {
             for _ in 0..(10.0 / (1.0 - correlation)) as usize {
                 last = (1.0 - correlation) * rng.unit() + correlation * last;
@@ -39,7 +41,7 @@ impl Chain {
         Self { rng, correlation, last, distribution }
     }
 
-    /// The next number: even from 0 up to 1.
+    /// The next number, uniform from 0 up to 1.
     pub fn unit(&mut self) -> f64 {
         let fresh = self.rng.unit();
         let Some(distribution) = &self.distribution else { return fresh };
@@ -47,13 +49,15 @@ impl Chain {
         look_up(distribution, self.last)
     }
 
-    /// Whether a chance of `probability` comes true. An impossible one draws nothing.
+    /// Draws a number, and returns whether an event of this probability happens. A probability of 0 draws
+    /// nothing.
     pub fn hits(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.unit() < probability
     }
 }
 
-/// P(x < cell / CELLS) in the long run: the fixed point of F(x) = mean over u of F((x - (1 - r) u) / r).
+/// The long-run distribution P(x < cell / CELLS): the fixed point of F(x) = mean over u of F((x - (1 - r) u)
+/// / r).
 fn distribution(r: f64) -> Arc<[f64]> {
     let cell = 1.0 / CELLS as f64;
     let mut f: Vec<f64> = (0..=CELLS).map(|i| i as f64 * cell).collect();
@@ -63,7 +67,7 @@ fn distribution(r: f64) -> Arc<[f64]> {
             area[i] = area[i - 1] + (f[i - 1] + f[i]) / 2.0 * cell;
         }
         let whole = area[CELLS];
-        // The area under F up to y, of which nothing is left of 0 and all right of 1.
+        // The area under F from 0 to y. F is 0 below 0, and 1 above 1.
         let up_to = |y: f64| if y > 1.0 { whole + (y - 1.0) } else { look_up(&area, y) };
         let mut moved: f64 = 0.0;
         for (i, value) in f.iter_mut().enumerate() {
@@ -79,7 +83,7 @@ fn distribution(r: f64) -> Arc<[f64]> {
     f.into()
 }
 
-/// A table over 0..1 at `x`, between its cells.
+/// Value of a table over 0..1 at `x`, interpolated linearly between its cells.
 fn look_up(table: &[f64], x: f64) -> f64 {
     let place = x.clamp(0.0, 1.0) * CELLS as f64;
     let cell = (place as usize).min(CELLS - 1);
@@ -107,7 +111,7 @@ mod tests {
     fn numbers_are_even_at_any_correlation() {
         for correlation in [0.0, 0.05, 0.25, 0.5, 0.9] {
             let series = series(correlation);
-            // Fewer independent numbers, wider bounds.
+            // A higher correlation leaves fewer independent numbers, so the bounds are wider.
             let effective = series.len() as f64 * (1.0 - correlation) / (1.0 + correlation);
             for p in [0.001, 0.01, 0.05, 0.2, 0.5, 0.9] {
                 let hits = series.iter().filter(|&&x| x < p).count() as f64 / series.len() as f64;

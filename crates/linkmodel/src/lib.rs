@@ -1,7 +1,7 @@
-//! How a link behaves, as a model without IO or clock: queue, rate, delay, jitter, loss, reordering, duplication.
+//! A model of a network link without IO or clock: queue, rate, delay, jitter, loss, reordering, duplication.
 //!
-//! The packet relay of the lab and the message-level layer drive the same [`Pipe`]. A pipe is one direction of one
-//! link; what is true of `tc netem` is true of it, but where [`Chain`] says otherwise.
+//! The packet relay of the lab and the message-level layer both use [`Pipe`]. A pipe is one direction of one
+//! link. It behaves as `tc netem` does; [`Chain`] describes the exception.
 
 #![forbid(unsafe_code)]
 
@@ -13,5 +13,5 @@ pub use chain::Chain;
 pub use pipe::{Cause, Fate, Pass, Pipe};
 pub use shape::{Burst, Shape, ShapeError};
 
-/// Time since some fixed moment, on a monotonic clock. The caller says what time it is.
+/// Time since a fixed moment on a monotonic clock. The caller passes the current time.
 pub type Time = std::time::Duration;

@@ -1,14 +1,14 @@
-//! One direction of one link.
+//! One direction of one link, packet by packet.
 
 use std::collections::VecDeque;
 
 use super::{Chain, Shape, ShapeError};
 use crate::Time;
 
-/// Why a packet did not pass.
+/// The reason why a packet did not arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// The link lost it.
+    /// The link lost the packet.
     Loss,
     /// The queue in front of the link was full.
     Queue,
@@ -16,31 +16,31 @@ pub enum Cause {
     Down,
 }
 
-/// What becomes of a packet that passes.
+/// How a packet arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// When its last bit is at the other end.
+    /// When the packet's last bit reaches the other end.
     pub due: Time,
-    /// Whether it overtakes a packet that was offered before it.
+    /// Whether the packet overtakes one that was offered earlier.
     pub overtakes: bool,
-    /// Whether it comes a second time, at the same moment.
+    /// Whether the packet arrives a second time at the same moment.
     pub twice: bool,
 }
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It does not arrive.
+    /// The packet does not arrive.
     Dropped(Cause),
-    /// It arrives.
+    /// The packet arrives.
     Passes(Pass),
 }
 
-/// One direction of one link: decides, packet by packet, whether and when each arrives.
+/// One direction of one link. It decides for each packet whether and when the packet arrives.
 ///
-/// In this order: a link that is down drops; loss (before the queue, as with `tc netem`, so that the rate is that
-/// of what is not lost); a full queue drops; the packet is sent when the link is free, at the rate; it travels for
-/// the delay and its jitter.
+/// The steps are these, in this order. A link that is down drops the packet. Loss may drop it; this happens
+/// before the queue, as with `tc netem`, so lost packets use none of the rate. A full queue drops it. When
+/// the link is free, it sends the packet at its rate. Then the packet is delayed by the delay and its jitter.
 #[derive(Debug, Clone)]
 pub struct Pipe {
     shape: Shape,
@@ -51,16 +51,17 @@ pub struct Pipe {
     jitter: Chain,
     reorder: Chain,
     duplicate: Chain,
-    /// When the link has sent all it was given.
+    /// When the link will have sent all packets that it was given.
     free: Time,
-    /// When each packet that waits, or is being sent, will have been sent.
+    /// For each packet that waits or is being sent, when it will have been sent.
     waiting: VecDeque<Time>,
-    /// The latest arrival so far.
+    /// The latest arrival time so far.
     latest: Time,
 }
 
 impl Pipe {
-    /// A direction of `shape`. Its randomness follows from `seed` and `stream`. An impossible shape is refused.
+    /// A direction with this shape. Its random numbers follow from `seed` and `stream`. An impossible shape
+    /// is an error.
     pub fn new(shape: Shape, seed: u64, stream: u64) -> Result<Self, ShapeError> {
         shape.check()?;
         let seeds = [seed, stream];
@@ -73,13 +74,13 @@ impl Pipe {
         Ok(Self { shape, queue_limit, seeds, loss, bad, jitter, reorder, duplicate, free, waiting, latest })
     }
 
-    /// What it is like now.
+    /// The current shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Changes it. Packets under way arrive as they were going to. Randomness goes on where it was, but where its
-    /// correlation changes. An impossible shape is refused and changes nothing.
+    /// Changes the shape. Packets in flight arrive as decided before. A random sequence continues, unless its
+    /// correlation changes. An impossible shape is an error and changes nothing.
     pub fn set(&mut self, shape: Shape) -> Result<(), ShapeError> {
         shape.check()?;
         let [seed, stream] = self.seeds;
@@ -100,14 +101,14 @@ impl Pipe {
         Ok(())
     }
 
-    /// Whether packets offered together arrive in one piece but for those that are lost: nothing is drawn for a
-    /// packet's time.
+    /// Whether packets that are offered together arrive together, apart from lost ones: no random number is
+    /// drawn for a packet's time.
     pub fn keeps_together(&self) -> bool {
         self.shape.jitter <= 0.0 && self.shape.reorder <= 0.0 && self.shape.duplicate <= 0.0
     }
 
-    /// Offers a packet of so many bytes at `now`. Time may step back a little between calls; a packet is never sent
-    /// before those offered earlier.
+    /// Offers a packet of `bytes` bytes at `now`. Time may step back a little between calls. A packet is
+    /// never sent before packets that were offered earlier.
     pub fn offer(&mut self, now: Time, bytes: usize) -> Fate {
         if self.shape.down {
             return Fate::Dropped(Cause::Down);
@@ -146,8 +147,8 @@ impl Pipe {
         self.loss.hits(if self.bad { burst.loss_bad } else { burst.loss_good })
     }
 
-    /// When the packet's last bit leaves; `None` if the queue is full. A packet that finds the link idle never
-    /// finds its queue full.
+    /// Returns when the packet's last bit leaves; `None` if the queue is full. A packet that finds no other
+    /// packet is always accepted.
     fn send(&mut self, now: Time, bytes: u64) -> Option<Time> {
         let Some(rate) = self.shape.rate else { return Some(now) };
         let (queued, packets) = self.queue(now);

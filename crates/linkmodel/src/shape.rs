@@ -1,60 +1,64 @@
-//! What one direction of a link is like.
+//! The properties of one direction of a link.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The longest delay or jitter, in seconds.
+/// The largest delay or jitter, in seconds.
 const LONGEST: f64 = 3600.0;
-/// The highest correlation: beyond it a chain hardly moves.
+/// The largest correlation. With more, a chain hardly changes.
 const CLOSEST: f64 = 0.99;
-/// The shortest queue by default, in bytes.
+/// The shortest default queue, in bytes.
 const SHORTEST_QUEUE: f64 = 65_536.0;
-/// How long a packet may wait in a queue by default, in seconds.
+/// Length of the default queue as a time at the link's rate, in seconds.
 const LONGEST_QUEUE: f64 = 0.1;
 
-/// One direction of a link. Everything left out is an ideal link's: no limit, no delay, no loss.
+/// One direction of a link. A property that is left out is that of an ideal link: no limit, no delay, no
+/// loss.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shape {
-    /// Bits of IP packets a second; `None` for no limit.
+    /// Rate in bits per second, counted in IP packets; `None` for no limit.
     pub rate: Option<u64>,
-    /// Seconds one way.
+    /// One-way delay in seconds.
     pub delay: f64,
-    /// Seconds by which the delay varies either way, evenly.
+    /// Most seconds that are added to or subtracted from the delay; uniform.
     pub jitter: f64,
-    /// How much a packet's jitter depends on the last one's, 0 to 0.99.
+    /// Correlation of a packet's jitter with the previous packet's, 0 to 0.99.
     pub delay_correlation: f64,
-    /// Whether jitter never lets a packet overtake another; with `tc` it does.
+    /// Whether packets keep their order in spite of jitter and `reorder`. If false, jitter lets packets
+    /// overtake others, as with `tc`.
     pub keep_order: bool,
     /// Probability that a packet is lost, 0 to 1.
     pub loss: f64,
-    /// How much that depends on the packet before, 0 to 0.99.
+    /// Correlation of a packet's loss with the previous packet's, 0 to 0.99.
     pub loss_correlation: f64,
-    /// Losses in bursts, instead of `loss`.
+    /// Losses in bursts, which replace `loss`.
     pub burst: Option<Burst>,
     /// Probability that a packet skips the delay, 0 to 1.
     pub reorder: f64,
-    /// How much that depends on the packet before.
+    /// Correlation of a packet's reordering with the previous packet's, 0 to 0.99.
     pub reorder_correlation: f64,
-    /// Probability that a packet comes twice, 0 to 1.
+    /// Probability that a packet arrives twice, 0 to 1.
     pub duplicate: f64,
-    /// How much that depends on the packet before.
+    /// Correlation of a packet's duplication with the previous packet's, 0 to 0.99.
     pub duplicate_correlation: f64,
-    /// Most bytes that wait for a limited link.
+    /// Most bytes in the queue of a link with a rate.
     pub queue_bytes: Option<u64>,
-    /// Most packets that wait for a limited link.
+    /// Most packets in the queue of a link with a rate.
     pub queue_packets: Option<u64>,
-    /// Whether the link carries nothing.
+    /// Whether the link is down: it drops every packet.
     pub down: bool,
 }
 
-/// The Gilbert-Elliott model of bursts (Gilbert 1960, Elliott 1963; tc-netem(8) "gemodel"): a link is good or bad.
+/// The Gilbert-Elliott model of bursts (Gilbert 1960, Elliott 1963; tc-netem(8), "gemodel"): at each moment,
+/// the link is in a good or a bad state.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Burst {
-    /// Probability, at each packet, that a good link turns bad.
+    /// Probability, at each packet, that the link changes from good to bad.
     pub enter: f64,
-    /// Probability, at each packet, that a bad link turns good; bursts have 1 / leave packets on average.
+    /// Probability, at each packet, that the link changes from bad to good. Bad states last 1 / leave packets
+    /// on average.
     pub leave: f64,
     /// Probability that a packet is lost while the link is bad.
     #[serde(default = "one")]
@@ -68,15 +72,15 @@ fn one() -> f64 {
     1.0
 }
 
-/// What is impossible about a shape.
+/// The impossible value of a shape.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[error("{key} is {value}; {allowed}")]
 pub struct ShapeError {
-    /// The key at fault.
+    /// Key of the value.
     pub key: &'static str,
-    /// What it is.
+    /// The value that was set.
     pub value: String,
-    /// What it may be.
+    /// The values that are allowed.
     pub allowed: &'static str,
 }
 
@@ -103,7 +107,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// Says what is impossible, if anything.
+    /// Checks the shape. An error names the first impossible value.
     pub fn check(&self) -> Result<(), ShapeError> {
         let burst = self.burst.unwrap_or(Burst { enter: 0.0, leave: 0.0, loss_bad: 0.0, loss_good: 0.0 });
         let probabilities = [
@@ -143,7 +147,8 @@ impl Shape {
         Ok(())
     }
 
-    /// Most bytes that wait: as said, else 100 ms of the rate, at least 64 KiB; none if packets are counted.
+    /// Most bytes in the queue: `queue_bytes`, else 100 ms of the rate but at least 64 KiB. `None` if only
+    /// packets are limited.
     pub fn queue_limit(&self) -> Option<u64> {
         let by_default =
             || (LONGEST_QUEUE * self.rate.unwrap_or_default() as f64 / 8.0).max(SHORTEST_QUEUE) as u64;

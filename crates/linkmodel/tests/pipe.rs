@@ -1,4 +1,4 @@
-//! A link's behaviour against its shape, packet by packet in virtual time.
+//! Compares a link's behaviour with its shape, packet by packet in virtual time.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn passes(fate: Fate) -> Pass {
     }
 }
 
-/// Offers packets one after another, far enough apart for none to wait; whether each was lost.
+/// Offers packets so far apart that none has to wait. Returns for each whether it was lost.
 fn losses(shape: Shape, packets: u64) -> Vec<bool> {
     let mut pipe = pipe(shape);
     (0..packets).map(|i| pipe.offer(ms(i as f64), MTU) == Fate::Dropped(Cause::Loss)).collect()
@@ -52,12 +52,12 @@ fn a_rate_spaces_packets_by_their_size() {
     assert_eq!(passes(pipe.offer(ms(100.0), MTU / 2)).due, ms(120.5));
 }
 
-/// What `thalweg.network.bound.carried` says of a link: a sender that offers enough gets all of the rate.
+/// The claim of `thalweg.network.bound.carried`: a sender that offers enough gets all of the rate.
 #[test]
 fn losses_in_front_of_the_queue_take_none_of_the_rate() {
     for loss in [0.0, 0.05, 0.2, 0.5] {
         let mut pipe = pipe(Shape { rate: Some(12_000_000), loss, ..Shape::default() });
-        // A packet each 0.4 ms is 30 Mbit/s: more than the rate at any of these losses.
+        // A packet every 0.4 ms is 30 Mbit/s, more than the rate at each of these losses.
         let offered = (0..20_000).map(|i| pipe.offer(ms(f64::from(i) * 0.4), MTU));
         let came: Vec<_> =
             offered.filter(|fate| matches!(fate, Fate::Passes(_))).map(|fate| passes(fate).due).collect();
@@ -131,7 +131,7 @@ fn jitter_stays_in_its_bounds_and_overtakes_unless_told() {
             let pass = passes(pipe.offer(now, MTU));
             let delay = pass.due - now;
             assert!(delay >= ms(70.0), "{delay:?}");
-            // A packet that waits for the one before it may take longer than its own delay.
+            // A packet that must not overtake the previous one may take longer than its own delay.
             assert!(keep_order || delay <= ms(130.0), "{delay:?}");
             overtakes += u32::from(pass.overtakes);
             assert_eq!(pass.overtakes, pass.due < last);
