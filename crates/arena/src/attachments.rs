@@ -1,4 +1,4 @@
-//! What belongs to an arena's memory.
+//! Attachments: values that transports store with an arena's memory, such as its registration with a device.
 
 use std::any::Any;
 use std::ops::Deref;
@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Arena, Inner};
 
-/// One thing of each type.
+/// The attachments of an arena: at most one value of each type.
 #[derive(Default)]
 pub(crate) struct Attachments(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
 
-/// A thing that is attached to an arena. The memory stays at least as long as this handle: whatever a registration names
-/// is there until it has been dropped.
+/// A handle to a value that is attached to an arena. The memory exists at least as long as this handle, so a
+/// registration never outlives the memory that it names.
 pub struct Attached<T> {
-    // Dropped in this order: the thing never outlives the memory.
+    // The fields are dropped in this order, so the value never outlives the memory.
     thing: Arc<T>,
     _memory: Arc<Inner>,
 }
@@ -38,9 +38,10 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Attached<T> {
 }
 
 impl Arena {
-    /// What is attached of this type; made and attached now if there is nothing yet. Transports store what they made of the
-    /// memory here, such as its registration with a device. It is dropped before the memory is unmapped, and holds no
-    /// handle of the arena itself, or both would stay for ever. `make` may not attach anything to the same arena.
+    /// Returns the attached value of this type. If there is none, `make` makes it, and it is attached.
+    /// Transports store here what they have made of the memory, such as its registration with a device. The
+    /// value is dropped before the memory is unmapped. It must not hold a handle of the arena, or neither
+    /// would ever be dropped. `make` must not attach anything to the same arena.
     ///
     /// # Errors
     /// That of `make`; nothing is attached then.
@@ -48,7 +49,7 @@ impl Arena {
         &self,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Attached<T>, E> {
-        // One that panicked while it was made is not there, and the others are.
+        // If `make` panicked earlier, its value was not stored, and the list is consistent.
         let mut all = self.inner.attachments.0.lock().unwrap_or_else(PoisonError::into_inner);
         let thing = match find(&all) {
             Some(thing) => thing,
@@ -61,7 +62,7 @@ impl Arena {
         Ok(Attached { thing, _memory: self.inner.clone() })
     }
 
-    /// What is attached of this type.
+    /// The attached value of this type, if there is one.
     pub fn attachment<T: Any + Send + Sync>(&self) -> Option<Attached<T>> {
         let all = self.inner.attachments.0.lock().unwrap_or_else(PoisonError::into_inner);
         Some(Attached { thing: find(&all)?, _memory: self.inner.clone() })
@@ -78,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads the memory when it is dropped, as a device might that was not told in time.
+    /// Reads the memory when it is dropped, as a device could do that still uses the memory.
     struct Registration {
         pointer: usize,
         seen: Arc<Mutex<Vec<u8>>>,

@@ -1,4 +1,4 @@
-//! Ranges that are held exclusively.
+//! Claims: ranges that are held exclusively.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use thalweg_wire::Range;
 
 use super::Inner;
 
-/// An entry of the list, which ends with it.
+/// An entry in the arena's list of holds. Dropping this removes the entry.
 struct Held {
     inner: Arc<Inner>,
     id: u64,
@@ -19,25 +19,25 @@ impl Drop for Held {
     }
 }
 
-/// An exclusively held, writable range.
+/// A range that is held exclusively and may be written.
 pub struct Claim {
     hold: Arc<Held>,
     range: Range,
 }
 
 impl Claim {
-    /// Of an exclusive entry of the list, which is checked.
+    /// For an exclusive entry of the list. The caller has checked the range.
     pub(super) fn new(inner: Arc<Inner>, id: u64, range: Range) -> Self {
         Self { hold: Arc::new(Held { inner, id }), range }
     }
 
-    /// Which bytes of the arena these are.
+    /// The range of the arena that is claimed.
     pub fn range(&self) -> Range {
         self.range
     }
 
-    /// Cuts the first `bytes` bytes off as a claim of their own; `None` if there are fewer. All that was claimed at once
-    /// is given back at once, when the last part of it is dropped.
+    /// Cuts off the first `bytes` bytes as a claim of their own. `None` if there are fewer. The whole range
+    /// is released at once, when its last part is dropped.
     pub fn split_to(&mut self, bytes: u64) -> Option<Claim> {
         let at = self.range.start.checked_add(bytes).filter(|&at| at <= self.range.end)?;
         let first = Claim { hold: self.hold.clone(), range: Range::new(self.range.start, at) };
@@ -45,10 +45,10 @@ impl Claim {
         Some(first)
     }
 
-    /// Puts a part that was cut off back behind this one.
+    /// Joins the part `next`, which was cut off and follows this one.
     ///
     /// # Errors
-    /// The part, if it was claimed otherwise or does not follow.
+    /// Returns `next` if it is of another claim or does not follow this part.
     pub fn join(&mut self, next: Claim) -> Result<(), Claim> {
         if !Arc::ptr_eq(&self.hold, &next.hold) || self.range.end != next.range.start {
             return Err(next);
@@ -67,8 +67,8 @@ impl std::fmt::Debug for Claim {
 impl Deref for Claim {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds (checked when claimed); the range is held exclusively until we drop, and parts that were cut off
-        // are not in it.
+        // SAFETY: in bounds (checked when claimed); the range is held exclusively until this claim is
+        // dropped, and it does not contain the parts that were cut off.
         unsafe {
             std::slice::from_raw_parts(
                 self.hold.inner.pointer.add(self.range.start as usize),

@@ -1,4 +1,4 @@
-//! Arenas in files, for what does not fit into memory.
+//! Arenas in files, for updates that do not fit into memory.
 
 use std::fs::{remove_file, File, OpenOptions};
 use std::path::Path;
@@ -8,15 +8,15 @@ use memmap2::MmapOptions;
 
 use crate::{Arena, ArenaError, Inner};
 
-/// Tells the files of one process apart.
+/// Number of the next file, which makes the names of a process's files different.
 static FILES: AtomicU64 = AtomicU64::new(0);
 
 impl Arena {
-    /// A zeroed buffer of `bytes` bytes in a file in `folder`, which has no name and goes with the arena. The system writes
-    /// it out when memory is short.
+    /// A zeroed buffer of `bytes` bytes in a file in `folder`. The file has no name and is deleted with the
+    /// arena. The system writes the buffer to the file when memory is short.
     ///
     /// # Errors
-    /// [`ArenaError::Memory`] if the folder takes no file of this length.
+    /// [`ArenaError::Memory`] if no file of this length can be made in the folder.
     pub fn in_file(folder: &Path, bytes: u64) -> Result<Self, ArenaError> {
         let refused = |cause: String| ArenaError::Memory { bytes, cause };
         let size = usize::try_from(bytes.max(1)).map_err(|e| refused(e.to_string()))?;
@@ -28,7 +28,7 @@ impl Arena {
     }
 }
 
-/// A new file whose name is gone again, so that nothing is left behind however the process ends.
+/// Makes a file and removes its name at once, so that nothing is left behind however the process ends.
 fn nameless(folder: &Path) -> std::io::Result<File> {
     let number = FILES.fetch_add(1, Ordering::Relaxed);
     let path = folder.join(format!(".thalweg-{}-{number}", std::process::id()));
@@ -37,7 +37,7 @@ fn nameless(folder: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Takes the blocks now: a disk that is full later would end the process where it writes.
+/// Allocates the disk blocks now. If the disk were full later, writing to the memory would end the process.
 #[cfg(target_os = "linux")]
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     use nix::fcntl::{fallocate, FallocateFlags};

@@ -1,4 +1,4 @@
-//! Memory that another process goes on writing: nothing of it is ever seen as a slice.
+//! Memory that another process may write at any moment. It is never visible as a slice.
 
 use std::os::fd::OwnedFd;
 
@@ -8,16 +8,18 @@ use nix::fcntl::SealFlag;
 use crate::shared::{options, seals_of};
 use crate::ArenaError;
 
-/// What its size is sealed by. The second seal also keeps its owner from taking pages out of the middle.
+/// The seals that fix the memory's size. The second one also prevents its owner from removing pages in the
+/// middle.
 const FIXED: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_FUTURE_WRITE);
-/// Bytes of a block, as `stat(2)` counts what a file has.
+/// Bytes of a block, the unit in which `stat(2)` reports a file's size on disk.
 const BLOCK: u64 = 512;
 
-/// The memory of a shared arena that an untrusted process made, mapped to be read.
+/// The memory of a shared arena that an untrusted process made, mapped for reading.
 ///
-/// Its owner may write to it at any moment, also while it is read here. Rust's references promise that nobody does, so
-/// there are none to it: bytes are copied out ([`Foreign::read`]), and judged where only this process can write. Reading
-/// it cannot end this process: the size is sealed, and all pages are there.
+/// Its owner may write to it at any moment, even while this process reads it. A Rust reference promises that
+/// nobody does, so there are no references to this memory. Bytes are copied out ([`Foreign::read`]), and
+/// checked where only this process can write. Reading the memory cannot end this process: its size is sealed,
+/// and all its pages are allocated.
 pub struct Foreign {
     map: MmapRaw,
     length: u64,
@@ -30,11 +32,11 @@ impl std::fmt::Debug for Foreign {
 }
 
 impl Foreign {
-    /// The memory of a shared arena of `bytes` bytes that a peer made with [`crate::Access::Read`].
+    /// Maps the memory of a shared arena of `bytes` bytes that a peer made with [`crate::Access::Read`].
     ///
     /// # Errors
-    /// [`ArenaError::Descriptor`] if it has another size, if its owner could take memory away that is read here, if not
-    /// all of it is there, or if the system refuses.
+    /// [`ArenaError::Descriptor`] if it has another size, if its owner could remove memory that is read here, if not all
+    /// of it is allocated, or if the system refuses.
     pub fn of_fd(descriptor: OwnedFd, bytes: u64) -> Result<Self, ArenaError> {
         let wrong = |cause: String| ArenaError::Descriptor { bytes, cause };
         let seals = seals_of(&descriptor).map_err(wrong)?;
@@ -57,23 +59,23 @@ impl Foreign {
         Ok(Self { map, length: bytes })
     }
 
-    /// Bytes of it.
+    /// Number of bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// Copies what is there from byte `start` on into `into`, all of which is written. What its owner writes meanwhile may
-    /// come or not, byte by byte.
+    /// Copies bytes from offset `start` on, until `into` is full. Bytes that the owner writes meanwhile may
+    /// be old or new, each on its own.
     ///
     /// # Errors
-    /// [`ArenaError::OutOfBounds`] if it ends before; nothing is copied then.
+    /// [`ArenaError::OutOfBounds`] if the memory ends before; nothing is copied then.
     pub fn read(&self, start: u64, into: &mut [u8]) -> Result<(), ArenaError> {
         let end = start.saturating_add(into.len() as u64);
         if end > self.length {
             return Err(ArenaError::OutOfBounds { start, end, length: self.length });
         }
-        // SAFETY: `start` is within the map (checked), which lives as long as we do.
+        // SAFETY: `start` is within the map (checked), and the map lives as long as `self`.
         let from = unsafe { self.map.as_ptr().add(start as usize) };
         // SAFETY: `from` is followed by as many mapped bytes as `into` has (checked), which cannot go away (`of_fd`).
         unsafe { copy(from, into) };
@@ -81,15 +83,15 @@ impl Foreign {
     }
 }
 
-/// Copies bytes that others may be writing. To the compiler the instruction is opaque, so it assumes nothing of what is
-/// read, and reads it once.
+/// Copies bytes that others may be writing. The compiler cannot look into the instruction, so it assumes
+/// nothing about the bytes, and they are read once.
 ///
 /// # Safety
 /// `from` is followed by `into.len()` readable bytes.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy(from: *const u8, into: &mut [u8]) {
-    // SAFETY: `rep movsb` reads as many bytes at `from` as `into` has, which the caller vouches for, and writes them to
-    // `into`; the direction flag is clear, as the ABI demands.
+    // SAFETY: `rep movsb` reads as many bytes at `from` as `into` has, which the caller promises are
+    // readable, and writes them to `into`. The direction flag is clear, as the ABI demands.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -101,7 +103,8 @@ unsafe fn copy(from: *const u8, into: &mut [u8]) {
     }
 }
 
-/// Copies bytes that others may be writing: each is read once, and nothing is assumed of it (`read_volatile`).
+/// Copies bytes that others may be writing. Each is read once with `read_volatile`, so the compiler assumes
+/// nothing about it.
 ///
 /// # Safety
 /// `from` is followed by `into.len()` readable bytes.

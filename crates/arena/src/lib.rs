@@ -1,21 +1,22 @@
-//! The arena: one page-aligned buffer that holds an update. Tensors are views of it, sending borrows it,
-//! receiving writes into it, and nothing is copied in between.
+//! The arena: one page-aligned buffer that holds an update. Tensors are views of it, sending borrows from it,
+//! and receiving writes into it, so nothing is copied in between.
 //!
 //! A range is **lent** (shared, read-only, as [`Bytes`]) or **claimed** (exclusive, writable). The arena
-//! keeps the list of both and refuses what would overlap, so that safe code can hand out slices of one
-//! buffer to many tasks. The list is short (one entry a transfer or stream), a scan of it costs nothing
-//! beside a chunk.
+//! keeps a list of both, and refuses a claim that overlaps either, and a loan that overlaps a claim. So safe
+//! code can give slices of one buffer to many tasks. The list is short, with one entry for each transfer or
+//! stream. A scan of it costs almost nothing compared with a chunk.
 //!
-//! The memory is also reachable by pointer ([`Arena::as_ptr`]) for views from Python, which Rust cannot
-//! see. The rule there: no model is trained while its round is being received or sent.
+//! The memory can also be reached by pointer ([`Arena::as_ptr`]) for views from Python, which Rust cannot
+//! see. The rule for these is: no model is trained while its round is being received or sent.
 //!
-//! An arena is private to the process, or shared with others by a descriptor (`Arena::shared`, `Arena::of_fd`, on Linux).
-//! Each process keeps its own list of loans and claims: who writes what and when is for the processes to agree on. So a
-//! writable descriptor goes to processes of the same program only. Memory that an untrusted process writes is no arena: it
-//! is [`Foreign`], and copied from.
+//! An arena is private to the process, or shared with others by a descriptor (`Arena::shared`,
+//! `Arena::of_fd`, on Linux). Each process keeps its own list of loans and claims, and the processes must
+//! agree on who writes what and when. So a writable descriptor is given to processes of the same program
+//! only. Memory that an untrusted process writes is not an arena: it is [`Foreign`], and its bytes are copied
+//! out.
 //!
-//! What belongs to the memory, such as its registration with a network card, is attached to the arena
-//! ([`Arena::attach`]) and goes before the memory does.
+//! Values that belong to the memory, such as its registration with a network card, are attached to the arena
+//! ([`Arena::attach`]). They are dropped before the memory is.
 
 mod attachments;
 mod claim;
@@ -47,46 +48,46 @@ pub use shared::Access;
 #[cfg(target_os = "linux")]
 pub use words::SharedWords;
 
-/// Why a range cannot be lent or claimed now.
+/// The reason why memory cannot be allocated or mapped, or a range not be lent or claimed now.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ArenaError {
     /// The range reaches beyond the buffer.
     #[error("bytes {start}..{end} are not in an arena of {length} bytes")]
     OutOfBounds {
-        /// First byte asked for.
+        /// First byte of the range.
         start: u64,
-        /// One past the last.
+        /// One past the last byte of the range.
         end: u64,
-        /// Bytes there are.
+        /// Bytes of the arena.
         length: u64,
     },
-    /// Somebody holds an overlapping range.
+    /// An overlapping range is lent or claimed.
     #[error("bytes {start}..{end} of the arena are {held}; wait until that transfer has ended")]
     Busy {
-        /// First byte asked for.
+        /// First byte of the range.
         start: u64,
-        /// One past the last.
+        /// One past the last byte of the range.
         end: u64,
-        /// "being sent" or "being written".
+        /// How the other range is held: "being sent" or "being written".
         held: &'static str,
     },
-    /// The memory is shared, and another process writes into it.
+    /// The memory is shared, and this process may only read it.
     #[error("this process may only read the memory of the arena; map it writable, if its owner allows that")]
     ReadOnly,
-    /// A descriptor that cannot be mapped as an arena.
+    /// The descriptor cannot be mapped as an arena.
     #[error("the descriptor is no memory for {bytes} bytes: {cause}")]
     Descriptor {
         /// Bytes expected.
         bytes: u64,
-        /// What is wrong with it.
+        /// The reason why it cannot be mapped.
         cause: String,
     },
-    /// The system gave no memory.
+    /// The system refused the memory.
     #[error("no memory for an arena of {bytes} bytes: {cause}; use a smaller model or fewer staged updates")]
     Memory {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// What the system said.
+        /// The system's reason.
         cause: String,
     },
 }
@@ -110,12 +111,12 @@ struct Inner {
     holds: Mutex<Holds>,
     released: Condvar,
     writable: bool,
-    /// What others map to share the memory.
+    /// The descriptor with which other processes share the memory.
     #[cfg(target_os = "linux")]
     descriptor: Option<std::os::fd::OwnedFd>,
-    /// Dropped before the memory, as it stands before it here.
+    /// Dropped before the memory, because this field stands before `_map`.
     attachments: attachments::Attachments,
-    /// Owns the memory `pointer` points to; never touched otherwise.
+    /// Owns the memory to which `pointer` points. It is not used in any other way.
     _map: MmapRaw,
 }
 
@@ -141,7 +142,8 @@ impl Inner {
     }
 
     fn holds(&self) -> MutexGuard<'_, Holds> {
-        // Nothing can panic while the list is changed, so a poisoned list is still whole.
+        // Nothing can panic while the list is changed, so the list is consistent even if the lock is
+        // poisoned.
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -174,7 +176,7 @@ impl Inner {
     }
 }
 
-/// One zeroed, page-aligned buffer; clones are handles to the same memory.
+/// One zeroed, page-aligned buffer. Clones are handles to the same memory.
 #[derive(Clone)]
 pub struct Arena {
     inner: Arc<Inner>,
@@ -200,30 +202,30 @@ impl Arena {
         let map = MmapMut::map_anon(size).map_err(|e| refused(e.to_string()))?;
         #[cfg(target_os = "linux")]
         if bytes >= 4 << 20 {
-            // Only a hint: fresh 4 KiB pages cost more to touch than a model costs to receive.
+            // This is only a hint. The first touch of fresh 4 KiB pages costs more than receiving a model.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         Ok(Self::registered(Inner::new(map.into(), bytes)))
     }
 
-    /// Bytes of the buffer.
+    /// Number of bytes of the buffer.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.inner.length
     }
 
-    /// All of it.
+    /// The range of all bytes.
     pub fn range(&self) -> Range {
         Range::new(0, self.len())
     }
 
-    /// Whether this process may write into it.
+    /// Whether this process may write into the buffer.
     pub fn is_writable(&self) -> bool {
         self.inner.writable
     }
 
-    /// Address of the first byte, for views that outlive no handle of this arena. Memory of a read-only
-    /// arena must not be written to: the process would end.
+    /// Address of the first byte, for views that keep a handle of this arena. Memory of a read-only arena
+    /// must not be written: the write would end the process.
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.pointer
     }
@@ -231,7 +233,7 @@ impl Arena {
     /// Lends a range for reading. The loan ends when the last clone or slice of the bytes is dropped.
     ///
     /// # Errors
-    /// [`ArenaError::OutOfBounds`], or [`ArenaError::Busy`] while part of it is being written.
+    /// [`ArenaError::OutOfBounds`], or [`ArenaError::Busy`] while part of the range is claimed.
     pub fn lend(&self, range: Range) -> Result<Bytes, ArenaError> {
         self.inner.check(range)?;
         let mut holds = self.inner.holds();
@@ -250,10 +252,11 @@ impl Arena {
         self.claim_within(range, Duration::ZERO)
     }
 
-    /// As [`Arena::claim`], waiting up to `timeout` for others to let go. Blocks the thread.
+    /// Claims a range like [`Arena::claim`], but waits up to `timeout` for others to release it. Blocks the
+    /// thread.
     ///
     /// # Errors
-    /// As [`Arena::claim`], after the wait.
+    /// Those of [`Arena::claim`], after the wait.
     pub fn claim_within(&self, range: Range, timeout: Duration) -> Result<Claim, ArenaError> {
         self.inner.check(range)?;
         if !self.inner.writable {
@@ -287,7 +290,8 @@ struct Loan {
 
 impl AsRef<[u8]> for Loan {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: in bounds (checked when lent); `holds` admits no writer of this range until we drop.
+        // SAFETY: in bounds (checked when lent); `holds` admits no writer of this range until this loan is
+        // dropped.
         unsafe {
             std::slice::from_raw_parts(
                 self.inner.pointer.add(self.range.start as usize),

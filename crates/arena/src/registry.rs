@@ -1,4 +1,4 @@
-//! All arenas of the process by their addresses, to find that of a loan.
+//! A list of all arenas of the process by their addresses, which finds the arena of a loan.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,7 +7,7 @@ use thalweg_wire::Range;
 
 use crate::{Arena, Inner};
 
-/// By the first byte's address: length and memory.
+/// For the address of each arena's first byte: the arena's length and its memory.
 static ARENAS: Mutex<BTreeMap<usize, (u64, Weak<Inner>)>> = Mutex::new(BTreeMap::new());
 
 fn arenas() -> MutexGuard<'static, BTreeMap<usize, (u64, Weak<Inner>)>> {
@@ -15,15 +15,15 @@ fn arenas() -> MutexGuard<'static, BTreeMap<usize, (u64, Weak<Inner>)>> {
 }
 
 impl Arena {
-    /// A handle, which can be found by the memory's addresses.
+    /// Enters the memory into the list, and returns a handle of it.
     pub(crate) fn registered(inner: Inner) -> Self {
         let inner = Arc::new(inner);
         arenas().insert(inner.pointer as usize, (inner.length, Arc::downgrade(&inner)));
         Self { inner }
     }
 
-    /// The arena that these bytes lie in, and which of its bytes they are; `None` if they lie in none, or if there are
-    /// none. So a transport finds what is attached to the memory of a loan.
+    /// Returns the arena in which these bytes lie, and their range there. `None` if they lie in no arena, or
+    /// if `bytes` is empty. With this, a transport finds what is attached to the memory of a loan.
     pub fn of(bytes: &[u8]) -> Option<(Arena, Range)> {
         let (address, length) = (bytes.as_ptr() as usize, bytes.len() as u64);
         let (start, inner) = {
@@ -33,7 +33,8 @@ impl Arena {
             if length == 0 || at + length > *all {
                 return None;
             }
-            // The list is unlocked before a handle that may have become the last is dropped: it wants the lock, too.
+            // Unlock the list before this handle is dropped: if it has become the last one, its drop needs
+            // the lock too.
             (at, inner.upgrade()?)
         };
         Some((Arena { inner }, Range::new(start, start + length)))
@@ -42,7 +43,7 @@ impl Arena {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Before the memory is unmapped, after which the addresses may be another arena's.
+        // Remove the entry before the memory is unmapped; then another arena may get the addresses.
         arenas().remove(&(self.pointer as usize));
     }
 }
@@ -72,7 +73,7 @@ mod tests {
         );
     }
 
-    /// The rest of an arena's last page is mapped, and no part of it.
+    /// The rest of an arena's last page is mapped, but is not part of the arena.
     #[test]
     fn what_lies_behind_an_arena_is_not_in_it() {
         let arena = Arena::new(100).unwrap();

@@ -1,5 +1,6 @@
-//! Whether the process may allocate more memory. Batch systems limit a process's address space (`ulimit -v`). A failed
-//! allocation aborts the process, so callers that need much memory call [`room`] first, which returns an error instead.
+//! Checks whether the process may allocate more memory. Batch systems limit a process's address space
+//! (`ulimit -v`), and a failed allocation aborts the process. So callers that need much memory call [`room`]
+//! first, which returns an error instead.
 
 use crate::ArenaError;
 
@@ -32,13 +33,13 @@ fn check(bytes: u64, limit: u64, used: u64) -> Result<(), ArenaError> {
     Err(ArenaError::Memory { bytes, cause })
 }
 
-/// The limit of the address space in bytes, if there is one: the soft one of `/proc/self/limits`.
+/// The limit of the address space in bytes, if there is one: the soft limit in `/proc/self/limits`.
 fn address_space(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Bytes of address space in use, as `/proc/self/status` says.
+/// Bytes of address space in use, from `/proc/self/status`.
 fn used(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Arenas that several processes map: memory behind a descriptor that has no name (`memfd_create(2)`).
+//! Arenas that several processes map: memory with a descriptor but without a name (`memfd_create(2)`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -13,18 +13,18 @@ use crate::{Arena, ArenaError, Inner};
 /// What a process may do with the memory of a shared arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Lend it.
+    /// Only lend it.
     Read,
-    /// Lend and claim it.
+    /// Lend it and claim it.
     Write,
 }
 
 impl Arena {
-    /// A zeroed buffer of `bytes` bytes that other processes can map: give them [`Arena::descriptor`]. All of it is
-    /// there from the beginning, so that touching it later cannot fail.
+    /// A zeroed buffer of `bytes` bytes that other processes can map: give them [`Arena::descriptor`]. All of
+    /// it is allocated now, so that touching it later cannot fail.
     ///
-    /// Nobody can ever change its size. With [`Access::Read`] nobody but this arena can write into it either: the kernel
-    /// refuses (`F_SEAL_FUTURE_WRITE`).
+    /// Nobody can ever change its size. `others` says what other processes may do. With [`Access::Read`],
+    /// only this arena can write: the kernel refuses all others (`F_SEAL_FUTURE_WRITE`).
     ///
     /// # Errors
     /// [`ArenaError::Memory`] if the system refuses.
@@ -47,16 +47,17 @@ impl Arena {
         Ok(Self::registered(inner))
     }
 
-    /// What another process maps to share this arena's memory, if it is shared.
+    /// The descriptor that another process maps to share this arena's memory. `None` if the arena is not
+    /// shared.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.descriptor.as_ref().map(AsFd::as_fd)
     }
 
-    /// The memory of a shared arena of `bytes` bytes that another process made.
+    /// Maps the memory of a shared arena of `bytes` bytes that another process made.
     ///
     /// # Errors
-    /// [`ArenaError::Descriptor`] if it has another size or its size can change, which could end this process; if it may
-    /// only be read, for [`Access::Write`]; or if the system refuses.
+    /// [`ArenaError::Descriptor`] if it has another size; if its size can change, which could end this process; if it is
+    /// read-only and `access` is [`Access::Write`]; or if the system refuses.
     pub fn of_fd(descriptor: OwnedFd, bytes: u64, access: Access) -> Result<Self, ArenaError> {
         let wrong = |cause: String| ArenaError::Descriptor { bytes, cause };
         let seals = seals_of(&descriptor).map_err(wrong)?;
@@ -81,14 +82,15 @@ impl Arena {
     }
 }
 
-/// What the memory of a descriptor is sealed against, or why nothing is.
+/// The seals of a descriptor's memory, or the reason why it has none.
 pub(crate) fn seals_of(descriptor: &OwnedFd) -> Result<SealFlag, String> {
     let seals = fcntl(descriptor, FcntlArg::F_GET_SEALS)
         .map_err(|error| format!("it has no seals ({}); it must come from a shared arena", error.desc()))?;
     Ok(SealFlag::from_bits_retain(seals))
 }
 
-/// With `now` pages are mapped at once: each one's first touch costs more later.
+/// Options of a mapping. With `now`, all pages are mapped at once, because the first touch of each costs more
+/// later.
 pub(crate) fn options(size: usize, now: bool) -> MmapOptions {
     let mut options = MmapOptions::new();
     options.len(size);
@@ -98,7 +100,7 @@ pub(crate) fn options(size: usize, now: bool) -> MmapOptions {
     options
 }
 
-/// What the system refused; a limit by its name, since it may be raised.
+/// Describes an error of the system. Names the limit if the user can raise it.
 fn in_words(error: Errno) -> String {
     let limit = match error {
         Errno::EFBIG => " (ulimit -f limits shared memory too)",

@@ -1,4 +1,4 @@
-//! Words that two processes change, to agree on who has what.
+//! Shared words: a few integers that two processes change, to agree on which of them may use a chunk.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
@@ -7,8 +7,8 @@ use crate::{Access, Arena, ArenaError};
 
 const WORD: usize = std::mem::size_of::<AtomicU32>();
 
-/// A few words of memory that another process maps too, all 0 at first. Either side may change them at any moment, so
-/// whoever reads one trusts nothing but that it is a number.
+/// A few words of memory that another process maps too, all 0 at first. Either process may change them at any
+/// moment, so a reader may trust only that a word is a number.
 #[derive(Debug)]
 pub struct SharedWords {
     arena: Arena,
@@ -16,7 +16,7 @@ pub struct SharedWords {
 }
 
 impl SharedWords {
-    /// One of so many words. Give the peer [`SharedWords::descriptor`].
+    /// Makes `words` words. Give the peer [`SharedWords::descriptor`].
     ///
     /// # Errors
     /// [`ArenaError::Memory`] if the system refuses.
@@ -24,7 +24,7 @@ impl SharedWords {
         Ok(Self { arena: Arena::shared((words * WORD) as u64, Access::Write)?, words })
     }
 
-    /// The one of so many words that a peer made.
+    /// Maps `words` words that a peer made.
     ///
     /// # Errors
     /// [`ArenaError::Descriptor`] as [`Arena::of_fd`].
@@ -33,15 +33,16 @@ impl SharedWords {
         Ok(Self { arena, words })
     }
 
-    /// What the peer maps.
+    /// The descriptor for the peer to map.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.arena.descriptor()
     }
 
-    /// A word by its number; `None` if there are fewer.
+    /// The word with index `number`. `None` if there are fewer words.
     pub fn word(&self, number: usize) -> Option<&AtomicU32> {
-        // SAFETY: within the arena (checked), page-aligned at its begin, and mapped as long as we live. The arena is never
-        // lent nor claimed, so every access in this process is atomic; those of others are like another thread's.
+        // SAFETY: within the arena (checked), page-aligned at its beginning, and mapped as long as `self`
+        // lives. The arena is never lent nor claimed, so every access in this process is atomic. Accesses of
+        // other processes are like those of another thread.
         (number < self.words).then(|| unsafe { &*self.arena.as_ptr().cast::<AtomicU32>().add(number) })
     }
 }
