@@ -1,4 +1,4 @@
-//! A certificate authority for one job or one organisation.
+//! A certificate authority for one job or one organization.
 
 use std::net::IpAddr;
 
@@ -10,9 +10,9 @@ use time::{Duration, OffsetDateTime};
 
 use crate::{curve, PkiError, Role};
 
-/// Longest life of a certificate, in days: a hundred years.
+/// Longest validity of a certificate in days: a hundred years.
 pub const MAX_DAYS: i64 = 36_525;
-/// Clocks differ: a certificate is good a little before it is made.
+/// Clocks differ, so a certificate is valid this long before it is made.
 const LEEWAY: Duration = Duration::hours(1);
 
 /// A certificate with its key, both in PEM.
@@ -30,11 +30,11 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// Signs the certificates of a server and its clients. ECDSA P-256 throughout.
+/// Signs the certificates of a server and its clients. All keys are ECDSA P-256.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate_pem: String,
-    /// Block of the secret key for CURVE; empty for an authority of before there was one.
+    /// The PEM block of the secret CURVE key. Empty if the authority was made before it had such a key.
     curve: String,
 }
 
@@ -48,7 +48,7 @@ impl Authority {
     /// A new authority called `name`, good for `days` days.
     ///
     /// # Errors
-    /// [`PkiError::Certificate`] for a name or a number of days that cannot be.
+    /// [`PkiError::Certificate`] for an invalid name or number of days.
     ///
     /// ```
     /// let authority = thalweg_pki::Authority::new("hospital job", 365)?;
@@ -67,10 +67,10 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), certificate_pem, curve })
     }
 
-    /// The authority that an earlier [`Authority::new`] made.
+    /// Loads an authority that an earlier [`Authority::new`] made.
     ///
     /// # Errors
-    /// [`PkiError::Authority`] if either is not PEM, or the key is another certificate's.
+    /// [`PkiError::Authority`] if either text is not PEM, or if the key does not belong to the certificate.
     pub fn load(certificate_pem: &str, key_pem: &str) -> Result<Self, PkiError> {
         let bad = |what: &str, e: rcgen::Error| PkiError::Authority(format!("{what}: {e}"));
         let key = KeyPair::from_pem(key_pem).map_err(|e| bad("the key does not load", e))?;
@@ -84,23 +84,26 @@ impl Authority {
         Ok(Self { issuer, certificate_pem: certificate_pem.to_owned(), curve })
     }
 
-    /// The certificate that everybody trusts, and behind it the public key for CURVE.
+    /// The certificate that every party trusts, followed by the public CURVE key.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
 
-    /// The key that signs, and behind it the secret key for CURVE; keep it off the machines that only run jobs.
+    /// The key that signs, followed by the secret CURVE key. Keep it off the machines that only run jobs.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem() + &self.curve
     }
 
-    /// A certificate for `name` (its common name) in a `role` (its organizational unit), for the `hosts` (names or
-    /// addresses), good for `days` days from now; with 0 or less it has expired already. A server's serves servers
-    /// only. Any other serves clients, and with `hosts` nodes of a tree or a graph, which dial and listen. The keys of
-    /// servers and of nodes of a tree, to which clients connect, have the secret key for CURVE behind them.
+    /// Issues a certificate for `name` (its common name), `role` (its organizational unit) and `hosts` (names
+    /// or addresses).
+    ///
+    /// It is valid for `days` days from now; with 0 or less it has already expired. A server's certificate is
+    /// for servers only. Any other is for clients. With `hosts` it is for servers too: nodes of a tree or a
+    /// graph both connect and listen. Clients connect to servers and to nodes of a tree, so the keys of these
+    /// are followed by the secret CURVE key.
     ///
     /// # Errors
-    /// [`PkiError::Certificate`] for a name, host or number of days that cannot be.
+    /// [`PkiError::Certificate`] for an invalid name, host or number of days.
     pub fn issue(&self, name: &str, hosts: &[String], days: i64, role: Role) -> Result<Identity, PkiError> {
         let failed = |e: rcgen::Error| certificate_error(name, e.to_string());
         let mut params = common(name, hosts, days)?;
@@ -124,9 +127,10 @@ fn certificate_error(name: &str, cause: impl Into<String>) -> PkiError {
     PkiError::Certificate { name: name.to_owned(), cause: cause.into() }
 }
 
-/// What all certificates have: names and dates. One with `days <= 0` ended that many days ago.
+/// The fields that all certificates have: names and dates. With `days <= 0`, the certificate ended that many
+/// days ago.
 fn common(name: &str, hosts: &[String], days: i64) -> Result<CertificateParams, PkiError> {
-    // RFC 5280 appendix A.1 bounds a common name to 64 characters.
+    // RFC 5280, appendix A.1, limits a common name to 64 characters.
     if name.trim().is_empty() || name.chars().count() > 64 || name.chars().any(char::is_control) {
         return Err(certificate_error(name, "a name has 1 to 64 printable characters"));
     }

@@ -1,7 +1,9 @@
-//! Keys of CURVE (ZMTP's RFC 26) in blocks beside certificates: one pair an authority, for all its servers.
+//! CURVE keys (ZMTP's RFC 26) in PEM blocks beside certificates. An authority has one key pair for all its
+//! servers.
 //!
-//! A client of CURVE must know the server's key before it connects. It has the authority's file; so the public key is in
-//! there, behind the certificate, and the secret one in the files of the authority's and its servers' keys.
+//! A CURVE client must know the server's public key before it connects. The client has the authority's file,
+//! so the public key is there, behind the certificate. The secret key is in the key files of the authority
+//! and of its servers.
 
 use ring::rand::{SecureRandom, SystemRandom};
 use x25519_dalek::{PublicKey, StaticSecret};
@@ -12,10 +14,11 @@ use crate::PkiError;
 const PUBLIC: &str = "THALWEG CURVE PUBLIC KEY";
 /// Label of the block with the secret key.
 const SECRET: &str = "THALWEG CURVE SECRET KEY";
-/// Digits of base64 (RFC 4648), as PEM has it (RFC 7468): other programs skip the block, but must be able to read it.
+/// Digits of base64 (RFC 4648). PEM uses it (RFC 7468): other programs skip the block, but must be able to
+/// parse it.
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// A new pair: the block with the public key, and the one with the secret key.
+/// Makes a new key pair. Returns the block with the public key, and the block with the secret key.
 pub(crate) fn pair() -> Result<(String, String), PkiError> {
     let mut secret = [0; 32];
     SystemRandom::new().fill(&mut secret).map_err(|_| PkiError::Random)?;
@@ -28,7 +31,7 @@ fn block(label: &str, key: &[u8; 32]) -> String {
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", base64(key))
 }
 
-/// Base64 of 32 bytes: ten groups of three, and two that are left.
+/// Base64 of 32 bytes: ten groups of three bytes, and the last two bytes.
 fn base64(key: &[u8; 32]) -> String {
     let digit = |word: u32, place: u32| char::from(DIGITS[(word >> (6 * place) & 63) as usize]);
     let group = |three: &[u8]| three.iter().fold(0_u32, |sum, &byte| sum << 8 | u32::from(byte));
@@ -38,7 +41,7 @@ fn base64(key: &[u8; 32]) -> String {
     whole.chain((0..3).rev().map(|place| digit(rest, place))).chain(['=']).collect()
 }
 
-/// The block of the secret key in a file of keys, empty if there is none.
+/// The block of the secret key in a key file. Empty if there is none.
 pub(crate) fn secret_block(text: &str) -> String {
     let (begin, end) = (format!("-----BEGIN {SECRET}-----"), format!("-----END {SECRET}-----"));
     let found = text.find(&begin).zip(text.find(&end)).filter(|(from, to)| from < to);

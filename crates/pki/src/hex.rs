@@ -1,11 +1,11 @@
-//! Bytes as text.
+//! Bytes as hexadecimal text.
 
-/// Two lower-case digits a byte.
+/// Encodes each byte as two lower-case digits.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The bytes, of digits of either case; says what is wrong without repeating the text, which may be secret.
+/// Decodes digits of either case. The error does not repeat the text, which may be secret.
 pub(crate) fn decode<const BYTES: usize>(text: &str) -> Result<[u8; BYTES], String> {
     if text.len() != 2 * BYTES {
         return Err(format!("{} characters where {} hexadecimal digits are due", text.len(), 2 * BYTES));

@@ -1,8 +1,10 @@
-//! A small certificate authority and job tokens: what a job needs so that only its own parties get in.
+//! A small certificate authority and job tokens. With them, only a job's own parties are admitted.
 //!
-//! * [`Authority`] makes the certificates of a server and its clients for (mutual) TLS, and a key for CURVE beside them.
-//! * A [`Secret`] issues a [`Token`] for a [`Role`] and a name. Its holder shows a proof, tied to both ends' nonces, the
-//!   job and the encrypted link, never the token itself. With the [`Issuer`] a server can check a proof, but not make one.
+//! - [`Authority`] makes the certificates of a server and its clients for (mutual) TLS, with a CURVE key
+//!   beside them.
+//! - A [`Secret`] issues a [`Token`] for a [`Role`] and a name. The token's holder shows a proof, never the
+//!   token itself. The proof is bound to the nonces of both ends, to the job and to the encrypted link. With
+//!   the [`Issuer`], a server can check a proof but cannot make one.
 //!
 //! ```
 //! use thalweg_pki::{Role, Secret, Transcript};

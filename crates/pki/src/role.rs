@@ -1,43 +1,43 @@
-//! What the holder of a token or certificate may be in a job.
+//! Roles: what the holder of a token or certificate may be in a job.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::PkiError;
 
-/// What a token or certificate is for. Each is let in where it belongs, and nowhere else.
+/// The role for which a token or certificate was issued. A peer is admitted only where its role belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// A client of rounds: it gives updates of its own.
+    /// A client of rounds: it sends updates of its own.
     Client,
-    /// A member that is given tasks, such as a node of a Flower app: it answers for itself.
+    /// A member that is given tasks, such as a node of a Flower app. It answers for itself.
     TaskMember,
-    /// A node of an aggregation tree: it adds up what others have given.
+    /// A node of an aggregation tree: it adds up the updates of others.
     TreeNode,
-    /// A node of a graph: it averages its model with its neighbours'.
+    /// A node of a graph: it averages its model with its neighbours' models.
     GraphNode,
-    /// The near end of forwarded TCP streams: it reaches what lies behind the far end.
+    /// The near end of forwarded TCP streams: it reaches the server behind the far end.
     Forward,
-    /// A server, by its certificate alone.
+    /// A server. It is known by its certificate alone.
     Server,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 6] =
         [Self::Client, Self::TaskMember, Self::TreeNode, Self::GraphNode, Self::Forward, Self::Server];
 
-    /// Those that `thalweg pki issue` makes tokens and certificates for: all but the server.
+    /// The roles for which `thalweg pki issue` makes tokens and certificates: all but the server.
     pub fn issued() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|role| *role != Self::Server)
     }
 
-    /// The names of [`Role::issued`], for an error.
+    /// The names of [`Role::issued`], for an error message.
     pub(crate) fn choices() -> String {
         Self::issued().map(Self::name).collect::<Vec<_>>().join(", ")
     }
 
-    /// Its name, as `thalweg pki issue --role` takes it.
+    /// The role's name, as `thalweg pki issue --role` takes it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -49,7 +49,8 @@ impl Role {
         }
     }
 
-    /// Its byte in what is signed. Never changed: another value would lock out every holder.
+    /// The role's byte in signed messages. It must never change: another value would lock out every holder of
+    /// a token.
     pub(crate) const fn byte(self) -> u8 {
         match self {
             Self::Client => 1,

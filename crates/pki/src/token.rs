@@ -1,8 +1,10 @@
-//! One secret that issues tokens, one token a holder, and proofs that anybody can check who knows the issuer.
+//! Tokens: a secret issues them, each has one holder, and everybody who knows the issuer can check the
+//! proofs.
 //!
-//! A token is an Ed25519 key (RFC 8032) of the holder's own, and a credential: the issuer's signature over the role, the
-//! name and the public key. A proof is the holder's signature over what both ends of a link have drawn. Whoever checks
-//! one needs the issuer's public key alone, so a node of a tree that lets clients in cannot make up any.
+//! A token is an Ed25519 key (RFC 8032) of its holder, and a credential: the issuer's signature over the
+//! role, the name and the holder's public key. A proof is the holder's signature over the [`Transcript`] of a
+//! link. Checking it needs only the issuer's public key. So a node of a tree that admits clients cannot forge
+//! proofs.
 
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{Ed25519KeyPair, KeyPair, UnparsedPublicKey, ED25519};
@@ -11,37 +13,37 @@ use crate::{hex, PkiError, Role};
 
 const CREDENTIAL: &[u8] = b"thalweg credential 2";
 const PROOF: &[u8] = b"thalweg proof 2";
-/// Most bytes of a shared secret's word.
+/// Most bytes of the word that is a shared secret.
 pub const MAX_WORD: usize = 1024;
 const SEED: usize = 32;
 const TOKEN: usize = SEED + 64;
 
-/// What issues tokens. Whoever has it can be anybody.
+/// The issuer's secret key. Whoever has it can issue every token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; SEED]);
 
-/// The public side of a [`Secret`]: by it tokens' proofs are checked.
+/// The public key of a [`Secret`]. It checks the proofs of the secret's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Issuer([u8; 32]);
 
-/// What a holder keeps: shows its role and name.
+/// The private key and the credential of a token's holder.
 #[derive(Clone)]
 pub struct Token {
     seed: [u8; SEED],
     credential: [u8; 64],
 }
 
-/// The holder's public key, the credential and the signature, each in parts of 32 bytes.
+/// The holder's public key (32 bytes), the credential and the signature (64 bytes each, in halves).
 pub type Proof = [[u8; 32]; 5];
 
-/// Why a proof is not accepted.
+/// The reason why a proof is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unproven {
-    /// The issuer gave no such token for this name.
+    /// The issuer has issued no such token for this name.
     Token,
     /// The token is for another role.
     Role(Role),
-    /// The token is right, but the proof is of another link, job or name.
+    /// The token is valid, but the proof is for another link, job or name.
     Proof,
 }
 
@@ -54,18 +56,18 @@ impl Secret {
         Ok(Self(random()?))
     }
 
-    /// Reads what [`Secret::to_hex`] wrote; white space around it does not matter.
+    /// Parses the output of [`Secret::to_hex`]. White space around it is ignored.
     ///
     /// # Errors
-    /// [`PkiError::Secret`], which does not repeat the text.
+    /// [`PkiError::Secret`]; it does not repeat the text.
     pub fn parse(text: &str) -> Result<Self, PkiError> {
         hex::decode(text.trim()).map(Self).map_err(PkiError::Secret)
     }
 
-    /// A secret that all parties of a job share: 64 hexadecimal digits, or any other word, whose SHA-256 it is.
+    /// A secret that all parties of a job share: 64 hexadecimal digits, or the SHA-256 of any other word.
     ///
     /// # Errors
-    /// [`PkiError::Token`] if there is nothing, or more than [`MAX_WORD`] bytes or one word.
+    /// [`PkiError::Token`] if the text is empty, is longer than [`MAX_WORD`] bytes, or is not one word.
     pub fn shared(text: &str) -> Result<Self, PkiError> {
         let word = text.trim();
         if word.is_empty() || word.len() > MAX_WORD || word.contains(char::is_whitespace) {
@@ -74,17 +76,17 @@ impl Secret {
         Ok(Self(hex::decode(word).unwrap_or_else(|_| digest(word))))
     }
 
-    /// 64 hexadecimal digits, for a file that only its owner can read.
+    /// The secret in 64 hexadecimal digits, for a file that only its owner can read.
     pub fn to_hex(&self) -> String {
         hex::encode(&self.0)
     }
 
-    /// What its tokens' proofs are checked by.
+    /// The public key that checks the proofs of this secret's tokens.
     pub fn issuer(&self) -> Issuer {
         Issuer(public(&key(&self.0)))
     }
 
-    /// A new token for this role and name.
+    /// Issues a new token for this role and name.
     ///
     /// # Errors
     /// [`PkiError::Random`] if the system has no random numbers.
@@ -96,23 +98,24 @@ impl Secret {
 }
 
 impl Issuer {
-    /// Reads what [`Issuer::to_hex`] wrote; white space around it does not matter.
+    /// Parses the output of [`Issuer::to_hex`]. White space around it is ignored.
     ///
     /// # Errors
-    /// [`PkiError::Issuer`].
+    /// [`PkiError::Issuer`] if the text is not 64 hexadecimal digits.
     pub fn parse(text: &str) -> Result<Self, PkiError> {
         hex::decode(text.trim()).map(Self).map_err(PkiError::Issuer)
     }
 
-    /// 64 hexadecimal digits, which are no secret.
+    /// The public key in 64 hexadecimal digits. It is not secret.
     pub fn to_hex(&self) -> String {
         hex::encode(&self.0)
     }
 
-    /// Whether the holder of a token for this role and the transcript's name made the proof for this transcript.
+    /// Checks that the holder of a token for this role and the transcript's name made this proof for this
+    /// transcript.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why the proof is not accepted.
     pub fn check(&self, role: Role, transcript: &Transcript<'_>, shown: &Proof) -> Result<(), Unproven> {
         let [holder, c0, c1, s0, s1] = shown;
         let given = [*c0, *c1].concat();
@@ -129,11 +132,11 @@ impl Issuer {
 }
 
 impl Token {
-    /// The token in a text of 192 hexadecimal digits; any other word is a secret that all parties share, which issues
-    /// one for this role and name.
+    /// Parses a token of 192 hexadecimal digits. Any other word is a secret that all parties share; it issues
+    /// a token for this role and name.
     ///
     /// # Errors
-    /// [`PkiError::Token`] if it is no word, [`PkiError::Random`] if the system has no random numbers.
+    /// [`PkiError::Token`] if the text is not one word, [`PkiError::Random`] if the system has no random numbers.
     pub fn of(text: &str, role: Role, name: &str) -> Result<Self, PkiError> {
         match hex::decode::<TOKEN>(text.trim()) {
             Ok(bytes) => {
@@ -144,12 +147,12 @@ impl Token {
         }
     }
 
-    /// 192 hexadecimal digits.
+    /// The token in 192 hexadecimal digits.
     pub fn to_hex(&self) -> String {
         hex::encode(&[&self.seed[..], &self.credential[..]].concat())
     }
 
-    /// Shows the role and the transcript's name without telling the token.
+    /// Makes a proof of the role and the transcript's name. It does not reveal the token.
     pub fn prove(&self, role: Role, transcript: &Transcript<'_>) -> Proof {
         let own = key(&self.seed);
         let signature = own.sign(&transcript.message(role));
@@ -171,24 +174,25 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// What a proof is about. A proof is good for no other nonces, job, name or link.
+/// The values to which a proof is bound. A proof is valid for no other nonces, job, name or link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transcript<'a> {
-    /// Random bytes the server chose for this link.
+    /// Random bytes that the server chose for this link.
     pub server_nonce: &'a [u8; 32],
-    /// Random bytes the client chose for this link.
+    /// Random bytes that the client chose for this link.
     pub client_nonce: &'a [u8; 32],
-    /// The job's number, so that no proof can be passed on to another job.
+    /// The job's number, so that a proof cannot be used for another job.
     pub job: u64,
     /// The client's name.
     pub name: &'a str,
-    /// The link's own secret under TLS; ties the proof to it, so that nobody in between can pass it on.
+    /// The link's exported secret under TLS. It binds the proof to this link, so that nobody in between can
+    /// use it elsewhere.
     pub binding: Option<&'a [u8; 32]>,
 }
 
 impl Transcript<'_> {
-    /// No two transcripts give the same bytes: all but the name have a fixed length, once a byte has said
-    /// whether there is a binding.
+    /// The bytes that are signed. Different transcripts give different bytes: a byte says whether there is a
+    /// binding, and all fields but the name, which comes last, have fixed lengths.
     fn message(&self, role: Role) -> Vec<u8> {
         let mut out = PROOF.to_vec();
         out.push(role.byte());
@@ -207,7 +211,7 @@ fn credential(role: Role, name: &str, holder: &[u8; 32]) -> Vec<u8> {
 }
 
 fn key(seed: &[u8; SEED]) -> Ed25519KeyPair {
-    // It fails for a seed of another length alone, and this one has the length in its type.
+    // This fails only for a seed of another length, and the type fixes the length.
     Ed25519KeyPair::from_seed_unchecked(seed).unwrap_or_else(|_| unreachable!("a seed of {SEED} bytes"))
 }
 
@@ -219,7 +223,7 @@ fn verifies(by: &[u8; 32], message: &[u8], signature: &[u8]) -> bool {
     UnparsedPublicKey::new(&ED25519, by).verify(message, signature).is_ok()
 }
 
-/// The first bytes, as many as there are places; keys and signatures have exactly so many.
+/// Copies bytes into an array. Keys and signatures have exactly the array's length.
 fn joined<const BYTES: usize>(bytes: &[u8]) -> [u8; BYTES] {
     let mut out = [0; BYTES];
     out.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
@@ -247,7 +251,8 @@ mod tests {
 
     #[test]
     fn tokens_and_proofs_stay_what_they_are() {
-        // Computed with Python's cryptography 50; another value would lock out every holder in the field.
+        // These values were computed with Python's cryptography 50. Another value would lock out every holder
+        // of a token.
         let secret = Secret([7; 32]);
         let token = Token {
             seed: [8; 32],
@@ -336,7 +341,7 @@ mod tests {
         mine.credential = theirs.credential;
         let shown = mine.prove(Role::Client, &ABOUT);
         assert_eq!(secret.issuer().check(Role::Client, &ABOUT, &shown), Err(Unproven::Token));
-        // The other's public key is no secret, but nothing can be signed with it.
+        // The other holder's public key is not secret, but it cannot sign anything.
         let mut posed = mine.prove(Role::Client, &ABOUT);
         posed[0] = theirs.prove(Role::Client, &ABOUT)[0];
         assert_eq!(secret.issuer().check(Role::Client, &ABOUT, &posed), Err(Unproven::Proof));
