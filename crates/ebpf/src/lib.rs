@@ -1,6 +1,6 @@
-//! Programs that run in Linux's kernel (eBPF), loaded by [`aya`]. They are written in C (`programs/`). Their object code
-//! (`objects/`) is under version control, so that no build needs clang: `make ebpf` compiles it anew, and
-//! `tests/test_ebpf.py` checks that the objects were compiled from these sources.
+//! Programs that run in Linux's kernel (eBPF), loaded by [`aya`]. They are written in C (`programs/`). Their
+//! object code (`objects/`) is under version control, so that no build needs clang. `make ebpf` compiles it
+//! anew, and `tests/test_ebpf.py` checks that it was compiled from these sources.
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 
@@ -9,17 +9,17 @@ use std::io;
 
 pub use aya;
 
-/// The programs of the transport unifl: object code for [`aya::Ebpf::load`].
+/// Object code of unifl's programs, for [`aya::Ebpf::load`].
 pub fn unifl() -> &'static [u8] {
     aya::include_bytes_aligned!("../objects/unifl.o")
 }
 
-/// The program that routes notes between the processes of a node: object code for [`aya::Ebpf::load`].
+/// Object code of the program that routes notes between the processes of a node, for [`aya::Ebpf::load`].
 pub fn route() -> &'static [u8] {
     aya::include_bytes_aligned!("../objects/route.o")
 }
 
-/// An error of [`aya`] with its causes, and what to do, if that is known.
+/// Describes an error of [`aya`] with its causes, and says what to do, if that is known.
 pub fn explain(error: &(dyn Error + 'static)) -> String {
     let chain: Vec<&(dyn Error + 'static)> = std::iter::successors(Some(error), |&e| e.source()).collect();
     let text = chain.iter().map(ToString::to_string).collect::<Vec<_>>().join(": ");

@@ -1,5 +1,6 @@
-//! The programs, compiled for this machine and run outside the kernel, give what the vectors say that both back ends
-//! have to give (crates/masking/tests/vectors). The other back end's tests are in the crates masking and unifl.
+//! Compiles the programs for this machine and runs them outside the kernel. Their answers must be those of
+//! the test vectors, which hold for both back ends (crates/masking/tests/vectors). The crates masking and
+//! unifl test the other back end.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::io::Write;
@@ -8,8 +9,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// The programs' answers to these commands, a line each; `None` where there is no C compiler. `test` names the file that
-/// is compiled: tests run side by side.
+/// Runs the programs with these commands, and returns their answers, one line each. `None` if there is no C
+/// compiler. `test` names the compiled file, because tests run at the same time.
 fn answers(test: &str, commands: &[String]) -> Option<Vec<String>> {
     let (root, folder) = (env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
     let program = Path::new(folder).join(test);
@@ -40,12 +41,12 @@ fn cases(vectors: &str) -> (Value, Vec<Value>) {
     (vectors, cases)
 }
 
-/// What the programs have to give: `expect`, unless they are known to differ.
+/// The answer that the programs must give: `expect`, or the value of `ebpf` where they are known to differ.
 fn wanted<'a>(of: &'a Value, expect: &str) -> &'a Value {
     of.get("ebpf").inspect(|_| assert!(of["why"].is_string(), "{of}")).unwrap_or(&of[expect])
 }
 
-/// Numbers and truth values, one behind the other, also those in lists.
+/// Writes numbers and truth values one after the other, with those in lists.
 fn words(values: &[&Value]) -> String {
     let numbers = values.iter().flat_map(|value| match value {
         Value::Array(list) => list.iter().map(|value| words(&[value])).collect(),
