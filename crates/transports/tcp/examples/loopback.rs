@@ -1,10 +1,11 @@
-//! One large update over loopback against a raw TCP stream, interleaved in one process.
+//! Measures one large update over loopback against a raw TCP stream, interleaved in one process.
 //!
 //! `cargo run --release -p thalweg-tcp --example loopback -- [bytes=SIZE] [repeats=N] [chunk=SIZE]
-//! [streams=N] [buffer=SIZE] [tls=1]` prints one JSON line. Both move the same bytes out of one
-//! pre-faulted arena into another, with the same socket buffers and congestion control (cubic); `raw` by a
-//! blocking thread each side, `thalweg` by a task each side with its checksums. `raw_reused` receives into
-//! one small buffer instead, which no user of the bytes can do.
+//! [streams=N] [buffer=SIZE] [tls=1]` prints one JSON line. Both move the same bytes out of one arena into
+//! another, whose pages are all touched before. Both use the same socket buffers and congestion control
+//! (cubic). `raw` uses a blocking thread on each side; `thalweg` uses a task on each side, and computes its
+//! checksums. `raw_reused` receives into one small buffer instead, which no real receiver could do, because
+//! it needs all the bytes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -43,7 +44,8 @@ struct Setup {
     place: Arena,
 }
 
-/// Claims the chunk's own bytes, and lets go of them when they are in; tells when all are.
+/// A sink that claims the chunk's own range, releases it when the bytes have arrived, and notifies when all
+/// have.
 struct InPlace {
     arena: Arena,
     missing: AtomicU64,
@@ -72,7 +74,7 @@ impl Sink for InPlace {
     }
 }
 
-/// Each end has a runtime with one thread, as if it were a process; the raw ends have one thread each too.
+/// Each end has a runtime with one thread, as if it were a process. The raw ends have one thread each, too.
 struct Ends {
     client: Runtime,
     server: Runtime,
@@ -95,7 +97,7 @@ fn main() -> Fallible<()> {
             measure(|| setup.raw(true))?,
         ];
         if repeat > 0 {
-            // The first one warms up.
+            // The first round only warms up.
             let [a, b, c] = round;
             raw.push(a);
             ours.push(b);
@@ -152,7 +154,8 @@ fn measure(transfer: impl FnOnce() -> Fallible<f64>) -> Fallible<Sample> {
     Ok(Sample { seconds, cpu: cpu_seconds() - before })
 }
 
-/// User and system time of this process, by /proc/self/stat, whose ticks are 10 ms; 0 where there is none.
+/// User and system time of this process in seconds, from /proc/self/stat, whose ticks are 10 ms. 0 on other
+/// systems.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = stat.rsplit(") ").next().unwrap_or_default();

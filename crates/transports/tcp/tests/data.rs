@@ -1,4 +1,5 @@
-//! Links whose chunks go on data connections: who may join them, and what each connection may carry.
+//! Links whose chunks go on data connections: which connections may join them, and what each connection may
+//! carry.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use common::{knock, Trust};
 const HELLO_BYTES: usize = 56;
 const PROOF_BYTES: usize = 32;
 
-/// Chunks are as if a layer had sealed them.
+/// Options that mark chunks as sealed by a layer. The chunks themselves are not encrypted.
 fn sealed(options: Options) -> Options {
     Options { sealed: Some(Sealed { head: 16, record: 1432, stride: 1448 }), ..options }
 }
@@ -58,7 +59,7 @@ async fn link(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc
     tokio::join!(connect, accept)
 }
 
-/// Sends an update and a message, and checks that both came.
+/// Sends an update and a message, and checks that both arrive.
 async fn carries_an_update(client: &dyn Link, server: &Arc<dyn Link>) {
     let (source, recorder) = (pattern(100_000, 1), Arc::new(Recorder::new(100_000)));
     let mut pump = Pump::start(server, &recorder);
@@ -89,12 +90,13 @@ async fn both_ends_must_want_it() {
         }
         assert_eq!(client.capabilities().reliable, !data);
         carries_an_update(&*client, &server).await;
-        // What goes in the clear does not pass through TLS's buffers.
+        // Chunks on a data connection do not pass through TLS's buffers.
         assert_eq!(client.counters().copied, if data { 0 } else { 100_000 });
     }
 }
 
-/// The first connection of a link of one data connection, its other bytes to be written by hand.
+/// The first connection of a link with one data connection. The test writes the data connection's bytes
+/// itself.
 struct ByHand {
     control: TlsStream<TcpStream>,
     id: [u8; 16],
@@ -118,7 +120,7 @@ async fn begin(listener: &dyn Listener, trust: &Trust, id: u8) -> ByHand {
 }
 
 impl ByHand {
-    /// What a data connection of it begins with.
+    /// The first bytes of a data connection of this link.
     fn hello(&self, stream: u8, key: &hmac::Key) -> Vec<u8> {
         let preamble = [b"tlwd", &[1, stream, 1, 1][..], &self.id].concat();
         let said = [b"thalweg tcp data 1 client", &preamble[..]].concat();
@@ -126,7 +128,7 @@ impl ByHand {
     }
 }
 
-/// Knocks with a hello that must be refused.
+/// Opens a connection with a `hello` that the listener must refuse.
 async fn refused(listener: &dyn Listener, hello: &[u8], kind: ErrorKind) {
     let mut stream = knock(listener).await;
     stream.write_all(hello).await.unwrap();
@@ -158,7 +160,7 @@ async fn only_who_proves_to_be_of_a_link_joins_it() {
     refused(&*listener, &nobody.hello(0, &nobody.key), ErrorKind::Security).await;
     let _data = joined(&*listener, &one.hello(0, &one.key)).await;
     let server = pending.await.unwrap();
-    // Behind a mark for the one data connection.
+    // The message, preceded by the mark for the one data connection.
     let message = [&[0; 8][..], &FrameHeader::control(b"in").encode(), b"in"].concat();
     one.control.write_all(&message).await.unwrap();
     assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "in");
@@ -175,7 +177,7 @@ async fn a_data_connection_that_is_sent_again_joins_nothing() {
     let hello = script.hellos.lock().unwrap()[0].clone();
     assert_eq!(hello.len(), HELLO_BYTES);
     refused(&*listener, &hello, ErrorKind::Security).await;
-    // Nor while the link of another client waits for its own.
+    // It also joins nothing while the link of another client waits for its data connection.
     let _other = begin(&*listener, &trust, 1).await;
     let _pending = listener.accept().await.unwrap();
     refused(&*listener, &hello, ErrorKind::Security).await;
@@ -194,7 +196,7 @@ async fn each_place_of_a_link_is_taken_once() {
     pending.await.unwrap();
 }
 
-/// Both connections of a link whose client the test is.
+/// Both connections of a link, for a test that is the client.
 async fn by_hand(listener: &dyn Listener, trust: &Trust) -> (ByHand, TcpStream, Arc<dyn Link>) {
     let hand = begin(listener, trust, 1).await;
     let pending = listener.accept().await.unwrap();
@@ -223,7 +225,8 @@ async fn a_frame_on_the_wrong_connection_ends_the_link() {
     assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("data connections"), "{error}");
 }
 
-/// In the clear anybody on the way can end a connection; what was sent on it before is not taken for all there was.
+/// Without TLS, anybody on the path can end a connection. The bytes that came before must not be taken as
+/// complete.
 #[tokio::test]
 async fn a_data_connection_that_is_cut_breaks_the_link() {
     let trust = Trust::new();

@@ -1,5 +1,5 @@
-//! Peers that are slow, broken or hostile harm their own link only. Nothing here waits for time, but for a
-//! handshake's own limit.
+//! Peers that are slow, broken or hostile harm only their own link. No test here waits for time, except for
+//! the time limit of a handshake.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use bytes::Bytes;
@@ -124,7 +124,7 @@ async fn an_end_in_the_middle_of_a_frame_is_closed() {
     }
 }
 
-/// Writes byte by byte, each when the one before has been received.
+/// Writes bytes one by one, each when the previous one has been received.
 async fn drip(peer: &mut tokio::net::TcpStream, server: &dyn Link, bytes: &[u8]) {
     for byte in bytes {
         let before = server.counters().received;
@@ -147,7 +147,7 @@ async fn one_byte_at_a_time_is_enough() {
     assert_eq!(sink.seen().progress, 208, "each byte of a chunk is progress");
 }
 
-/// As long as chunks come quickly, the kernel wakes us for large parts of one only; see `inlet`.
+/// While chunks arrive quickly, the kernel wakes the receiver only for large parts of a chunk; see `inlet`.
 #[tokio::test]
 async fn a_quick_peer_that_turns_slow_still_makes_progress() {
     let listener = listen(&plain()).await;
@@ -190,7 +190,7 @@ async fn a_connection_comes_once_and_all_agree_on_their_number() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
 
-/// Chunks in the middle on one connection stay whole while control messages come on another.
+/// Chunks that are half received on one connection stay intact while control messages arrive on another.
 #[tokio::test]
 async fn a_control_message_leaves_the_other_connections_chunks_whole() {
     let listener = listen(&plain()).await;

@@ -1,4 +1,4 @@
-//! Addresses, options, and what the counters say.
+//! Addresses, options, and the values of counters.
 #![allow(clippy::unwrap_used)]
 
 use thalweg_tcp::Tcp;
@@ -85,7 +85,7 @@ async fn an_address_needs_a_port() {
     assert!(error.to_string().contains("tcp://127.0.0.1:7070"), "{error}");
 }
 
-/// A server that takes the connection, says `answer`, and leaves or stays.
+/// The error of connecting to a server that accepts the connection, sends `answer`, and then leaves or stays.
 async fn meets(answer: &'static [u8], stays: bool) -> Error {
     use tokio::io::AsyncWriteExt;
     let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! Sends that are stopped in the middle of a frame.
+//! Sends that are cancelled in the middle of a frame.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::future::{poll_fn, Future};
@@ -16,7 +16,7 @@ use common::{by_hand, link, listen, plain, Trust};
 
 const CHUNK: u32 = 4 << 20;
 
-/// Polls until the kernel takes no more.
+/// Polls a send until the kernel accepts no more bytes.
 async fn begin<F: Future + Unpin>(future: &mut F) {
     let began = poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx).is_pending())).await;
     assert!(began, "the whole frame fits the buffers");
@@ -34,7 +34,7 @@ async fn a_cancel_in_the_middle_of_a_chunk_ends_the_loan_and_finishes_the_frame(
     begin(&mut send).await;
     cancel.cancel();
     assert_eq!(send.await.unwrap_err().kind(), ErrorKind::Cancelled);
-    // The peer has read nothing yet.
+    // The peer has read nothing yet, but the loan has ended.
     source.claim(source.range()).unwrap().fill(0xee);
     let copied = server.counters().copied;
     assert!(copied > 0 && copied < CHUNK.into(), "{copied} bytes copied");

@@ -1,4 +1,4 @@
-//! Who is trusted, and what a person is told when trust fails.
+//! Which peers are trusted, and what a person is told when trust fails.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

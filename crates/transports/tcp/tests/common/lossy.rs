@@ -1,5 +1,5 @@
-//! A listener that can do without parts of chunks: kernel connections, of which a script takes bytes away and changes
-//! frames. Also for tests of layers.
+//! A listener that can do without parts of chunks. It takes kernel connections, and a script removes bytes
+//! and changes frames. Tests of layers use it too.
 #![allow(dead_code, clippy::unwrap_used)] // each file uses a part; a panic is how tests report
 
 use std::future::Future;
@@ -23,16 +23,16 @@ use thalweg_wire::{FrameHeader, Range, Ranges, HEADER_BYTES};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// What becomes of a frame: itself, others, or nothing.
+/// Replaces a received frame with the frames that it returns.
 pub type Edit = dyn Fn(Vec<u8>) -> Vec<Vec<u8>> + Send + Sync;
 
 /// What happens to connections that may have holes.
 #[derive(Clone)]
 pub struct Script {
-    /// What is lost of their streams, counted from their first frame, so far as it may be.
+    /// Ranges of the stream that are lost as far as they may be, counted from the first frame.
     pub holes: Ranges,
     pub edit: Arc<Edit>,
-    /// What came before their first frame.
+    /// The bytes that came before the first frame of each connection.
     pub hellos: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
@@ -42,7 +42,7 @@ impl Default for Script {
     }
 }
 
-/// Tcp, whose listener does as its script says.
+/// The tcp transport, with a listener that follows the script.
 #[derive(Clone, Default)]
 pub struct Lossy(pub Script);
 
@@ -97,15 +97,15 @@ struct LossyLine {
 struct Inside {
     script: Script,
     hello: Vec<u8>,
-    /// Came, and not yet known to be a whole frame.
+    /// Bytes that have arrived but are not known to be a whole frame.
     raw: Vec<u8>,
-    /// To be given out.
+    /// Bytes to be returned to the reader.
     out: Vec<u8>,
-    /// Where `out` begins, from the first frame on.
+    /// Offset of `out` in the stream, counted from the first frame.
     at: u64,
-    /// What of it may be lost, and is.
+    /// Ranges of the stream that may be lost, and are.
     lost: Ranges,
-    /// What of each payload must come, if frames come.
+    /// Number of bytes at the start of each payload that must arrive. `None` before frames begin.
     head: Option<u32>,
     ended: bool,
 }
@@ -129,7 +129,8 @@ impl LossyLine {
 }
 
 impl Inside {
-    /// Gives frames out that have come whole; before there are any, and at the end, all that came.
+    /// Moves frames that have arrived completely to `out`. Before the first frame and at the end of the
+    /// stream, moves all bytes.
     fn sort(&mut self) {
         while let Some(head) = self.head.filter(|_| !self.ended) {
             let header = self.raw.get(..HEADER_BYTES).map(FrameHeader::decode);

@@ -1,4 +1,4 @@
-//! What several test files need: certificates, links, hand-made frames.
+//! Helpers of several test files: certificates, links, frames made by hand.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)] // each file uses a part; a panic is how tests report
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub mod lossy;
 #[allow(unused_imports)]
 pub use certificates::{identity, Trust};
 
-/// Small socket buffers, so that a peer that does not receive soon blocks its sender.
+/// Small socket buffers, so that a peer that receives nothing soon blocks its sender.
 pub const BUFFER: u32 = 256 << 10;
 
 pub fn plain() -> Options {
@@ -29,7 +29,7 @@ pub async fn listen(options: &Options) -> Box<dyn Listener> {
     Tcp.listen(&Address::parse("tcp://127.0.0.1:0").unwrap(), options).await.unwrap()
 }
 
-/// What both ends get: the client's link or error, and the server's.
+/// Connects and accepts. Returns the client's link or error, and the server's.
 pub async fn meet(
     listener: &dyn Listener,
     options: &Options,
@@ -39,18 +39,18 @@ pub async fn meet(
     tokio::join!(Tcp.connect(&address, options), accept)
 }
 
-/// Both ends of a link.
+/// Makes a link and returns both ends.
 pub async fn link(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc<dyn Link>) {
     let (client, server) = meet(listener, options).await;
     (client.unwrap(), server.unwrap())
 }
 
-/// The preamble of README.md's table.
+/// The preamble, built from README.md's table.
 pub fn preamble(stream: u8, streams: u8, id: [u8; 16]) -> Vec<u8> {
     [b"tlwp", &[1, stream, streams, 0][..], &id].concat()
 }
 
-/// A connection whose bytes the test writes by hand, past its preamble.
+/// A connection whose preamble has been exchanged; the test writes all further bytes by hand.
 pub async fn by_hand(listener: &dyn Listener) -> (TcpStream, Arc<dyn Link>) {
     let mut stream = knock(listener).await;
     let hello = preamble(0, 1, [9; 16]);
@@ -61,7 +61,7 @@ pub async fn by_hand(listener: &dyn Listener) -> (TcpStream, Arc<dyn Link>) {
     (stream, listener.accept().await.unwrap().await.unwrap())
 }
 
-/// A connection without a word.
+/// A connection on which nothing has been sent.
 pub async fn knock(listener: &dyn Listener) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap();
     stream.set_nodelay(true).unwrap();

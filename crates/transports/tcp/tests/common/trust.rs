@@ -1,4 +1,4 @@
-//! Certificates for tests; also those of other transports over TCP.
+//! Certificates for tests of tcp and of other transports over TCP.
 #![allow(dead_code, clippy::unwrap_used)] // each file uses a part; a panic is how tests report
 
 use thalweg_pki::Authority;
@@ -6,7 +6,7 @@ use thalweg_transport::{Identity, Options, Tls};
 
 use super::plain;
 
-/// An authority and what it has issued for a server on this machine.
+/// An authority, and the certificate that it has issued for a server on this machine.
 pub struct Trust {
     pub authority: Authority,
     pub server: Identity,
