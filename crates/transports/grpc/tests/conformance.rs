@@ -16,7 +16,7 @@ fn factory(host: &str, listen: Options, connect: Options) -> Factory {
     factory.intruder = Some(Arc::new(|address| {
         Box::pin(async move {
             let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
-            // The other end may have hung up in the middle of it.
+            // The other end may hang up during this write.
             let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await;
         })
     }));
@@ -56,8 +56,8 @@ mod under_tls {
     unauthenticated_peers!(encrypted());
 }
 
-/// In unary mode all of an update is in memory before the first chunk is placed: placing this much takes far longer than
-/// a message needs to overtake it.
+/// In unary mode, all of an update is in memory before its first chunk is placed. Placing this many bytes
+/// takes far longer than a message needs to overtake the update.
 const BULK: u64 = 128 << 20;
 
 mod in_unary_mode {

@@ -1,5 +1,6 @@
-//! Peers that are slow, broken or hostile harm their own link only. They speak HTTP/2 by the h2 crate, and gRPC and
-//! protobuf by hand, as the specifications have it: so these are also the tests that a stranger's client is understood.
+//! Peers that are slow, broken or hostile harm only their own link. The peers use the h2 crate for HTTP/2.
+//! They make gRPC and protobuf by hand from the specifications, so these tests also show that other clients
+//! are understood.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use common::{knock, link, listen, plain, Trust};
 
 const EXCHANGE: &str = "/thalweg.v1.Link/Exchange";
 
-/// A client made by hand, and the way to send it bytes of its stream.
+/// A client made by hand: it sends requests, and bytes of its link's stream.
 struct ByHand {
     requests: SendRequest<Bytes>,
     stream: SendStream<Bytes>,
@@ -35,7 +36,7 @@ impl ByHand {
         Self { requests, stream, answer: Some(answer) }
     }
 
-    /// A link.
+    /// Makes a link, and returns both ends.
     async fn meet(listener: &dyn Listener) -> (Self, Arc<dyn Link>) {
         let mut peer = Self::call(listener, EXCHANGE, "application/grpc").await;
         let server = listener.accept().await.unwrap().await.unwrap();
@@ -69,7 +70,7 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2][..], &varint(bytes.len()), bytes].concat()
 }
 
-/// gRPC's prefix (flag, length) and a message.
+/// Puts gRPC's prefix (flag, length) before a message.
 fn prefixed(message: &[u8]) -> Vec<u8> {
     [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
 }
@@ -103,7 +104,7 @@ async fn a_strangers_client_is_understood() {
     let (mut peer, server) = ByHand::meet(&*listener).await;
     let payload: Vec<u8> = (0..200).collect();
     let chunk = message(&chunk_header(200, &payload).encode(), &payload);
-    // Fields in another order, and one of a later version.
+    // The fields in another order, and one field of a later version.
     let last = FrameHeader::control(b"the end").encode();
     let last = prefixed(&[field(2, b"the end"), field(9, b"?"), field(1, &last)].concat());
     for byte in [chunk, control(b""), last].concat() {
@@ -262,7 +263,7 @@ async fn an_end_in_the_middle_is_closed() {
         let error = server.receive(&Recorder::new(0)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed, "cut at {cut}: {error}");
     }
-    // The same by the network: nothing more comes, in the middle of a link.
+    // The same by the network: no more bytes arrive, although the stream has not ended.
     let (peer, server) = ByHand::meet(&*listener).await;
     drop(peer);
     let error = server.receive(&Recorder::new(0)).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Options that are kept, and options that are refused with the hint; counters; servers that are none of ours.
+//! Options that are honoured, options that are refused with a hint, counters, and servers of other protocols.
 #![allow(clippy::unwrap_used)]
 
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use thalweg_transport::{Address, Error, ErrorKind, Options, Transport};
 mod common;
 use common::{link, listen, plain, Trust};
 
-/// The same error at both ends.
+/// Checks that both ends give the same kind of error, and returns the listener's.
 async fn refused(options: Options) -> Error {
     let at = Address::parse("grpc://127.0.0.1:0").unwrap();
     let listening = Grpc.listen(&at, &options).await.map(|_| ()).unwrap_err();
@@ -76,7 +76,8 @@ async fn a_chunk_over_the_limit_is_refused_and_the_link_goes_on() {
     assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "still here");
 }
 
-/// gRPC copies a payload once on the way out and once on the way in; we copy it into its place; TLS adds one each.
+/// gRPC copies a payload once on the way out and once on the way in; the receiver copies it into its place;
+/// TLS adds one copy each.
 #[tokio::test]
 async fn every_copy_is_counted() {
     let trust = Trust::new();
@@ -96,7 +97,7 @@ async fn every_copy_is_counted() {
     }
 }
 
-/// A message that was sent has left this process: whatever happens to the link then, it arrives.
+/// A message that was sent has left this process, so it arrives whatever happens to the link then.
 #[tokio::test]
 async fn what_was_sent_arrives_though_the_link_is_closed_at_once() {
     let trust = Trust::new();
@@ -114,7 +115,7 @@ async fn what_was_sent_arrives_though_the_link_is_closed_at_once() {
     }
 }
 
-/// A server that takes the connection, says `answer`, and leaves or stays.
+/// The error of connecting to a server that accepts the connection, sends `answer`, and then leaves or stays.
 async fn meets(answer: &'static [u8], stays: bool) -> Error {
     use tokio::io::AsyncWriteExt;
     let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! What a person is told when trust fails; who is trusted is tcp's code, and tested there.
+//! What a person is told when trust fails. The code that decides about trust is tcp's, and is tested there.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -59,7 +59,7 @@ async fn tls_at_one_end_only() {
     refused(server, &["does not speak TLS", "both ends"]);
     let clear = listen(&plain()).await;
     let (client, server) = meet(&*clear, &trust.connect(None)).await;
-    // What the server says of HTTP/2 first is no TLS.
+    // The server's first bytes are HTTP/2, and not TLS.
     refused(client, &["does not speak TLS", "both ends"]);
     refused(server, &["peer speaks TLS", "both ends"]);
 }

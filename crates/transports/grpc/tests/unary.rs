@@ -1,4 +1,4 @@
-//! What unary mode has of its own: bounds, copies, progress, cancelling, and peers that do not keep to it.
+//! The properties of unary mode: limits, copies, progress, cancelling, and peers that break its rules.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ async fn an_update_over_the_bound_is_refused_and_the_link_goes_on() {
     let error = server.send_update(&outgoing(&source, update_id(1), 1 << 20)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("largest is 4194304"), "{error}");
-    // The client may send it, and the server may not take it.
+    // The client may send the message, but the server may not accept it.
     let _pump = Pump::start(&server, &Arc::new(Recorder::new(5 << 20)));
     let error = client.send_update(&outgoing(&source, update_id(1), 1 << 20)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -67,7 +67,8 @@ async fn what_a_client_may_not_take_fails_at_the_server() {
     assert_eq!(recorder.seen().stored.len(), 1);
 }
 
-/// Into the message and into gRPC's buffer; out of gRPC's buffer and into its place; TLS adds one each.
+/// A payload is copied into the message and into gRPC's buffer, then out of gRPC's buffer and into its place.
+/// TLS adds one copy each.
 #[tokio::test]
 async fn every_copy_is_counted() {
     let trust = Trust::new();
@@ -89,7 +90,8 @@ async fn every_copy_is_counted() {
     }
 }
 
-/// What was sent before an update comes before it, what was sent after it after it, in both directions.
+/// A message that was sent before an update arrives before it, and one that was sent after it arrives after
+/// it, in both directions.
 #[tokio::test]
 async fn messages_and_updates_keep_their_order() {
     let listener = listen(&unary(plain())).await;
@@ -132,7 +134,7 @@ fn request(path: &str) -> Request<()> {
     request.header("te", "trailers").header("thalweg-unary", "1").body(()).unwrap()
 }
 
-/// gRPC's prefix and a parcel of these chunks, by hand.
+/// Makes gRPC's prefix and a parcel of these chunks by hand.
 fn parcel(chunks: &[u8]) -> Vec<u8> {
     let field = [&[0x0a, chunks.len() as u8 | 0x80, (chunks.len() >> 7) as u8][..], chunks].concat();
     [&[0][..], &(field.len() as u32).to_be_bytes(), &field].concat()
@@ -198,7 +200,8 @@ async fn a_put_that_is_broken_off_leaves_the_link() {
     assert!(recorder.seen().placed.is_empty());
 }
 
-/// A client that takes little at a time: what it has not taken when the update is cancelled is not sent.
+/// The client takes few bytes at a time. The bytes that it has not taken when the update is cancelled are not
+/// sent.
 #[tokio::test]
 async fn an_update_that_is_cancelled_goes_no_further() {
     let listener = listen(&unary(plain())).await;
@@ -223,7 +226,8 @@ async fn an_update_that_is_cancelled_goes_no_further() {
     assert!(source.claim(source.range()).is_ok(), "nothing is lent any more");
 }
 
-/// In push mode the next piece goes when the one before was taken, and no sooner: here the client does not take the second.
+/// In push mode, a piece is sent only when the one before has been taken. Here the client does not take the
+/// second piece.
 #[tokio::test]
 async fn each_piece_waits_for_the_answer_to_the_one_before() {
     const PIECE: usize = 64 << 10;

@@ -21,7 +21,7 @@ fn between(host: &str, listen: Options, connect: Options) -> Factory {
     factory.intruder = Some(Arc::new(|address| {
         Box::pin(async move {
             let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
-            // The other end may have hung up in the middle of it.
+            // The other end may hang up during this write.
             let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await;
         })
     }));

@@ -1,4 +1,4 @@
-//! Datagrams that are not as they should be harm nobody. The peer is made by hand.
+//! Malformed and false datagrams harm nobody. The test makes the peer's datagrams by hand.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::net::UdpSocket;
 mod common;
 use common::{link, listen};
 
-/// A connecting end whose datagrams the test makes.
+/// The connecting end of a link. The test makes its datagrams.
 struct Peer {
     control: Arc<dyn Link>,
     key: Vec<u8>,
@@ -33,7 +33,7 @@ fn datagram(key: &[u8], kind: u8, told: u8, number: u64, rest: &[u8]) -> Vec<u8>
     [key, &[kind, 0, told, 0, 0, 0, 0, 0], &number.to_le_bytes(), rest].concat()
 }
 
-/// Chunk `index` of 100, of 10 bytes each.
+/// Makes chunk `index` of 100. Each chunk has 10 bytes.
 fn chunk(key: &[u8], number: u64, index: u8) -> Vec<u8> {
     let payload = [index; 10];
     let offset = 10 * u64::from(index);
@@ -61,17 +61,18 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
     tokio::join!(shake, accept)
 }
 
-/// A chunk or acknowledgement with a byte changed, cut, or made up.
+/// A datagram (a chunk, an acknowledgement or one of an unknown kind) that has one bit flipped or is cut
+/// short.
 fn damaged(key: &[u8], rng: &mut Rng) -> Vec<u8> {
     let mut bytes = match rng.up_to(3) {
         1 => chunk(key, rng.draw() >> 45, 7),
         2 => datagram(key, 3, 0, rng.draw() >> rng.up_to(63), &rng.draw().to_le_bytes()[1..]),
-        // No probe: one that is whole is acknowledged, whatever its number.
+        // Not a probe: a whole probe is acknowledged, whatever its number.
         _ => datagram(key, 5 + rng.draw() as u8 % 250, 0, rng.draw(), &rng.draw().to_le_bytes()),
     };
     let at = rng.up_to(bytes.len() as u64) as usize - 1;
     if rng.hits(0.5) {
-        // Not where a chunk says which it is: that nobody can check without TLS.
+        // Do not flip a bit of a chunk's number and index: without TLS, nobody can check these.
         bytes[if (17..40).contains(&at) { 0 } else { at }] ^= 1 << (rng.up_to(8) - 1);
     } else {
         bytes.truncate(at);
@@ -88,7 +89,7 @@ async fn damaged_datagrams_are_dropped_and_chunks_acknowledged() {
     for index in 0..50_u8 {
         for _ in 0..40 {
             for socket in [&peer.up, &peer.down] {
-                // An ICMP message about another one may be told here.
+                // This call may report the ICMP message that an earlier datagram caused.
                 let _ = socket.send(&damaged(&peer.key, &mut rng)).await;
             }
         }
@@ -119,7 +120,7 @@ async fn damaged_datagrams_are_dropped_and_chunks_acknowledged() {
     }
 }
 
-/// Acknowledgements of what was never sent end nothing; true ones end the update.
+/// False acknowledgements end nothing. True ones end the update.
 #[tokio::test]
 async fn only_what_was_sent_can_be_acknowledged() {
     let listener = listen(&Ltp, &Options::default()).await;
@@ -147,7 +148,7 @@ async fn only_what_was_sent_can_be_acknowledged() {
     assert_eq!((report.chunks, server.counters().retransmissions), (10, Some(0)));
 }
 
-/// A chunk's symbol, as the README has it.
+/// The symbol of a chunk, built as README.md describes it.
 fn symbol(index: u8) -> Vec<u8> {
     let payload = [index; 10];
     let offset = 10 * u64::from(index);
@@ -155,7 +156,7 @@ fn symbol(index: u8) -> Vec<u8> {
         .concat()
 }
 
-/// Ten of a hundred chunks, numbered from 0, as a block, and repair packet `which` of it.
+/// Repair packet `which` of a block: ten of a hundred chunks, numbered from 0.
 fn repair(key: &[u8], which: u32) -> Vec<u8> {
     use raptorq::{ObjectTransmissionInformation, SourceBlockEncoder};
     let symbols: Vec<u8> = (0..10).flat_map(symbol).collect();
@@ -194,7 +195,7 @@ async fn chunks_that_never_came_are_rebuilt_and_acknowledged() {
     assert!(seen.stored.iter().all(|(_, outcome)| outcome.is_ok()));
     drop(seen);
     let mut ack = [0; 1500];
-    // Until one names all of it: packets 0 to 13 in one range.
+    // Read until an acknowledgement covers all of it: packets 0 to 13 in one range.
     loop {
         tokio::select! {
             biased;
@@ -208,7 +209,8 @@ async fn chunks_that_never_came_are_rebuilt_and_acknowledged() {
     }
 }
 
-/// What a peer needs to rebuild is on the wire, behind what it stands for, and counted apart.
+/// The wire carries what a peer needs to rebuild packets. A repair packet follows the packets that it
+/// protects, and is counted apart.
 #[tokio::test]
 async fn repair_packets_follow_what_they_can_rebuild() {
     use raptorq::{EncodingPacket, ObjectTransmissionInformation, PayloadId, SourceBlockDecoder};

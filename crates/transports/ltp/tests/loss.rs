@@ -1,4 +1,4 @@
-//! What is lost on the way, and what becomes of it.
+//! What happens to packets and updates that are lost on the way.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -39,7 +39,8 @@ async fn updates_of_several_links_come_whole_in_both_directions() {
     }
 }
 
-/// An update from one end to the other; when it was sent, all of it has come.
+/// Sends an update from one end to the other. When the call has returned, all of the update must have
+/// arrived.
 async fn whole(from: Arc<dyn Link>, to: Arc<dyn Link>, source: &thalweg_arena::Arena) {
     let recorder = Arc::new(Recorder::new(source.len()));
     let _pump = Pump::start(&to, &recorder);
@@ -48,7 +49,7 @@ async fn whole(from: Arc<dyn Link>, to: Arc<dyn Link>, source: &thalweg_arena::A
     recorder.check(source);
 }
 
-/// Nobody reads: an update ends at its cancellation, and the next one comes whole.
+/// Nobody receives: an update ends when it is cancelled, and the next one arrives completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_update_that_is_cancelled_is_followed_by_the_next() {
     let listener = listen(&Ltp, &small()).await;
@@ -68,7 +69,8 @@ async fn an_update_that_is_cancelled_is_followed_by_the_next() {
     assert_eq!(recorder.seen().ranges.bytes(), UPDATE);
 }
 
-/// Sends an update, and says what of it has come when a message behind it has, which is checked.
+/// Sends an update and a message. Returns which ranges of the update have arrived when the message has, and
+/// checks their bytes.
 async fn what_comes(client: &Arc<dyn Link>, server: &Arc<dyn Link>, source: &Arena) -> Ranges {
     let recorder = Arc::new(Recorder::new(source.len()));
     let mut pump = Pump::start(server, &recorder);
@@ -80,7 +82,8 @@ async fn what_comes(client: &Arc<dyn Link>, server: &Arc<dyn Link>, source: &Are
     came
 }
 
-/// The receiver's deadline passes while nobody reads: what was not sent by then is not sent, but for what is critical.
+/// The receiver's deadline passes while nobody receives: chunks that were not sent by then are not sent any
+/// more, except critical ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_deadline_nothing_is_sent_but_what_is_critical() {
     let options = told(&[("deadline_ms", 1)]);
@@ -93,7 +96,7 @@ async fn after_the_deadline_nothing_is_sent_but_what_is_critical() {
     assert!(came.covers(Range::new(0, 1)) && came.covers(last), "the first and last chunk are critical");
 }
 
-/// The same with tensors that the session has named.
+/// The same with tensors that the session has declared critical.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_deadline_tensors_that_are_critical_still_come() {
     let options = told(&[("deadline_ms", 1)]);
@@ -116,7 +119,7 @@ async fn chunks_that_wait_for_a_message_do_not_keep_it_away() {
     chunks_keep_no_message_away(&Ltp, &*listen(&Ltp, &small()).await, &small(), CHUNK).await;
 }
 
-/// What a layer above drops this transport never sees: the session asks for it again.
+/// The transport never sees chunks that a layer above it drops, so the session asks for them again.
 #[tokio::test]
 async fn what_the_fault_layer_loses_comes_when_it_is_asked_for_again() {
     let lossy = Fault { loss: 0.2, seed: 3, ..Fault::default() }.wrap(Arc::new(Ltp));

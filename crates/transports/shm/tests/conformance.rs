@@ -17,7 +17,7 @@ fn factory() -> Factory {
             let name = format!("thalweg-shm-{}", address.port.unwrap());
             let mut stream =
                 UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
-            // The other end may have hung up in the middle of it.
+            // The other end may hang up during this write.
             let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n");
         })
     }));

@@ -1,4 +1,4 @@
-//! Peers that are killed, broken or hostile harm their own link only, whatever they show of their memory.
+//! Peers that are killed, broken or hostile harm only their own link, whatever memory they show.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
@@ -25,7 +25,7 @@ async fn listen() -> Box<dyn Listener> {
     Shm.listen(&Address::parse("shm://localhost:0").unwrap(), &Options::default()).await.unwrap()
 }
 
-/// A peer that speaks by hand, and the link that it is at the other end.
+/// A peer whose bytes the test writes by hand, and the link that the listener made of its connection.
 struct ByHand {
     stream: UnixStream,
     listener: Box<dyn Listener>,
@@ -64,7 +64,7 @@ fn chunk(number: u64, start: u64, word: u16, length: u32) -> Vec<u8> {
     frame(2, &body)
 }
 
-/// Shared words, all of which say that ticket 2 is lent.
+/// Shared words that all contain ticket 2, so that it counts as lent.
 fn words() -> OwnedFd {
     let arena = Arena::shared(4 * WINDOW as u64, Access::Write).unwrap();
     arena
@@ -86,7 +86,7 @@ fn send(stream: &UnixStream, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) {
     if !descriptors.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
     }
-    // The other end may have hung up in the middle of it.
+    // The other end may hang up during this write.
     let _ = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
 }
 
@@ -95,7 +95,7 @@ impl ByHand {
         send(&self.stream, bytes, descriptor.map(AsFd::as_fd));
     }
 
-    /// How receiving ends at the other end; other peers are served after that.
+    /// Receives at the other end until an error, which it returns. Checks that other peers are still served.
     async fn ends(self) -> Error {
         let sink = Recorder::new(1 << 20);
         let error = loop {
@@ -177,7 +177,8 @@ async fn a_flood_of_notes_memories_or_descriptors_ends_the_link() {
     let peer = by_hand().await;
     peer.says(&memory(1, 8192), Some(&shown));
     peer.says(&frame(6, &[]), Some(&words));
-    // In one call, so that none of them is done with before the last has come.
+    // Send all chunks in one call, so that the receiver is done with none of them before the last has
+    // arrived.
     let revoked: Vec<u8> = (0..100).flat_map(|_| chunk(1, 0, 0, 64)).collect();
     peer.says(&revoked, None);
     let sink = Recorder::new(1 << 20);
@@ -192,7 +193,7 @@ async fn a_flood_of_notes_memories_or_descriptors_ends_the_link() {
     assert!(peer.ends().await.to_string().contains("descriptors without frames"));
 }
 
-/// The shared words are the peer's to change: it can keep chunks from being taken, and nothing else.
+/// The peer can change the shared words. With them it can prevent chunks from being taken, and nothing else.
 #[tokio::test]
 async fn shared_words_that_lie_keep_chunks_from_being_taken() {
     let arena = shared_pattern(8192, 1);
@@ -208,7 +209,8 @@ async fn shared_words_that_lie_keep_chunks_from_being_taken() {
     let _alive = (peer.stream, peer.listener);
 }
 
-/// As a process that is killed in the middle of an update: the kernel closes its end, and keeps the memory that is mapped.
+/// The peer disappears like a process that is killed in the middle of an update: the kernel closes its end,
+/// and keeps the mapped memory.
 #[tokio::test]
 async fn a_peer_that_dies_in_the_middle_of_an_update_is_gone() {
     let peer = by_hand().await;
@@ -229,7 +231,8 @@ async fn a_peer_that_dies_in_the_middle_of_an_update_is_gone() {
     });
 }
 
-/// Its memory is taken as it is at some moment: the peer spoils its own update, and nothing else.
+/// The peer's memory is copied as it is at that moment. A peer that keeps writing spoils its own update, and
+/// nothing else.
 #[tokio::test]
 async fn a_peer_that_goes_on_writing_changes_its_own_update_alone() {
     const BYTES: u32 = 1 << 20;
