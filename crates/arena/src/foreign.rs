@@ -35,8 +35,8 @@ impl Foreign {
     /// Maps the memory of a shared arena of `bytes` bytes that a peer made with [`crate::Access::Read`].
     ///
     /// # Errors
-    /// [`ArenaError::Descriptor`] if it has another size, if its owner could remove memory that is read here, if not all
-    /// of it is allocated, or if the system refuses.
+    /// [`ArenaError::Descriptor`] if it has another size, if its owner could remove memory that is read here,
+    /// if not all of it is allocated, or if the system refuses.
     pub fn of_fd(descriptor: OwnedFd, bytes: u64) -> Result<Self, ArenaError> {
         let wrong = |cause: String| ArenaError::Descriptor { bytes, cause };
         let seals = seals_of(&descriptor).map_err(wrong)?;
@@ -77,7 +77,8 @@ impl Foreign {
         }
         // SAFETY: `start` is within the map (checked), and the map lives as long as `self`.
         let from = unsafe { self.map.as_ptr().add(start as usize) };
-        // SAFETY: `from` is followed by as many mapped bytes as `into` has (checked), which cannot go away (`of_fd`).
+        // SAFETY: `from` is followed by as many mapped bytes as `into` has (checked), which cannot go away
+        // (`of_fd`).
         unsafe { copy(from, into) };
         Ok(())
     }

@@ -4,7 +4,8 @@
 
 use crate::ArenaError;
 
-/// Bytes that stay free for threads' stacks, buffers of links and other allocations that do not call [`room`].
+/// Bytes that stay free for threads' stacks, buffers of links and other allocations that do not call
+/// [`room`].
 const RESERVE: u64 = 256 << 20;
 
 /// Checks that the process may allocate `bytes` more.

@@ -56,8 +56,8 @@ impl Arena {
     /// Maps the memory of a shared arena of `bytes` bytes that another process made.
     ///
     /// # Errors
-    /// [`ArenaError::Descriptor`] if it has another size; if its size can change, which could end this process; if it is
-    /// read-only and `access` is [`Access::Write`]; or if the system refuses.
+    /// [`ArenaError::Descriptor`] if it has another size; if its size can change, which could end this
+    /// process; if it is read-only and `access` is [`Access::Write`]; or if the system refuses.
     pub fn of_fd(descriptor: OwnedFd, bytes: u64, access: Access) -> Result<Self, ArenaError> {
         let wrong = |cause: String| ArenaError::Descriptor { bytes, cause };
         let seals = seals_of(&descriptor).map_err(wrong)?;

@@ -45,7 +45,7 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// A new authority called `name`, good for `days` days.
+    /// A new authority called `name`, valid for `days` days.
     ///
     /// # Errors
     /// [`PkiError::Certificate`] for an invalid name or number of days.

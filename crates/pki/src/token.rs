@@ -136,7 +136,8 @@ impl Token {
     /// a token for this role and name.
     ///
     /// # Errors
-    /// [`PkiError::Token`] if the text is not one word, [`PkiError::Random`] if the system has no random numbers.
+    /// [`PkiError::Token`] if the text is not one word, [`PkiError::Random`] if the system has no random
+    /// numbers.
     pub fn of(text: &str, role: Role, name: &str) -> Result<Self, PkiError> {
         match hex::decode::<TOKEN>(text.trim()) {
             Ok(bytes) => {

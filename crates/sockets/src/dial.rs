@@ -40,7 +40,7 @@ pub async fn reach(address: &Address, options: &Options) -> Result<(TcpStream, S
     let share = options.connect_timeout() / candidates.len() as u32;
     let mut last = late(address, options.connect_timeout());
     for &to in &candidates {
-        prepare(CONNECT, to, options)?; // an option that cannot be had is no matter of which address
+        prepare(CONNECT, to, options)?; // fails for every address, so do not retry
         match timeout(share, open(to, options)).await {
             Ok(Ok(stream)) => return Ok((stream, to)),
             Ok(Err(error)) => last = Error::io(CONNECT, address, &error),

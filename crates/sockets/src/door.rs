@@ -94,7 +94,7 @@ impl Drop for Door {
 }
 
 async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doorkeeper>>) {
-    let mut handshakes = JoinSet::new(); // dropped with this task, and they with it
+    let mut handshakes = JoinSet::new(); // ends all handshakes when this task ends
     loop {
         tokio::select! {
             Some(_) = handshakes.join_next() => {}

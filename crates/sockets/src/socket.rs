@@ -45,8 +45,8 @@ impl Socket {
     /// writer needs this: the kernel does not wake a writer whose peer has closed with a full window.
     #[cfg(target_os = "linux")]
     pub async fn hung_up(&self) {
-        // tokio does not register sockets for urgent data (EPOLLPRI), so this interest becomes ready only when the
-        // reading side has ended.
+        // tokio does not register sockets for urgent data (EPOLLPRI), so this interest becomes ready only
+        // when the reading side has ended.
         while self.0.ready(Interest::PRIORITY).await.is_ok_and(|ready| !ready.is_read_closed()) {}
     }
 

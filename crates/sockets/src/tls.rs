@@ -82,7 +82,7 @@ pub fn server(tls: &Tls) -> Result<Arc<ServerConfig>> {
         builder.with_client_cert_verifier(verifier.build().map_err(|e| unusable(operation, &e))?)
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|e| unusable(operation, &e))?;
-    config.send_tls13_tickets = 0; // every link proves itself anew
+    config.send_tls13_tickets = 0; // no resumption: each link does a full handshake
     Ok(Arc::new(config))
 }
 

@@ -107,7 +107,7 @@ impl ConnectionLimit {
         let _ = self.0.taken.subscribe().wait_for(|taken| taken.values().sum::<usize>() < total).await;
     }
 
-    /// How many permits are held.
+    /// Number of permits that are held.
     pub fn in_use(&self) -> usize {
         self.0.taken.borrow().values().sum()
     }
@@ -237,7 +237,7 @@ mod tests {
         Acceptor::new(AdmissionQueue::new(bounds), ConnectionLimit::with_half_for_each_address(total))
     }
 
-    /// Whether this waits.
+    /// Whether the future is still pending when other tasks have run.
     async fn waits(what: impl std::future::Future) -> bool {
         tokio::select! {
             biased;

@@ -13,13 +13,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum ErrorKind {
     /// The address cannot be used as written, or does not resolve.
     Address,
-    /// The address is taken.
+    /// Another listener has the address.
     InUse,
-    /// Nobody answers there.
+    /// Nothing listens at the address, or the network does not reach it.
     Unreachable,
     /// The peer did not answer in time.
     Timeout,
-    /// The link has ended; the peer closed it, or it broke.
+    /// The link has ended: the peer closed it, or it broke.
     Closed,
     /// The peer sent bytes that do not follow the protocol.
     Corrupt,
@@ -29,7 +29,7 @@ pub enum ErrorKind {
     Permission,
     /// This build, machine or transport cannot do it.
     Unsupported,
-    /// The sender was told to stop.
+    /// The send was cancelled.
     Cancelled,
     /// Any other system error.
     System,

@@ -48,7 +48,7 @@ pub trait Transport: Send + Sync {
 /// Accepts links.
 #[async_trait]
 pub trait Listener: Send + Sync {
-    /// Where it listens, with the port that the system chose.
+    /// The address at which it listens, with the port that the system chose.
     fn address(&self) -> Address;
 
     /// For people: how the listener differs from what was asked, because this machine lacks something.
@@ -122,7 +122,8 @@ pub trait Link: Send + Sync {
     /// may be only one caller at a time. Dropping the future ends the receiving side of the link for good.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] when the peer has gone, [`ErrorKind::Corrupt`] for bytes that are no frame.
+    /// [`ErrorKind::Closed`] when the peer has ended the link, [`ErrorKind::Corrupt`] for bytes that are not
+    /// a frame.
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes>;
 
     /// Says which bytes of the models and updates that follow may be lost. A transport that decides itself
@@ -200,7 +201,7 @@ pub struct Counters {
     pub congestion: Option<String>,
 }
 
-/// How the sending of an update went.
+/// Counts and times of one call of [`Link::send_update`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendReport {
     /// Chunks sent.
@@ -209,9 +210,9 @@ pub struct SendReport {
     pub payload: u64,
     /// Bytes handed to the network, headers of frames included.
     pub wire: u64,
-    /// When the first byte was handed over.
+    /// When the first byte was handed to the network.
     pub started: Instant,
-    /// When the last byte was handed over.
+    /// When the last byte was handed to the network.
     pub ended: Instant,
 }
 

@@ -30,7 +30,7 @@ pub struct Setting {
 pub enum Need {
     /// Another setting has one of these values.
     Word {
-        /// The other setting.
+        /// Name of the other setting.
         name: &'static str,
         /// The values of which the other setting must have one.
         among: &'static [&'static str],
@@ -70,7 +70,7 @@ pub enum Kind {
     Choice {
         /// Value if none is set.
         default: &'static str,
-        /// The words.
+        /// The allowed words.
         choices: &'static [&'static str],
     },
     /// Any text of up to 200 bytes.
@@ -179,8 +179,8 @@ impl Settings {
     /// Returns the value of each setting in `declared`: the one that was set, or the default.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] names a setting that is not declared, that has a value which it may not have, or
-    /// that has no effect beside the others.
+    /// [`ErrorKind::Unsupported`] names a setting that is not declared, that has a value which it may not
+    /// have, or that has no effect beside the others.
     pub fn read(&self, declared: &'static [Setting]) -> Result<Chosen> {
         let bad = |context: String| Err(Error::new(ErrorKind::Unsupported, "read options", context));
         let mut chosen: BTreeMap<_, _> = declared.iter().map(|s| (s.name, s.kind.default())).collect();

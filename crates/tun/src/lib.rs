@@ -84,7 +84,8 @@ impl Device {
         }
         let kind = if hardware.is_some() { libc::IFF_TAP } else { libc::IFF_TUN };
         request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-        // SAFETY: the file is a TUN device's, and `request` outlives the call, which reads and writes it as an ifreq.
+        // SAFETY: the file is a TUN device's, and `request` outlives the call, which reads and writes it as
+        // an ifreq.
         let attached = unsafe { ioctls::attach(file.as_raw_fd(), (&raw mut request) as libc::c_ulong) };
         attached.map_err(|e| about(&format!("device {name:?}"), &e.into()))?;
         let given = request.ifr_name.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect();

@@ -63,7 +63,7 @@ async fn put_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri)
                     Code::OutOfRange => refused(&shared),
                     _ => explain(&shared, &status),
                 });
-                let _ = taken.send(outcome); // it fails if nobody waits for it any more
+                let _ = taken.send(outcome); // fails if the sender no longer waits
             }
         }
     }
@@ -216,6 +216,6 @@ impl UnaryService<Want> for Get {
 fn tell(unary: &Unary, got: bool) {
     let given = unary.given.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(taken) = given.filter(|_| got) {
-        let _ = taken.send(Ok(())); // it fails if nobody waits for it any more
+        let _ = taken.send(Ok(())); // fails if the sender no longer waits
     }
 }

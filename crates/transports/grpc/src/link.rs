@@ -50,7 +50,7 @@ impl Link for GrpcLink {
         };
         if report.is_err() {
             for back in lent {
-                let _ = back.await; // fails when it is
+                let _ = back.await; // fails when gRPC has dropped the payload
             }
         }
         report

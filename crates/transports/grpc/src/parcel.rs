@@ -25,7 +25,7 @@ pub(crate) struct Want {
     pub got: bool,
 }
 
-/// `thalweg.v1.Taken`: the server has taken an update.
+/// `thalweg.v1.Taken`: the server's answer when it has taken an update.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Taken {}
 

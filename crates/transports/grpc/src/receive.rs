@@ -58,7 +58,7 @@ impl Inbox {
     async fn next(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Option<Bytes>> {
         loop {
             let next = tokio::select! {
-                biased; // a message that was sent before an update is there before it
+                biased; // the stream first: a message sent before an update has arrived before it
                 next = self.stream.message() => next,
                 arrival = arrival(&mut self.arrivals) => {
                     self.take_in(arrival?, sink, shared)?;
@@ -173,7 +173,7 @@ fn deliver(
     if payload.len() != length {
         return corrupt(format!("{} bytes in a chunk that says {length}", payload.len()));
     }
-    let mut copies = if shared.tls { 2 } else { 1 }; // gRPC's buffer, and before it that of TLS
+    let mut copies = if shared.tls { 2 } else { 1 }; // into gRPC's buffer; under TLS, into that of TLS before
     match sink.place(&header.chunk) {
         None => sink.progress(progress),
         Some(mut target) => {

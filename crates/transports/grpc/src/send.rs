@@ -103,7 +103,7 @@ impl Stream for Messages {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Frame>> {
         if std::mem::take(&mut self.flush) {
             cx.waker().wake_by_ref();
-            return Poll::Pending; // gRPC puts messages together as long as there are some
+            return Poll::Pending; // gRPC collects messages until none is ready
         }
         if let Some(part) = self.rest.pop_front() {
             return Poll::Ready(Some(part));

@@ -59,7 +59,7 @@ impl Service {
         if !kind.is_some_and(|kind| kind.starts_with(b"application/grpc")) {
             self.refuse("sent a request that is not gRPC".into());
             let mut answer = Response::new(Body::empty());
-            *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE; // as gRPC over HTTP/2 wants it
+            *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE; // as gRPC over HTTP/2 requires
             return answer;
         }
         if request.uri().path() != EXCHANGE {

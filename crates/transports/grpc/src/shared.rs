@@ -59,7 +59,7 @@ impl LinkState {
     }
 
     fn advance(&self, to: State, why: &str) {
-        let _ = self.why.set(why.to_owned()); // the first reason counts
+        let _ = self.why.set(why.to_owned()); // only the first reason is kept
         self.state.send_if_modified(|state| {
             let further = *state < to;
             *state = if further { to } else { *state };
@@ -119,7 +119,7 @@ impl LinkState {
     /// Records an error of the connection. Only an error about trust is kept, because it explains most.
     pub(crate) fn blame(&self, error: Error) {
         if error.kind() == ErrorKind::Security {
-            let _ = self.fault.set(error); // the first counts
+            let _ = self.fault.set(error); // only the first is kept
         }
     }
 

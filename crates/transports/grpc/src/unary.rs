@@ -46,7 +46,7 @@ pub(crate) struct Delivery {
 
 /// The state of a link in unary and in push mode.
 pub(crate) struct Unary {
-    /// Most bytes of a message.
+    /// Most bytes of one message.
     pub largest: usize,
     /// Most payload bytes of an update in one call; `None` for the whole update.
     piece: Option<u64>,
@@ -157,7 +157,7 @@ impl Arrivals {
             }
         }
         if let Some(Delivery { taken, .. }) = self.current.take() {
-            let _ = taken.send(()); // it fails if nobody waits for it any more
+            let _ = taken.send(()); // fails if the sender no longer waits
         }
         Ok(None)
     }

@@ -1,4 +1,4 @@
-//! The transport contract over every way to make a grpc link.
+//! Runs the tests of the transport contract over every kind of grpc link.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;

@@ -129,6 +129,6 @@ impl Link for LtpLink {
 impl Drop for LtpLink {
     fn drop(&mut self) {
         self.shared.refuse("the link was dropped");
-        self.tasks.iter().for_each(AbortHandle::abort); // and with them the last hold on the control connection
+        self.tasks.iter().for_each(AbortHandle::abort); // drops the last control connection handle
     }
 }

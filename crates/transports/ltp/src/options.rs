@@ -77,7 +77,7 @@ fn critical(chosen: &Chosen) -> Result<Ranges> {
 /// Reads the options and checks them.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for an unknown option, or for a text that is no list of ranges.
+/// [`ErrorKind::Unsupported`] for an unknown option, or for a text that is not a list of ranges.
 pub(crate) fn read(options: &Options) -> Result<Choice> {
     let chosen = options.own.read(SETTINGS)?;
     Ok(Choice { rule: rule(&chosen), critical: critical(&chosen)?, repair: chosen.share("repair") })

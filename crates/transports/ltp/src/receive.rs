@@ -93,7 +93,7 @@ impl Reader for Acks {
                 self.repair(number, &repair, datagram);
                 None
             }
-            Kind::Ack(_) => return None, // the other pair's
+            Kind::Ack(_) => return None, // it belongs on the sockets of the other direction
         };
         self.rebuild();
         Some(Came { told: Some(told), chunk })

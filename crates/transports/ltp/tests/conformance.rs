@@ -1,4 +1,4 @@
-//! The transport contract over ltp links.
+//! Runs the tests of the transport contract over ltp links.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Options, and what the counters say.
+//! Options, and the values of counters.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -53,7 +53,8 @@ async fn dial(address: &Address, port: u16) -> Result<Socket> {
 /// for people.
 ///
 /// # Errors
-/// [`ErrorKind::Security`] for another user, [`ErrorKind::Corrupt`] for another protocol, [`ErrorKind::Closed`].
+/// [`ErrorKind::Security`] for another user, [`ErrorKind::Corrupt`] for another protocol,
+/// [`ErrorKind::Closed`].
 pub(crate) async fn shake(operation: &'static str, socket: &Socket, side: Side) -> Result<String> {
     let (user, process) = socket.peer().map_err(|e| Error::io(operation, "who the peer is", &e))?;
     let who =

@@ -46,7 +46,7 @@ struct Lent {
 }
 
 enum Held {
-    Loan(#[allow(dead_code)] Bytes), // never read here: it is the peer who does
+    Loan(#[allow(dead_code)] Bytes), // not read here: the peer reads the bytes
     /// The bytes were copied into the link's own memory, to the slot of the chunk's shared word.
     Own(#[allow(dead_code)] Arena),
     Nothing,

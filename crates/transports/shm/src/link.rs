@@ -1,4 +1,5 @@
-//! A link over one connection.
+//! A shm link: it receives chunks out of the peer's memory, and shares its state with the tasks that read and
+//! send.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -151,7 +152,7 @@ fn deliver(shared: &Shared, chunk: &Chunk, sink: &dyn Sink) -> Result<()> {
         return Err(Error::new(thalweg_transport::ErrorKind::System, RECEIVE, context));
     }
     if !take(chunk, &mut target)? {
-        return Ok(()); // its sender wanted it back; the place is free with the target
+        return Ok(()); // revoked by its sender; dropping the target releases the place
     }
     sink.progress(length);
     let outcome = if chunk.note.checked { header.verify(target.bytes()) } else { Ok(()) };

@@ -28,7 +28,7 @@ const RECEIVE: &str = "receive";
 pub(crate) enum Came {
     Control(Bytes),
     Chunk(Box<Chunk>),
-    /// The peer broke the protocol, or the link is evicted.
+    /// The peer broke the protocol, or the link was evicted.
     Broken(Error),
 }
 
@@ -59,7 +59,7 @@ pub(crate) async fn frames(shared: Arc<Shared>, pass: mpsc::Sender<Came>) {
         Ok(()) => shared.end("the peer has closed the link"),
         Err(error) => {
             shared.refuse(&error.to_string());
-            let _ = pass.send(Came::Broken(error)).await; // nobody receives any more
+            let _ = pass.send(Came::Broken(error)).await; // fails if nobody receives any more
         }
     }
 }
@@ -87,7 +87,7 @@ impl Reader {
                 let came = self.frame(kind, at + HEAD..at + HEAD + body, shared)?;
                 at += HEAD + body;
                 if let Some(came) = came {
-                    let _ = pass.send(came).await; // nobody receives any more; the sending side goes on
+                    let _ = pass.send(came).await; // fails if nobody receives any more; sending goes on
                 }
             }
             self.bytes.drain(..at);

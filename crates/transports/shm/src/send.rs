@@ -128,10 +128,10 @@ async fn lend(shared: &Shared, call: u64, update: &Outgoing, chunk: usize) -> Re
     let room = shared.window.acquire().await.map_err(gone)?;
     let mut writer = shared.writer.lock().await;
     let noted = shared.lending.lend(call, update, chunk).inspect_err(|error| {
-        shared.end(&error.to_string()); // what was told of half a note is known no longer
+        shared.end(&error.to_string()); // its frames are lost, and the peer would miss them
     })?;
     let noted = noted.ok_or_else(SendReport::cancelled)?;
-    room.forget(); // it is given back when the peer has done with the chunk
+    room.forget(); // the peer gives it back when it is done with the chunk
     shared.copied.fetch_add(noted.copied, Ordering::Relaxed);
     // Count before the peer can take the chunk. When the peer's answer arrives, the chunk is in the counters.
     let mut wire = noted.length;

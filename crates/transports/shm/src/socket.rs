@@ -44,7 +44,7 @@ impl Socket {
 
     /// Ends both directions, and wakes all waiters.
     pub(crate) fn shut(&self) {
-        let _ = rustix::net::shutdown(&self.0, Shutdown::Both); // it has ended already
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Both); // fails if the connection has ended already
     }
 
     /// Reads bytes; waits for the first one. One call returns at most one descriptor, because the kernel

@@ -1,4 +1,4 @@
-//! The transport contract over shared memory.
+//! Runs the tests of the transport contract over shm links.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 

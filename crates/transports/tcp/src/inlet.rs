@@ -69,7 +69,7 @@ impl Inlet {
         }
     }
 
-    /// A frame's header has been read.
+    /// Reports the header of a frame that has been read.
     pub(crate) fn header_came(&self, header: &FrameHeader) {
         if let Self::Holed(holed) = self {
             holed.header(header);
@@ -85,14 +85,14 @@ impl Inlet {
         }
     }
 
-    /// A chunk begins.
+    /// A chunk begins: notes the time.
     pub(crate) fn chunk_begins(&mut self) {
         if let Self::Plain(plain) = self {
             plain.began = Instant::now();
         }
     }
 
-    /// A chunk has come.
+    /// A chunk is complete: decides whether chunks arrive quickly.
     pub(crate) fn chunk_ends(&mut self) {
         if let Self::Plain(plain) = self {
             plain.quick = plain.began.elapsed() < QUICK;

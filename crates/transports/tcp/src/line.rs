@@ -170,8 +170,8 @@ impl HoledStreams {
     /// and `None` if its link is pending already. The link waits up to `limit` for its other connections.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] for another protocol; [`ErrorKind::Security`] for a peer that is not trusted, or for a
-    /// data connection that does not prove to belong to a link; [`ErrorKind::Closed`].
+    /// [`ErrorKind::Corrupt`] for another protocol; [`ErrorKind::Security`] for a peer that is not trusted,
+    /// or for a data connection that does not prove to belong to a link; [`ErrorKind::Closed`].
     pub async fn admit(
         &self,
         line: Arc<dyn HoledStream>,

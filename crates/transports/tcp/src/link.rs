@@ -243,7 +243,8 @@ impl Link for TcpLink {
         let (ordered, settled) = (self.lanes.len() == 1, self.shared.marks.is_some());
         let all = Capabilities { ordered, settled, zero_copy: self.shared.copies == 0, ..Tcp.capabilities() };
         if self.shared.ends.iter().all(|end| matches!(end, End::Kernel(_))) {
-            // The other end of data connections is such a line.
+            // The other end of data connections is a holed stream: parts of chunks that this end sends may be
+            // lost.
             return Capabilities { reliable: !settled, zero_copy: all.zero_copy && !settled, ..all };
         }
         Capabilities { reliable: false, zero_copy: false, retransmissions: false, ..all }
@@ -300,7 +301,7 @@ impl Link for TcpLink {
             let encrypted = if self.shared.marks.is_some() { &self.lanes[..1] } else { &self.lanes };
             let goodbyes = encrypted.iter().filter_map(|lane| lane.try_lock().ok());
             let goodbyes = goodbyes.map(|mut writer| async move { writer.shutdown().await });
-            // A peer that reads nothing does not hold us up; it sees the end without the goodbye.
+            // A peer that reads nothing does not delay the close: it sees the end without close_notify.
             let _ = tokio::time::timeout(GOODBYE, futures_util::future::join_all(goodbyes)).await;
         }
         self.shared.refuse("the link was closed here");

@@ -1,4 +1,4 @@
-//! The transport contract over every way to make a tcp link.
+//! Runs the tests of the transport contract over every kind of tcp link.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::sync::Arc;

@@ -32,7 +32,7 @@ fn factory(streams: u8) -> Factory {
     let (trust, other) = (Trust::new(), Trust::new());
     let connect = Options { streams, ..sealed(trust.connect(None)) };
     let mut factory = Factory::new(Arc::new(Lossy::default()), "tcp://localhost:0");
-    factory.relayed = false; // the lossy listener gives out frames that have come whole
+    factory.relayed = false; // the lossy listener delivers only complete frames
     factory.stranger = Some(sealed(other.connect(None)));
     factory.options(sealed(trust.listen(false)), connect)
 }

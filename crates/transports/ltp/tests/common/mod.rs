@@ -1,4 +1,4 @@
-//! What several test files need.
+//! Helpers of several test files.
 #![allow(dead_code, clippy::unwrap_used)] // each file uses a part; a panic is how tests report
 
 use std::sync::Arc;
@@ -11,12 +11,12 @@ pub use certificates::Trust;
 use thalweg_ltp::Ltp;
 use thalweg_transport::{Address, Link, Listener, Options, Transport};
 
-/// What certificates are added to.
+/// Options without TLS, to which tests add certificates.
 pub fn plain() -> Options {
     small()
 }
 
-/// Small socket buffers, so that a peer that does not receive soon blocks its sender.
+/// Small socket buffers, so that a peer that receives nothing soon blocks its sender.
 pub fn small() -> Options {
     Options { send_buffer: Some(256 << 10), receive_buffer: Some(256 << 10), ..Options::default() }
 }
