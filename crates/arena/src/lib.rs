@@ -96,11 +96,13 @@ pub enum ArenaError {
 struct Hold {
     id: u64,
     range: Range,
+    /// Whether the range is claimed; else it is lent.
     exclusive: bool,
 }
 
 #[derive(Default)]
 struct Holds {
+    /// Number of the next entry.
     next: u64,
     list: Vec<Hold>,
 }
@@ -108,7 +110,9 @@ struct Holds {
 struct Inner {
     pointer: *mut u8,
     length: u64,
+    /// The current loans and claims.
     holds: Mutex<Holds>,
+    /// Notified when a loan or claim has ended.
     released: Condvar,
     writable: bool,
     /// The descriptor with which other processes share the memory.

@@ -22,7 +22,9 @@ const SETTLED: f64 = 1e-9;
 pub struct Chain {
     rng: Rng,
     correlation: f64,
+    /// The last x of the chain.
     last: f64,
+    /// Table of the distribution of x. `None` without correlation.
     distribution: Option<Arc<[f64]>>,
 }
 

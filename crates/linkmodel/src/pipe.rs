@@ -44,9 +44,11 @@ pub enum Fate {
 #[derive(Debug, Clone)]
 pub struct Pipe {
     shape: Shape,
+    /// Most bytes in the queue; `None` for no limit.
     queue_limit: Option<u64>,
     seeds: [u64; 2],
     loss: Chain,
+    /// Whether the burst model is in its bad state.
     bad: bool,
     jitter: Chain,
     reorder: Chain,

@@ -27,6 +27,7 @@ const LINK: &str = "admit peer";
 pub struct AdmissionQueue(Arc<Inner>);
 
 struct Inner {
+    /// Time zero of the table's clock.
     opened: Instant,
     table: Mutex<Table>,
     /// Number of evicted peers whose connections still exist.
@@ -171,6 +172,7 @@ impl Drop for Place {
 #[derive(Clone)]
 pub struct Watch {
     state: watch::Receiver<State>,
+    /// When the peer's time to prove who it is ends.
     until: Instant,
 }
 
@@ -200,7 +202,9 @@ fn gave_way() -> Error {
 /// How much the peer of a link may send now. Each link of a transport holds one and checks every frame
 /// against it.
 pub struct Standing {
+    /// Whether the peer has proved who it is, or need not.
     proved: AtomicBool,
+    /// The places of the link's connections in an admission queue.
     unauthenticated_peers: Vec<UnauthenticatedPeer>,
 }
 

@@ -39,6 +39,7 @@ enum Frame {
 /// A listener's queue of links to be accepted, and the admission queue of their peers.
 #[derive(Clone)]
 struct Backlog {
+    /// Queue of links to be accepted.
     links: mpsc::Sender<Arc<MemoryLink>>,
     admission_queue: Option<AdmissionQueue>,
 }
@@ -147,9 +148,13 @@ impl Listener for MemoryListener {
 
 struct MemoryLink {
     peer: Peer,
+    /// What the peer may send now.
     standing: Standing,
+    /// Queue of frames to the peer.
     outbox: mpsc::Sender<Frame>,
+    /// Queue of frames from the peer.
     inbox: AsyncMutex<mpsc::Receiver<Frame>>,
+    /// Whether the link has ended; both ends share it.
     closed: Arc<watch::Sender<bool>>,
     sent: AtomicU64,
     received: AtomicU64,

@@ -40,7 +40,9 @@ struct Shared {
 /// Counts the loans of which somebody still holds bytes.
 #[derive(Debug, Default)]
 struct Borrowed {
+    /// Number of loans that are still held.
     loans: AtomicUsize,
+    /// Notified when `loans` becomes 0.
     released: Notify,
 }
 
@@ -133,6 +135,7 @@ pub struct ChunkRef {
     range: Range,
     /// Offset of the chunk's payload in the loan, in bytes.
     at: u64,
+    /// CRC-32C of the payload, once a sender has computed it.
     checksum: Arc<OnceLock<u32>>,
     /// The shared copy of the payload. It exists while a sender holds it.
     copy: Arc<Mutex<Weak<Vec<u8>>>>,
@@ -168,7 +171,9 @@ pub struct Outgoing {
     id: UpdateId,
     chunks: Arc<[ChunkRef]>,
     cancel: Cancel,
+    /// Layout of the tensors, if it is known.
     layout: Option<Arc<Layout>>,
+    /// Whether chunks may overtake control messages.
     detached: bool,
 }
 

@@ -60,7 +60,9 @@ pub struct Trace {
     file: TraceFile,
     /// The beginning of each line: the link's name and its peer.
     head: String,
+    /// When this writer was made.
     began: Instant,
+    /// When the last line was written.
     last: Option<Instant>,
 }
 

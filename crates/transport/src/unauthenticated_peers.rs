@@ -91,7 +91,9 @@ struct Row {
 pub struct UnauthenticatedPeers {
     bounds: Bounds,
     rows: BTreeMap<UnauthenticatedPeerId, Row>,
+    /// Number of peers of each origin.
     counts: HashMap<Origin, usize>,
+    /// Number of the next peer.
     next: UnauthenticatedPeerId,
 }
 
@@ -119,9 +121,10 @@ impl UnauthenticatedPeers {
     /// Adds a peer that has connected. Returns its number, and the peer that is evicted for it if there were
     /// too many.
     ///
-    /// The origin with the most peers loses one; the newcomer counts as a peer of its own origin. So no
-    /// origin within its share loses a peer to an origin that has more. Of an origin's peers, the one that
-    /// has been silent for longest is evicted.
+    /// An origin that exceeds its share loses one of its own peers. Else, if the table is full, the origin with
+    /// the most peers loses one; the newcomer counts as a peer of its own origin. So no origin within its share
+    /// loses a peer to an origin that has more. Of an origin's peers, the one that has been silent for longest is
+    /// evicted.
     pub fn arrive(
         &mut self,
         now: Duration,

@@ -21,13 +21,16 @@ use crate::MAX_CHUNK;
 /// frame, so a control message waits for the chunk before it and not for the whole update.
 #[derive(Default)]
 pub(crate) struct Outbox {
+    /// Held by the sender whose frame waits.
     turn: tokio::sync::Mutex<()>,
     slot: Mutex<Slot>,
 }
 
 #[derive(Default)]
 struct Slot {
+    /// The frame that waits to be taken.
     waiting: Option<Waiting>,
+    /// Wakes gRPC's stream of messages.
     stream: Option<Waker>,
     ended: bool,
     /// Bytes of the stream in all messages that gRPC has taken so far.

@@ -20,6 +20,7 @@ enum State {
 }
 
 pub(crate) struct LinkState {
+    /// The peer's address, for messages.
     pub who: String,
     pub tls: bool,
     /// What the peer may send now.
@@ -30,6 +31,7 @@ pub(crate) struct LinkState {
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
+    /// How far the link has ended.
     state: watch::Sender<State>,
     /// The reason why the link has ended.
     why: OnceLock<String>,

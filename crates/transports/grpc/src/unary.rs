@@ -52,13 +52,17 @@ pub(crate) struct Unary {
     piece: Option<u64>,
     /// Held while an update is sent: one at a time, in the order of the calls.
     turn: tokio::sync::Mutex<()>,
+    /// Gets the updates to be sent.
     outgoing: mpsc::Sender<Outbound>,
     /// The updates that wait to be sent. The calls take them from here.
     pub outbounds: tokio::sync::Mutex<mpsc::Receiver<Outbound>>,
     /// Held while the server takes in an update: one at a time.
     pub putting: tokio::sync::Mutex<()>,
+    /// Gets the updates that arrive.
     incoming: mpsc::Sender<Delivery>,
+    /// The other end of `incoming`, until the receiving side takes it.
     deliveries: Mutex<Option<mpsc::Receiver<Delivery>>>,
+    /// Bytes of messages that have arrived so far.
     arrived: watch::Sender<u64>,
     /// Notifies the sender of the update that the server gave last. It is here until the client says whether
     /// it has taken that update.
@@ -110,6 +114,7 @@ pub(crate) struct Arrivals {
     seen: u64,
     /// Bytes that were reported as progress but do not belong to a delivered chunk yet.
     ahead: u64,
+    /// The update whose chunks are being delivered.
     current: Option<Delivery>,
 }
 

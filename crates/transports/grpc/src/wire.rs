@@ -113,8 +113,11 @@ impl AsyncWrite for Wire {
 /// Follows the frames of HTTP/2 (RFC 9113, section 4.1) in the written bytes, and counts the bytes in the
 /// stream's DATA frames. The stream is the first one that has HEADERS: that of the link's call.
 struct Frames {
+    /// The frame header that is being read.
     header: [u8; 9],
+    /// Number of the link's stream, once it is known.
     stream: Option<u32>,
+    /// Number of bytes in `header`.
     have: usize,
     /// Number of bytes before the next frame header.
     left: usize,

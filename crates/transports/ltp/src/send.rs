@@ -65,6 +65,7 @@ pub(crate) struct Stats {
 /// The update that is being sent, with its bytes on the wire so far.
 struct Current {
     order: Order,
+    /// Bytes of packets sent so far.
     wire: u64,
     started: Instant,
 }
@@ -84,11 +85,13 @@ pub(crate) struct Driver {
     stats: Arc<Stats>,
     critical: Arc<Critical>,
     machine: Sender,
+    /// Time zero of the state machine.
     origin: Instant,
     orders: mpsc::Receiver<Order>,
     current: Option<Current>,
     /// Whether the chunks of the update, and the repair packets for them, wait for no control message.
     detached: bool,
+    /// The packets of the next system call.
     batch: Vec<u8>,
     /// A packet that is longer than those before it. It is kept for the next batch.
     longer: Vec<u8>,

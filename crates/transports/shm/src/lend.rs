@@ -54,12 +54,17 @@ enum Held {
 
 #[derive(Default)]
 struct State {
+    /// The words shared with the peer, once one is needed.
     words: Option<Arc<SharedWords>>,
     /// Memories that the peer has mapped, by number.
     known: HashMap<u64, Weak<()>>,
+    /// The link's own shared memory, and the bytes of each of its slots.
     own: Option<(Arena, u64)>,
+    /// The chunks that the peer is not done with, in the order of their notes.
     lent: VecDeque<Lent>,
+    /// Numbers of the shared words that are free.
     free: Vec<u16>,
+    /// The last ticket.
     ticket: u32,
 }
 

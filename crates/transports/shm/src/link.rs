@@ -26,7 +26,9 @@ const QUEUE: usize = 64;
 /// The state that the link and its tasks share.
 pub(crate) struct Shared {
     pub socket: Socket,
+    /// The peer, for messages.
     pub who: String,
+    /// What the peer may send now.
     pub standing: Standing,
     /// The frames that wait to be written. The holder of the lock writes them.
     pub writer: Mutex<send::Writer>,
@@ -34,16 +36,20 @@ pub(crate) struct Shared {
     /// One permit for each chunk that may still be lent to the peer, at most [`WINDOW`]. The peer's
     /// acknowledgement of a lent chunk gives the permit back.
     pub window: Semaphore,
+    /// Number of the next call of `send_update`.
     pub calls: AtomicU64,
     /// Notified when the peer is done with chunks.
     pub returned: watch::Sender<()>,
     /// Number of the peer's chunks that this end is done with but has not acknowledged.
     pub done: AtomicU32,
+    /// Wakes the task that acknowledges chunks.
     pub tell: Notify,
     /// Number of the peer's chunks that were noted and that this end has not acknowledged.
     pub noted: AtomicU32,
     ended: watch::Sender<bool>,
+    /// The reason why the link has ended.
     why: OnceLock<String>,
+    /// Whether incoming frames are refused too.
     refused: AtomicBool,
     pub sent: AtomicU64,
     pub received: AtomicU64,
@@ -100,6 +106,7 @@ pub(crate) struct ShmLink {
     peer: Peer,
     shared: Arc<Shared>,
     inbox: Mutex<mpsc::Receiver<Came>>,
+    /// The task that reads frames, and the one that acknowledges chunks.
     tasks: [AbortHandle; 2],
 }
 

@@ -72,8 +72,11 @@ fn corrupt(context: impl Into<String>) -> Error {
 struct Reader {
     /// Bytes that were read from the connection but not decoded yet.
     bytes: Vec<u8>,
+    /// Descriptors whose frames have not been decoded yet.
     descriptors: VecDeque<OwnedFd>,
+    /// The peer's shared words, once it has shown them.
     words: Option<Arc<SharedWords>>,
+    /// The peer's memories that are mapped here, by number.
     memories: HashMap<u64, Arc<Foreign>>,
 }
 

@@ -24,6 +24,7 @@ pub(crate) struct Writer(VecDeque<Frame>);
 struct Frame {
     parts: [Bytes; 2],
     descriptor: Option<OwnedFd>,
+    /// Number of bytes already written.
     written: usize,
 }
 

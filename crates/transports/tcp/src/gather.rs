@@ -17,9 +17,11 @@ const MAX_WAITING: usize = 1024;
 const ACCEPT: &str = "accept";
 
 struct Waiting {
+    /// The link's connections by number; `None` for those that have not arrived.
     connections: Vec<Option<Shaken>>,
     /// The key of a link with data connections. All its connections but the first are data connections.
     key: Option<DataKey>,
+    /// Gets all connections when the last one has arrived.
     whole: oneshot::Sender<Vec<Shaken>>,
 }
 

@@ -29,6 +29,7 @@ struct Weave {
     holes: VecDeque<Hole>,
     /// Bytes that were read together with bytes before a hole, and wait behind it.
     rest: VecDeque<u8>,
+    /// Bytes copied through `rest` since they were last asked for.
     copied: u64,
 }
 

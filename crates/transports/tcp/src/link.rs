@@ -92,7 +92,9 @@ impl Shaken {
 
 /// The state of a link that both directions use.
 pub(crate) struct LinkState {
+    /// The link's connections.
     ends: Vec<End>,
+    /// The peer's address, for messages.
     pub who: String,
     pub tls: bool,
     /// What the peer may send now.

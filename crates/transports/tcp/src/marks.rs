@@ -13,13 +13,17 @@ const MARK_BYTES: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Came {
+    /// Bytes of whole frames that have arrived.
     bytes: u64,
+    /// Whether the peer has ended the connection.
     ended: bool,
 }
 
 /// How far the data connections of one link have come. They are numbered from 1, as in the link.
 pub(crate) struct Marks {
+    /// Bytes of whole frames sent on each data connection.
     sent: Vec<AtomicU64>,
+    /// How far each data connection has come at this end.
     came: watch::Sender<Vec<Came>>,
 }
 

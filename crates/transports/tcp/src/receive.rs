@@ -25,6 +25,7 @@ const RECEIVE: &str = "receive";
 /// The receiving side of one connection.
 pub(crate) struct Intake {
     inlet: Inlet,
+    /// Number of the connection in the link.
     stream: usize,
     /// The header of a frame, with the marks before it.
     header: Vec<u8>,
@@ -33,7 +34,9 @@ pub(crate) struct Intake {
     state: State,
     /// Ranges of the chunk that will never arrive.
     holes: Ranges,
+    /// Buffer for the bytes of unwanted chunks.
     waste: Vec<u8>,
+    /// Whether the peer has ended the connection.
     finished: bool,
 }
 

@@ -33,7 +33,9 @@ struct Frame<'a> {
     payload: Bytes,
     /// Number of bytes of header and payload that the kernel or TLS has accepted.
     taken: usize,
+    /// Whether the frame is a chunk, whose copies are counted.
     chunk: bool,
+    /// Whether dropping the frame is harmless now.
     done: bool,
 }
 
