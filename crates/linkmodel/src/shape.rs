@@ -80,7 +80,7 @@ pub struct ShapeError {
     pub key: &'static str,
     /// The value that was set.
     pub value: String,
-    /// The values that are allowed.
+    /// Says which values are allowed.
     pub allowed: &'static str,
 }
 

@@ -30,7 +30,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// Signs the certificates of a server and its clients. All keys are ECDSA P-256.
+/// Signs the certificates of a server and its clients. Their keys are ECDSA P-256.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate_pem: String,

@@ -145,18 +145,19 @@ struct Place {
 }
 
 impl UnauthenticatedPeer {
-    /// The peer has completed a step of its handshake. Peers that have not are evicted before it.
+    /// Records that the peer has completed a step of its handshake. Peers that have been silent for longer
+    /// are evicted before it.
     pub fn heard(&self) {
         let now = self.0.admission_queue.now();
         self.0.admission_queue.table().unauthenticated_peers.heard(now, self.0.id);
     }
 
-    /// The peer has proved who it is: its place becomes free, and it cannot be evicted any more.
+    /// Records that the peer has proved who it is. Its place becomes free, and it cannot be evicted any more.
     pub fn admit(&self) {
         self.0.admission_queue.leave(self.0.id);
     }
 
-    /// A watch that learns of the peer's eviction, but does not keep its place.
+    /// Returns a watch, which learns of the peer's eviction but does not keep the peer's place.
     pub fn watch(&self) -> Watch {
         self.0.watch.clone()
     }

@@ -198,8 +198,8 @@ impl Accepted {
         Ok(())
     }
 
-    /// The first byte of the connection has arrived: it leaves the admission queue and cannot be evicted any
-    /// more. Idempotent.
+    /// Records the connection's first byte: the connection leaves the admission queue and cannot be evicted
+    /// any more. Idempotent.
     pub fn admit(&self) {
         self.unauthenticated_peer.admit();
     }

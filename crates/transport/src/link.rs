@@ -48,7 +48,7 @@ pub trait Transport: Send + Sync {
 /// Accepts links.
 #[async_trait]
 pub trait Listener: Send + Sync {
-    /// The address at which it listens, with the port that the system chose.
+    /// The address at which this listens, with the port that the system chose.
     fn address(&self) -> Address;
 
     /// For people: how the listener differs from what was asked, because this machine lacks something.
@@ -133,13 +133,13 @@ pub trait Link: Send + Sync {
         let _ = tolerance;
     }
 
-    /// The peer has proved who it is. This concerns links that a listener with an admission queue accepted
-    /// ([`Options::admission_queue`]). Before this call, such a link takes control messages of at most
-    /// [`thalweg_wire::MAX_HELLO`] bytes; a longer one breaks it with [`ErrorKind::Corrupt`]. It takes no
-    /// chunks: a chunk breaks the link too, or is dropped if chunks arrive as datagrams
-    /// ([`Capabilities::datagrams`]). The link ends when it is evicted from the admission queue, or after the
-    /// queue's timeout. Call this from the task that receives, before it receives the next message.
-    /// Idempotent.
+    /// Tells the link that the peer has proved who it is. This concerns links that a listener with an
+    /// admission queue accepted ([`Options::admission_queue`]). Before this call, such a link takes control
+    /// messages of at most [`thalweg_wire::MAX_HELLO`] bytes; a longer one breaks it with
+    /// [`ErrorKind::Corrupt`]. It takes no chunks: a chunk breaks the link too, or is dropped if chunks
+    /// arrive as datagrams ([`Capabilities::datagrams`]). The link ends when it is evicted from the admission
+    /// queue, or after the queue's timeout. Call this from the task that receives, before it receives the
+    /// next message. Idempotent.
     fn admit(&self);
 
     /// What the link has carried so far.

@@ -220,7 +220,7 @@ impl Outgoing {
         Self { id, chunks, cancel, layout: None, detached: false }
     }
 
-    /// An update with this chunk alone, whose payload is `bytes`. The chunk keeps the checksum of its
+    /// Returns an update with this chunk alone, whose payload is `bytes`. The chunk keeps the checksum of its
     /// original payload. The fault layer damages chunks in this way.
     #[must_use]
     pub fn with_payload(&self, chunk: &ChunkRef, bytes: Bytes) -> Self {
@@ -298,18 +298,18 @@ impl Outgoing {
         self.chunks.iter().map(|c| c.range.len()).sum()
     }
 
-    /// A chunk's header and its payload, which is borrowed from the arena. `None` once cancelled. The first
-    /// call computes the chunk's checksum; later calls reuse it.
+    /// Returns a chunk's header and its payload, which is borrowed from the arena. `None` once cancelled. The
+    /// first call computes the chunk's checksum; later calls reuse it.
     pub fn frame(&self, chunk: &ChunkRef) -> Option<(FrameHeader, Bytes)> {
         let payload = self.payload(chunk)?;
         let sum = *chunk.checksum.get_or_init(|| checksum(&payload));
         Some((FrameHeader::chunk(self.header(chunk), sum), payload))
     }
 
-    /// A chunk's header, its checksum if there is one already, and its payload. `None` once cancelled. This
-    /// is for transports that move bytes within the machine's memory, where computing a checksum costs a pass
-    /// over the bytes and finds no errors. They compute none, but carry one that exists, such as the one of a
-    /// chunk that a layer has damaged.
+    /// Returns a chunk's header, its checksum if there is one already, and its payload. `None` once
+    /// cancelled. This is for transports that move bytes within the machine's memory, where computing a
+    /// checksum costs a pass over the bytes and finds no errors. They compute none, but carry one that
+    /// exists, such as the one of a chunk that a layer has damaged.
     pub fn lent(&self, chunk: &ChunkRef) -> Option<(ChunkHeader, Option<u32>, Bytes)> {
         let payload = self.payload(chunk)?;
         Some((self.header(chunk), chunk.checksum.get().copied(), payload))

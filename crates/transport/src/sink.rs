@@ -46,7 +46,7 @@ pub trait Sink: Send + Sync {
         None
     }
 
-    /// The first bytes of `chunk` have reached this end, and the transport will ask for its place later.
+    /// Reports that the first bytes of `chunk` have reached this end. The transport asks for its place later.
     /// Transports that must have a whole chunk first call this, at least for the first chunk of an update.
     ///
     /// It makes the start of an update comparable over all transports: the time when its first bytes reach
@@ -55,15 +55,16 @@ pub trait Sink: Send + Sync {
     /// may never arrive.
     fn begun(&self, _chunk: &ChunkHeader) {}
 
-    /// `bytes` more bytes of chunks have arrived. This distinguishes a slow peer from a dead one.
+    /// Reports that `bytes` more bytes of chunks have arrived. This distinguishes a slow peer from a dead
+    /// one.
     fn progress(&self, bytes: u64);
 
-    /// The chunk is in its place. `outcome` is the result of the checksum's verification.
+    /// Reports that the chunk is in its place. `outcome` is the result of the checksum's verification.
     fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>);
 
-    /// The chunk is in its place except for `holes`, offsets from the chunk's beginning; their bytes will
-    /// never arrive. A sink that cannot use a chunk with holes returns the target, and gets the received
-    /// parts ([`crate::hand_over`]).
+    /// Reports that the chunk is in its place except for `holes`, offsets from the chunk's beginning; their
+    /// bytes will never arrive. A sink that cannot use a chunk with holes returns the target, and gets the
+    /// received parts ([`crate::hand_over`]).
     fn holed(&self, _chunk: &ChunkHeader, target: Target, _holes: &Ranges) -> Option<Target> {
         Some(target)
     }

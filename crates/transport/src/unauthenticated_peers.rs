@@ -121,10 +121,10 @@ impl UnauthenticatedPeers {
     /// Adds a peer that has connected. Returns its number, and the peer that is evicted for it if there were
     /// too many.
     ///
-    /// An origin that exceeds its share loses one of its own peers. Else, if the table is full, the origin with
-    /// the most peers loses one; the newcomer counts as a peer of its own origin. So no origin within its share
-    /// loses a peer to an origin that has more. Of an origin's peers, the one that has been silent for longest is
-    /// evicted.
+    /// An origin that exceeds its share loses one of its own peers. Else, if the table is full, the origin
+    /// with the most peers loses one; the newcomer counts as a peer of its own origin. So no origin within
+    /// its share loses a peer to an origin that has more. Of an origin's peers, the one that has been silent
+    /// for longest is evicted.
     pub fn arrive(
         &mut self,
         now: Duration,
@@ -156,7 +156,7 @@ impl UnauthenticatedPeers {
         candidates.min_by_key(|(&id, row)| (row.heard, id)).map(|(&id, _)| id)
     }
 
-    /// The peer has completed a step of its handshake. A single byte does not count.
+    /// Records that the peer has completed a step of its handshake. A single byte does not count.
     pub fn heard(&mut self, now: Duration, id: UnauthenticatedPeerId) {
         if let Some(row) = self.rows.get_mut(&id) {
             row.heard = row.heard.max(now);

@@ -49,8 +49,8 @@ impl Device {
     /// has. A `%d` in the name becomes the first free number.
     ///
     /// # Errors
-    /// `NotFound` if the kernel has no TUN, `PermissionDenied` without the right to it (CAP_NET_ADMIN), `ResourceBusy`
-    /// if the name is taken, `InvalidInput` if no device can have the name.
+    /// `NotFound` if the kernel has no TUN, `PermissionDenied` without the right to it (CAP_NET_ADMIN),
+    /// `ResourceBusy` if the name is taken, `InvalidInput` if no device can have the name.
     pub fn new(name: &str) -> io::Result<Self> {
         Self::by(PATH, name, None)
     }

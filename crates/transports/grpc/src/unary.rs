@@ -167,7 +167,8 @@ impl Arrivals {
         Ok(None)
     }
 
-    /// The number of a chunk's bytes that were not reported as progress yet.
+    /// Returns how many of a chunk's `bytes` were not reported as progress yet, and counts the others as
+    /// used.
     pub(crate) fn untold(&mut self, bytes: u64) -> u64 {
         let told = bytes.min(self.ahead);
         self.ahead -= told;

@@ -131,7 +131,7 @@ impl Lending {
         Ok(Some(Noted { frames, length: header.length.into(), copied }))
     }
 
-    /// The peer is done with the next `count` chunks. Returns `false` if fewer chunks were lent.
+    /// Records that the peer is done with the next `count` chunks. Returns `false` if fewer chunks were lent.
     pub(crate) fn taken(&self, count: u32) -> bool {
         let mut state = self.state();
         for _ in 0..count {

@@ -95,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// This end is done with the peer's next chunk, whether or not it was stored.
+    /// Counts another chunk of the peer that this end is done with, whether or not it was stored.
     fn done(&self) {
         self.done.fetch_add(1, Ordering::AcqRel);
         self.tell.notify_one();

@@ -86,14 +86,14 @@ impl Inlet {
         }
     }
 
-    /// A chunk begins: notes the time.
+    /// Notes the time when a chunk begins.
     pub(crate) fn chunk_begins(&mut self) {
         if let Self::Plain(plain) = self {
             plain.began = Instant::now();
         }
     }
 
-    /// A chunk is complete: decides whether chunks arrive quickly.
+    /// Decides at the end of a chunk whether chunks arrive quickly.
     pub(crate) fn chunk_ends(&mut self) {
         if let Self::Plain(plain) = self {
             plain.quick = plain.began.elapsed() < QUICK;

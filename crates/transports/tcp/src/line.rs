@@ -43,9 +43,9 @@ pub enum Taken {
 
 /// A connection that carries bytes in order in both directions. Incoming bytes may be missing.
 pub trait HoledStream: Send + Sync {
-    /// From byte `start` on, the incoming stream consists of frames. Payloads of chunks may now be lost; if
-    /// they are `sealed`, all but the head of each. Before this call nothing may be lost. A stream without
-    /// losses can ignore the call.
+    /// Says that from byte `start` on, the incoming stream consists of frames. Payloads of chunks may now be
+    /// lost; if they are `sealed`, all but the head of each. Before this call nothing may be lost. A stream
+    /// without losses can ignore the call.
     fn frames(&self, _start: u64, _sealed: Option<Sealed>) {}
 
     /// Reads the next bytes, at most as many as `buffer` holds.
@@ -89,7 +89,8 @@ pub trait Holes: Send + Sync {
     /// The reason why the connection cannot go on.
     fn take(&self) -> io::Result<Vec<Hole>>;
 
-    /// The header of a frame has been read. Its payload begins at `offset` of the stream, holes included.
+    /// Reports the header of a frame that has been read. The frame's payload begins at `offset` of the
+    /// stream, holes included.
     fn header(&self, offset: u64, header: &FrameHeader);
 
     /// Says which bytes of the chunks' payloads may be lost; see [`HoledStream::tolerate`].

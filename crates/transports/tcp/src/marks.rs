@@ -42,19 +42,19 @@ impl Marks {
         self.sent.iter().flat_map(|sent| sent.load(Ordering::Acquire).to_le_bytes()).collect()
     }
 
-    /// A frame of `bytes` bytes has been sent.
+    /// Counts a frame of `bytes` bytes that has been sent.
     pub(crate) fn sent(&self, connection: usize, bytes: usize) {
         if let Some(sent) = connection.checked_sub(1).and_then(|data| self.sent.get(data)) {
             sent.fetch_add(bytes as u64, Ordering::Release);
         }
     }
 
-    /// A frame of `bytes` bytes has arrived, and the sink has it.
+    /// Counts a frame of `bytes` bytes that has arrived and that the sink has.
     pub(crate) fn came(&self, connection: usize, bytes: usize) {
         self.change(connection, |came| came.bytes += bytes as u64);
     }
 
-    /// The connection has ended: no more bytes will arrive on it.
+    /// Records that the connection has ended: no more bytes will arrive on it.
     pub(crate) fn ended(&self, connection: usize) {
         self.change(connection, |came| came.ended = true);
     }
