@@ -18,9 +18,9 @@ const LEEWAY: Duration = Duration::hours(1);
 /// A certificate with its key, both in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate.
+    /// The certificate in PEM.
     pub certificate: String,
-    /// The private key.
+    /// The private key in PEM. The secret CURVE key may follow it.
     pub key: String,
 }
 

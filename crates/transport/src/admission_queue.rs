@@ -84,7 +84,7 @@ impl AdmissionQueue {
     /// connection is taken from the system. Then there are never more connections than the bounds allow, plus
     /// a few that are ending.
     pub async fn room(&self) {
-        // This fails only when the sender was dropped, and the sender lives as long as this queue.
+        // This fails only if the `watch` sender was dropped, and that sender lives as long as this queue.
         let _ = self.0.leaving.subscribe().wait_for(|leaving| *leaving < LEAVING).await;
     }
 

@@ -99,7 +99,7 @@ impl ConnectionLimit {
             if let Some(permit) = self.try_acquire(origin) {
                 return permit;
             }
-            // This fails only when the sender was dropped, and the sender lives as long as this limit.
+            // This fails only if the `watch` sender was dropped, and that sender lives as long as this limit.
             let _ = taken.changed().await;
         }
     }

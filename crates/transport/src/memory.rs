@@ -65,7 +65,7 @@ fn choose_port(address: &Address, taken: &Listeners) -> Result<Address> {
     free.ok_or_else(used)
 }
 
-/// Links within one process: `memory://name` or `memory://name:port`.
+/// The transport within one process: `memory://name` or `memory://name:port`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Memory;
 
@@ -182,7 +182,7 @@ fn pair(
 impl MemoryLink {
     async fn ended(&self) {
         let mut closed = self.closed.subscribe();
-        // This fails only when the sender was dropped, and this link holds a reference to it.
+        // This fails only if the `watch` sender was dropped, and this link holds a reference to it.
         let _ = closed.wait_for(|closed| *closed).await;
     }
 

@@ -96,7 +96,7 @@ pub struct Tls {
 pub struct Identity {
     /// The end's certificate, then the intermediate certificates up to the authority.
     pub certificate: String,
-    /// The private key.
+    /// The private key of the end's certificate.
     pub key: String,
 }
 

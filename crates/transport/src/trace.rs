@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::{Chosen, Error, ErrorKind, Kind, Result, Setting};
 
-/// The path of the file. Without one, nothing is written.
+/// The option `trace`: the path of the file. If it is empty, nothing is written.
 pub const TRACE: Setting = Setting {
     name: "trace",
     kind: Kind::Text { default: "" },

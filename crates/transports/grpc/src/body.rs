@@ -30,7 +30,7 @@ impl Stop {
     }
 
     pub(crate) async fn stopped(&self) {
-        // This fails only when the sender was dropped, and the sender is a field of `self`.
+        // This fails only if the `watch` sender was dropped, and that sender is a field of `self`.
         let _ = self.0.subscribe().wait_for(|stopped| *stopped).await;
     }
 }

@@ -65,7 +65,7 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// gRPC: `grpc://host:port`.
+/// The transport over gRPC: `grpc://host:port`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Grpc;
 

@@ -81,7 +81,7 @@ impl LinkState {
     }
 
     async fn reached(&self, state: State) {
-        // This fails only when the sender was dropped, and the sender is a field of `self`.
+        // This fails only if the `watch` sender was dropped, and that sender is a field of `self`.
         let _ = self.state.subscribe().wait_for(|now| *now >= state).await;
     }
 

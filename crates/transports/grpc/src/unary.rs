@@ -52,13 +52,13 @@ pub(crate) struct Unary {
     piece: Option<u64>,
     /// Held while an update is sent: one at a time, in the order of the calls.
     turn: tokio::sync::Mutex<()>,
-    /// Gets the updates to be sent.
+    /// Passes the updates to be sent to the calls.
     outgoing: mpsc::Sender<Outbound>,
     /// The updates that wait to be sent. The calls take them from here.
     pub outbounds: tokio::sync::Mutex<mpsc::Receiver<Outbound>>,
     /// Held while the server takes in an update: one at a time.
     pub putting: tokio::sync::Mutex<()>,
-    /// Gets the updates that arrive.
+    /// Passes updates that have arrived to the receiving side.
     incoming: mpsc::Sender<Delivery>,
     /// The other end of `incoming`, until the receiving side takes it.
     deliveries: Mutex<Option<mpsc::Receiver<Delivery>>>,
@@ -99,7 +99,7 @@ impl Unary {
         when_taken.await.map_err(drop)
     }
 
-    /// The receiving side. It can be taken once.
+    /// Returns the receiving side on the first call, and `None` after that.
     pub(crate) fn arrivals(&self) -> Option<Arrivals> {
         let deliveries = self.deliveries.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         Some(Arrivals { deliveries, arrived: self.arrived.subscribe(), seen: 0, ahead: 0, current: None })

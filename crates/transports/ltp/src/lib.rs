@@ -34,7 +34,8 @@ pub const CHUNK: u32 = 1344;
 
 const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x03", settings: SETTINGS };
 
-/// Datagrams that may be lost: `ltp://host:port`. The port is that of the control connection.
+/// The transport over datagrams that may be lost: `ltp://host:port`. The port is that of the control
+/// connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Ltp;
 

@@ -32,7 +32,7 @@ use thalweg_transport::{
 };
 use thalweg_wire::MAX_CHUNK;
 
-/// Shared memory of one machine: `shm://localhost:port`.
+/// The transport over shared memory of one machine: `shm://localhost:port`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Shm;
 

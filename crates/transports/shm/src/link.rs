@@ -74,7 +74,7 @@ impl Shared {
 
     /// Waits until the link has ended, and returns the error for the operation.
     pub(crate) async fn ended(&self, operation: &'static str) -> Error {
-        // This fails only when the sender was dropped, and the sender is a field of `self`.
+        // This fails only if the `watch` sender was dropped, and that sender is a field of `self`.
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
         self.closed(operation)
     }

@@ -106,7 +106,7 @@ pub(crate) async fn update(shared: &Arc<Shared>, update: &Outgoing) -> Result<Se
         }
         let mut returned = shared.returned.subscribe();
         while shared.lending.left(call.number) > 0 {
-            // This fails only when the sender was dropped, and `shared` holds the sender.
+            // This fails only if the `watch` sender was dropped, and `shared` holds it.
             let _ = returned.changed().await;
         }
         // All loans end with the link, so an ended link is an error here.

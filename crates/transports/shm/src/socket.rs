@@ -18,7 +18,7 @@ pub(crate) struct Came {
     pub descriptor: Option<OwnedFd>,
 }
 
-/// One connection.
+/// A connection of a Unix socket.
 pub(crate) struct Socket(UnixStream);
 
 impl Socket {

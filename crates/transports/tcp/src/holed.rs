@@ -1,5 +1,4 @@
-//! Reads a connection of the kernel, and puts the holes that a program beside the kernel masked back in their
-//! places.
+//! Reads a connection of the kernel, and reinserts the holes that a program beside the kernel has masked.
 
 use std::collections::VecDeque;
 use std::io;

@@ -39,7 +39,7 @@ pub(crate) struct Plain {
     socket: Socket,
     /// When the chunk that is being received began.
     began: Instant,
-    /// Whether chunks arrive quickly.
+    /// Whether the last chunk arrived within [`QUICK`].
     quick: bool,
     /// Number of bytes at which the kernel wakes the receiver.
     wakes_at: u32,

@@ -38,7 +38,7 @@ pub const MAX_STREAMS: u8 = 16;
 /// that the payload is still in the cache for the checksum (measured: README.md).
 pub const BEST_CHUNK: u32 = 256 << 10;
 
-/// Kernel TCP: `tcp://host:port`.
+/// The transport over kernel TCP: `tcp://host:port`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tcp;
 

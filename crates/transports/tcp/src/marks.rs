@@ -81,7 +81,7 @@ impl Marks {
             outcome = short().find(|(_, (came, _))| came.ended).map_or(Ok(()), |(cut, _)| Err(cut));
             outcome.is_err() || short().next().is_none()
         });
-        // This fails only when the sender was dropped, and the sender is a field of `self`.
+        // This fails only if the `watch` sender was dropped, and that sender is a field of `self`.
         let _ = settled.await;
         outcome
     }
