@@ -66,7 +66,7 @@ pub(crate) struct Datagram {
     pub kind: Kind,
     /// Whether the packet belongs to a block that repair packets may follow. Only chunks and probes may.
     pub covered: bool,
-    /// The field `told` of the datagram; less than 2^48.
+    /// Number of control messages that the packet must follow; see the table above. Less than 2^48.
     pub told: u64,
     /// Number of the packet. An acknowledgement has none; its field holds the end of its first range.
     pub number: u64,

@@ -25,7 +25,7 @@ struct Waiting {
     whole: oneshot::Sender<Vec<Shaken>>,
 }
 
-/// The links of which only some connections have arrived.
+/// The links that wait for some of their connections.
 #[derive(Clone, Default)]
 pub(crate) struct Gathering(Arc<Mutex<HashMap<LinkId, Waiting>>>);
 

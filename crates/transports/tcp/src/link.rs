@@ -99,8 +99,8 @@ pub(crate) struct LinkState {
     pub tls: bool,
     /// What the peer may send now.
     pub standing: Standing,
-    /// How far the data connections have come, if the link has any. Then chunks go on data connections only,
-    /// and nothing else does.
+    /// Bytes sent and received on data connections, if the link has any. Then chunks go on data connections
+    /// only, and nothing else does.
     pub marks: Option<Marks>,
     /// Number of times that a payload is copied on its way in or out, beside the copy into or out of the
     /// kernel.

@@ -19,11 +19,12 @@ struct Came {
     ended: bool,
 }
 
-/// How far the data connections of one link have come. They are numbered from 1, as in the link.
+/// Bytes of frames sent and received on the data connections of one link. These are numbered from 1, as in
+/// the link.
 pub(crate) struct Marks {
     /// Bytes of whole frames sent on each data connection.
     sent: Vec<AtomicU64>,
-    /// How far each data connection has come at this end.
+    /// Bytes that have arrived on each data connection, and whether it has ended.
     came: watch::Sender<Vec<Came>>,
 }
 
@@ -67,8 +68,8 @@ impl Marks {
         });
     }
 
-    /// Waits until each data connection has come as far as `marks` say. If one has ended before its mark,
-    /// returns its number as an error.
+    /// Waits until as many bytes have arrived on each data connection as `marks` say. If one has ended before
+    /// its mark, returns its number as an error.
     pub(crate) async fn reached(&self, marks: &[u8]) -> Result<(), usize> {
         let marks: Vec<u64> = marks
             .chunks_exact(MARK_BYTES)
