@@ -1,13 +1,13 @@
-//! Clocks that all processes of a machine have alike.
+//! Clocks that show the same time in all processes of a machine.
 
 use rustix::time::{clock_gettime, ClockId};
 
-/// Nanoseconds of the clock that never goes back.
+/// Nanoseconds of the monotonic clock.
 pub(crate) fn now() -> u64 {
     nanoseconds(ClockId::Monotonic)
 }
 
-/// Nanoseconds of CPU time that this process has had.
+/// Nanoseconds of CPU time that this process has used.
 pub(crate) fn cpu() -> u64 {
     nanoseconds(ClockId::ProcessCPUTime)
 }

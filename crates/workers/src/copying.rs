@@ -1,12 +1,12 @@
-//! The data planes that the pool is compared with: bytes that are copied from process to process.
+//! The data planes that the pool is compared with: they copy updates and sums from process to process.
 //!
 //! ```text
-//! node --- [broker] --- [side process] --- worker       connections of their own, updates down, sums up
+//! node --- [broker] --- [side process] --- worker       separate connections; updates go down, sums up
 //! ```
 //!
-//! A note still says which object is meant; its bytes follow here, in the order of the notes. A message is its length (8
-//! bytes, little-endian) and its bytes. A broker and a side process are hops: each takes a message whole before it
-//! passes it on, as a broker that queues it does.
+//! A note still names the object. The object's bytes follow on this connection, in the order of the notes. A
+//! message is its length (8 bytes, little-endian) and its bytes. A broker and a side process are hops. A hop
+//! receives a whole message before it passes it on, as a broker with a queue does.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -19,40 +19,40 @@ use thalweg_shm_pool::Object;
 
 use crate::launch::{Launcher, Process};
 
-/// How bytes get between a node and its workers.
+/// How updates and sums get between a node and its workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Carriage {
-    /// They lie in memory that both have.
+    /// In memory that the node and the workers share.
     #[default]
     Pool,
-    /// Over a socket.
+    /// Copied over a socket.
     Sockets,
-    /// Over sockets through a broker.
+    /// Copied over sockets, through a broker.
     Broker,
 }
 
 /// A node's data plane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DataPlane {
-    /// How bytes get between the node and its workers.
+    /// How updates and sums get between the node and its workers.
     pub carriage: Carriage,
-    /// Whether a side process mediates what a worker gets and sends.
+    /// Whether a side process passes on everything that a worker receives and sends.
     pub side_process: bool,
 }
 
 impl DataPlane {
-    /// Processes that each message passes.
+    /// Number of processes that each message passes through.
     pub fn hops(&self) -> usize {
         usize::from(self.carriage == Carriage::Broker) + usize::from(self.side_process)
     }
 
-    /// Whether workers get copies of updates, and the node copies of their sums.
+    /// Whether workers get copies of updates, and the node gets copies of their sums.
     pub fn copies(&self) -> bool {
         self.carriage != Carriage::Pool || self.side_process
     }
 }
 
-/// The node's end of a worker's connection for bytes, with the processes on the way.
+/// The node's end of a worker's connection for copies, with the hops in between.
 pub(crate) struct CopyingPlane {
     stream: TcpStream,
     hops: Vec<Box<dyn Process>>,
@@ -60,7 +60,8 @@ pub(crate) struct CopyingPlane {
 }
 
 impl CopyingPlane {
-    /// Connects a node and a worker; returns the worker's end too. No message may have more than `most` bytes.
+    /// Connects a node and a worker. Also returns the worker's end. A hop refuses a message of more than
+    /// `most` bytes.
     pub fn new(plane: DataPlane, launcher: &dyn Launcher, most: u64) -> io::Result<(Self, OwnedFd)> {
         let (stream, mut far) = connected()?;
         let mut hops = Vec::new();
@@ -71,57 +72,57 @@ impl CopyingPlane {
         }
         let mut writer = stream.try_clone()?;
         let (outgoing, objects) = channel::<Arc<Object>>();
-        // Ends with the last sender, or when the connection is shut down.
+        // The thread ends when the last sender is dropped or the connection is shut down.
         std::thread::spawn(move || {
             objects.into_iter().try_for_each(|object| send(&mut writer, object.bytes()))
         });
         Ok((Self { stream, hops, outgoing }, far.into()))
     }
 
-    /// Sends an update behind those before it; returns at once.
+    /// Queues an update to be sent, and returns at once.
     pub fn ship(&self, object: Arc<Object>) {
-        // A worker that has ended is found dead by whoever hears it.
+        // If the worker has ended, the thread that reads from it finds out.
         _ = self.outgoing.send(object);
     }
 
-    /// The connection, to receive sums from.
+    /// The connection on which sums arrive.
     pub fn stream(&self) -> io::Result<TcpStream> {
         self.stream.try_clone()
     }
 
-    /// Nanoseconds of CPU time that the processes on the way have had.
+    /// CPU time of the hops in nanoseconds.
     pub fn cpu(&self) -> u64 {
         self.hops.iter().map(|hop| hop.cpu()).sum()
     }
 
-    /// Ends the processes on the way.
+    /// Shuts the connection down and ends the hops.
     pub fn end(self) {
         _ = self.stream.shutdown(Shutdown::Both);
         self.hops.into_iter().for_each(|mut hop| hop.end());
     }
 }
 
-/// Two ends of a new connection on this machine.
+/// Returns the two ends of a new loopback connection.
 fn connected() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let near = TcpStream::connect(listener.local_addr()?)?;
     let own = near.local_addr()?;
     loop {
         let (far, peer) = listener.accept()?;
-        // Anybody on this machine could have connected.
+        // Any process on this machine may have connected.
         if peer == own {
             return Ok((near, far));
         }
     }
 }
 
-/// Sends a message.
+/// Sends a message: its length, then its bytes.
 pub(crate) fn send(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     stream.write_all(&(bytes.len() as u64).to_le_bytes())?;
     stream.write_all(bytes)
 }
 
-/// Receives a message of exactly so many bytes.
+/// Receives a message that must have exactly the length of `into`.
 pub(crate) fn receive(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<()> {
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
@@ -131,16 +132,17 @@ pub(crate) fn receive(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<()>
     stream.read_exact(into)
 }
 
-/// Receives a message within a time.
+/// Like [`receive`], but each read waits at most for `timeout`.
 pub(crate) fn receive_within(stream: &mut TcpStream, into: &mut [u8], timeout: Duration) -> io::Result<()> {
     stream.set_read_timeout(Some(timeout))?;
     receive(stream, into)
 }
 
-/// Works as a hop between two sockets, until either of them ends: takes each message whole, and passes it on.
+/// Works as a hop between two sockets until either of them ends: receives each message whole and passes it
+/// on.
 ///
 /// # Errors
-/// What the system says, or a message of more than `most` bytes.
+/// If a message has more than `most` bytes, or memory for one cannot be allocated.
 pub fn hop(one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<()> {
     let (one, other) = (TcpStream::from(one), TcpStream::from(other));
     let (up, down) = ((other.try_clone()?, one.try_clone()?), (one, other));
@@ -163,13 +165,13 @@ fn pass(mut from: TcpStream, mut to: TcpStream, most: u64) -> io::Result<()> {
             Ok(false) | Err(_) => break Ok(()), // one end is gone
         }
     };
-    // Who waits at either end learns that nothing follows.
+    // Let the processes at both ends learn that nothing follows.
     _ = to.shutdown(Shutdown::Both);
     _ = from.shutdown(Shutdown::Both);
     passed
 }
 
-/// Receives the next message, of whatever size; `false` if there is none.
+/// Receives the next message of at most `most` bytes; `false` if there is none.
 fn next(from: &mut TcpStream, message: &mut Vec<u8>, most: u64) -> io::Result<bool> {
     let mut length = [0; 8];
     match from.read_exact(&mut length) {

@@ -1,5 +1,5 @@
-//! What comes of a process: over its Unix socket and, where notes go inside the kernel, over a TCP connection too. Messages
-//! of both are put back into the order in which they were sent, by their numbers.
+//! Receives messages from another process: over its Unix socket and, if notes go inside the kernel, also over
+//! a TCP connection. The message numbers restore the order in which the messages of both were sent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
@@ -13,50 +13,50 @@ use rustix::net::{recv, RecvFlags};
 
 use crate::note::{Kind, Note, MOST_FOLLOWING, NOTE_BYTES};
 
-/// Most messages that may be there before an earlier one that has taken the other way.
+/// Most messages that may wait for an earlier message from the other socket.
 const MOST_EARLY: usize = 4096;
 
-/// A note and what follows it.
+/// A note, and the bytes that follow it.
 pub(crate) struct Message {
     pub note: Note,
     pub following: Vec<u8>,
 }
 
-/// What has been said is none of ours, or not in any order that can be.
+/// The peer sent bytes that are not a message, or a message number that is out of order.
 #[derive(Debug)]
 pub(crate) struct Nonsense;
 
-/// What came of waiting.
+/// Result of [`Hearing::wait`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// Bytes.
+    /// Bytes were received.
     Something,
-    /// Nothing yet.
+    /// The time limit has passed without any bytes.
     Nothing,
-    /// Nothing more will come.
+    /// The peer has closed its Unix socket.
     End,
 }
 
-/// A socket, and bytes of a message of which some are still to come.
+/// A socket, and the bytes of a message that is not yet complete.
 struct Way {
     socket: OwnedFd,
     bytes: Vec<u8>,
 }
 
-/// Messages as they come.
+/// Receives messages and returns them in the order of sending.
 pub(crate) struct Hearing {
     unix: Way,
     route: Option<Way>,
     buffer: Vec<u8>,
     next: u16,
     early: BTreeMap<u16, Message>,
-    /// Bytes that follow the notes of `early`.
+    /// Total bytes that follow the notes in `early`.
     early_bytes: u64,
     ready: VecDeque<Message>,
 }
 
 impl Hearing {
-    /// Of a process at the other end of these.
+    /// Receives from the process at the other end of these sockets.
     pub fn new(unix: UnixStream, route: Option<TcpStream>) -> Self {
         let way = |socket| Way { socket, bytes: Vec::new() };
         Self {
@@ -70,10 +70,10 @@ impl Hearing {
         }
     }
 
-    /// Waits until something comes, at most so long.
+    /// Waits until bytes are received, at most for `limit`.
     ///
     /// # Errors
-    /// [`Nonsense`] if what came is no message.
+    /// [`Nonsense`] if the bytes are not messages.
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<Heard, Nonsense> {
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let ways = [Some(&self.unix), self.route.as_ref()];
@@ -86,9 +86,9 @@ impl Hearing {
         }
         let is_due: Vec<bool> = asked.iter().map(|one| !one.revents().is_empty()).collect();
         drop(asked);
-        // What was said over the route before the process died is heard before its end.
+        // Read the route before the end of the Unix socket: the process may have sent over it before it died.
         if is_due.get(1) == Some(&true) && !self.read_route()? {
-            self.route = None; // the rest comes by the other way, or is missing for too long
+            self.route = None; // the remaining messages come over the Unix socket, or never
         }
         if is_due.first() == Some(&true) && !self.read_unix()? {
             while self.route.is_some() && self.read_route()? {}
@@ -97,7 +97,7 @@ impl Hearing {
         Ok(Heard::Something)
     }
 
-    /// Takes what is there; `false` if the connection has ended, or there is nothing.
+    /// Reads from the route; `false` if the connection has ended or there is nothing to read.
     fn read_route(&mut self) -> Result<bool, Nonsense> {
         let Some(way) = &mut self.route else { return Ok(false) };
         let read = take(way.socket.as_fd(), &mut self.buffer);
@@ -108,7 +108,7 @@ impl Hearing {
         Ok(true)
     }
 
-    /// Takes what is there; `false` if the connection has ended.
+    /// Reads from the Unix socket; `false` if the connection has ended.
     fn read_unix(&mut self) -> Result<bool, Nonsense> {
         let read = match take(self.unix.socket.as_fd(), &mut self.buffer) {
             Ok(read) => read,
@@ -121,10 +121,12 @@ impl Hearing {
         Ok(read > 0)
     }
 
-    /// Puts messages behind those that were sent before them.
+    /// Moves messages to `ready` in the order of their numbers. A message waits in `early` until all earlier
+    /// ones are there.
     fn sort(&mut self, messages: Vec<Message>) -> Result<(), Nonsense> {
         for message in messages {
-            // Half of all numbers are those of messages that have been heard.
+            // Numbers wrap at 2^16: a number in the half before `next` belongs to a message that was already
+            // read.
             if message.note.number.wrapping_sub(self.next) > u16::MAX / 2 {
                 return Err(Nonsense);
             }
@@ -145,12 +147,12 @@ impl Hearing {
         self.early.len() > MOST_EARLY || self.early_bytes > MOST_FOLLOWING
     }
 
-    /// The next message, if one is there.
+    /// Removes and returns the next message, if there is one.
     pub fn next(&mut self) -> Option<Message> {
         self.ready.pop_front()
     }
 
-    /// The next message, if it is of this kind.
+    /// Removes and returns the next message if it is of this kind.
     pub fn next_of(&mut self, kind: Kind) -> Option<Message> {
         self.ready.front().filter(|message| message.note.kind == kind)?;
         self.ready.pop_front()
@@ -161,7 +163,7 @@ fn take(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     recv(socket, buffer, RecvFlags::DONTWAIT).map(|(read, _)| read)
 }
 
-/// Takes the messages out of these bytes that are whole.
+/// Removes the complete messages from `bytes` and returns them.
 fn cut(bytes: &mut Vec<u8>) -> Result<Vec<Message>, Nonsense> {
     let mut messages = Vec::new();
     let mut used = 0;

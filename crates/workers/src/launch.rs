@@ -8,59 +8,60 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-/// A worker's process.
+/// A process of a worker or a hop.
 pub trait Process: Send {
-    /// Ends it, if it has not ended by itself, and waits until it has. It writes nowhere any more then.
+    /// Kills the process if it still runs, and waits until it has ended. After that it writes nowhere any
+    /// more.
     fn end(&mut self);
-    /// Has it end at once; does not wait.
+    /// Kills the process. Does not wait.
     fn kill(&mut self);
-    /// Nanoseconds of CPU time that it has had, if the system says.
+    /// CPU time of the process in nanoseconds; 0 if the system does not say.
     fn cpu(&self) -> u64 {
         0
     }
 }
 
-/// How a process began.
+/// How a process was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// It was forked by a template.
+    /// A template forked it.
     Template,
     /// Its program was started.
     Program,
 }
 
-/// A process that has just begun, with the node's end of its socket.
+/// A process that was just started, with the node's end of its socket.
 pub struct Launched {
-    /// Notes go and come here.
+    /// The node's end of the socket for notes.
     pub socket: UnixStream,
     /// The process.
     pub process: Box<dyn Process>,
-    /// How it began.
+    /// How it was started.
     pub origin: Origin,
 }
 
 /// Starts worker processes, each of which calls [`work`](crate::work) with its end of a socket.
 pub trait Launcher: Send + Sync {
-    /// Starts one.
+    /// Starts a worker process.
     ///
     /// # Errors
     /// What the system says.
     fn launch(&self) -> io::Result<Launched>;
 
-    /// Starts a process that calls [`hop`](crate::hop) with these sockets and this bound.
+    /// Starts a process that calls [`hop`](crate::hop) with these arguments.
     ///
     /// # Errors
     /// What the system says.
     fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>>;
 }
 
-/// A program, started anew for each worker, with the socket as its standard input. As a hop it has two more arguments,
-/// `hop` and the bound of a message, and its sockets are standard input and output.
+/// A program that is started for each worker, with the worker's socket as standard input. For a hop it gets
+/// two more arguments, `hop` and the largest message in bytes; its sockets are standard input and output.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// Path and arguments.
     pub command: Vec<OsString>,
-    /// Added to its environment.
+    /// Variables that are added to its environment.
     pub environment: Vec<(OsString, OsString)>,
 }
 
@@ -69,12 +70,13 @@ impl Program {
         let (program, arguments) =
             self.command.split_first().ok_or_else(|| io::Error::other("no program is named"))?;
         let mut command = Command::new(program);
-        // A Ctrl-C is for the node, whose end of the socket then ends its workers.
+        // A process group of its own: Ctrl-C should reach only the node, which closes the sockets and so ends
+        // its workers.
         command.args(arguments).envs(self.environment.iter().cloned()).process_group(0);
         Ok(command)
     }
 
-    /// Starts it with this standard input.
+    /// Starts the program with this standard input.
     pub(crate) fn spawn(&self, input: UnixStream) -> io::Result<Child> {
         self.command()?.stdin(Stdio::from(OwnedFd::from(input))).stdout(Stdio::null()).spawn()
     }
@@ -111,7 +113,7 @@ impl Process for OwnChild {
     }
 }
 
-/// Nanoseconds of CPU time that a process has had, by its id.
+/// CPU time in nanoseconds of all threads of the process with this id; 0 if the system does not say.
 pub(crate) fn cpu_of(process: impl Display) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let of = |task: std::fs::DirEntry| {

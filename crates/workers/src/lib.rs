@@ -1,5 +1,5 @@
-//! A node's workers (LIFL sections 4.1, 5.1 and appendix G): leaf processes that fold the objects of the node's pool into
-//! sums, which they keep in memory that they share with the node.
+//! The workers of a tree's node (LIFL, sections 4.1 and 5.1 and appendix G). A worker is a process that folds
+//! the objects of the node's pool into sums. The sums lie in memory that the worker shares with the node.
 //!
 //! ```text
 //! node      pool (writes)  --- object --->  workers (read)       memory file 1, only the node writes
@@ -9,17 +9,20 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `ledger/` | who was given what, who has folded it, what is committed; decides, without IO |
-//! | `worker_pool/` | drives the ledger: a thread for each worker, which starts it again when it dies |
+//! | `ledger/` | which worker was given, has folded and has committed which update; decides, without IO |
+//! | `worker_pool/` | drives the ledger: one thread for each worker, which restarts the worker's process when
+//! it dies |
 //! | `worker/` | what runs in a worker's process |
-//! | `launch.rs`, `template.rs` | starts worker processes, or has them forked |
-//! | `copying.rs` | copies bytes to and from workers, as the systems do that the pool is compared with |
-//! | `routes/` | takes notes from process to process inside the kernel, where that is allowed |
-//! | `note.rs`, `setup.rs`, `hearing.rs` | what node and worker say to each other, and in which order it is heard |
+//! | `launch.rs`, `template.rs` | starts worker processes, directly or by a template that forks them |
+//! | `copying.rs` | copies updates and sums through sockets: the data planes that the pool is compared with |
+//! | `routes/` | sends notes from process to process inside the kernel, where the system allows that |
+//! | `note.rs`, `setup.rs`, `hearing.rs` | the messages between node and worker, and the order in which they
+//! are read |
 //!
-//! **Exactly once.** An object stays in the pool until the sums that it is in are committed. A worker has two slots for sums.
-//! It folds into one while the other holds its last commit, which it does not touch. One that dies is replaced by a process
-//! that takes over the commit where it lies, and folds again what was given since.
+//! **Exactly once.** An object stays in the pool until the sums that contain it are committed. A worker has
+//! two slots for sums. It folds into one slot and does not touch the other, which holds its last commit. If a
+//! worker dies, a new process takes over the commit in place and folds again all updates that were given
+//! since.
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 

@@ -1,51 +1,51 @@
-//! Notes: 64 bytes between a node and a worker.
+//! Notes: messages of 64 bytes between a node and a worker.
 //!
 //! | bytes | content, little-endian |
 //! |---|---|
-//! | 0..2, 2..4 | destination and source: 0 is the node, each process of a worker has a number of its own |
+//! | 0..2, 2..4 | destination and source: 0 is the node; each worker process has a number of its own |
 //! | 4..8 | task: the worker's epoch |
 //! | 8..12 | round |
 //! | 12..16 | sequence: number of the update in the round |
 //! | 16..18 | kind |
-//! | 18..20 | number: counts what its sender has said to this process, whichever way it went |
+//! | 18..20 | number: counts the notes from this sender to this receiver, over either connection |
 //! | 20..24 | slot: of the pool, or of the worker's sums |
 //! | 24..32 | generation of the slot |
 //! | 32..48 | key |
 //! | 48..56 | weight, an f64 |
-//! | 56..64 | bytes that follow the note |
+//! | 56..64 | number of bytes that follow the note |
 //!
-//! Behind `Folded` follows when the worker held the object, in nanoseconds of the monotonic clock (8 bytes); behind
-//! `Refused` a reason; behind `Committed` the nanoseconds of CPU time that its process has had (8 bytes), and the head of
-//! its sums.
+//! `Folded` is followed by the time at which the worker opened the object, in nanoseconds of the monotonic
+//! clock (8 bytes). `Refused` is followed by a reason. `Committed` is followed by the CPU time of the process
+//! in nanoseconds (8 bytes) and the head of its sums.
 
 use thalweg_shm_pool::{Key, Name};
 
 /// Bytes of a note.
 pub const NOTE_BYTES: usize = 64;
-/// Most bytes that may follow a note: the head of sums with one and a half million runs.
+/// Most bytes that may follow a note. A head of sums with one and a half million weight runs fits.
 pub(crate) const MOST_FOLLOWING: u64 = 64 << 20;
 
-/// What a note says.
+/// Kind of a note: an order to a worker, or its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Kind {
     /// To a worker: a round begins.
     Begin = 1,
-    /// To a worker: forget what is not committed.
+    /// To a worker: discard what is not committed.
     Rollback = 2,
-    /// To a worker: commit.
+    /// To a worker: commit the sums.
     Commit = 3,
-    /// To a worker: add an object.
+    /// To a worker: add an object to the sums.
     Fold = 4,
-    /// From a worker: it is added.
+    /// From a worker: the object was added.
     Folded = 5,
-    /// From a worker: it cannot be added.
+    /// From a worker: the object cannot be added.
     Refused = 6,
-    /// From a worker: committed.
+    /// From a worker: the sums are committed.
     Committed = 7,
-    /// To a worker: send the committed sums over the connection for bytes.
+    /// To a worker: send the committed sums over the connection for copies.
     Send = 8,
-    /// From a worker, first of all: it has its memory, and takes orders.
+    /// From a worker, always first: it has mapped its memory and takes orders.
     Ready = 9,
 }
 
@@ -66,28 +66,29 @@ impl Kind {
     }
 }
 
-/// A note.
+/// A message of fixed size: an order to a worker, or its answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Note {
-    /// Who gets it.
+    /// Number of the receiving process; 0 is the node.
     pub destination: u16,
-    /// Who sent it.
+    /// Number of the sending process; 0 is the node.
     pub source: u16,
-    /// The worker's epoch.
+    /// The worker's epoch; see [`Action::Tell`](crate::Action::Tell).
     pub task: u32,
-    /// The round.
+    /// Number of the round.
     pub round: u32,
-    /// Number of the update in the round.
+    /// Sequence number of the update in the round.
     pub sequence: u32,
-    /// What it says.
+    /// Kind of the note.
     pub kind: Kind,
-    /// How many its sender had said to this process before, modulo 2^16: what comes by two ways gets into order by it.
+    /// Number of earlier notes from this sender to this receiver, modulo 2^16. It restores the order of notes
+    /// that took two connections.
     pub number: u16,
-    /// Which object; of [`Kind::Committed`] the slot is that of the sums.
+    /// Name of the object. In [`Kind::Committed`] the slot is that of the sums.
     pub name: Name,
     /// The update's weight.
     pub weight: f64,
-    /// How many bytes follow.
+    /// Number of bytes that follow the note.
     pub following: u64,
 }
 
@@ -109,7 +110,7 @@ impl Note {
         }
     }
 
-    /// Its bytes.
+    /// The note's bytes, as the module's table says.
     pub fn encode(&self) -> [u8; NOTE_BYTES] {
         let mut out = [0; NOTE_BYTES];
         out[0..2].copy_from_slice(&self.destination.to_le_bytes());
@@ -127,7 +128,7 @@ impl Note {
         out
     }
 
-    /// What these bytes say; `None` if they are no note.
+    /// Decodes a note; `None` if the kind is unknown or too many bytes are to follow.
     pub fn decode(bytes: &[u8; NOTE_BYTES]) -> Option<Self> {
         let name = Name {
             slot: u32::from_le_bytes(at(bytes, 20)),

@@ -1,4 +1,5 @@
-//! What a worker is told first: its part, and the memory that it shares with its node.
+//! The first message to a worker: its part of the work, and descriptors of the memory that it shares with its
+//! node.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -16,41 +17,42 @@ use thalweg_fold::Precision;
 use thalweg_shm_pool::{Class, Plan};
 use thalweg_wire::{Layout, Range};
 
-/// Most bytes of a set-up.
+/// Most bytes of an encoded [`Setup`].
 const MOST: u64 = 256 << 20;
 
-/// Everything that a worker has to know. With it come the descriptors of [`Shared`].
+/// Everything that a worker must know. The descriptors of [`Shared`] are sent together with it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// Of the process, among those of its node: another one gets another number.
+    /// Number of the process. Each process of a node gets another one.
     pub number: u16,
     pub layout: Layout,
-    /// 0 f32, 1 f64, 2 exact.
+    /// 0 is f32, 1 is f64, 2 is exact.
     precision: u8,
-    /// What of updates it folds.
+    /// The range of each update's bytes that the worker folds.
     pub part: Range,
-    /// Classes of the pool: bytes and slots of each.
+    /// Size classes of the pool: slot size in bytes and number of slots.
     classes: Vec<(u64, u32)>,
-    /// Bytes of the memory for its sums, both slots.
+    /// Size in bytes of the memory for its sums, both slots together.
     pub sums_bytes: u64,
-    /// Bytes are copied: its end of the connection for them comes third.
+    /// Whether updates are copied. If so, the third descriptor is the worker's end of the connection for
+    /// copies.
     pub copies: bool,
-    /// Slot and encoded head of what its predecessor has committed.
+    /// The last commit of its predecessor: the slot and the encoded head of the sums.
     pub base: Option<(u32, Vec<u8>)>,
 }
 
-/// What a worker shares with its node.
+/// The descriptors that a worker gets from its node.
 pub(crate) struct Shared {
     pub pool: OwnedFd,
     pub sums: OwnedFd,
-    /// Its end of the connection by which bytes are copied, if they are.
+    /// The worker's end of the connection for copies, if the data plane copies.
     pub copying: Option<OwnedFd>,
-    /// Its end of a connection by which notes go inside the kernel, if they do.
+    /// The worker's end of the connection for notes inside the kernel, if there is one.
     pub route: Option<TcpStream>,
 }
 
 impl Setup {
-    /// For no process yet.
+    /// A set-up without a process number, sums or predecessor.
     pub fn new(layout: Layout, precision: Precision, part: Range, plan: &Plan) -> Self {
         let precision = match precision {
             Precision::F32 => 0,
@@ -70,14 +72,14 @@ impl Setup {
         Plan::new(&classes)
     }
 
-    /// Sends it with its descriptors.
+    /// Sends the set-up with its descriptors.
     pub fn send(&self, mut socket: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = postcard::to_stdvec(self).map_err(io::Error::other)?;
         send_with(socket, &(bytes.len() as u64).to_le_bytes(), descriptors)?;
         socket.write_all(&bytes)
     }
 
-    /// Receives it, with its descriptors.
+    /// Receives a set-up with its descriptors.
     pub fn receive(mut socket: &UnixStream) -> io::Result<(Self, Shared)> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let mut length = [0; 8];
@@ -96,7 +98,7 @@ impl Setup {
     }
 }
 
-/// Sends a few bytes, and descriptors with them.
+/// Sends a few bytes with file descriptors attached.
 pub(crate) fn send_with(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -108,7 +110,7 @@ pub(crate) fn send_with(socket: &UnixStream, bytes: &[u8], descriptors: &[Borrow
     whole.then_some(()).ok_or_else(|| io::Error::other("the socket took only a part of a message"))
 }
 
-/// Receives so many bytes, and the descriptors that came with them.
+/// Fills `bytes` from the socket and returns the descriptors that arrived with them.
 pub(crate) fn receive_with(mut socket: &UnixStream, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,13 +1,15 @@
-//! A template: a process of one thread that has loaded everything a worker runs and maps none of the node's memory. It forks
-//! a worker when the node asks it to, which takes a few milliseconds, where a program takes tens to start.
+//! A template: a process with one thread that has loaded everything a worker needs and maps none of the
+//! node's memory. It forks a worker when the node asks. A fork takes a few milliseconds; starting a program
+//! takes tens.
 //!
 //! ```text
-//! node --- byte, the worker's end of a socket ---> template       asked
-//!      <--- process id, descriptor of the process ---             forked
+//! node --- request byte, the worker's end of a socket ---> template       asked
+//!      <--- process id, descriptor of the process (pidfd) ---             forked
 //! ```
 //!
-//! Workers are the template's children, so only it may wait for them. It opens the descriptor of a process (a pidfd) before
-//! it waits for any, and sends it to the node. The node therefore never signals another process that was given the same id.
+//! Workers are the template's children, so only the template can wait for them. Before it waits for a worker,
+//! it opens a pidfd of the worker and sends it to the node. So the node cannot signal another process that
+//! got the same id.
 
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
@@ -25,19 +27,21 @@ use rustix::process::{
 use crate::launch::{cpu_of, Launched, Launcher, Origin, Process, Program};
 use crate::setup::{receive_with, send_with};
 
-/// A template that has not answered after so long is killed.
+/// A template that does not answer within this time is killed.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// A template whose socket is closed gets so long to end by itself: it then waits for the workers that have ended.
+/// How long a template may take to end after its socket was closed. It needs the time to reap workers that
+/// have ended.
 const GRACE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// What the node sends.
+/// Request byte from the node to the template: fork one worker.
 const FORK: u8 = 1;
 
-/// Has workers forked by a template process, which is started at once. If it dies, another takes its place; where that one
-/// does not answer either, the worker's program is started directly. So the death of templates costs time and no worker.
+/// Launches workers by a template process, which is started at once. If the template dies, another takes its
+/// place. If that one does not answer either, the worker's program is started directly. So the death of a
+/// template costs time, but no worker.
 pub struct Template {
-    /// A program that calls [`asked`] and [`forked`] in turn.
+    /// The template's program. It calls [`asked`] and [`forked`] in turn.
     template: Program,
-    /// The program of a worker or a hop.
+    /// The program of a worker or a hop, to be started directly.
     program: Program,
     timeout: Duration,
     running: Mutex<Option<Running>>,
@@ -49,21 +53,21 @@ struct Running {
 }
 
 impl Template {
-    /// Starts a template. If that fails, each launch tries it again.
+    /// Starts a template. If that fails, each launch tries again.
     pub fn new(template: Program, program: Program) -> Self {
         let running = Mutex::new(Running::start(&template).ok());
         Self { template, program, timeout: TIMEOUT, running }
     }
 
-    /// One that gives a template so long to answer.
+    /// Sets how long a template may take to answer.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Has a worker forked by the template that runs, else by a new one.
+    /// Forks a worker from the running template, or from a new one if that fails.
     fn fork(&self) -> io::Result<Launched> {
-        // One worker at a time: the template has one thread.
+        // The lock allows one fork at a time: the template has one thread.
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(template) = running.take() {
             if let Ok(launched) = template.fork(self.timeout) {
@@ -95,11 +99,11 @@ impl Running {
         Ok(Self { socket, child })
     }
 
-    /// Has a worker forked. If that fails, this template is of no more use: an answer that comes late would be taken for
-    /// that to the next question.
+    /// Asks this template to fork a worker. After a failure the template must not be used again: a late
+    /// answer would be taken for the answer to the next request.
     fn fork(&self, timeout: Duration) -> io::Result<Launched> {
         self.socket.set_read_timeout(Some(timeout))?;
-        // A worker that was forked and not told of finds this socket closed, and ends.
+        // If the node does not learn of a forked worker, the worker finds this socket closed and ends.
         let (socket, theirs) = UnixStream::pair()?;
         send_with(&self.socket, &[FORK], &[theirs.as_fd()])?;
         drop(theirs);
@@ -114,7 +118,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         _ = self.socket.shutdown(Shutdown::Both);
-        // We have not waited for it yet, so the id is still its own.
+        // The child was not waited for yet, so no other process can have its id.
         if let Ok(descriptor) = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()) {
             _ = poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&GRACE));
         }
@@ -123,14 +127,14 @@ impl Drop for Running {
     }
 }
 
-/// A process that is a template's child.
+/// A process that a template has forked.
 struct Forked {
     id: i32,
     descriptor: OwnedFd,
 }
 
 impl Forked {
-    /// Whether it has ended, after at most so long; `None`: however long that takes.
+    /// Whether the process has ended. Waits at most `limit`; `None` waits until it has.
     fn has_ended(&self, limit: Option<&Timespec>) -> bool {
         let polled =
             rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&self.descriptor, PollFlags::IN)], limit));
@@ -142,7 +146,7 @@ impl Process for Forked {
     fn end(&mut self) {
         self.kill();
         self.has_ended(None);
-        // Its template waits for it. If that has died, this process may have become its parent.
+        // The template reaps the process. If the template has died, this process may have become the parent.
         _ = waitid(WaitId::PidFd(self.descriptor.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 
@@ -152,7 +156,7 @@ impl Process for Forked {
 
     fn cpu(&self) -> u64 {
         let told = cpu_of(self.id);
-        // The id was its own if it still is.
+        // The process still exists, so the times read by its id were its own.
         if self.has_ended(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             0
         } else {
@@ -161,14 +165,14 @@ impl Process for Forked {
     }
 }
 
-/// In a template: waits until the node at the other end of `socket` asks for a worker. Returns the worker's end of its socket,
-/// or `None` if the node is gone.
+/// For the template: waits until the node at the other end of `socket` requests a worker. Returns the
+/// worker's end of the worker's socket, or `None` if the node is gone.
 ///
 /// The template forks, closes its copy of that end at once, and calls [`forked`]. The worker closes `socket` and calls
 /// [`work`](crate::work).
 ///
 /// # Errors
-/// What the system says, or if the node sent something else.
+/// What the system says, or `InvalidData` if the node sent something else.
 pub fn asked(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut what = [0];
     match receive_with(socket, &mut what) {
@@ -182,7 +186,8 @@ pub fn asked(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// In a template: tells the node of the child with this process id. The template must not have waited for it.
+/// For the template: reports the child with this process id to the node. The template must not have waited
+/// for the child yet.
 ///
 /// # Errors
 /// What the system says.

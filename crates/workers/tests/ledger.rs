@@ -1,5 +1,5 @@
-//! The ledger against workers that are sets: whatever dies or is refused, each update is in the committed sums exactly once
-//! or not at all.
+//! Tests the ledger with workers that are sets of numbers. Whatever dies or is refused, each update must be
+//! in the committed sums exactly once or not at all.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
@@ -19,7 +19,7 @@ fn below(rng: &mut Rng, limit: u64) -> u64 {
     rng.draw() % limit
 }
 
-/// Updates whose numbers are such that every worker refuses them.
+/// Whether every worker refuses the update with this number.
 fn is_bad(sequence: u32) -> bool {
     sequence % 5 == 3
 }
@@ -45,7 +45,7 @@ enum Reply {
     Committed(u32),
 }
 
-/// A worker's process, and the memory for its sums, which outlives it.
+/// A simulated worker process, and the memory of its sums, which outlives the process.
 #[derive(Default)]
 struct Worker {
     is_alive: bool,
@@ -65,7 +65,7 @@ impl Worker {
         self.is_alive = true;
         self.base = base.map(|base| base.slot as usize);
         self.has_begun = false;
-        // What its predecessor has left beyond the commit is anything.
+        // The predecessor may have left anything in the uncommitted slot.
         let open = self.open();
         self.slots[open] = BTreeSet::from([999]);
     }
@@ -93,7 +93,7 @@ impl Worker {
         Reply::Committed(slot as u32)
     }
 
-    /// Obeys an order; with `says`, its answer is on its way.
+    /// Obeys an order. If `says`, also queues the answer.
     fn obey(&mut self, says: bool) {
         let Some((task, order)) = self.orders.pop_front() else { return };
         let reply = match order {
@@ -170,14 +170,15 @@ impl World {
         }
     }
 
-    /// Something happens to some worker.
+    /// Makes something happen to a random worker.
     fn step(&mut self) {
         let worker = below(&mut self.rng, self.workers.len() as u64) as usize;
         let is_alive = self.workers[worker].is_alive;
         match below(&mut self.rng, 10) {
             0 if is_alive && self.kills > 0 => {
                 self.kills -= 1;
-                // What it has said is heard; what it has done last may be told to nobody.
+                // The node still reads answers that were sent. The last order may be carried out without an
+                // answer.
                 self.workers[worker].obey(false);
                 while !self.workers[worker].replies.is_empty() {
                     self.hear(worker).unwrap();

@@ -1,5 +1,6 @@
-//! Real worker processes, ended at seeded steps and at any moment: the mean is that of one accumulator, bit for bit. This
-//! test is its own workers: it has no harness.
+//! Tests with real worker processes that die at seeded steps and at random moments. The mean must equal that
+//! of a single accumulator, bit for bit. The test binary is also the workers' program, so it has no test
+//! harness.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! The program in the kernel, by sockets: where notes go, and what is not routed.
+//! Tests of the kernel program through sockets: where notes go, and which are not routed.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
@@ -13,7 +13,7 @@ use thalweg_workers::{Kind, Note, Routes, NOTE_BYTES};
 const PLENTY: u64 = 1000;
 
 struct Party {
-    /// The node's end.
+    /// The node's end of the connection.
     node: TcpStream,
     own: TcpStream,
 }
@@ -26,7 +26,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// Parties 1 to `count`, which exchange notes with the node alone; `None` where the kernel has no routes.
+    /// Opens routes for processes 1 to `count`, each of which exchanges notes only with the node. `None` if
+    /// the kernel does not support routes.
     fn new(count: u16) -> Option<Self> {
         let routes = match Routes::load() {
             Ok(routes) => routes,
@@ -44,7 +45,7 @@ impl Bench {
         };
         let parties: Vec<Party> = (1..=count).map(join).collect();
         for socket in parties.iter().flat_map(|party| [&party.node, &party.own]).chain([&inlet]) {
-            // Whatever comes is there when it was sent; this is for a test that fails.
+            // A note is there as soon as it is sent. The timeout only ends a test that fails.
             socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         }
         Some(Self { routes, outlet, inlet, parties })
@@ -94,7 +95,7 @@ fn each_note_of_one_send_goes_to_its_own_destination() {
     assert_eq!(bench.routes.refused(), 0);
 }
 
-/// One that is cut goes through the node.
+/// An incomplete note goes through the node.
 #[test]
 fn notes_may_be_cut_anywhere() {
     let Some(mut bench) = Bench::new(2) else { return };
@@ -135,12 +136,12 @@ fn what_follows_a_note_goes_with_it() {
     assert_eq!((count.direct, count.passed), (2, 0));
 }
 
-/// They come to the node, at the other end of the sender's own connection.
+/// Such notes reach the node at the other end of the sender's own connection.
 #[test]
 fn forged_notes_and_pairs_that_are_not_allowed_come_to_the_node() {
     let Some(mut bench) = Bench::new(3) else { return };
     let too_long = note(1, 0, 4, (64 << 20) + 1);
-    // Notes that may go stand before and behind.
+    // Valid notes may precede and follow the bad ones.
     let good = note(1, 0, 0, 0);
     let bad = [note(2, 0, 1, 0), note(0, 3, 2, 0), note(1, 2, 3, 0), note(1, 9, 5, 0)];
     for (refused, note) in (1..).zip(bad) {
@@ -150,7 +151,7 @@ fn forged_notes_and_pairs_that_are_not_allowed_come_to_the_node() {
         assert_eq!(found.iter().filter(|found| **found == note).count(), 1);
         assert_eq!(bench.routes.refused(), refused);
     }
-    // The sender's socket is not broken, and others never saw it.
+    // The sender's socket still works, and no other process received the note.
     bench.own(1).write_all(&note(1, 0, 6, 0).encode()).unwrap();
     assert_eq!(take(bench.node(1)).sequence, 6);
     assert_eq!(bench.routes.count(1, 0).direct, 9);
@@ -164,7 +165,7 @@ fn forged_notes_and_pairs_that_are_not_allowed_come_to_the_node() {
 fn a_pair_may_be_allowed_between_workers() {
     let Some(mut bench) = Bench::new(2) else { return };
     bench.routes.allow(1, 2, PLENTY).unwrap();
-    // What is not allowed does not go where the note before it went.
+    // A note that is not allowed must not follow the route of the note before it.
     let joined = [note(1, 2, 1, 0).encode(), note(1, 3, 2, 0).encode()].concat();
     bench.own(1).write_all(&joined).unwrap();
     assert_eq!(take(bench.own(2)).source, 1);
@@ -186,7 +187,7 @@ fn notes_beyond_the_budget_go_through_the_node_and_none_is_lost() {
     }
     let count = bench.routes.count(0, 1);
     assert_eq!((count.direct, count.passed), (5, 15));
-    // More is granted, while notes flow.
+    // Raise the budget while notes are sent.
     bench.routes.allow(0, 1, 6).unwrap();
     bench.outlet.write_all(&note(0, 1, 20, 0).encode()).unwrap();
     assert_eq!(take(bench.own(1)).sequence, 20);
@@ -225,14 +226,14 @@ fn notes_for_who_is_gone_go_to_the_node() {
     bench.outlet.write_all(&note(0, 2, 2, 0).encode()).unwrap();
     assert_eq!(take(&mut bench.inlet).sequence, 2);
     assert_eq!(bench.routes.refused(), 1);
-    // Its number is free again.
+    // The number can be used again.
     let (_node, mut own) = bench.routes.join(2).unwrap();
     bench.routes.allow(0, 2, PLENTY).unwrap();
     bench.outlet.write_all(&note(0, 2, 3, 0).encode()).unwrap();
     assert_eq!(take(&mut own).sequence, 3);
 }
 
-/// Any user of this machine may connect to the loopback.
+/// Any user of this machine may connect to loopback ports.
 #[test]
 fn a_stranger_who_connects_gets_no_part() {
     let Some(mut bench) = Bench::new(1) else { return };

@@ -1,4 +1,5 @@
-//! What follows from what the ledger knows.
+//! The steps that follow from the ledger's state: which updates to give to workers, when to commit, what to
+//! release.
 
 use super::{Action, Ledger, Order, Update};
 
@@ -25,7 +26,7 @@ impl Ledger {
         self.tell(worker, order);
     }
 
-    /// Everything that a worker has not committed, in order.
+    /// Gives a worker again all updates that it has not committed, in order.
     pub(super) fn give_again(&mut self, worker: usize) {
         let is_its = |update: &Update| update.is_given && update.workers.contains(&worker);
         let all = self.updates.iter().filter(|(_, update)| is_its(update)).map(|(&sequence, _)| sequence);
@@ -41,7 +42,7 @@ impl Ledger {
         update.is_given && update.workers.iter().all(|&worker| self.workers[worker].has(sequence))
     }
 
-    /// What follows from the state alone.
+    /// Takes every step that the current state allows.
     pub(super) fn advance(&mut self) {
         if self.failed.is_some() {
             return;
@@ -70,7 +71,8 @@ impl Ledger {
         }
     }
 
-    /// Says of updates that they count, as long as enough slots are left in the pool.
+    /// Marks updates as done once all their workers have folded them. At most `reserve` done updates may stay
+    /// in the pool; one more makes a commit due.
     pub(super) fn finish_updates(&mut self) {
         let mut done = self.updates.values().filter(|update| update.is_done).count();
         let mut fresh = Vec::new();
@@ -93,7 +95,8 @@ impl Ledger {
         }
     }
 
-    /// Has all workers commit once everybody has folded everything. `true` if they all have.
+    /// Orders all workers to commit once they have folded everything they were given. `true` if all have
+    /// committed.
     pub(super) fn commit(&mut self) -> bool {
         if !self
             .updates
@@ -120,7 +123,7 @@ impl Ledger {
     pub(super) fn release_committed(&mut self) {
         self.commits += 1;
         let all: Vec<u32> = self.updates.iter().filter(|(_, u)| u.is_given).map(|(&s, _)| s).collect();
-        // A slot is free before anybody is let in who may want it.
+        // Release slots first: whoever is notified by `Done` may want a slot at once.
         for &sequence in &all {
             self.actions.push_back(Action::Release { sequence });
         }

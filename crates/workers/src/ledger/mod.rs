@@ -1,15 +1,19 @@
-//! Who was given which update, who has folded it, and what is committed. It decides and does nothing: inputs are what
-//! workers say and what happens to them, outputs are [`Action`]s.
+//! The account of one node: which worker was given, has folded and has committed which update. It decides
+//! without IO. Its inputs are the workers' answers, starts and deaths; its outputs are [`Action`]s.
 //!
 //! | step | when |
 //! |---|---|
-//! | an update is given to its workers: all of them ([`Split::Ranges`]) or one ([`Split::Clients`]) | at once, unless a commit is due |
-//! | it is done | all its workers have folded it, and slots of the pool are left for others; else after the next commit |
-//! | a commit is due | an update waits for slots, or the round closes |
-//! | workers are told to commit | everything that was given is folded by everybody: what is committed cannot be taken back |
+//! | an update is given to its workers: to all of them ([`Split::Ranges`]) or to one ([`Split::Clients`]) |
+//! at once, unless a commit is due |
+//! | an update is done | all its workers have folded it and the reserve of pool slots is not used up; else
+//! after the next commit |
+//! | a commit is due | a folded update exceeds the reserve, or the round closes |
+//! | workers are ordered to commit | each worker has folded all that it was given, because a commit cannot be
+//! undone |
 //! | objects are released | all workers have committed |
-//! | a worker refuses an update | its workers forget what they have not committed, and are given all but that again |
-//! | a worker dies | its successor has the last commit, and is given all since again |
+//! | a worker refuses an update | the update's workers discard what they have not committed, and get all of
+//! it but that update again |
+//! | a worker dies | its successor takes over the last commit, and gets all later updates again |
 
 mod advance;
 mod share;
@@ -22,7 +26,7 @@ use thalweg_shm_pool::{Key, Name};
 
 pub use words::{Action, Base, Lie, Order, Split};
 
-/// A worker that dies so often without having folded anything meanwhile is not started again in this round.
+/// If a worker dies more often than this without folding an update, it is not started again in this round.
 const MOST_DEATHS: u32 = 32;
 
 #[derive(Debug)]
@@ -38,12 +42,12 @@ struct Update {
 #[derive(Debug)]
 pub struct Ledger {
     split: Split,
-    /// Most updates that are done and still lie in the pool.
+    /// Most updates that may be done and still lie in the pool.
     reserve: usize,
     workers: Vec<Share>,
-    /// Of leaves only the first so many get updates.
+    /// With [`Split::Clients`], only the first `active` workers get updates.
     active: usize,
-    /// Those that lie in the pool.
+    /// Updates that lie in the pool, by sequence number.
     updates: BTreeMap<u32, Update>,
     queue: VecDeque<u32>,
     next: u32,
@@ -56,7 +60,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nothing yet; no worker has started. At most `reserve` updates are done and still lie in the pool.
+    /// A ledger without updates and without running workers. At most `reserve` updates may be done and still
+    /// lie in the pool.
     pub fn new(workers: usize, split: Split, reserve: usize) -> Self {
         let workers: Vec<Share> = std::iter::repeat_with(Share::default).take(workers.max(1)).collect();
         Self {
@@ -76,7 +81,7 @@ impl Ledger {
         }
     }
 
-    /// What to do next.
+    /// Removes and returns the next action for the driver.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -86,17 +91,17 @@ impl Ledger {
         self.round
     }
 
-    /// How often all workers have committed.
+    /// How many times all workers have committed.
     pub fn commits(&self) -> u64 {
         self.commits
     }
 
-    /// What a worker has committed.
+    /// The last commit of a worker in this round.
     pub fn base(&self, worker: usize) -> Option<&Base> {
         self.workers[worker].base.as_ref()
     }
 
-    /// Whether a worker has been told something that it has not answered.
+    /// Whether a worker owes an answer to an order.
     pub fn is_awaited(&self, worker: usize) -> bool {
         let worker = &self.workers[worker];
         worker.is_alive && (!worker.given.is_empty() || worker.is_asked)
@@ -107,28 +112,29 @@ impl Ledger {
         self.workers[worker].deaths <= MOST_DEATHS
     }
 
-    /// From now on updates go to the first so many leaves; those beyond keep what they have.
+    /// From now on only the first `workers` workers get updates. The others keep their sums.
     pub fn set_active(&mut self, workers: usize) {
         self.active = workers.clamp(1, self.workers.len());
     }
 
-    /// Updates that do not count yet.
+    /// Number of updates that are not done yet.
     pub fn under_way(&self) -> usize {
         self.updates.values().filter(|update| !update.is_done).count()
     }
 
-    /// Whether a worker has, or will have, something of this round: all of a range do, and leaves that got an update. The
-    /// first is there for a round without any.
+    /// Whether a worker must commit in this round. With [`Split::Ranges`] all must; with [`Split::Clients`]
+    /// those that were assigned an update. Worker 0 always must, so that a round without updates has sums
+    /// too.
     pub fn is_part(&self, worker: usize) -> bool {
         self.split == Split::Ranges || worker == 0 || self.workers[worker].assigned > 0
     }
 
-    /// Whether a worker's process can end, and nothing has to be folded again.
+    /// Whether a worker's process can end without any update having to be folded again.
     pub fn is_idle(&self, worker: usize) -> bool {
         self.workers[worker].is_blank() && !self.has_work(worker)
     }
 
-    /// Whether a worker's process has something to do.
+    /// Whether a worker has an update to fold or a commit to make.
     pub fn has_work(&self, worker: usize) -> bool {
         let of = &self.workers[worker];
         let is_its =
@@ -137,7 +143,7 @@ impl Ledger {
         self.failed.is_none() && (owes_commit || self.updates.iter().any(is_its))
     }
 
-    /// An update is in the pool; returns its number.
+    /// Adds an update that lies in the pool. Returns its sequence number.
     pub fn add(&mut self, name: Name, weight: f64) -> u32 {
         let sequence = self.next;
         self.next += 1;
@@ -153,7 +159,7 @@ impl Ledger {
         sequence
     }
 
-    /// Who is to fold the next update.
+    /// Chooses the workers that fold the next update.
     fn assigned(&mut self) -> Vec<usize> {
         let chosen: Vec<usize> = match self.split {
             Split::Ranges => (0..self.workers.len()).collect(),
@@ -169,7 +175,7 @@ impl Ledger {
         chosen
     }
 
-    /// A worker's process runs. It was set up in a round with what [`Ledger::base`] said.
+    /// A worker's process has started. It took over the commit that [`Ledger::base`] returned in `round`.
     pub fn started(&mut self, worker: usize, round: u32) {
         let of = &mut self.workers[worker];
         of.is_alive = true;
@@ -181,13 +187,13 @@ impl Ledger {
         self.advance();
     }
 
-    /// A worker's process has ended as it was to.
+    /// A worker's process has ended on request.
     pub fn left(&mut self, worker: usize) {
         self.workers[worker].is_alive = false;
         self.workers[worker].forget();
     }
 
-    /// A worker's process has ended, and nobody wanted it to.
+    /// A worker's process has ended without a request.
     pub fn died(&mut self, worker: usize) {
         self.left(worker);
         self.workers[worker].deaths += 1;
@@ -196,10 +202,10 @@ impl Ledger {
         }
     }
 
-    /// A worker has added an update to its sums.
+    /// A worker reports that it has added an update to its sums.
     ///
     /// # Errors
-    /// [`Lie`] if it was given no such update.
+    /// [`Lie`] if the worker was not given this update.
     pub fn folded(&mut self, worker: usize, task: u32, sequence: u32, key: Key) -> Result<(), Lie> {
         let of = &mut self.workers[worker];
         if of.task != task || !of.is_alive {
@@ -215,10 +221,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A worker cannot add an update to its sums, and has not.
+    /// A worker reports that it cannot add an update to its sums, and has not added it.
     ///
     /// # Errors
-    /// [`Lie`] if it was given no such update.
+    /// [`Lie`] if the worker was not given this update.
     pub fn refused(&mut self, worker: usize, task: u32, sequence: u32, why: &str) -> Result<(), Lie> {
         let of = &mut self.workers[worker];
         if of.task != task || !of.is_alive {
@@ -228,7 +234,8 @@ impl Ledger {
             return Err(Lie("that it refuses an update that it was not given"));
         }
         let Some(update) = self.updates.get(&sequence) else { return Ok(()) };
-        // It counts already, and may be in another worker's base: it cannot be taken back.
+        // The update is done, or a commit is under way: another worker's commit may contain it. It cannot be
+        // undone.
         if update.is_done || self.is_committing() {
             self.fail(format!("an update that counts already cannot be added again: {why}"));
             return Ok(());
@@ -247,10 +254,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A worker has committed its sums.
+    /// A worker reports that it has committed its sums.
     ///
     /// # Errors
-    /// [`Lie`] if it was not asked to.
+    /// [`Lie`] if the worker was not ordered to commit, or if its sums cannot be as it states.
     pub fn committed(&mut self, worker: usize, task: u32, base: Base) -> Result<(), Lie> {
         let of = &mut self.workers[worker];
         if of.task != task || !of.is_alive {
@@ -276,7 +283,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// No update comes any more in this round; [`Action::Closed`] follows.
+    /// Closes the round: no more updates will be added. [`Action::Closed`] follows.
     pub fn close(&mut self) {
         if let Some(why) = &self.failed {
             self.actions.push_back(Action::Closed(Err(why.clone())));
@@ -286,7 +293,7 @@ impl Ledger {
         self.advance();
     }
 
-    /// A round begins; what is left of the one before is dropped.
+    /// Begins a round. Updates of the round before are dropped.
     pub fn begin(&mut self) {
         for sequence in self.updates.keys().copied().collect::<Vec<_>>() {
             self.drop_update(sequence, Err("the round is over".into()));
@@ -306,7 +313,7 @@ impl Ledger {
         }
     }
 
-    /// The round gives no mean.
+    /// Fails the round: it yields no mean. All its updates are dropped.
     pub fn fail(&mut self, why: String) {
         for sequence in self.updates.keys().copied().collect::<Vec<_>>() {
             self.drop_update(sequence, Err(why.clone()));

@@ -1,4 +1,4 @@
-//! A worker, as the ledger sees it.
+//! The state of one worker in the ledger.
 
 use std::collections::BTreeSet;
 
@@ -9,18 +9,18 @@ pub(super) struct Share {
     pub is_alive: bool,
     pub task: u32,
     pub base: Option<Base>,
-    /// Updates in its base that are not released yet.
+    /// Sequence numbers of updates that its last commit contains and that are not released yet.
     pub in_base: BTreeSet<u32>,
-    /// Updates in its sums since.
+    /// Sequence numbers of updates that it has folded since its last commit.
     pub folded: BTreeSet<u32>,
-    /// Updates that it was given and has not folded yet.
+    /// Sequence numbers of updates that it was given and has not folded yet.
     pub given: BTreeSet<u32>,
     pub is_asked: bool,
     pub has_committed: bool,
-    /// Updates in its base, released ones too.
+    /// Number of updates in its last commit, released ones included.
     pub counted: u32,
     pub deaths: u32,
-    /// Updates of the round that are its own.
+    /// Number of this round's updates that were assigned to it.
     pub assigned: u32,
 }
 
@@ -29,12 +29,12 @@ impl Share {
         self.folded.contains(&sequence) || self.in_base.contains(&sequence)
     }
 
-    /// Nothing of the round is its own.
+    /// Whether the worker holds no update of this round.
     pub fn is_blank(&self) -> bool {
         self.base.is_none() && self.folded.is_empty() && self.given.is_empty()
     }
 
-    /// Forgets what is not committed.
+    /// Discards what is not committed. Answers to earlier orders become out of date.
     pub fn forget(&mut self) {
         self.task += 1;
         self.folded.clear();

@@ -1,76 +1,77 @@
-//! What a ledger says, and what it is told.
+//! Inputs and outputs of the ledger: orders to workers, actions of the driver, commits and errors.
 
 use thalweg_fold::SumsHead;
 use thalweg_shm_pool::Name;
 use thiserror::Error;
 
-/// How updates are shared out among workers.
+/// How updates are divided among workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// Each worker folds its bytes of all updates.
+    /// Each worker folds its own range of bytes of every update.
     Ranges,
-    /// Each worker folds some updates as a whole (LIFL's leaves).
+    /// Each worker folds whole updates of some clients (LIFL's leaves).
     Clients,
 }
 
-/// What a worker has committed.
+/// The sums that a worker has committed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Base {
-    /// In which of its two slots.
+    /// The slot of the sums: 0 or 1.
     pub slot: u32,
-    /// What lies there.
+    /// The head of the sums.
     pub head: SumsHead,
 }
 
-/// What a worker is to do.
+/// An order to a worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Order {
-    /// Forget all sums: a round begins.
+    /// Reset all sums: a round begins.
     Begin,
-    /// Forget what is not committed.
+    /// Discard the updates folded since the last commit.
     Rollback,
-    /// Say what the sums are, and leave them where they are from now on.
+    /// Commit: report the head of the sums, and leave the sums unchanged from now on.
     Commit,
     /// Add an object to the sums.
     Fold {
-        /// Number of the update in the round.
+        /// Sequence number of the update in the round.
         sequence: u32,
-        /// Where it lies.
+        /// Name of the update's object in the pool.
         name: Name,
-        /// Its weight.
+        /// Weight of the update.
         weight: f64,
     },
 }
 
-/// What the driver is to do.
+/// An action that the driver must take.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Tell a worker.
+    /// Send an order to a worker.
     Tell {
-        /// Which.
+        /// Index of the worker.
         worker: usize,
-        /// The worker's epoch: what it says of an earlier one is out of date.
+        /// The worker's epoch. Answers to orders of an earlier epoch are ignored.
         task: u32,
-        /// What.
+        /// The order.
         order: Order,
     },
-    /// No worker needs the object of this update any more.
+    /// Release the update's object: no worker needs it any more.
     Release {
-        /// Which.
+        /// Sequence number of the update.
         sequence: u32,
     },
-    /// The update counts, or `Err` says why not.
+    /// Report whether the update counts in the round's sums.
     Done {
-        /// Which.
+        /// Sequence number of the update.
         sequence: u32,
-        /// Why not.
+        /// `Err` has the reason why the update does not count.
         outcome: Result<(), String>,
     },
-    /// The round is closed: what each worker has committed, if it has part in it, or why there is no mean.
+    /// The round is closed. `Ok` has each worker's commit, or `None` for a worker without updates. `Err` says
+    /// why there is no mean.
     Closed(Result<Vec<Option<Base>>, String>),
 }
 
-/// A worker said what cannot be: it is to be replaced.
+/// A worker sent an answer that cannot be true. It must be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("said {0}")]
 pub struct Lie(pub &'static str);

@@ -1,17 +1,17 @@
-//! Notes that go from process to process inside the kernel: the program `crates/ebpf/programs/route.c` and its maps. A
-//! worker pool that is given none sends notes over the Unix sockets of its workers alone.
+//! Sends notes from process to process inside the kernel, by the eBPF program `crates/ebpf/programs/route.c`
+//! and its maps. A worker pool without routes uses only the Unix sockets of its workers.
 //!
 //! ```text
-//! node's outlet --TCP--> node's inlet        what the program does not route comes out here
+//! node's outlet --TCP--> node's inlet        delivers notes that the program does not route
 //!       |  to the destination of each note
 //!       v
 //! worker's end <--TCP--> the node's end of that worker
 //!       |                 ^
-//!       +-- notes to 0 ---+  past TCP; what is not allowed comes by TCP
+//!       +-- notes to 0 ---+  past TCP; notes that are not allowed arrive by TCP
 //! ```
 //!
-//! Each party has a number: 0 is the node. The program knows who sends by the port that a socket has, so a note that says it
-//! is somebody else's is not routed.
+//! Each process has a number; 0 is the node. The program knows the sender of a note by the port of its
+//! socket. It does not route a note that names another sender.
 
 mod outlet;
 
@@ -30,23 +30,24 @@ use thalweg_ebpf::explain;
 pub use outlet::NodeRoutes;
 pub(crate) use outlet::{inlet, Outlet};
 
-/// As in `route.c`: keys of the node's ends of connections.
+/// Added to a process's number: key of the node's end of the connection to it. As in `route.c`.
 const ENDS_OF_NODE: u32 = 1 << 16;
-/// As there: key of the outlet.
+/// Key of the outlet. As in `route.c`.
 const OUTLET: u32 = 2 << 16;
 
-/// What went from one party to another.
+/// What one process has sent to another.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Notes that went past TCP.
+    /// Notes that the program routed, past TCP.
     pub direct: u64,
-    /// Notes that were allowed, and went through the node: beyond the budget, or their receiver was gone.
+    /// Notes that were allowed but went through the node, because the budget was used up or the receiver was
+    /// gone.
     pub passed: u64,
-    /// Bytes of both, with what follows notes.
+    /// Bytes of both, including the bytes that follow notes.
     pub bytes: u64,
-    /// When the first was sent, in nanoseconds of the monotonic clock.
+    /// When the first note was sent, in nanoseconds of the monotonic clock; 0 if none was.
     pub first: u64,
-    /// When the last was sent.
+    /// When the last note was sent, in nanoseconds of the monotonic clock.
     pub last: u64,
 }
 
@@ -61,10 +62,11 @@ impl Count {
     }
 }
 
-/// The program, loaded, with the sockets that it serves.
+/// The loaded program and the sockets that it routes between.
 pub struct Routes {
     loaded: Mutex<Loaded>,
-    /// Both ends of a connection of a party come from here, so their ports differ.
+    /// Each connection has one end that was accepted here. The program tells processes apart by the port of
+    /// the other end.
     listener: TcpListener,
 }
 
@@ -75,17 +77,17 @@ struct Loaded {
     counts: HashMap<MapData, u32, [u64; 5]>,
     refused: Array<MapData, u64>,
     by_party: BTreeMap<u16, u32>,
-    /// What went between the node and parties that are gone.
+    /// Counts between the node and processes that are gone.
     gone: Count,
     /// Keeps the program attached.
     _ebpf: Ebpf,
 }
 
 impl Routes {
-    /// Loads the program, or says why it cannot be had here, and what to do.
+    /// Loads the program into the kernel.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the system does not allow it, and what to do.
     pub fn load() -> Result<Self, String> {
         let loaded = Loaded::new(thalweg_ebpf::route()).map_err(|e| explain(&*e))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| format!("loopback: {e}"))?;
@@ -94,7 +96,7 @@ impl Routes {
         Ok(routes)
     }
 
-    /// The node's outlet, by which it sends to all, and its inlet.
+    /// Returns the node's outlet, over which the node sends to all processes, and its inlet.
     ///
     /// # Errors
     /// What the system says.
@@ -106,7 +108,8 @@ impl Routes {
         Ok((outlet, inlet))
     }
 
-    /// A connection for a party, which may send to nobody yet: the node's end, and its own.
+    /// Opens a connection for a process that may not send to anybody yet. Returns the node's end and the
+    /// process's end.
     ///
     /// # Errors
     /// What the system says.
@@ -119,7 +122,8 @@ impl Routes {
         Ok((node, own))
     }
 
-    /// A party may send so many notes to another past TCP, in all. Those beyond go through the node.
+    /// Allows `source` to send this many notes in all to `destination` past TCP. Later notes go through the
+    /// node.
     ///
     /// # Errors
     /// What the system says.
@@ -132,30 +136,30 @@ impl Routes {
         loaded.allowed.insert(pair, notes, 0).map_err(failed)
     }
 
-    /// A party is gone: its number is free again. What went between it and the node stays in [`Routes::total`].
+    /// Frees the number of a process that is gone. [`Routes::total`] keeps its counts.
     pub fn leave(&self, party: u16) {
         let mut loaded = self.lock();
         for pair in [pair_of(0, party), pair_of(party, 0)] {
             let count = loaded.count(pair);
             loaded.gone.add(&count);
-            // There is none if it was never allowed.
+            // The entry is missing if the pair was never allowed.
             _ = loaded.allowed.remove(&pair);
             _ = loaded.counts.remove(&pair);
         }
         if let Some(port) = loaded.by_party.remove(&party) {
             _ = loaded.ports.remove(&port);
         }
-        // The kernel has removed sockets that are closed.
+        // The kernel has already removed sockets that are closed.
         _ = loaded.sockets.remove(&u32::from(party));
         _ = loaded.sockets.remove(&(ENDS_OF_NODE | u32::from(party)));
     }
 
-    /// What went from one party to another; nothing if that is not allowed.
+    /// What one process has sent to another; all zero if that was not allowed.
     pub fn count(&self, source: u16, destination: u16) -> Count {
         self.lock().count(pair_of(source, destination))
     }
 
-    /// What went between the node and all its parties, those that are gone too.
+    /// What went between the node and all processes, including those that are gone.
     pub fn total(&self) -> Count {
         let loaded = self.lock();
         let pairs = loaded.by_party.keys().flat_map(|&party| [pair_of(0, party), pair_of(party, 0)]);
@@ -164,7 +168,7 @@ impl Routes {
         total
     }
 
-    /// Notes that were not allowed, were cut, or were none. They went to the node.
+    /// Notes that went to the node because they were not allowed, incomplete or not a note.
     pub fn refused(&self) -> u64 {
         self.lock().refused.get(&0, 0).unwrap_or(0)
     }
@@ -173,14 +177,14 @@ impl Routes {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection on the loopback: the end that has a port of its own, and the other. One caller at a time, who else might
-    /// accept another's.
+    /// Opens a loopback connection. Returns the connecting end, which has a port of its own, and the
+    /// accepting end. Callers must hold the lock: otherwise one might accept the other's connection.
     fn pair(&self) -> io::Result<(TcpStream, TcpStream)> {
         let own = TcpStream::connect(self.listener.local_addr()?)?;
         let name: SocketAddr = own.local_addr()?;
         loop {
             let (other, from) = self.listener.accept()?;
-            // Anybody on this machine may connect.
+            // Any process on this machine may connect.
             if from == name {
                 own.set_nodelay(true)?;
                 other.set_nodelay(true)?;
@@ -192,7 +196,7 @@ impl Routes {
 
 impl Loaded {
     fn new(code: &[u8]) -> Result<Self, Box<dyn Error>> {
-        // The program asks for nothing of the running kernel's own types; reading those takes long.
+        // The program uses no types of the running kernel (BTF), and reading them takes long.
         let mut ebpf = EbpfLoader::new().btf(None).load(code)?;
         let sockets = SockHash::<_, u32>::try_from(map(&mut ebpf, "sockets")?)?;
         let program: &mut SkMsg = ebpf.program_mut("route").ok_or("no program route")?.try_into()?;
@@ -215,7 +219,7 @@ impl Loaded {
         Count { direct, passed, bytes, first, last }
     }
 
-    /// Whoever sends from this socket is this party.
+    /// Records that this socket belongs to this process.
     fn name(&mut self, socket: &TcpStream, party: u16) -> io::Result<()> {
         let port = u32::from(socket.local_addr()?.port());
         self.ports.insert(port, u32::from(party), 0).map_err(failed)?;

@@ -1,4 +1,5 @@
-//! The node's own connection: what it sends to its parties, and what of that the kernel did not route.
+//! The node's own connection to the kernel program: the outlet sends notes, the inlet receives those that
+//! were not routed.
 
 use std::io::Read;
 use std::net::{Shutdown, TcpStream};
@@ -9,7 +10,7 @@ use rustix::net::{send, SendFlags};
 use super::Routes;
 use crate::note::{Note, NOTE_BYTES};
 
-/// Routes for a worker pool, with the node's own connection.
+/// Routes for a worker pool, together with the node's own connection.
 pub struct NodeRoutes {
     pub(crate) routes: Routes,
     pub(crate) outlet: TcpStream,
@@ -18,23 +19,24 @@ pub struct NodeRoutes {
 }
 
 impl NodeRoutes {
-    /// Loads the program, or says why it cannot be had here, and what to do.
+    /// Loads the program and opens the node's connection.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the system does not allow it, and what to do.
     pub fn open() -> Result<Self, String> {
         let routes = Routes::load()?;
         let (outlet, inlet) = routes.outlet().map_err(|e| format!("loopback: {e}"))?;
         Ok(Self { routes, outlet, inlet, budget: u64::MAX })
     }
 
-    /// At most so many notes go inside the kernel to each process, and as many from it. Those beyond go through the node.
+    /// Limits the notes that go inside the kernel to each process and from it. Later notes go through the
+    /// node.
     pub fn with_budget(self, notes: u64) -> Self {
         Self { budget: notes, ..self }
     }
 }
 
-/// Where the node's notes go out.
+/// The socket over which the node sends its notes.
 pub(crate) struct Outlet {
     socket: TcpStream,
     is_cut: AtomicBool,
@@ -45,7 +47,8 @@ impl Outlet {
         Self { socket, is_cut: AtomicBool::new(false) }
     }
 
-    /// Sends a note, which is a send of its own; `false` if it was not sent and has to go another way. One caller at a time.
+    /// Sends a note with one call. `false` if it was not sent and must go over the Unix socket. One caller at
+    /// a time.
     pub fn send(&self, note: &[u8; NOTE_BYTES]) -> bool {
         if self.is_cut.load(Ordering::Relaxed) {
             return false;
@@ -53,7 +56,8 @@ impl Outlet {
         match send(&self.socket, note, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(NOTE_BYTES) => true,
             Ok(_) => {
-                // Behind a part of a note the kernel would find none. A part is not routed either.
+                // After a part of a note the kernel would not find the next one. The part itself is not
+                // routed either.
                 self.is_cut.store(true, Ordering::Relaxed);
                 false
             }
@@ -61,13 +65,13 @@ impl Outlet {
         }
     }
 
-    /// Ends the connection, and with it [`inlet`].
+    /// Shuts the connection down, which also ends [`inlet`].
     pub fn close(&self) {
         _ = self.socket.shutdown(Shutdown::Both);
     }
 }
 
-/// Hands out the notes that the kernel did not route, until the outlet is closed.
+/// Calls `pass` with each note that the kernel did not route, until the outlet is closed.
 pub(crate) fn inlet(mut socket: TcpStream, pass: impl Fn(u16, &[u8; NOTE_BYTES])) {
     let mut bytes = [0; NOTE_BYTES];
     loop {

@@ -1,4 +1,5 @@
-//! A worker's end of the connection over which bytes are copied.
+//! The worker's end of the connection over which updates and sums are copied, for data planes without the
+//! pool.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -9,12 +10,12 @@ use thalweg_wire::Range;
 use crate::copying;
 use crate::setup::Setup;
 
-/// The connection, and what is copied over it.
+/// Receives copies of updates and sends copies of sums.
 pub(super) struct CopyingPlane {
     stream: TcpStream,
-    /// The worker's own sums, to read.
+    /// The worker's own sums, mapped for reading.
     sums: Arena,
-    /// Where the copy of an update goes.
+    /// Buffer for the copy of the current update.
     update: Vec<u8>,
 }
 
@@ -25,13 +26,13 @@ impl CopyingPlane {
         Ok(Self { stream: TcpStream::from(end), sums, update: vec![0; setup.layout.bytes() as usize] })
     }
 
-    /// Receives the next update.
+    /// Receives the next update. The slice is valid until the next call.
     pub fn receive(&mut self) -> Result<&[u8], String> {
         copying::receive(&mut self.stream, &mut self.update).map_err(|e| e.to_string())?;
         Ok(&self.update)
     }
 
-    /// Sends the sums of a slot.
+    /// Sends the sums of this slot (0 or 1) to the node.
     pub fn send(&mut self, slot: usize) -> Result<(), String> {
         let half = self.sums.len() / 2;
         let start = slot as u64 * half;

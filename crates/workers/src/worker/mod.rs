@@ -1,5 +1,5 @@
-//! What runs in a worker's process: it folds what it is told of, and says so. One thread; it ends when its node closes the
-//! socket, also by dying.
+//! The main loop of a worker process: it obeys the node's orders and answers each. It has one thread. It ends
+//! when the node closes the socket, which also happens when the node dies.
 
 mod copying;
 mod saying;
@@ -19,33 +19,33 @@ use crate::hearing::{Heard, Hearing, Message};
 use crate::note::{Kind, Note};
 use crate::setup::{Setup, Shared};
 
-/// Most updates in one pass.
+/// Most updates that the worker folds in one pass over its sums.
 const PASS: usize = 8;
-/// Most bytes of a reason.
+/// Most bytes of the reason in a [`Kind::Refused`] answer.
 const MOST_REASON: usize = 2048;
 
-/// Where a worker is in its work; see [`work_with`].
+/// How far a worker is in its work; see [`work_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// It has mapped its memory.
+    /// The worker has mapped its memory.
     Ready,
-    /// It has read an order, and not obeyed it.
+    /// The worker has read an order of this kind and not yet carried it out.
     Told(Kind),
-    /// It has obeyed, and not said so.
+    /// The worker has carried out an order of this kind and not yet answered.
     Obeyed(Kind),
-    /// It has said so.
+    /// The worker has answered an order of this kind.
     Said(Kind),
 }
 
-/// Works for the node at the other end of a socket, until it closes it.
+/// Works for the node at the other end of `socket` until the node closes it.
 ///
 /// # Errors
-/// Why this process is no use: it then ends, and its node starts another.
+/// Why this process cannot go on. The process should then end; its node starts another one.
 pub fn work(socket: UnixStream) -> Result<(), String> {
     work_with(socket, &mut |_| {})
 }
 
-/// [`work`] that calls `at` at each step: tests end the process there.
+/// Like [`work`], but calls `at` at each step. Tests end the process there.
 ///
 /// # Errors
 /// As [`work`].
@@ -72,16 +72,16 @@ struct Worker {
     number: u16,
     reader: Reader,
     sums: TwoSums,
-    /// Where bytes are copied, if they are.
+    /// The connection for copies, if the data plane copies updates and sums.
     copying: Option<CopyingPlane>,
     saying: Saying,
 }
 
-/// An update that is to be folded.
+/// An update that the worker is about to fold.
 struct Held {
     note: Note,
     view: View,
-    /// When this process held it.
+    /// When this process opened the object, in nanoseconds of the monotonic clock.
     since: u64,
 }
 
@@ -111,7 +111,7 @@ impl Worker {
         }
     }
 
-    /// One order, or several folds.
+    /// Carries out one order, or several [`Kind::Fold`] orders together.
     fn obey(&mut self, notes: &[Note]) -> Result<(), String> {
         match notes[0].kind {
             Kind::Begin => self.sums.begin(),
@@ -136,7 +136,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Most updates in one pass. Of those that are copied there is room for one.
+    /// Most updates in one pass. If updates are copied, there is a buffer for only one.
     fn pass(&self) -> usize {
         if self.copying.is_some() {
             1
@@ -147,7 +147,7 @@ impl Worker {
 
     fn fold(&mut self, notes: &[Note]) -> Result<(), String> {
         let mut copying = self.copying.take();
-        // The copy of an update comes whether it can be read or not.
+        // The node sends the copy of an update even if the object cannot be read.
         let copy = copying.as_mut().map(CopyingPlane::receive).transpose()?;
         self.fold_all(notes, copy);
         self.copying = copying;
@@ -177,7 +177,8 @@ impl Worker {
                 let reply = self.reply(note, Kind::Folded);
                 self.saying.say(reply, &since.to_le_bytes());
             } else {
-                // The sums are spoilt; whoever is refused something has all of it taken back.
+                // The sums are spoilt. The node answers a refusal with a rollback, which discards all of
+                // them.
                 self.refuse(note, "the object went away while it was read");
             }
         }
@@ -196,7 +197,7 @@ impl Worker {
 }
 
 impl Held {
-    /// What is folded: the copy, if there is one.
+    /// The bytes to fold: the copy, if there is one, else the object in the pool.
     fn contribution<'a>(&'a self, copy: Option<&'a [u8]>) -> Contribution<'a> {
         Contribution {
             bytes: copy.unwrap_or_else(|| self.view.bytes()),

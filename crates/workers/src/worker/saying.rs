@@ -1,4 +1,4 @@
-//! What a worker says to its node, by either way.
+//! Sends a worker's messages to its node, over the Unix socket or inside the kernel.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -8,14 +8,15 @@ use rustix::net::{send, SendFlags};
 
 use crate::note::Note;
 
-/// Most bytes of a message that goes inside the kernel: it is one send, and a receiver has room for it.
+/// Most bytes of a message that goes inside the kernel. It is sent with one call, and the receiver has room
+/// for it.
 const MOST_ROUTED: usize = 4096;
 
-/// What is said, until it is sent.
+/// Collects a worker's messages until [`Saying::flush`] sends them.
 pub(super) struct Saying {
     unix: UnixStream,
     route: Option<TcpStream>,
-    /// How many messages there have been, modulo 2^16.
+    /// Number of messages so far, modulo 2^16: the number of the next one.
     said: u16,
     messages: Vec<Vec<u8>>,
 }
@@ -31,15 +32,16 @@ impl Saying {
         self.messages.push([&note.encode(), following].concat());
     }
 
-    /// Sends everything; `false` if the node is gone.
+    /// Sends all messages; `false` if the node is gone.
     pub fn flush(&mut self) -> bool {
         let mut others = Vec::new();
         for message in self.messages.drain(..) {
             match self.route.as_ref().filter(|_| message.len() <= MOST_ROUTED) {
-                // Each is a send of its own: behind one that is not routed another would wait.
+                // Each message needs its own send call: a message after one that is not routed would have to
+                // wait.
                 Some(route) => match send(route, &message, SendFlags::NOSIGNAL) {
                     Ok(sent) if sent == message.len() => {}
-                    Ok(_) => return false, // what is behind a part of it means nothing: another process takes over
+                    Ok(_) => return false, // a part is useless: end, so that another takes over
                     Err(_) => others.extend(message),
                 },
                 None => others.extend(message),

@@ -1,4 +1,4 @@
-//! A worker's sums: two slots of memory that it shares with its node.
+//! A worker's sums, in two slots of memory that it shares with its node.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use thalweg_wire::Range;
 
 use crate::setup::Setup;
 
-/// Sums in two slots: one holds the last commit, the other what came since.
+/// Two slots for sums: one holds the last commit, the other the commit and the updates folded since.
 pub(super) struct TwoSums {
     slots: [Accumulator; 2],
     base: Option<usize>,
-    /// Something came since.
+    /// Whether updates were folded since the last commit.
     has_begun: bool,
 }
 
 impl TwoSums {
-    /// The sums that a predecessor has committed, if there was one.
+    /// Maps the two slots. If a predecessor has committed sums, this worker takes them over.
     pub fn new(setup: &Setup, arena: &Arena) -> Result<Self, FoldError> {
         let precision = setup.precision().ok_or(FoldError::Damaged("their precision is unknown"))?;
         let layout = Arc::new(setup.layout.clone());
@@ -40,24 +40,25 @@ impl TwoSums {
         self.base.map_or(0, |base| 1 - base)
     }
 
-    /// Which slot holds the last commit.
+    /// The slot (0 or 1) that holds the last commit.
     pub fn base(&self) -> Option<usize> {
         self.base
     }
 
-    /// Forgets everything.
+    /// Resets both slots for a new round.
     pub fn begin(&mut self) {
         self.slots.iter().for_each(Accumulator::reset);
         (self.base, self.has_begun) = (None, false);
     }
 
-    /// Forgets what is not committed.
+    /// Discards the updates that were folded since the last commit.
     pub fn rollback(&mut self) {
         self.slots[self.open()].reset();
         self.has_begun = false;
     }
 
-    /// Adds several updates, or says which one cannot be added.
+    /// Adds several updates to the sums. On failure returns the index of the update that cannot be added, and
+    /// the error.
     pub fn fold(&mut self, updates: &[Contribution<'_>]) -> Result<(), (usize, FoldError)> {
         let open = &self.slots[self.open()];
         if let Some(base) = self.base.filter(|_| !self.has_begun) {
@@ -69,7 +70,8 @@ impl TwoSums {
         folded.map_err(|refusal| (refusal.update, refusal.error))
     }
 
-    /// From now on the sums stay where they are; returns in which slot, and what they are.
+    /// Commits: the current slot becomes the base, and later updates go to the other slot. Returns the slot
+    /// and the head of its sums.
     pub fn commit(&mut self) -> Result<(usize, SumsHead), FoldError> {
         let slot = self.base.filter(|_| !self.has_begun).unwrap_or_else(|| self.open());
         let head = self.slots[slot].head()?;

@@ -1,12 +1,12 @@
-//! What a worker pool has done so far.
+//! Statistics of a worker pool.
 
 use std::collections::VecDeque;
 
 use crate::routes::Count;
 
-/// Most times that are kept.
+/// Most recent times that are kept.
 const MOST: usize = 4096;
-/// Upper bounds of the classes that hand-overs are counted in, in nanoseconds; one more class has the rest.
+/// Upper bounds of the histogram's classes, in nanoseconds. One more class holds all longer times.
 pub const HANDOVER_BOUNDS: [u64; 11] = [
     10_000,
     25_000,
@@ -21,46 +21,49 @@ pub const HANDOVER_BOUNDS: [u64; 11] = [
     100_000_000,
 ];
 
-/// What a worker pool has done so far.
+/// Statistics of a worker pool since it began.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Counts {
-    /// Processes started.
+    /// Number of processes started.
     pub started: u64,
-    /// Those of them that a template forked.
+    /// Number of these that a template forked.
     pub forked: u64,
-    /// Nanoseconds from the moment at which the node began to start a process until that had said that it is ready.
+    /// Start times in nanoseconds: from the node's launch of a process until the process reports ready.
     pub starts: Handovers,
-    /// Nanoseconds from the moment at which the node found a worker dead until the next one had said that it is ready, and so
-    /// folds again what is not committed.
+    /// Recovery times in nanoseconds: from the moment at which the node found a worker dead until its
+    /// successor reports ready. The successor then folds again what was not committed.
     pub resumes: Handovers,
-    /// Processes that ended while they were wanted.
+    /// Number of processes that ended without a request.
     pub died: u64,
-    /// Updates that workers have added; one counts for each worker that adds its part.
+    /// Number of updates that workers have folded. An update that several workers share counts once for each.
     pub folded: u64,
-    /// Commits of all workers.
+    /// Number of commits by all workers together.
     pub commits: u64,
-    /// Workers that began a round with a process that had worked in an earlier one. This is not LIFL's reuse
-    /// (section 5.3), where an aggregator takes over the work of another level: no process of a run does.
+    /// Number of workers that began a round with the process of an earlier round. This is not LIFL's reuse
+    /// (section 5.3), in which an aggregator takes over the work of another level.
     pub warm: u64,
-    /// Nanoseconds of CPU time of workers, as they said when they last committed.
+    /// CPU time of the workers in nanoseconds, as each reported at its last commit.
     pub cpu: u64,
-    /// Nanoseconds of CPU time of the processes on the way of bytes.
+    /// CPU time in nanoseconds of the processes between the node and its workers (brokers and side
+    /// processes).
     pub carrying: u64,
-    /// Notes that the kernel's program has seen, if notes go inside the kernel.
+    /// Notes that the kernel program has handled, if notes go inside the kernel.
     pub kernel: Option<Count>,
-    /// Of the same updates as `handovers` the nanoseconds until the worker had said that it has folded them.
+    /// Fold times in nanoseconds, of the updates in `handovers`: from the node's note until the worker's
+    /// answer.
     pub folds: Handovers,
-    /// Nanoseconds from the node's note until the worker held the object, of updates that found it without work.
+    /// Hand-over times in nanoseconds: from the node's note until the worker opened the object. Only updates
+    /// that found the worker idle are counted.
     pub handovers: Handovers,
 }
 
-/// Hand-overs, or other times: the last ones, and how long all of them took.
+/// A set of times: the most recent ones, a histogram, and the sum.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Handovers {
     last: VecDeque<u64>,
-    /// How many are in each class of [`HANDOVER_BOUNDS`], and in the last one above all.
+    /// Number of times in each class of [`HANDOVER_BOUNDS`]; the last class has the times above all bounds.
     pub classes: [u64; HANDOVER_BOUNDS.len() + 1],
-    /// Nanoseconds of all.
+    /// Sum of all times, in nanoseconds.
     pub sum: u64,
 }
 
@@ -74,7 +77,7 @@ impl Handovers {
         self.sum = self.sum.saturating_add(nanoseconds);
     }
 
-    /// The last of them, in nanoseconds.
+    /// The most recent times, in nanoseconds, oldest first.
     pub fn last(&self) -> Vec<u64> {
         self.last.iter().copied().collect()
     }

@@ -1,4 +1,4 @@
-//! Brings the sums that workers have committed to the node, where the data plane copies them.
+//! Receives the committed sums from the workers, for data planes that copy.
 
 use std::io;
 use std::net::TcpStream;
@@ -9,11 +9,11 @@ use super::Shared;
 use crate::copying::receive_within;
 use crate::ledger::Base;
 
-/// How often a worker that dies while it sends is replaced before the round fails.
+/// How many times a worker may be replaced while it sends, before the round fails.
 const TRIES: usize = 4;
 
 impl Shared {
-    /// Receives a copy of the sums of each worker that has some. All send at once.
+    /// Receives a copy of the sums of each worker that has committed some. All workers send at the same time.
     pub(super) fn gather(&self, bases: &[Option<Base>]) -> io::Result<()> {
         let workers = (0..self.setups.len()).filter(|&worker| bases.get(worker).is_some_and(Option::is_some));
         let streams: Vec<_> = workers.map(|worker| (worker, self.fetch(worker))).collect();
@@ -23,7 +23,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Has a worker send its sums, once it runs; returns where they come.
+    /// Orders a worker to send its sums, as soon as it runs. Returns the stream on which they arrive.
     fn fetch(&self, worker: usize) -> io::Result<TcpStream> {
         let mut state = self.lock();
         loop {
@@ -46,14 +46,14 @@ impl Shared {
             if received.is_ok() {
                 return Ok(());
             }
-            // Its successor takes over what it has committed.
+            // Its successor has the same commit and sends it instead.
             self.replace(worker);
             stream = self.fetch(worker);
         }
         Err(io::Error::other("a worker died again and again"))
     }
 
-    /// Kills a worker's process, and waits until another runs or none is wanted.
+    /// Kills a worker's process. Waits until another one runs or the ledger wants none.
     fn replace(&self, worker: usize) {
         let mut state = self.lock();
         let started = state.counts.started;

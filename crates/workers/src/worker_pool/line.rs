@@ -1,4 +1,4 @@
-//! The node's end of a worker: its process, and what was and is to be told to it.
+//! The node's end of a running worker: its process, its sockets, and the orders that wait to be sent.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -19,44 +19,45 @@ use crate::note::{Kind, Note, NOTE_BYTES};
 use crate::routes::Outlet;
 use crate::worker_pool::timeline::{Doing, Stretch};
 
-/// How notes reach a worker inside the kernel.
+/// The connection over which notes reach a worker inside the kernel.
 pub(super) struct Route {
     pub outlet: Arc<Outlet>,
     /// The node's end of the worker's connection.
     pub socket: TcpStream,
 }
 
-/// What a worker has beside its Unix socket.
+/// A worker's optional connections, beside its Unix socket.
 pub(super) struct Ways {
     pub route: Option<Route>,
     pub copying: Option<CopyingPlane>,
 }
 
-/// A worker that runs.
+/// A worker whose process runs.
 pub(super) struct Line {
     socket: UnixStream,
     route: Option<Route>,
     process: Box<dyn Process>,
-    /// Where bytes are copied to and from it, if they are.
+    /// Connection for copies of updates and sums, if the data plane copies.
     copying: Option<CopyingPlane>,
-    /// The process's number.
+    /// Number of the process.
     pub party: u16,
-    /// When it began to be started.
+    /// When the launch of the process began, in nanoseconds of the monotonic clock.
     began: u64,
-    /// How many notes it was told, modulo 2^16.
+    /// Number of notes sent to the worker, modulo 2^16.
     sent: u16,
-    /// What the socket had no room for. The ledger tells of each update once, and again after each refusal or death, so
-    /// this is bounded by the slots of the pool.
+    /// Notes for which the Unix socket had no room. The ledger sends each update once, and again after a
+    /// refusal or a death, so the slots of the pool bound this.
     outbox: Vec<u8>,
-    /// Updates that it was told of and has not answered.
+    /// Number of fold orders that the worker has not answered.
     owed: usize,
-    /// The update that it was told of while it had nothing to do, and when.
+    /// The last fold order that the worker got while it had none to do: its sequence number and the time of
+    /// sending.
     told: Option<(u32, u64)>,
-    /// When it was told to commit, until it has.
+    /// When the worker was ordered to commit; `None` if it owes no commit.
     committing: Option<u64>,
-    /// Nanoseconds of CPU time, as it said last.
+    /// CPU time of the process in nanoseconds, as it reported last.
     pub cpu: u64,
-    /// It has folded an update.
+    /// Whether the process has folded an update.
     pub has_worked: bool,
 }
 
@@ -90,7 +91,7 @@ impl Line {
         self.process.kill();
     }
 
-    /// Waits until the process has ended; it writes nowhere any more then.
+    /// Kills the process and waits until it has ended. After that it writes nowhere any more.
     pub fn end(mut self) {
         self.process.end();
         self.copying.into_iter().for_each(CopyingPlane::end);
@@ -101,7 +102,8 @@ impl Line {
         _ = self.route.as_ref().map(|route| route.socket.shutdown(Shutdown::Both));
     }
 
-    /// Tells a worker something: inside the kernel if that is how notes reach it, else as soon as its Unix socket has room.
+    /// Sends an order to the worker: inside the kernel if there is a route, else over the Unix socket as soon
+    /// as that has room.
     pub fn tell(&mut self, round: u32, task: u32, order: Order) {
         let to = |kind| Note { round, ..Note::plain(0, self.party, task, kind) };
         let note = match order {
@@ -128,12 +130,12 @@ impl Line {
         }
     }
 
-    /// Sends the bytes of an update behind the note about it.
+    /// Sends a copy of an update, after the note about it.
     pub fn ship(&self, object: Arc<Object>) {
         self.copying.iter().for_each(|copying| copying.ship(object.clone()));
     }
 
-    /// Has the worker send its sums; returns where they come.
+    /// Orders the worker to send its sums. Returns the stream on which they arrive.
     pub fn fetch(&mut self) -> io::Result<TcpStream> {
         let copying = self.copying.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let stream = copying.stream()?;
@@ -141,30 +143,30 @@ impl Line {
         Ok(stream)
     }
 
-    /// Nanoseconds of CPU time that the processes on the way of its bytes have had.
+    /// CPU time in nanoseconds of the hops between the node and this worker.
     pub fn carrying(&self) -> u64 {
         self.copying.as_ref().map_or(0, CopyingPlane::cpu)
     }
 
-    /// Sends a note over the Unix socket. The worker knows by its number what comes before it.
+    /// Sends a note over the Unix socket. The note's number tells the worker which notes precede it.
     pub fn pass(&mut self, note: &[u8; NOTE_BYTES]) {
         self.outbox.extend(note);
         self.flush();
     }
 
-    /// Sends what the socket takes. A worker that has ended is found dead by whoever hears it.
+    /// Sends what the socket has room for. If the worker has ended, the thread that reads from it finds out.
     pub fn flush(&mut self) {
         while !self.outbox.is_empty() {
             match send(&self.socket, &self.outbox, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => drop(self.outbox.drain(..sent)),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return, // the worker answers what it has read, and then there is room
+                Err(Errno::AGAIN) => return, // there is room again once the worker has answered
                 Err(_) => return self.outbox.clear(),
             }
         }
     }
 
-    /// What a worker has done until it gave this answer.
+    /// The stretch of work that ends with this answer, if any.
     pub fn stretch(&mut self, worker: usize, Message { note, following }: &Message) -> Option<Stretch> {
         let end = clock::now();
         let (doing, start, updates) = match note.kind {
@@ -178,8 +180,8 @@ impl Line {
         Some(Stretch { worker, doing, start, end, updates })
     }
 
-    /// What an answer says of times; returns the nanoseconds from note to object and from note to answer, if it was told
-    /// while it had nothing to do.
+    /// Records the times of an answer. If the worker was idle when it got the update, returns two times in
+    /// nanoseconds: from note to object, and from note to answer.
     pub fn note_times(&mut self, Message { note, following }: &Message) -> Option<(u64, u64)> {
         let stated = stated(following);
         match note.kind {
@@ -193,15 +195,15 @@ impl Line {
     }
 }
 
-/// The time that a worker states behind an answer.
+/// The time that a worker states after an answer, in nanoseconds.
 fn stated(following: &[u8]) -> Option<u64> {
     following.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Takes what a worker says into account.
+/// Passes a worker's message to the ledger.
 ///
 /// # Errors
-/// [`Lie`] if that cannot be.
+/// [`Lie`] if the message cannot be true.
 pub(super) fn answer(
     ledger: &mut Ledger,
     (worker, party): (usize, u16),

@@ -1,4 +1,5 @@
-//! Drives the ledger: one thread for each worker, which starts it, hears it, and starts it again when it dies.
+//! Drives the ledger. One thread for each worker starts the worker's process, reads its messages, and
+//! restarts it when it dies.
 
 mod counts;
 mod gather;
@@ -34,36 +35,36 @@ use crate::note::NOTE_BYTES;
 use crate::routes::{inlet, NodeRoutes, Outlet, Routes};
 use crate::setup::Setup;
 
-/// Hears whether an update counts.
+/// Callback that learns whether an update counts; `Err` says why not.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// What a worker pool is made of.
+/// Configuration of a worker pool.
 pub struct WorkerPoolConfig {
     /// The layout of updates.
     pub layout: Arc<Layout>,
-    /// What floats are summed up in.
+    /// The type in which floats are summed.
     pub precision: Precision,
-    /// Where updates lie.
+    /// The pool in which updates lie.
     pub pool: Pool,
-    /// How many workers there are to be.
+    /// Number of workers. There are fewer if an update has fewer parts.
     pub workers: usize,
-    /// How updates are shared out among them.
+    /// How updates are divided among the workers.
     pub split: Split,
-    /// Most updates that count already and still lie in the pool; a commit makes room.
+    /// Most updates that may be done and still lie in the pool. A commit releases them.
     pub reserve: usize,
-    /// A worker that owes an answer for so long is replaced.
+    /// A worker that owes an answer for this long is replaced.
     pub timeout: Duration,
-    /// Takes notes inside the kernel; `None`: all go over the workers' Unix sockets.
+    /// Sends notes inside the kernel. `None`: all notes go over the workers' Unix sockets.
     pub routes: Option<NodeRoutes>,
-    /// How bytes get between the node and its workers.
+    /// How updates and sums get between the node and its workers.
     pub plane: DataPlane,
-    /// When workers' processes begin.
+    /// When the workers' processes start.
     pub start: Start,
-    /// Decides how many of the workers get updates, if leaves are scaled.
+    /// Decides how many leaves get updates. `None`: all do.
     pub autoscaler: Option<Knobs>,
 }
 
-/// An update that was given to the worker pool.
+/// An update that the worker pool has not finished. It ends when its slot is released and `done` was called.
 struct Job {
     object: Option<Arc<Object>>,
     done: Option<Done>,
@@ -72,26 +73,27 @@ struct Job {
 struct State {
     ledger: Ledger,
     jobs: HashMap<u32, Job>,
-    /// By worker, while it runs.
+    /// The connection to each worker's process; `None` while there is none.
     running: Vec<Option<Line>>,
-    /// Numbers of processes that there are.
+    /// Numbers of the processes that may still exist.
     parties: BTreeSet<u16>,
-    /// The number that the last one got.
+    /// The number that was given out last.
     last_party: u16,
-    /// By worker: its process was told to end.
+    /// For each worker: whether its process was asked to end.
     is_retired: Vec<bool>,
-    /// By worker: when its process died, until another one is ready.
+    /// For each worker: when its last process died, in nanoseconds of the monotonic clock; `None` once a
+    /// successor is ready.
     died_at: Vec<Option<u64>>,
     scaler: Option<Scaler>,
     closed: Option<Result<Vec<Option<Base>>, String>>,
     is_stopping: bool,
     counts: Counts,
     timeline: Timeline,
-    /// An update has come in this round.
+    /// Whether an update was added in this round.
     has_begun: bool,
 }
 
-/// Ways of notes inside the kernel.
+/// The routes of notes inside the kernel, and the node's own connection to them.
 struct Paths {
     routes: Routes,
     outlet: Arc<Outlet>,
@@ -103,25 +105,25 @@ struct Shared {
     paths: Option<Paths>,
     launcher: Box<dyn Launcher>,
     setups: Vec<Setup>,
-    /// By worker: two slots for sums.
+    /// For each worker: the arena with its two slots for sums.
     sums: Vec<Arena>,
-    /// By worker: the copy of its sums, where the data plane makes one.
+    /// For each worker: an arena for a copy of its sums. Empty if the data plane does not copy.
     copies: Vec<Arena>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// A node's workers.
+/// The workers of a node.
 pub struct WorkerPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl WorkerPool {
-    /// Starts the workers' threads; processes follow.
+    /// Starts the workers' threads. The threads start the processes.
     ///
     /// # Errors
-    /// If there is no memory for the sums.
+    /// If the memory for the sums cannot be allocated.
     pub fn new(mut config: WorkerPoolConfig, launcher: Box<dyn Launcher>) -> Result<Self, ArenaError> {
         let (setups, sums) = sums::shares(&config)?;
         let copies = sums::copies(&config, &setups)?;
@@ -164,16 +166,16 @@ impl WorkerPool {
         self.shared.paths.is_some()
     }
 
-    /// How many workers there are: no more than there are stripes in an update.
+    /// Number of workers: at most the number of parts of an update.
     pub fn workers(&self) -> usize {
         self.shared.setups.len()
     }
 
-    /// Has an object added to the sums; `done` hears what came of it, on any thread.
+    /// Adds an object to the sums. `done` is called with the outcome, on any thread.
     pub fn fold(&self, object: Object, weight: f64, done: Done) {
         let mut state = self.shared.lock();
         if !std::mem::replace(&mut state.has_begun, true) {
-            // A process that was told to end may not have ended yet.
+            // A process that was asked to end may still run; it does not count as warm.
             let stays = state.running.iter().zip(&state.is_retired).filter(|(_, is_retired)| !**is_retired);
             let used = stays.filter_map(|(line, _)| line.as_ref()).filter(|line| line.has_worked).count();
             state.counts.warm += used as u64;
@@ -184,11 +186,11 @@ impl WorkerPool {
         self.shared.act(state);
     }
 
-    /// The sums of the round, where the workers have left them: one for each part of updates. Waits until everything that
-    /// was given is in them.
+    /// Ends the round and returns its sums: one accumulator for each part of an update. Waits until they
+    /// contain all updates.
     ///
     /// # Errors
-    /// Why there are none.
+    /// Why there are no sums.
     pub fn close(&self) -> Result<Vec<Accumulator>, String> {
         let mut state = self.shared.lock();
         state.closed = None;
@@ -210,7 +212,8 @@ impl WorkerPool {
         sums::committed(shared, &shared.sums, &bases)
     }
 
-    /// Forgets the round; the next one may begin. Nobody may use the sums that [`WorkerPool::close`] gave any more.
+    /// Begins the next round and drops what is left of this one. The sums that [`WorkerPool::close`] returned
+    /// must not be used any more.
     pub fn begin(&self) {
         let mut state = self.shared.lock();
         state.ledger.begin();
@@ -221,14 +224,14 @@ impl WorkerPool {
         self.shared.act(state);
     }
 
-    /// Kills a worker's process, if it runs; another takes its place.
+    /// Kills a worker's process, if it runs. Another one takes its place.
     pub fn kill(&self, worker: usize) {
         if let Some(Some(line)) = self.shared.lock().running.get_mut(worker) {
             line.kill();
         }
     }
 
-    /// What it has done so far.
+    /// Statistics since the worker pool began.
     pub fn counts(&self) -> Counts {
         let state = self.shared.lock();
         let sum = |of: fn(&Line) -> u64| state.running.iter().flatten().map(of).sum::<u64>();
@@ -241,14 +244,15 @@ impl WorkerPool {
         }
     }
 
-    /// What workers did since this was asked last, and the nanoseconds of the clock that it has.
+    /// The workers' stretches since the last call, and the current time in nanoseconds of the monotonic
+    /// clock.
     pub fn timeline(&self) -> (Timeline, u64) {
         let now = clock::now();
         let told = std::mem::replace(&mut self.shared.lock().timeline, Timeline::since(now));
         (told, now)
     }
 
-    /// Bytes of memory for sums, that of all workers.
+    /// Bytes of memory for the sums of all workers, copies included.
     pub fn sums_bytes(&self) -> u64 {
         self.shared.sums.iter().chain(&self.shared.copies).map(Arena::len).sum()
     }
@@ -269,7 +273,7 @@ impl Drop for WorkerPool {
 }
 
 impl Paths {
-    /// And the end where notes come out that were not routed.
+    /// Returns the routes, and the inlet: the socket that delivers notes the kernel did not route.
     fn of(routes: NodeRoutes) -> (Self, TcpStream) {
         let NodeRoutes { routes, outlet, inlet, budget } = routes;
         (Self { routes, outlet: Arc::new(Outlet::new(outlet)), budget }, inlet)
@@ -277,7 +281,7 @@ impl Paths {
 }
 
 impl State {
-    /// Keeps what a worker has done.
+    /// Adds a stretch to the timeline. A start also counts in the start times and the recovery times.
     fn tell(&mut self, stretch: Stretch) {
         if stretch.doing == Doing::Start {
             self.counts.starts.add(stretch.end.saturating_sub(stretch.start));
@@ -287,7 +291,7 @@ impl State {
         self.timeline.add(stretch);
     }
 
-    /// A number for a process, which none has that may still be about.
+    /// Reserves a number for a process that no process has that may still exist. Never 0, which is the node.
     fn number(&mut self) -> u16 {
         loop {
             self.last_party = self.last_party.wrapping_add(1);
@@ -300,7 +304,7 @@ impl State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change leaves the state whole, so a poisoned one is.
+        // Every change leaves the state consistent, so a poisoned state can be used.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -308,14 +312,16 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a note to its worker that the kernel did not route; one that is gone needs none.
+    /// Sends a note that the kernel did not route over the worker's Unix socket. A worker that is gone needs
+    /// no note.
     fn pass(&self, party: u16, note: &[u8; NOTE_BYTES]) {
         let mut state = self.lock();
         let line = state.running.iter_mut().flatten().find(|line| line.party == party);
         line.into_iter().for_each(|line| line.pass(note));
     }
 
-    /// Does what the ledger wants. Those who hear of an update hear it without the lock: they may bring the next one.
+    /// Carries out the ledger's actions. Calls the `done` callbacks after it has released the lock: they may
+    /// add an update.
     fn act(&self, mut state: MutexGuard<'_, State>) {
         let mut heard: Vec<(Done, Result<(), String>)> = Vec::new();
         while let Some(action) = state.ledger.poll_action() {
@@ -352,7 +358,7 @@ impl Shared {
         heard.into_iter().for_each(|(done, outcome)| done(outcome));
     }
 
-    /// The object whose bytes go with an order.
+    /// The object to copy with an order; `None` if the data plane does not copy or the order is no fold.
     fn shipped(&self, state: &State, order: &Order) -> Option<Arc<Object>> {
         let Order::Fold { sequence, .. } = order else { return None };
         let job = state.jobs.get(sequence).filter(|_| self.config.plane.copies())?;

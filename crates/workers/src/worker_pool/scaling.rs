@@ -1,4 +1,4 @@
-//! How many of a worker pool's workers there are, and when their processes begin and end.
+//! Decides how many workers of a pool have a process, and when these processes start and end.
 
 use std::time::Instant;
 
@@ -6,21 +6,21 @@ use thalweg_control::autoscaler::{Autoscaler, Knobs};
 
 use super::{Shared, State};
 
-/// When a worker's process begins.
+/// When a worker's process starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Start {
-    /// With the worker pool; it stays.
+    /// Together with the worker pool. It stays.
     #[default]
     Always,
-    /// With its first work in a round. It ends with the round, or when the autoscaler wants fewer.
+    /// With its first work in a round. It ends after the round, or when the autoscaler wants fewer workers.
     Cold,
 }
 
-/// An autoscaler, and the moment from which it counts time.
+/// An autoscaler, and the time at which its clock started.
 pub(super) struct Scaler {
     autoscaler: Autoscaler,
     since: Instant,
-    /// Workers that there are to be.
+    /// Number of workers that the autoscaler wants.
     wanted: usize,
 }
 
@@ -31,7 +31,7 @@ impl Scaler {
 }
 
 impl State {
-    /// Has the autoscaler see how many updates are under way. The first one of all finds a worker at once.
+    /// Reports the number of updates under way to the autoscaler. The first update starts a worker at once.
     pub(super) fn observe(&mut self) {
         let Some(scaler) = &mut self.scaler else { return };
         let under_way = self.ledger.under_way();
@@ -41,7 +41,7 @@ impl State {
         }
     }
 
-    /// Does what the autoscaler decides.
+    /// Applies the autoscaler's decision.
     fn scale(&mut self) {
         let Some(scaler) = &mut self.scaler else { return };
         let (wanted, _) = scaler.autoscaler.decide(scaler.since.elapsed(), scaler.wanted as u32);
@@ -52,7 +52,7 @@ impl State {
         }
     }
 
-    /// Ends a worker's process, unless it has something of this round.
+    /// Ends a worker's process, unless it holds updates of this round.
     fn retire(&mut self, worker: usize) {
         if let Some(line) = self.running[worker].as_ref().filter(|_| self.ledger.is_idle(worker)) {
             self.is_retired[worker] = true;
@@ -60,7 +60,7 @@ impl State {
         }
     }
 
-    /// Ends all processes, if they are to end with a round.
+    /// Ends all processes after a round, if the pool starts them cold and has no autoscaler.
     pub(super) fn end_round(&mut self, start: Start) {
         if start == Start::Cold && self.scaler.is_none() {
             (0..self.running.len()).for_each(|worker| self.retire(worker));
@@ -69,13 +69,13 @@ impl State {
 }
 
 impl Shared {
-    /// Whether a worker's process is to run.
+    /// Whether a worker's process should run.
     pub(super) fn is_due(&self, state: &State, worker: usize) -> bool {
         state.ledger.is_wanted(worker)
             && (self.config.start == Start::Always || state.ledger.has_work(worker))
     }
 
-    /// Has the autoscaler decide again and again, until the worker pool ends.
+    /// Lets the autoscaler decide at each tick until the worker pool ends.
     pub(super) fn tick(&self, knobs: Knobs) {
         let mut state = self.lock();
         let mut next = Instant::now() + knobs.tick;

@@ -1,4 +1,5 @@
-//! What a worker's thread does: it starts the worker's process, hears it, and starts another when it ends.
+//! A worker's thread in the node: it starts the worker's process, reads its messages, and starts another when
+//! it ends.
 
 use std::io;
 use std::net::TcpStream;
@@ -15,7 +16,7 @@ use crate::launch::{Launched, Origin};
 use crate::ledger::Base;
 use crate::note::Kind;
 
-/// A process that has just been set up.
+/// A process that was started and sent its set-up.
 struct Started {
     origin: Origin,
     line: Line,
@@ -23,12 +24,12 @@ struct Started {
 }
 
 impl Shared {
-    /// Keeps a worker running until the worker pool ends.
+    /// Keeps a process running for a worker until the worker pool ends.
     pub(super) fn serve(&self, worker: usize) {
         loop {
             let mut state = self.lock();
             while !state.is_stopping && !self.is_due(&state, worker) {
-                state.died_at[worker] = None; // nothing waits for another one
+                state.died_at[worker] = None; // nothing waits for a successor
                 state = self.wait(state);
             }
             if state.is_stopping {
@@ -46,7 +47,8 @@ impl Shared {
         }
     }
 
-    /// No worker can be started: there is no mean in this round, and the next one is another try.
+    /// Fails the round because no process could be started. Waits for the next round before it is tried
+    /// again.
     fn give_up(&self, worker: usize, round: u32, error: &io::Error) {
         let mut state = self.lock();
         state.died_at[worker] = None;
@@ -75,7 +77,7 @@ impl Shared {
         let is_told =
             socket.set_write_timeout(Some(self.look())).and_then(|()| setup.send(&socket, &descriptors));
         if is_told.is_err() {
-            process.kill(); // it is found dead when it is attended to
+            process.kill(); // `attend` will find it dead
         }
         let heard = route.as_ref().map(|route: &Route| route.socket.try_clone()).transpose();
         match socket.try_clone().and_then(|socket| Ok((socket, heard?))) {
@@ -90,8 +92,8 @@ impl Shared {
         }
     }
 
-    /// A connection inside the kernel for a process, and the process's end of it. One that cannot have any gets its notes
-    /// over its Unix socket.
+    /// Opens a connection for notes inside the kernel. Returns the node's end and the process's end. `None`:
+    /// the process gets its notes over its Unix socket.
     fn route(&self, party: u16) -> Option<(Route, TcpStream)> {
         let paths = self.paths.as_ref()?;
         let (socket, own) = paths.routes.join(party).ok()?;
@@ -100,20 +102,20 @@ impl Shared {
         Some((Route { outlet: paths.outlet.clone(), socket }, own))
     }
 
-    /// A connection for a worker's bytes, if they are copied, and the worker's end of it.
+    /// Opens a connection for copies, if the data plane copies. Returns the node's end and the worker's end.
     fn copying(&self, worker: usize) -> io::Result<Option<(CopyingPlane, OwnedFd)>> {
         let plane = self.config.plane;
-        // The largest messages are an update and sums.
+        // The largest message is an update or one slot of sums.
         let most = self.config.layout.bytes().max(self.setups[worker].sums_bytes / 2);
         plane.copies().then(|| CopyingPlane::new(plane, &*self.launcher, most)).transpose()
     }
 
-    /// How often a worker that owes an answer is looked at.
+    /// Interval at which the node checks whether a worker has answered: a quarter of the timeout.
     fn look(&self) -> Duration {
         (self.config.timeout / 4).max(Duration::from_millis(1))
     }
 
-    /// Hears a worker until it ends.
+    /// Runs until the process ends: reads its messages, then updates the ledger and the counts.
     fn attend(&self, worker: usize, round: u32, started: Started) {
         let Started { origin, line, mut hearing } = started;
         let party = line.party;
@@ -148,7 +150,8 @@ impl Shared {
         self.act(state);
     }
 
-    /// Returns when the worker says nothing more, says what cannot be, or owes an answer for too long.
+    /// Reads a worker's messages. Returns when the connection ends, when a message is invalid, or when an
+    /// answer is overdue.
     fn hear(&self, (worker, party): (usize, u16), hearing: &mut Hearing) {
         let mut quiet = 0;
         loop {

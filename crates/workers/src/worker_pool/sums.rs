@@ -1,4 +1,4 @@
-//! What workers are to sum up, and the memory that they do it in.
+//! Divides an update among the workers and maps the memory of their sums.
 
 use thalweg_arena::{Access, Arena, ArenaError};
 use thalweg_fold::{Accumulator, LentMemory};
@@ -8,13 +8,14 @@ use super::{Shared, WorkerPoolConfig};
 use crate::ledger::{Base, Split};
 use crate::setup::Setup;
 
-/// Most workers of a node: so many parties have room in the kernel's maps, and in 16 bits.
+/// Most workers of a node. The maps of the kernel program have room for this many, and the 16-bit numbers
+/// too.
 const MOST: usize = 1024;
 
-/// What each worker is told, and its sums.
+/// Returns each worker's set-up and the shared memory of its sums.
 ///
 /// # Errors
-/// If there is no memory for the sums.
+/// If the memory for the sums cannot be allocated.
 pub(super) fn shares(config: &WorkerPoolConfig) -> Result<(Vec<Setup>, Vec<Arena>), ArenaError> {
     let (layout, precision) = (&config.layout, config.precision);
     let whole = Range::new(0, layout.bytes());
@@ -24,7 +25,7 @@ pub(super) fn shares(config: &WorkerPoolConfig) -> Result<(Vec<Setup>, Vec<Arena
         Split::Clients => vec![whole; count],
     };
     if parts.is_empty() {
-        parts.push(whole); // an update without elements
+        parts.push(whole); // an update without elements has no parts
     }
     let mut setups = Vec::new();
     let mut sums = Vec::new();
@@ -38,19 +39,20 @@ pub(super) fn shares(config: &WorkerPoolConfig) -> Result<(Vec<Setup>, Vec<Arena
     Ok((setups, sums))
 }
 
-/// Memory for a copy of each worker's sums, if the data plane makes one.
+/// Memory for a copy of each worker's sums; empty if the data plane does not copy.
 ///
 /// # Errors
-/// If there is no memory for them.
+/// If the memory cannot be allocated.
 pub(super) fn copies(config: &WorkerPoolConfig, setups: &[Setup]) -> Result<Vec<Arena>, ArenaError> {
     let own = |setup: &Setup| Arena::shared(setup.sums_bytes / 2, Access::Write);
     setups.iter().filter(|_| config.plane.copies()).map(own).collect()
 }
 
-/// The sums that workers have committed, in these arenas: where they lie, or copies.
+/// The committed sums in `arenas`: the workers' own arenas, or copies of half their size. With
+/// [`Split::Clients`] the sums of all workers are merged into one.
 ///
 /// # Errors
-/// Why they are none.
+/// If the contents of an arena are not valid sums, or if no worker has committed any.
 pub(super) fn committed(
     shared: &Shared,
     arenas: &[Arena],

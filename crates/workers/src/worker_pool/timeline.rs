@@ -1,33 +1,33 @@
-//! What workers did when.
+//! Records when workers did what, for one round.
 
-/// Most stretches that are kept of a round; of later ones only the number is.
+/// Most stretches that are kept of a round. Later ones are only counted.
 const MOST: usize = 1024;
 
-/// What a worker did.
+/// What a worker did during a stretch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
-    /// Its process was started.
+    /// The node started its process.
     Start,
     /// It added updates to its sums.
     Fold,
-    /// It committed its sums, from the order to the answer.
+    /// It committed its sums. The stretch is from the order to the answer.
     Commit,
-    /// Its process ended while it was wanted.
+    /// Its process ended without a request.
     Died,
 }
 
-/// A worker did one thing from `start` to `end`, nanoseconds of the monotonic clock.
+/// One thing that a worker did. Times are in nanoseconds of the monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
-    /// Which worker, from 0.
+    /// Index of the worker, from 0.
     pub worker: usize,
-    /// What it did.
+    /// What the worker did.
     pub doing: Doing,
-    /// When it began.
+    /// When the worker began.
     pub start: u64,
-    /// When the node heard that it was done.
+    /// When the node received the worker's answer.
     pub end: u64,
-    /// How many updates it added.
+    /// Number of updates that the worker added.
     pub updates: u64,
 }
 
@@ -36,9 +36,9 @@ pub struct Stretch {
 pub struct Timeline {
     /// In the order in which they ended.
     pub stretches: Vec<Stretch>,
-    /// How many more there were.
+    /// Number of stretches that were not kept.
     pub left_out: u64,
-    /// Nothing is earlier: a worker may state any time.
+    /// Lower bound of all times: a worker may state any time, so earlier ones are raised to this.
     since: u64,
 }
 
@@ -47,7 +47,8 @@ impl Timeline {
         Self { since, ..Self::default() }
     }
 
-    /// Adds what a worker did. Updates of one pass become one stretch: the worker held all of them before it folded one.
+    /// Adds a stretch. Updates of one pass become one stretch: the worker opened all of them before it folded
+    /// the first.
     pub(super) fn add(&mut self, stretch: Stretch) {
         let end = stretch.end.max(self.since);
         let stretch = Stretch { start: stretch.start.clamp(self.since, end), end, ..stretch };

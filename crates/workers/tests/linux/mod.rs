@@ -24,14 +24,14 @@ use thalweg_workers::{
 
 pub const WORKER: &str = "THALWEG_NODE_WORKER";
 pub const TEMPLATE: &str = "THALWEG_NODE_TEMPLATE";
-/// The file in which templates count how many there have been.
+/// Variable that names a file. Each template appends a byte to it when it starts.
 pub const STARTED: &str = "THALWEG_NODE_STARTED";
 pub const HOP: &str = "THALWEG_NODE_HOP";
 pub const NODE: &str = "THALWEG_NODE";
-/// How many workers are killed in all, at seeded points.
+/// Variable with the total number of workers to kill, at seeded points.
 const KILLS: &str = "THALWEG_KILLS";
 const STAGING: usize = 3;
-/// Longer than any worker needs, so that none is replaced that goes on.
+/// Longer than any worker needs, so that no working one is replaced.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn below(rng: &mut Rng, limit: u64) -> u64 {
@@ -44,16 +44,17 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::pack(tensors).unwrap())
 }
 
-/// This program as a worker; each process gets the next fault of a list, and then none.
+/// Launches this program as workers. Each process gets the next fault of a list, or none once the list is
+/// empty.
 struct Faulty {
     faults: Mutex<VecDeque<String>>,
     launcher: Box<dyn Launcher>,
-    /// Templates that were started append a byte each, if there are some.
+    /// The file to which each template appends a byte.
     _started: Option<TempPath>,
 }
 
 impl Faulty {
-    /// Workers are started, or forked by templates that fail as the seed has it.
+    /// With `templates`, workers are forked by templates that fail according to this seed.
     fn new(faults: &[String], templates: Option<u64>) -> Self {
         let faults = Mutex::new(faults.iter().cloned().collect());
         let Some(seed) = templates else {
@@ -77,7 +78,7 @@ impl Launcher for Faulty {
     fn launch(&self) -> io::Result<Launched> {
         let launched = self.launcher.launch()?;
         let fault = self.faults.lock().unwrap().pop_front().unwrap_or_else(|| "none".into());
-        // It is the first that a worker reads.
+        // The fault is the first line that a worker reads.
         _ = (&launched.socket).write_all(format!("{fault}\n").as_bytes());
         Ok(launched)
     }
@@ -88,7 +89,7 @@ impl Launcher for Faulty {
     }
 }
 
-/// An empty file until it is dropped.
+/// A file that is empty at first and removed on drop.
 struct TempPath(PathBuf);
 
 impl TempPath {
@@ -107,7 +108,7 @@ impl Drop for TempPath {
 
 type Told = (u64, Result<(), String>);
 
-/// A worker pool, and one accumulator that is given the same updates.
+/// A worker pool, and a single accumulator that is given the same updates.
 struct Bench {
     pool: Pool,
     worker_pool: WorkerPool,
@@ -123,13 +124,13 @@ struct Case {
     workers: usize,
     reserve: usize,
     timeout: Duration,
-    /// Notes go inside the kernel.
+    /// Whether notes go inside the kernel.
     routes: bool,
-    /// So many to and from each process.
+    /// Most notes that go inside the kernel to and from each process.
     budget: u64,
     plane: DataPlane,
     start: Start,
-    /// Workers are forked by templates, which are killed at random if that is true.
+    /// `Some`: templates fork the workers. `Some(true)`: the templates die at random.
     templates: Option<bool>,
     seed: u64,
 }
@@ -150,7 +151,7 @@ const CASE: Case = Case {
 
 impl Bench {
     fn new(case: Case, faults: &[String]) -> Self {
-        // Those of seed 0 live.
+        // Templates with seed 0 do not die.
         let templates = case.templates.map(|die| if die { case.seed + 1 } else { 0 });
         Self::with(case, Box::new(Faulty::new(faults, templates)))
     }
@@ -179,11 +180,11 @@ impl Bench {
         Self { pool, worker_pool, single, under_way: 0, told: channel(), rng: Rng::new(&[seed]) }
     }
 
-    /// An update of small floats; exact sums refuse a `bad` one.
+    /// An update of small floats. Exact sums refuse it if it `is_bad`.
     fn update(&mut self, is_bad: bool) -> Vec<u8> {
         let mut bytes = vec![0; layout().bytes() as usize];
         for (at, byte) in bytes.iter_mut().enumerate() {
-            // Exponents of 0x3f, in both types.
+            // The high bytes are 0x3f, which makes small floats in both types.
             *byte = if at % 2 == 1 { 0x3f } else { self.rng.draw() as u8 };
         }
         if is_bad {
@@ -194,7 +195,8 @@ impl Bench {
     }
 
     fn object(&mut self, bytes: &[u8], came: &Ranges) -> Object {
-        // A thread that copies an update lets go of it just after the worker has it, and so perhaps after the answer.
+        // The thread that copies an update releases it after the worker has it, perhaps even after the
+        // worker's answer.
         let slot = loop {
             match self.pool.claim(0) {
                 Ok(slot) => break slot,
@@ -206,8 +208,8 @@ impl Bench {
         slot.seal(key.try_into().unwrap(), came, Duration::ZERO).unwrap()
     }
 
-    /// Gives the worker pool an update, of which the last part may be missing. Waits for another one to count if the
-    /// staging is full.
+    /// Gives the worker pool an update, whose last part may be missing. If staging is full, first waits until
+    /// another update counts.
     fn give(&mut self, number: u64, is_bad: bool) {
         while self.under_way == STAGING {
             drop(self.hear());
@@ -237,7 +239,7 @@ impl Bench {
         (0..self.under_way).map(|_| self.hear()).collect()
     }
 
-    /// The mean of the workers' sums is that of the single accumulator.
+    /// Asserts that the mean of the workers' sums equals that of the single accumulator.
     fn check(&mut self, what: &str) {
         let mut mean = vec![0; layout().bytes() as usize];
         for sums in self.worker_pool.close().unwrap() {
@@ -280,7 +282,7 @@ fn workers_give_the_bits_of_one_accumulator(routes: bool) {
     }
 }
 
-/// What is not granted goes through the node, and comes in order.
+/// Notes beyond the budget go through the node, and keep their order.
 fn notes_beyond_the_budget_are_not_lost(routes: bool) {
     for budget in 0..5 {
         let mut bench = Bench::new(Case { routes, budget, ..CASE }, &[]);
@@ -321,7 +323,7 @@ fn workers_start_with_their_first_work_and_end_with_the_round(routes: bool) {
         bench.check("nothing");
         let first = bench.worker_pool.counts().started;
         for round in 0..2 {
-            // Two leaves get one each.
+            // Each of two leaves gets one update.
             (0..2).for_each(|number| bench.give(number, false));
             bench.check(&format!("{split:?} round {round}"));
             bench.hear_all();
@@ -333,7 +335,7 @@ fn workers_start_with_their_first_work_and_end_with_the_round(routes: bool) {
     }
 }
 
-/// Also while they receive updates and send sums.
+/// Workers are also killed while they receive updates and send sums.
 fn killed_workers_change_no_bit_whatever_copies_their_bytes(routes: bool) {
     let mut killed = 0;
     for seed in 0..12 {
@@ -358,7 +360,7 @@ fn killed_workers_change_no_bit_whatever_copies_their_bytes(routes: bool) {
     assert!(killed > 12, "only {killed} workers died");
 }
 
-/// A round without updates has sums of nothing.
+/// A round without updates still yields sums.
 fn an_empty_round_ends(routes: bool) {
     let mut bench = Bench::new(Case { routes, ..CASE }, &[]);
     bench.check("nothing");
@@ -366,7 +368,7 @@ fn an_empty_round_ends(routes: bool) {
     bench.check("something");
 }
 
-/// A worker is killed at a step of its work, at a random moment of it, or when the node has given an update.
+/// Kills a worker at a step of its work, at a random moment, or after the node has given an update.
 fn killed_workers_change_no_bit(routes: bool) {
     let wanted = std::env::var(KILLS).map_or(60, |kills| kills.parse().expect("a number of kills"));
     let (mut killed, mut started, mut forked, mut seed) = (0, 0, 0, u64::from(routes) << 32);
@@ -419,8 +421,7 @@ fn templates_fork_all_workers(routes: bool) {
     assert_eq!((counts.starts.last().len(), counts.resumes.last().len()), (3, 1));
 }
 
-/// Whatever a template does when it is asked: it dies before, while or after it forks, again and again, hangs, or never
-/// starts.
+/// A template may die before, during or after a fork, again and again; it may hang, or never start.
 fn templates_that_are_killed_give_up_no_round(routes: bool) {
     let (mut started, mut forked) = (0, 0);
     for seed in 0..20 {
@@ -507,7 +508,7 @@ fn a_program_that_cannot_start_fails_the_round(routes: bool) {
     }
 }
 
-/// A broker's queue, or a side process.
+/// Runs this process as a hop: a broker, or a side process.
 pub fn be_a_hop() {
     let most = std::env::args().next_back().unwrap().parse().unwrap();
     let input = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
@@ -515,7 +516,7 @@ pub fn be_a_hop() {
     thalweg_workers::hop(input, output, most).unwrap();
 }
 
-/// A node that has worked, and then waits for its end.
+/// Runs this process as a node that does its work and then waits until it is killed.
 pub fn be_a_node() {
     let way = std::env::var(NODE).unwrap();
     let templates = way.ends_with("template").then_some(false);
@@ -553,7 +554,7 @@ fn workers_end_with_a_node_that_is_killed(routes: bool) {
     }
 }
 
-/// Threads of a process are the parents of its children.
+/// The children of a process; each is listed under the thread that started it.
 fn children(process: u32) -> Vec<i32> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let told = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap());

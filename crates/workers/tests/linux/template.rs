@@ -1,5 +1,5 @@
-//! A template that dies as a seed has it. Forking is unsafe here, so it starts the worker's program: the node sees no
-//! difference but the time.
+//! A template process that dies as its seed says. Since fork is unsafe here, it starts the worker's program
+//! instead. The node sees no difference but the time.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -13,13 +13,13 @@ use thalweg_workers::{asked, forked};
 use super::worker::{die, vanish};
 use super::{below, STARTED, TEMPLATE};
 
-/// How a template ends.
+/// How a template fails.
 #[derive(Clone, Copy)]
 enum Fault {
     None,
-    /// At this step; each worker takes four.
+    /// Dies at this step. Each worker takes four steps.
     Die(u64),
-    /// At this step it does nothing any more.
+    /// Hangs from this step on.
     Hang(u64),
 }
 
@@ -42,7 +42,7 @@ pub fn run() {
     while let Ok(Some(end)) = asked(&socket) {
         at();
         let mut worker = Command::new(std::env::current_exe().unwrap());
-        // The command drops the worker's end with itself.
+        // Dropping the command closes this process's copy of the worker's end.
         let worker =
             worker.env_remove(TEMPLATE).stdin(Stdio::from(end)).stdout(Stdio::null()).spawn().unwrap();
         at();
@@ -56,7 +56,7 @@ pub fn run() {
     }
 }
 
-/// What happens to this template, of those that this seed has.
+/// The fault of this template, drawn from the seed.
 fn fault() -> Fault {
     let seed: u64 = std::env::var(TEMPLATE).unwrap().parse().unwrap();
     if seed == 0 {

@@ -1,4 +1,4 @@
-//! A worker that fails as it was told.
+//! A worker process that fails as it was ordered to.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,8 +10,8 @@ use rustix::process::{getpid, kill_process, pidfd_getfd, pidfd_open, PidfdFlags,
 use thalweg_shm_pool::Name;
 use thalweg_workers::{work_with, Kind, Note};
 
-/// The fault comes first over the socket, in a line: `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`,
-/// `forge 2`, `lie 2`. `vanish 300`: it dies 300 microseconds after its first order.
+/// The first line on the socket is the fault: `none`, or a kind of fault and its step, such as `die 7`, `hang
+/// 3`, `babble 2`, `forge 2` or `lie 2`. `vanish 300` dies 300 microseconds after its first order.
 pub fn run() {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let Some(fault) = line(&mut socket) else { return };
@@ -29,7 +29,8 @@ pub fn run() {
             },
             "babble" if steps == number => say(&other, &[0xff; 200]),
             "forge" if steps == number => say(&other, &note(99, 0).encode()),
-            // What it says is its own and in order, as far as that can be known, of an update that nobody gave it.
+            // Answers that look valid, with the right number and order, about an update that the worker was
+            // not given.
             "lie" if steps == number => (1..20).for_each(|number| say(&other, &note(1, number).encode())),
             _ => {}
         }
@@ -39,7 +40,7 @@ pub fn run() {
     }
 }
 
-/// The first line, and no byte more; `None` if the node is gone before.
+/// Reads the first line, and no byte more; `None` if the node has closed the socket before its end.
 fn line(socket: &mut UnixStream) -> Option<String> {
     let mut line = Vec::new();
     let mut byte = [0];
@@ -61,7 +62,7 @@ pub fn vanish(after: Duration) {
     });
 }
 
-/// Says it by the way that notes take.
+/// Sends bytes the way a worker sends its answers.
 fn say(mut unix: &UnixStream, bytes: &[u8]) {
     match route() {
         Some(mut route) => _ = route.write_all(bytes), // the node may be gone already
@@ -69,7 +70,7 @@ fn say(mut unix: &UnixStream, bytes: &[u8]) {
     }
 }
 
-/// This process's connection inside the kernel, if it has one.
+/// This process's connection for notes inside the kernel, if it has one.
 fn route() -> Option<TcpStream> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let opened = (3..40).filter_map(|fd| pidfd_getfd(&own, fd, PidfdGetfdFlags::empty()).ok());
