@@ -1,4 +1,5 @@
-//! Measures decisions; prints one JSON line on stdout: for each task the median, least and most seconds of one.
+//! Measures decisions. Prints one JSON line: for each task the median, minimum and maximum time of one, in
+//! seconds.
 //!
 //! `cargo run --release -p thalweg-control --example decide_bench [REPETITIONS]`
 //!
@@ -17,10 +18,10 @@ use thalweg_rng::Rng;
 const NODES: u32 = 100;
 const CLIENTS: u32 = 10_000;
 const NOW: Duration = Duration::from_secs(1000);
-/// Estimates in a repetition: one is shorter than the clock can tell.
+/// Number of estimates in a repetition: a single one is too short for the clock.
 const ESTIMATES: u32 = 100_000;
 
-/// Nodes with room for all clients and a tenth more.
+/// The state of nodes with room for all clients and a tenth more.
 fn state(load: impl FnMut(u32) -> u64) -> State {
     let loads: Vec<u64> = (0..CLIENTS).map(load).collect();
     let capacity = loads.iter().sum::<u64>() / u64::from(NODES) * 11 / 10;

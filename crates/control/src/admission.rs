@@ -1,46 +1,48 @@
-//! More clients than needed, and a round that ends at exactly `goal` updates (sections 2.1 and 3).
+//! Selects more clients than needed, and ends a round at exactly `goal` updates (LIFL, sections 2.1 and 3).
 //!
-//! The root has `goal` admissions. A node draws some at a time, spends one for each update that it counts, and returns
-//! what it does not need. Nobody counts without an admission, so no more than `goal` are counted, wherever they come in.
-//! The root keeps who was counted. An update that a client offers again through another node is answered, not folded.
+//! The root has `goal` admissions. A node draws several at a time, spends one for each update that it counts,
+//! and returns those that it does not need. An update counts only with an admission, so no more than `goal`
+//! count, whichever node receives them. The root records which clients were counted. If a client offers a
+//! counted update again through another node, it gets an answer, but the update is not folded again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the root answers to a node that wants to count a client's update.
+/// The root's answer to a node that wants to count a client's update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Count it.
+    /// Count the update.
     Counted,
-    /// It has been counted already: tell the client that it was accepted.
+    /// The update was already counted: tell the client that it was accepted.
     Again,
-    /// All of the node's admissions are spent: draw more.
+    /// The node has spent its admissions: it must draw more.
     Spent,
 }
 
-/// The root's side.
+/// The root's record of a round's admissions.
 #[derive(Debug)]
 pub struct Root {
     goal: u32,
     nodes: u32,
-    /// Admissions that are nobody's.
+    /// Admissions that no node holds.
     left: u32,
-    /// Admissions that each node has and has not spent.
+    /// Admissions that each node has drawn and not spent.
     drawn: BTreeMap<u32, u32>,
-    /// Who was counted, by which node, until the top has that node's sums.
+    /// Clients that were counted, with the node that counted them, until the top has that node's sums.
     pending: BTreeMap<u64, u32>,
-    /// Whose updates the top has.
+    /// Clients whose updates are in the top's sums.
     kept: BTreeSet<u64>,
 }
 
 impl Root {
-    /// A round of `goal` updates through so many nodes.
+    /// Begins a round of `goal` updates that arrive through this many nodes.
     pub fn new(goal: u32, nodes: u32) -> Self {
         let (drawn, pending, kept) = Default::default();
         Self { goal, nodes: nodes.max(1), left: goal, drawn, pending, kept }
     }
 
-    /// Gives a node admissions: half of what is left, divided among the nodes, and at least one. Batches are large at
-    /// the start and single at the end, so that no node sits on many while others wait. Zero if none is left.
+    /// Gives a node half of the admissions that are left, divided by the number of nodes, but at least one.
+    /// So batches are large at first and single at the end, and no node holds many while others wait. Returns
+    /// 0 if none is left.
     pub fn draw(&mut self, node: u32) -> u32 {
         let batch = self.left.div_ceil(2 * self.nodes);
         self.left -= batch;
@@ -48,7 +50,7 @@ impl Root {
         batch
     }
 
-    /// Takes back what a node does not need.
+    /// Takes back admissions that a node does not need.
     pub fn give_back(&mut self, node: u32, admissions: u32) {
         let Some(drawn) = self.drawn.get_mut(&node) else { return };
         let back = admissions.min(*drawn);
@@ -56,7 +58,7 @@ impl Root {
         self.left += back;
     }
 
-    /// Counts a client's update at a node, by one of its admissions.
+    /// Counts a client's update at a node, which spends one of its admissions.
     pub fn count(&mut self, node: u32, client: u64) -> Answer {
         if self.kept.contains(&client) || self.pending.contains_key(&client) {
             return Answer::Again;
@@ -71,7 +73,8 @@ impl Root {
         }
     }
 
-    /// The top has a node's sums: what the node counted stays, whatever becomes of it.
+    /// Records that the top has a node's sums. Its counted updates stay counted, even if the node is lost
+    /// later.
     pub fn keep(&mut self, node: u32) {
         let kept = &mut self.kept;
         self.pending.retain(|&client, &mut at| {
@@ -82,8 +85,8 @@ impl Root {
         });
     }
 
-    /// A node is lost: its admissions come back, and so do those of updates that the top does not have. Returns the
-    /// clients that have to send again.
+    /// Records that a node is lost. The root takes back the node's admissions, and those of its updates that
+    /// the top does not have. Returns the clients that must send again.
     pub fn lose(&mut self, node: u32) -> Vec<u64> {
         self.left += self.drawn.remove(&node).unwrap_or(0);
         let lost: Vec<u64> =
@@ -95,12 +98,12 @@ impl Root {
         lost
     }
 
-    /// Admissions that nobody has drawn.
+    /// Number of admissions that no node holds.
     pub fn left(&self) -> u32 {
         self.left
     }
 
-    /// Updates that are counted now.
+    /// Number of updates that are counted now.
     pub fn counted(&self) -> u32 {
         (self.pending.len() + self.kept.len()) as u32
     }
@@ -169,8 +172,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, no more than the goal is counted; and if all clients offer once more at the end, exactly
-        /// the goal.
+        /// No more than the goal may count at any time. If all clients offer once more at the end, exactly
+        /// the goal must count.
         #[test]
         fn a_round_ends_at_exactly_its_goal(goal in 1_u32..30, steps in steps()) {
             let mut root = Root::new(goal, 4);

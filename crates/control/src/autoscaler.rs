@@ -1,9 +1,10 @@
-//! A threshold autoscaler as Knative's, for the systems to compare with: it sees how many requests are under way, and
-//! nothing of the hierarchy.
+//! A threshold autoscaler like Knative's, for the systems that LIFL is compared with. It sees how many
+//! requests are under way, but nothing of the hierarchy.
 //!
-//! Rules and numbers are those of Knative Serving's default autoscaler (KPA): a stable window of 60 s, a panic window of
-//! 6 s that counts once it asks for twice the instances that are ready, a target of 70 % of what an instance may have
-//! under way, decisions every 2 s, and 30 s of grace before the last instance ends.
+//! Rules and numbers are those of Knative Serving's default autoscaler (KPA). The stable window is 60 s. The
+//! panic window is 6 s; it takes over once it needs twice the ready instances. An instance should have 70 %
+//! of the requests that it may have. Decisions are made every 2 s. The last instance ends after 30 s without
+//! requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,24 +13,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::Time;
 
-/// Its numbers.
+/// The autoscaler's settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Knobs {
     /// Time between decisions.
     #[serde(with = "crate::seconds")]
     pub tick: Duration,
-    /// Window of the calm average.
+    /// Length of the stable window.
     #[serde(with = "crate::seconds")]
     pub stable: Duration,
-    /// Window of the average in a panic.
+    /// Length of the panic window.
     #[serde(with = "crate::seconds")]
     pub panic: Duration,
-    /// How many times the ready instances the short window has to ask for to begin a panic, in per cent.
+    /// A panic begins when the panic window needs this percentage of the ready instances.
     pub threshold: u32,
-    /// Share of `concurrency` that an instance should have under way, in per cent.
+    /// Percentage of `concurrency` that an instance should have under way.
     pub target: u32,
-    /// Requests that an instance may have under way.
+    /// Most requests that an instance may have under way.
     pub concurrency: u32,
     /// How long the last instance stays without requests.
     #[serde(with = "crate::seconds")]
@@ -44,50 +45,50 @@ impl Default for Knobs {
     }
 }
 
-/// Why there are to be so many instances.
+/// Reason for the number of instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Why {
-    /// The average of the stable window asks for them.
+    /// The average over the stable window needs them.
     Stable,
-    /// A request came while there was no instance.
+    /// A request arrived while there was no instance.
     FromZero,
-    /// The short window asks for so many more that they come at once, and none ends meanwhile.
+    /// The panic window needs so many more that they start at once. No instance ends during a panic.
     Panic,
-    /// Nothing has been under way for the stable window; the last instance waits out its grace.
+    /// The stable window had no requests. The last instance stays for the grace period.
     Grace,
-    /// Nothing for longer than that.
+    /// The grace period has passed without requests.
     Idle,
 }
 
-/// The autoscaler of one function.
+/// The autoscaler of one function: it counts the requests under way and decides the number of instances.
 #[derive(Debug)]
 pub struct Autoscaler {
     knobs: Knobs,
-    /// Requests under way over time: from each moment on, so many.
+    /// Number of requests under way from each time on.
     steps: VecDeque<(Time, u32)>,
-    /// When the last panic began or was renewed, and the most instances asked for in it.
+    /// The current panic: when it began or was renewed, and the most instances that it needed.
     panicking: Option<(Time, u32)>,
     idle_since: Option<Time>,
 }
 
 impl Autoscaler {
-    /// One of a function that nobody has asked for yet.
+    /// An autoscaler for a function without requests so far.
     pub fn new(knobs: Knobs) -> Self {
         Self { knobs, steps: VecDeque::from([(Time::ZERO, 0)]), panicking: None, idle_since: None }
     }
 
-    /// From `now` on, so many requests are under way. Times must not go back.
+    /// Records that `under_way` requests are under way from `now` on. `now` must not go back.
     pub fn observe(&mut self, now: Time, under_way: u32) {
         let start = now.saturating_sub(self.knobs.stable);
-        // The last step before the window says what was under way when it began.
+        // Keep one step before the window: it has the number at the window's start.
         while self.steps.get(1).is_some_and(|&(at, _)| at <= start) {
             self.steps.pop_front();
         }
         self.steps.push_back((now, under_way));
     }
 
-    /// How many instances there are to be, and why. `ready` are those that there are.
+    /// Returns the number of instances that are needed, and the reason. `ready` is the number that exists.
     pub fn decide(&mut self, now: Time, ready: u32) -> (u32, Why) {
         let (stable, short) = (self.wanted(now, self.knobs.stable), self.wanted(now, self.knobs.panic));
         let current = self.instances(u128::from(self.steps.back().map_or(0, |&(_, under_way)| under_way)), 1);
@@ -115,14 +116,15 @@ impl Autoscaler {
         }
     }
 
-    /// Instances for the average of a window: requests under way times nanoseconds, over the window.
+    /// Instances that a window's average needs. The average is the integral of the requests under way, over
+    /// the window's length.
     fn wanted(&self, now: Time, window: Duration) -> u32 {
         let start = now.saturating_sub(window);
         let ends = self.steps.iter().skip(1).map(|&(at, _)| at).chain([now]);
         let area = self.steps.iter().zip(ends).map(|(&(at, under_way), end)| {
             u128::from(under_way) * end.min(now).saturating_sub(at.max(start)).as_nanos()
         });
-        // A window is no longer than the function has existed, as Knative's.
+        // Like Knative, never look back beyond the function's start.
         self.instances(area.sum(), window.min(now).as_nanos().max(1))
     }
 

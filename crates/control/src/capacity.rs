@@ -1,44 +1,47 @@
-//! How many updates a node can aggregate at once: MC, from measurements (appendix E).
+//! Finds the capacity of a node, MC: how many updates it can aggregate at once (LIFL, appendix E).
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{Load, UPDATE};
 
-/// What was measured at one arrival rate.
+/// A measurement at one arrival rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Updates a second; k.
+    /// Updates a second; the paper's k.
     pub rate: f64,
-    /// Seconds that one takes on average, its waiting included; E.
+    /// Average time of an update in seconds, waiting included; the paper's E.
     pub seconds: f64,
 }
 
-/// Why measurements say nothing.
+/// Why no capacity can be found from the measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Useless {
-    /// There are too few to see a rise.
+    /// There are too few measurements to see a rise.
     #[error("fewer than two arrival rates were measured; measure at least two, of which the first leaves the node idle")]
     TooFew,
-    /// Rates or times are not positive, or rates do not rise.
+    /// Rates or times are not positive and finite, or rates do not rise.
     #[error("arrival rates must rise and times be positive; measure again in rising order")]
     Unordered,
 }
 
-/// Where a node's capacity was found.
+/// A node's capacity and the measurement that gave it: the first arrival rate at which the time of an update
+/// has risen significantly, else the highest rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Knee {
-    /// MC = k' * E', rounded down, at least one update.
+    /// Capacity: MC = k' * E', rounded down, but at least one update.
     pub capacity: Load,
-    /// The measurement that it is taken from.
+    /// The measurement that gave the capacity.
     pub at: Measured,
-    /// By how much the time rose there over that of the idle node.
+    /// Time of an update at that rate, divided by the time at the lowest rate.
     pub rise: f64,
-    /// Whether the time rose by `significant`. If not, no rate overloaded the node, and it can do more than this.
+    /// Whether `rise` is significant. If not, no rate overloaded the node, and its capacity is larger than
+    /// this.
     pub overloaded: bool,
 }
 
-/// Finds MC: the rate is raised step by step, until the time of an update is `significant` times that of the lowest rate.
+/// Finds MC: the first arrival rate at which an update takes `significant` times as long as at the lowest
+/// rate.
 pub fn knee(measured: &[Measured], significant: f64) -> Result<Knee, Useless> {
     let [first, .., last] = measured else { return Err(Useless::TooFew) };
     let positive = measured.iter().all(|one| one.rate > 0.0 && one.seconds > 0.0);
@@ -49,7 +52,7 @@ pub fn knee(measured: &[Measured], significant: f64) -> Result<Knee, Useless> {
     let rise = |one: &Measured| one.seconds / first.seconds;
     let found = measured.iter().skip(1).find(|&one| rise(one) >= significant);
     let at = found.unwrap_or(last);
-    // The product of finite numbers may be infinite; `as` then gives the largest load.
+    // The product of two finite numbers may be infinite; `as` then gives the largest load.
     let capacity = ((at.rate * at.seconds) as Load).saturating_mul(UPDATE).max(UPDATE);
     Ok(Knee { capacity, at: *at, rise: rise(at), overloaded: found.is_some() })
 }

@@ -1,16 +1,16 @@
-//! What is configured: a policy for each decision.
+//! The configuration: a policy for each decision, and its numbers.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How a client gets its node (section 5.1).
+/// How a node is chosen for a client (LIFL, section 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// The fullest node that still has room: few nodes, little traffic between them.
+    /// The fullest node that still has room. This uses few nodes, so little traffic flows between nodes.
     BestFit,
-    /// The emptiest node, as Knative's Least Connection.
+    /// The emptiest node, like Knative's Least Connection.
     WorstFit,
     /// The first node that has room.
     FirstFit,
@@ -26,7 +26,7 @@ pub enum Split {
     Ranges,
 }
 
-/// Where the nodes' sums meet.
+/// Where the nodes' sums are folded together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopPolicy {
@@ -42,21 +42,21 @@ pub enum TopPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Timing {
-    /// What is there, at once.
+    /// As soon as an input has arrived.
     Eager,
-    /// Everything, when the last of its inputs is there.
+    /// Only after all its inputs have arrived.
     Lazy,
 }
 
-/// What decides how many workers there are.
+/// How the number of workers is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scaling {
-    /// The planned hierarchy, from the estimated queue.
+    /// From the planned hierarchy, by the estimated queue.
     Hierarchy,
-    /// Always the same number.
+    /// A constant number.
     Fixed,
-    /// A threshold autoscaler that knows nothing of the hierarchy.
+    /// By a threshold autoscaler that does not know the hierarchy.
     Knative,
 }
 
@@ -64,27 +64,27 @@ pub enum Scaling {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// How a client gets its node.
+    /// How a node is chosen for a client.
     pub placement: Policy,
-    /// Whether clients stay at their node while they fit. Without it all are placed anew each time.
+    /// Whether clients stay at their node while they fit. If not, all are placed anew for each round.
     pub keep: bool,
-    /// How workers divide updates.
+    /// How the workers of a node divide its updates.
     pub split: Split,
-    /// Where sums meet.
+    /// Where the nodes' sums are folded together.
     pub top: TopPolicy,
     /// When workers fold.
     pub timing: Timing,
-    /// What decides how many workers there are.
+    /// How the number of workers is chosen.
     pub scaling: Scaling,
-    /// Whether an idle worker takes over the next level's work.
+    /// Whether an idle worker takes over work of the next level.
     pub reuse: bool,
-    /// Updates for each leaf; the paper's I.
+    /// Number of updates for each leaf; the paper's I.
     pub inputs: u32,
-    /// Most leaves of a node, or its workers with `split = ranges`, which are that many.
+    /// Most leaves of a node. With `split = ranges`, the exact number of its workers.
     pub workers: u32,
-    /// Weight of history in the estimate of the queue, in thousandths; the paper's alpha.
+    /// Weight of the history in the queue's estimate, in thousandths; the paper's alpha.
     pub history: u32,
-    /// How often hierarchies are planned anew.
+    /// Time between two plans of the hierarchies.
     #[serde(with = "crate::seconds")]
     pub every: Duration,
     /// How long a node may be silent before it counts as lost.
@@ -93,7 +93,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// What the paper uses, but for `split`.
+    /// The paper's values, except for `split`.
     fn default() -> Self {
         Self {
             placement: Policy::BestFit,

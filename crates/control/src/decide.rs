@@ -1,4 +1,5 @@
-//! One decision for everything: who is lost, who goes where, how many workers, where the top is.
+//! One decision about everything: which nodes are lost, where each client sends, how many workers each node
+//! has, where the top is.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +8,10 @@ use crate::{
     Split, State, Time, Top, TopPolicy,
 };
 
-/// Decides what is to be done now, and says why.
+/// Decides what to do now, and why.
 ///
-/// Clients keep their node while they fit, in the order of `state.clients`; the others are placed by the policy.
-/// Hierarchies are planned anew every `config.every`, and as soon as the set of nodes changes.
+/// Clients keep their node while they fit, in the order of `state.clients`. The policy places the others.
+/// Hierarchies are planned anew every `config.every`, and as soon as a node with workers is lost.
 pub fn decide(now: Time, state: &State, config: &Config) -> (Plan, Reason) {
     let mut reasons = Vec::new();
     let there = living(now, state, config, &mut reasons);
@@ -37,7 +38,7 @@ pub fn decide(now: Time, state: &State, config: &Config) -> (Plan, Reason) {
     (Plan { homes, trees, top, lost, planned: due, next }, Reason(reasons))
 }
 
-/// Whether each node is there.
+/// Whether each node is alive.
 fn living(now: Time, state: &State, config: &Config, reasons: &mut Vec<Because>) -> Vec<bool> {
     let mut is_there = |(node, known): (u32, &Node)| match heartbeat::lost(now, known.heard, config.silence) {
         Some(silent) => {
@@ -49,7 +50,8 @@ fn living(now: Time, state: &State, config: &Config, reasons: &mut Vec<Because>)
     (0..).zip(&state.nodes).map(&mut is_there).collect()
 }
 
-/// The node that takes no clients because the top is there: the one with the most room, the last of those alike.
+/// The node for the top, which then takes no clients: the one with the most room, or the last of several
+/// equal ones.
 fn dedicated(there: &[bool], state: &State, config: &Config) -> Option<u32> {
     let living = (0_u32..).zip(there).filter(|(_, &there)| there).map(|(node, _)| node);
     if config.top != TopPolicy::Dedicated || living.clone().count() < 2 {
@@ -58,7 +60,7 @@ fn dedicated(there: &[bool], state: &State, config: &Config) -> Option<u32> {
     living.max_by_key(|&node| room(&state.nodes[node as usize]))
 }
 
-/// The residual capacity before clients are placed: RC = MC - k * E.
+/// Room of a node before clients are placed; the paper's residual capacity RC = MC - k * E.
 fn room(node: &Node) -> i64 {
     let signed = |load: u64| i64::try_from(load).unwrap_or(i64::MAX);
     signed(node.capacity).saturating_sub(signed(node.busy))
@@ -100,7 +102,7 @@ fn place(
     homes
 }
 
-/// Lets clients stay where they fit.
+/// Keeps clients at their node where they fit.
 fn keep(
     state: &State,
     config: &Config,
@@ -118,7 +120,7 @@ fn keep(
         };
         let load = i64::try_from(client.load).unwrap_or(i64::MAX);
         let room = &mut rooms[home as usize];
-        // A load that no node of this size can hold has no better place than the one that it has.
+        // If a client's load exceeds the whole node, another node would be no better.
         if *room >= load || client.load > node.capacity {
             *room = room.saturating_sub(load);
             kept += 1;
@@ -142,7 +144,7 @@ fn keep(
     homes
 }
 
-/// Places clients on some of the nodes.
+/// Places clients on the nodes in `able`.
 fn pack(
     clients: &[usize],
     able: &[u32],
@@ -153,7 +155,7 @@ fn pack(
     reasons: &mut Vec<Because>,
 ) {
     let mut placer = Placer::new(config.placement, able.iter().map(|&node| rooms[node as usize]).collect());
-    // Which nodes of `able` took clients that fit, and which took those that fit nowhere.
+    // For each node in `able`: the number of clients that fit there, and of clients that fit nowhere.
     let (mut filled, mut overfilled) = (vec![0_u32; able.len()], vec![0_u32; able.len()]);
     let mut largest = None;
     for &at in clients {
@@ -182,7 +184,7 @@ fn pack(
     }
 }
 
-/// Number of clients and load of each node.
+/// Number of clients and their load, for each node.
 fn loads(state: &State, homes: &[Option<u32>]) -> Vec<(u32, u64)> {
     let mut loads = vec![(0_u32, 0_u64); state.nodes.len()];
     for (client, home) in state.clients.iter().zip(homes) {
@@ -195,7 +197,7 @@ fn loads(state: &State, homes: &[Option<u32>]) -> Vec<(u32, u64)> {
     loads
 }
 
-/// A node's part; none if it has nothing to do and no workers to end.
+/// The part of the tree at one node; `None` if it has neither clients nor workers.
 fn tree(
     node: u32,
     known: &Node,
@@ -211,7 +213,7 @@ fn tree(
     let estimate =
         if due { smoothed(known.estimate, queue, config.history) } else { known.estimate.unwrap_or(queue) };
     if clients == 0 {
-        // Nothing comes here any more, whatever history says.
+        // The node has no clients, so it needs no workers, whatever the estimate is.
         let stop = if due { known.workers } else { 0 };
         let leaves = known.workers - stop;
         return Some(NodeTree { node, clients, queue, estimate, leaves, middle: false, start: 0, stop });

@@ -1,10 +1,12 @@
-//! The smoothed length of a node's queue (section 5.2).
+//! The smoothed length of a node's queue (LIFL, section 5.2).
 
 use crate::Load;
 
-/// An exponentially weighted moving average: `history` thousandths of the old estimate, the rest of the sample.
+/// An exponentially weighted moving average. The old estimate weighs `history` thousandths, the sample the
+/// rest.
 ///
-/// The paper writes Q on both sides of its formula; it is read as 0.7 on history. Rounds half up.
+/// The paper writes Q on both sides of its formula. We read it as a weight of 0.7 for the history. Halves
+/// round up.
 pub fn smoothed(old: Option<Load>, sample: Load, history: u32) -> Load {
     let Some(old) = old else { return sample };
     let history = u128::from(history.min(1000));

@@ -1,16 +1,18 @@
-//! Whether a node is there, by when it was heard last (section 3).
+//! Decides by the time of a node's last message whether the node is lost (LIFL, section 3).
 
 use std::time::Duration;
 
 use crate::Time;
 
-/// How long a node has been silent, if that is too long. A node that was heard "later than now" is there.
+/// Returns how long a node has been silent, if that is longer than `silence`. A message "later than now"
+/// counts as no silence.
 pub fn lost(now: Time, heard: Time, silence: Duration) -> Option<Duration> {
     let silent = now.saturating_sub(heard);
     (silent > silence).then_some(silent)
 }
 
-/// When a node that was heard at `heard` would count as lost: a timer for whoever waits.
+/// The time at which a node whose last message came at `heard` counts as lost: for the timer of whoever waits
+/// for it.
 pub fn deadline(heard: Time, silence: Duration) -> Time {
     heard.saturating_add(silence)
 }

@@ -1,20 +1,20 @@
-//! How many workers a node needs (section 5.2).
+//! How many workers a node needs (LIFL, section 5.2).
 
 use crate::{Config, Load, Scaling, Split, UPDATE};
 
-/// A node's hierarchy.
+/// The workers of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Leaves, or workers of ranges.
+    /// Number of leaves, or of workers that fold ranges.
     pub leaves: u32,
     /// Whether a middle folds the leaves' sums.
     pub middle: bool,
-    /// Leaves that the queue asks for, where `workers` allows fewer.
+    /// Number of leaves that the queue needs. `leaves` is lower if `config.workers` allows fewer.
     pub wanted: u32,
 }
 
 impl Shape {
-    /// The hierarchy for a queue.
+    /// The workers that a queue of this length needs.
     pub fn of(queue: Load, config: &Config) -> Self {
         if queue == 0 {
             return Self { leaves: 0, middle: false, wanted: 0 };
@@ -29,7 +29,7 @@ impl Shape {
     }
 }
 
-/// Leaves for a queue: ceil(Q / I), and one for less than I. The last one gets the remainder.
+/// Number of leaves for a queue: ceil(Q / I). The last leaf may get fewer updates.
 pub fn leaves_for(queue: Load, inputs: u32) -> u32 {
     let each = u64::from(inputs.max(1)).saturating_mul(UPDATE);
     u32::try_from(queue.div_ceil(each)).unwrap_or(u32::MAX)

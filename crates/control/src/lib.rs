@@ -1,8 +1,8 @@
-//! The control plane of aggregation trees, without IO or clock: which node a client sends to, how many workers a node
-//! needs, who is the top, when to scale.
+//! The control plane of aggregation trees, without IO or clock. It decides which node a client sends to, how
+//! many workers a node needs, where the top is, and when to scale.
 //!
 //! Every decision is a function of the time, the state and the configuration, and comes with its reasons:
-//! [`decide`] returns `(Plan, Reason)`. [`simulate`] drives the same decisions in virtual time.
+//! [`decide`] returns `(Plan, Reason)`. [`simulate`] runs the same decisions in virtual time.
 //!
 //! The source is LIFL (Qi et al. 2024), sections 5.1 to 5.4 and appendix E.
 
@@ -34,10 +34,11 @@ pub use reason::{Because, Reason, Told};
 pub use state::{Client, Node, NodeTree, Plan, State, Top};
 pub use top::share;
 
-/// Time since some fixed moment, on a monotonic clock. The caller says what time it is.
+/// Time since some fixed moment, on a monotonic clock. The caller passes the current time.
 pub type Time = std::time::Duration;
 
-/// How much a node holds or can hold at once, in thousandths of an update: integers, so that every machine decides alike.
+/// How much a node holds or can hold at once, in thousandths of an update. Integers make every machine decide
+/// alike.
 pub type Load = u64;
 
 /// The load of one update.

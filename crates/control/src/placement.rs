@@ -1,26 +1,27 @@
-//! Placement of clients on nodes as bin packing (section 5.1), in integers, O(log n) a client.
+//! Places clients on nodes by bin packing (LIFL, section 5.1): in integers, and in O(log n) per client.
 
 use std::collections::BTreeSet;
 
 use crate::{Load, Policy};
 
-/// Nodes with what room they have left. All policies take the lower number where nodes are alike.
+/// The nodes and the room that each has left. Of equal nodes, all policies take the one with the lower index.
 #[derive(Debug)]
 pub struct Placer {
     policy: Policy,
-    /// Room left at each node; below zero at one that overflows.
+    /// Room left at each node; negative if the node is overloaded.
     room: Vec<i64>,
-    /// The largest room below each place of a binary tree; leaves are nodes, from `half` on.
+    /// A binary tree of the largest room below each position. The nodes are its leaves, from `half` on.
     largest: Vec<i64>,
     half: usize,
-    /// Nodes by room, for best fit; without `open`.
+    /// For best fit: all nodes except `open`, ordered by room.
     by_room: BTreeSet<(i64, u32)>,
-    /// The node that best fit took last. While it fits it stays the best for equal loads, so the set need not change.
+    /// For best fit: the node chosen last, and the load placed there. It stays best for an equal load while
+    /// that fits, so `by_room` need not change.
     open: Option<(u32, i64)>,
 }
 
 impl Placer {
-    /// Nodes with this much room each.
+    /// A placer for nodes with this much room each.
     pub fn new(policy: Policy, room: Vec<i64>) -> Self {
         let half = room.len().next_power_of_two();
         let mut largest = vec![i64::MIN; 2 * half];
@@ -35,7 +36,8 @@ impl Placer {
         Self { policy, room, largest, half, by_room, open: None }
     }
 
-    /// Places a load. Returns the node and whether it fits; what fits nowhere goes by worst fit. None without nodes.
+    /// Places a load. Returns the node, and whether the load fits there. A load that fits nowhere goes to the
+    /// emptiest node. `None` if there are no nodes.
     pub fn place(&mut self, load: Load) -> Option<(u32, bool)> {
         if self.room.is_empty() {
             return None;
@@ -55,12 +57,12 @@ impl Placer {
         Some((node, fits))
     }
 
-    /// The room left at a node; below zero where it overflows.
+    /// Room left at a node; negative if it is overloaded.
     pub fn room(&self, node: u32) -> i64 {
         self.room[node as usize]
     }
 
-    /// The first node with at least this room. There is one.
+    /// The first node with at least this room. There must be one.
     fn leftmost(&self, room: i64) -> u32 {
         let mut place = 1;
         while place < self.half {
@@ -70,7 +72,7 @@ impl Placer {
         (place - self.half) as u32
     }
 
-    /// The node with the least room that is enough. There is one.
+    /// The node with the least room that is enough for the load. There must be one.
     fn fullest(&mut self, load: i64) -> u32 {
         if let Some((node, last)) = self.open {
             if last == load && self.room(node) >= load {
@@ -84,7 +86,7 @@ impl Placer {
         node
     }
 
-    /// Puts the open node back among the others.
+    /// Puts the open node back into `by_room`.
     fn close(&mut self) {
         if let Some((node, _)) = self.open.take() {
             self.by_room.insert((self.room(node), node));
@@ -118,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// The policies as section 5.1 says them, by looking at every node.
+    /// The policies exactly as section 5.1 describes them, by a scan of all nodes.
     fn plainly(policy: Policy, room: &[i64], load: i64) -> (u32, bool) {
         let nodes = || room.iter().zip(0..).map(|(&room, node)| (room, node));
         let fitting = nodes().filter(|&(room, _)| room >= load);
@@ -131,7 +133,7 @@ mod tests {
         (found.unwrap_or(emptiest).1, found.is_some())
     }
 
-    /// The fewest nodes of this room that hold all loads, by trying every way.
+    /// The least number of nodes with this room that can hold all loads, by trying every assignment.
     fn fewest(room: i64, loads: &[u64]) -> usize {
         fn put(bins: &mut Vec<i64>, room: i64, loads: &[u64], best: &mut usize) {
             let Some((&load, rest)) = loads.split_first() else {

@@ -1,4 +1,4 @@
-//! Why a decision is as it is.
+//! The reasons of a decision, as data and in words.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use crate::{Load, Policy, Time, UPDATE};
 
-/// All reasons of a decision, in the order in which it was made.
+/// All reasons of a decision, in the order of its steps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Reason(pub Vec<Because>);
 
 impl Reason {
-    /// Each reason as data and in words.
+    /// Each reason as data together with its words.
     pub fn told(&self) -> Vec<Told<'_>> {
         self.0.iter().map(|because| Told { because, text: because.to_string() }).collect()
     }
 }
 
-/// A reason with its words.
+/// A reason as data, and its words.
 #[derive(Debug, Serialize)]
 pub struct Told<'a> {
     #[serde(flatten)]
@@ -29,7 +29,7 @@ pub struct Told<'a> {
 /// One reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-#[allow(missing_docs)] // the words below say what each is
+#[allow(missing_docs)] // `Display` below says what each means
 pub enum Because {
     Lost {
         node: u32,
@@ -105,7 +105,7 @@ pub enum Because {
     },
 }
 
-/// A load in updates: 20, or 17.5.
+/// Displays a load in updates: 20, or 17.5.
 struct Updates(Load);
 
 impl fmt::Display for Updates {
@@ -118,7 +118,7 @@ impl fmt::Display for Updates {
     }
 }
 
-/// So many of something: 1 node, 2 nodes.
+/// Displays a count with its noun: 1 node, 2 nodes.
 struct Count(u32, &'static str);
 
 impl fmt::Display for Count {

@@ -1,8 +1,8 @@
-//! Which worker takes over the next level's work (section 5.3).
+//! Which idle worker takes over work of the next level (LIFL, section 5.3).
 
 use serde::Serialize;
 
-/// What a worker folds: a level of the tree.
+/// The level of the tree whose inputs a worker folds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkerRole {
@@ -14,28 +14,30 @@ pub enum WorkerRole {
     Top,
 }
 
-/// Where a worker for some work comes from, which is its reason too.
+/// Where the worker for a task comes from. It is also the reason of the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Source {
-    /// This idle worker, which has this role already.
+    /// An idle worker that has this role already.
     Idle {
-        /// Its place in the list of idle ones.
+        /// Its index in the list of idle workers.
         place: usize,
     },
-    /// This idle worker, which finished the work of another role.
+    /// An idle worker that had another role.
     Reused {
-        /// Its place in the list of idle ones.
+        /// Its index in the list of idle workers.
         place: usize,
     },
-    /// A new one: none is idle, or roles are not changed.
+    /// A new worker: none is idle, or workers keep their roles.
     Start,
 }
 
-/// Finds a worker for `role` among idle ones, each with the role that it had, in the order in which they became idle.
+/// Finds a worker for `role`. `idle` has the role of each idle worker, in the order in which they became
+/// idle.
 ///
-/// With `reuse` one of the levels below will do, the nearest level first: a leaf becomes the middle, the first middle
-/// to finish becomes the top. All run the same program and keep nothing.
+/// With `reuse`, a worker of a lower level will do, the nearest level first: a leaf becomes the middle, and
+/// the first middle to finish becomes the top. If there is none, any idle worker will do. All workers run the
+/// same program and keep no state.
 pub fn source(role: WorkerRole, idle: &[WorkerRole], reuse: bool) -> Source {
     if let Some(place) = idle.iter().position(|&had| had == role) {
         return Source::Idle { place };
@@ -44,7 +46,7 @@ pub fn source(role: WorkerRole, idle: &[WorkerRole], reuse: bool) -> Source {
         return Source::Start;
     }
     let below = idle.iter().enumerate().filter(|(_, &had)| had < role);
-    // Of equal keys `max_by_key` takes the last, and the first to finish is wanted.
+    // `max_by_key` returns the last of equal maxima. The reversed order makes that the first to finish.
     let nearest = below.rev().max_by_key(|(_, &had)| had);
     let any = nearest.map(|(place, _)| place).or_else(|| (!idle.is_empty()).then_some(0));
     any.map_or(Source::Start, |place| Source::Reused { place })

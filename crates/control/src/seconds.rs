@@ -1,4 +1,4 @@
-//! Times as seconds in JSON.
+//! Serializes times as seconds, for JSON.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duratio
     Duration::try_from_secs_f64(seconds).map_err(|error| D::Error::custom(format!("{seconds} s: {error}")))
 }
 
-/// A time in a list.
+/// A time that serializes as seconds even as an element of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Seconds(#[serde(with = "crate::seconds")] pub Duration);

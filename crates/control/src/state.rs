@@ -1,4 +1,4 @@
-//! What a decision is made from, and what it is.
+//! Input and output of a decision: the state of nodes and clients, and the plan.
 
 use serde::Serialize;
 
@@ -7,26 +7,26 @@ use crate::{Load, Time, UPDATE};
 /// A node as the control plane knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// The most it can hold at once; the paper's MC.
+    /// The most load that it can hold at once; the paper's MC.
     pub capacity: Load,
-    /// What it holds already of other work: arrival rate times execution time, k * E.
+    /// Load that it already has from other work: arrival rate times execution time, k * E.
     pub busy: Load,
-    /// The smoothed length of its queue, from the last plan; none before the first.
+    /// The smoothed length of its queue, from the last plan; `None` before the first.
     pub estimate: Option<Load>,
-    /// Workers that it has now.
+    /// Number of workers that it has now.
     pub workers: u32,
-    /// When it was heard last.
+    /// When its last message arrived.
     pub heard: Time,
-    /// The group that it serves (Flame's groupBy); none serves all.
+    /// The only group that it serves (Flame's groupBy); `None` if it serves all.
     pub group: Option<u32>,
 }
 
 /// A client that is selected for the next round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
-    /// The node that it sent to last.
+    /// The node that it sent to last; `None` if it is new.
     pub home: Option<u32>,
-    /// What it adds to a node's load.
+    /// The load that it adds to a node.
     pub load: Load,
     /// The group that it belongs to.
     pub group: Option<u32>,
@@ -41,26 +41,26 @@ impl Default for Client {
 /// What the control plane knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
-    /// All nodes; everything else names them by their place here.
+    /// All nodes. Everything else refers to a node by its index here.
     pub nodes: Vec<Node>,
-    /// The clients that are selected.
+    /// The clients that are selected for the round.
     pub clients: Vec<Client>,
-    /// When hierarchies were planned last.
+    /// When hierarchies were last planned.
     pub planned: Option<Time>,
 }
 
-/// What is to be done.
+/// The result of a decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// The node of each client; none where no node can take it.
+    /// The node of each client, in the order of `State::clients`; `None` if no node can take it.
     pub homes: Vec<Option<u32>>,
-    /// What each node that has clients does.
+    /// The part of the tree at each node that has clients or has workers to end.
     pub trees: Vec<NodeTree>,
-    /// Where the nodes' sums meet.
+    /// Where the nodes' sums are folded together.
     pub top: Top,
-    /// Nodes that are lost.
+    /// Nodes that count as lost.
     pub lost: Vec<u32>,
-    /// Whether hierarchies are planned anew by this decision.
+    /// Whether this decision planned the hierarchies anew.
     pub planned: bool,
     /// When to plan hierarchies next.
     #[serde(with = "crate::seconds")]
@@ -70,40 +70,40 @@ pub struct Plan {
 /// One node's part of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeTree {
-    /// The node.
+    /// Index of the node.
     pub node: u32,
-    /// Clients that send to it.
+    /// Number of clients that send to it.
     pub clients: u32,
-    /// Their load, and what the node holds of other work.
+    /// Load of these clients, plus the node's load from other work.
     pub queue: Load,
-    /// The smoothed queue.
+    /// The smoothed length of its queue.
     pub estimate: Load,
-    /// Leaves, or workers of ranges.
+    /// Number of leaves, or of workers that fold ranges.
     pub leaves: u32,
     /// Whether a middle folds the leaves' sums.
     pub middle: bool,
-    /// Workers to start.
+    /// Number of workers to start.
     pub start: u32,
-    /// Workers to end.
+    /// Number of workers to end.
     pub stop: u32,
 }
 
-/// Where the nodes' sums meet.
+/// Where the nodes' sums are folded together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Top {
-    /// There are no sums.
+    /// Nowhere: there are no sums.
     Nowhere,
     /// At this node.
     Node {
-        /// The node.
+        /// Index of the node.
         node: u32,
     },
     /// At the node that finishes first.
     FirstFinished,
-    /// At each of these, for its share of the bytes, in this order.
+    /// At each of these nodes, for its share of the bytes, in this order.
     Sharded {
-        /// The nodes.
+        /// Indices of the nodes.
         nodes: Vec<u32>,
     },
 }

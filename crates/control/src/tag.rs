@@ -1,8 +1,9 @@
-//! Flame's Topology Abstraction Graph (Daga et al. 2023; LIFL appendix D) as a tree: roles, channels, groupBy.
+//! Reads Flame's Topology Abstraction Graph (Daga et al. 2023; LIFL, appendix D) as a tree of roles and
+//! channels.
 //!
-//! A schema is a JSON file. Roles that are `isDataConsumer` are clients. A channel joins two roles; the one that is
-//! farther from the clients is the parent. `groupBy` cuts a channel into groups by labels; a label such as `default/us`
-//! belongs to the group `default` of the channel above.
+//! A schema is a JSON file. Roles with `isDataConsumer` are clients. A channel joins two roles; the role
+//! farther from the clients is the parent. `groupBy` divides a channel into groups by labels. A label such as
+//! `default/us` belongs to the group `default` of the channel above.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-/// Most roles and channels, and most groups of a channel.
+/// Most roles, most channels, and most groups of a channel.
 const MOST: usize = 1_000;
 
 /// What is wrong with a schema, where, and how to fix it.
@@ -21,7 +22,7 @@ pub struct Fault {
     pub line: usize,
     /// What is wrong.
     pub cause: String,
-    /// What to do.
+    /// How to fix it.
     pub hint: String,
 }
 
@@ -30,44 +31,44 @@ pub struct Fault {
 pub struct Tag {
     /// The schema's name.
     pub name: String,
-    /// Roles, clients first, the top last.
+    /// Roles: clients first, the top last.
     pub roles: Vec<TagRole>,
-    /// Channels, those of clients first.
+    /// Channels: those of clients first.
     pub channels: Vec<Channel>,
 }
 
 /// A role of a TAG.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TagRole {
-    /// Its name.
+    /// Name of the role.
     pub name: String,
-    /// Channels between it and the clients, 0 for clients.
+    /// Number of channels between this role and the clients; 0 for clients.
     pub level: u32,
-    /// Line of the schema.
+    /// Line of its name in the schema, from 1.
     pub line: usize,
 }
 
 /// A channel between two roles.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Channel {
-    /// Its name.
+    /// Name of the channel.
     pub name: String,
     /// The role nearer to the clients.
     pub child: String,
-    /// The role above.
+    /// The role nearer to the top.
     pub parent: String,
-    /// Its groups; empty means one.
+    /// Its groups; empty if the channel is not divided.
     pub groups: Vec<Group>,
-    /// Line of the schema.
+    /// Line of its name in the schema, from 1.
     pub line: usize,
 }
 
 /// A group of a channel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// Its label.
+    /// Label of the group.
     pub label: String,
-    /// Line of the schema.
+    /// Line of the label in the schema, from 1.
     pub line: usize,
 }
 
@@ -111,7 +112,7 @@ struct GroupByText<'a> {
     value: Vec<&'a RawValue>,
 }
 
-/// A name with its line.
+/// A name, and its line in the schema.
 type Named = (String, usize);
 
 /// A channel whose direction is not known yet.
@@ -121,7 +122,8 @@ struct Pair {
     groups: Vec<Group>,
 }
 
-/// Reads a schema. Refuses what is no tree: cycles, unknown or unconnected roles, two parents, groups without a parent.
+/// Reads a schema. Refuses one that is not a tree: with cycles, unknown or unconnected roles, two parents of
+/// a role, or groups without a parent.
 pub fn read(text: &str) -> Result<Tag, Fault> {
     let source = Source(text);
     let schema: SchemaText<'_> = source.parse(text)?;
@@ -152,11 +154,11 @@ fn fault<T>(line: usize, cause: impl Into<String>, hint: impl Into<String>) -> R
     Err(Fault { line, cause: cause.into(), hint: hint.into() })
 }
 
-/// The text, of which all raw values are parts.
+/// The schema's text. All raw values are slices of it.
 struct Source<'a>(&'a str);
 
 impl<'a> Source<'a> {
-    /// The line of a part of the text.
+    /// The line at which a slice of the text begins.
     fn line(&self, part: &str) -> usize {
         let offset = (part.as_ptr() as usize).saturating_sub(self.0.as_ptr() as usize).min(self.0.len());
         1 + self.0.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count()
@@ -239,7 +241,7 @@ fn groups<'a>(source: &Source<'a>, text: &GroupByText<'a>) -> Result<Vec<Group>,
     Ok(groups)
 }
 
-/// Groups that roles say they belong to must be groups of channels.
+/// Checks that every group named by a role's `groupAssociation` is a group of its channel.
 fn associations<'a>(source: &Source<'a>, roles: &[RoleText<'a>], pairs: &[Pair]) -> Result<(), Fault> {
     for (channel, &raw) in roles.iter().flat_map(|role| &role.group_association).flatten() {
         let (label, line) = source.name(raw)?;
@@ -262,7 +264,7 @@ fn associations<'a>(source: &Source<'a>, roles: &[RoleText<'a>], pairs: &[Pair])
     Ok(())
 }
 
-/// Refuses a channel whose ends are joined already.
+/// Refuses a channel between two roles that are already connected, and roles that are not connected.
 fn acyclic(names: &[Named], pairs: &[Pair]) -> Result<(), Fault> {
     let mut part: Vec<usize> = (0..names.len()).collect();
     for Pair { name: (name, line), ends: [first, second], .. } in pairs {
@@ -293,7 +295,7 @@ fn acyclic(names: &[Named], pairs: &[Pair]) -> Result<(), Fault> {
     }
 }
 
-/// How far each role is from the clients.
+/// The number of channels between each role and the clients.
 fn levels(names: &[Named], clients: &[bool], pairs: &[Pair]) -> Result<Vec<u32>, Fault> {
     let mut levels: Vec<Option<u32>> = clients.iter().map(|&client| client.then_some(0)).collect();
     if !clients.contains(&true) {
@@ -312,11 +314,11 @@ fn levels(names: &[Named], clients: &[bool], pairs: &[Pair]) -> Result<Vec<u32>,
             }
         }
     }
-    // All are joined, so all have a level.
+    // All roles are connected, so each has a level.
     Ok(levels.into_iter().map(Option::unwrap_or_default).collect())
 }
 
-/// Channels with child and parent. Each role but the top has one parent.
+/// Turns pairs into channels with a child and a parent. Refuses a role with two parents.
 fn directed(names: &[Named], levels: &[u32], pairs: Vec<Pair>) -> Result<Vec<Channel>, Fault> {
     let mut above: Vec<Option<String>> = vec![None; names.len()];
     let mut channels = Vec::new();
@@ -334,12 +336,13 @@ fn directed(names: &[Named], levels: &[u32], pairs: Vec<Pair>) -> Result<Vec<Cha
         let (child, parent) = (names[child].0.clone(), names[parent].0.clone());
         channels.push((levels[first].min(levels[second]), Channel { name, child, parent, groups, line }));
     }
-    // All are joined without a cycle, and none has two parents: so all but one have one.
+    // All roles are connected without a cycle, and none has two parents. So exactly one has no parent.
     channels.sort_by_key(|(level, _)| *level);
     Ok(channels.into_iter().map(|(_, channel)| channel).collect())
 }
 
-/// Each group belongs to a group of the channel above; the top's channel has one.
+/// Checks that each group belongs to a group of the channel above, and that the top's channel has only one
+/// group.
 fn grouped(channels: &[Channel]) -> Result<(), Fault> {
     for channel in channels {
         let Some(above) = channels.iter().find(|above| above.child == channel.parent) else {
@@ -366,7 +369,7 @@ fn grouped(channels: &[Channel]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether a label as `default/us` is `default`, or below it.
+/// Whether a label such as `default/us` equals `outer` or lies below it.
 fn is_within(label: &str, outer: &str) -> bool {
     label.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -1,11 +1,12 @@
-//! A top that is shared by nodes: which bytes each is the parent for.
+//! A sharded top: divides the bytes of a model among the nodes.
 
 use std::ops::Range;
 
-/// Shares begin at multiples of this, as tensors do.
+/// Alignment of a share's start in bytes: that of tensors.
 const ALIGNED: u64 = 64;
 
-/// The bytes of share `part` of `parts`: as equal as multiples of 64 allow. Together they are all bytes, in order.
+/// The bytes of share `part` of `parts`. Shares are as equal as multiples of 64 allow; in order, they cover
+/// all bytes.
 pub fn share(bytes: u64, part: u32, parts: u32) -> Range<u64> {
     let units = u128::from(bytes.div_ceil(ALIGNED));
     let edge = |part: u32| {

@@ -1,4 +1,4 @@
-//! Golden decisions: what is decided, and why, in words.
+//! Golden tests: decisions and their reasons in words.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn paper() -> Config {
     Config { split: Split::Clients, workers: 64, ..Config::default() }
 }
 
-/// Clients a node.
+/// Number of clients of each node.
 fn counts(plan: &Plan) -> Vec<(u32, u32)> {
     plan.trees.iter().map(|tree| (tree.node, tree.clients)).collect()
 }
@@ -208,7 +208,7 @@ fn ten_thousand_clients_fill_a_hundred_nodes() {
     state.nodes.iter_mut().for_each(|node| node.capacity = 100 * UPDATE);
     let (plan, _) = decide(NOW, &state, &paper());
     assert!(plan.trees.iter().all(|tree| tree.clients == 100 && tree.leaves == 50));
-    // The next round, with everyone where they were, changes nothing.
+    // Another round with all clients at their nodes changes nothing.
     state.clients = clients(&plan.homes);
     for (node, tree) in state.nodes.iter_mut().zip(&plan.trees) {
         (node.workers, node.estimate) = (tree.leaves, Some(tree.estimate));
@@ -235,8 +235,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No client goes to a node that is lost or serves another group; who can have a node has one; counts agree; the
-    /// same state gives the same decision.
+    /// No client gets a node that is lost or serves another group. Every client that can have a node has one.
+    /// Counts agree. The same state gives the same decision.
     #[test]
     fn every_decision_is_sound(
         state in any_state(),

@@ -1,4 +1,4 @@
-//! Flame's schemas: those of its own documents, and each that is no tree.
+//! Tests of Flame's schemas: those of its documentation are read, and those that are not trees are refused.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ fn refused(text: &str) -> Fault {
     read(text).unwrap_err()
 }
 
-/// The example with something else in one place.
+/// The example with one part replaced.
 fn with(old: &str, new: &str) -> String {
     assert!(HIERARCHY.contains(old));
     HIERARCHY.replacen(old, new, 1)
@@ -128,7 +128,7 @@ fn what_is_no_tree_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is cut out of a schema or put in, it is read or refused.
+    /// A schema with parts cut out or added is read or refused; it never panics.
     #[test]
     fn damaged_schemas_are_read_or_refused(start in 0_usize..900, length in 0_usize..200, put in "[\\[\\]{}\",: a-z]{0,8}") {
         let mut text = HIERARCHY.to_owned();

@@ -1,4 +1,4 @@
-//! Aggregation in virtual time: bounds in closed form, counts that agree, the same outcome for the same seed.
+//! Tests of the simulation: bounds in closed form, consistent counts, and the same outcome for the same seed.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn one(scenario: &Scenario) -> Outcome {
     run(scenario).unwrap().remove(0)
 }
 
-/// Time of bytes on a link between nodes.
+/// Time of a transfer between nodes at [`RATE`].
 fn on_link(bytes: u64) -> Duration {
     Duration::from_nanos((u128::from(bytes) * 8_000_000_000 / u128::from(RATE)) as u64)
 }
@@ -74,7 +74,7 @@ fn two_nodes_take_one_transfer_and_one_more_fold() {
     scenario.switches.placement = Policy::WorstFit;
     let costs = &scenario.costs;
     let fold = costs.folding(1, BYTES);
-    // Both fold at the same time; the second to finish sends its sums to the first.
+    // Both nodes fold at the same time. The second to finish sends its sums to the first.
     let expected = costs.hand_over + fold + on_link(BYTES) + costs.hand_over + fold;
     let outcome = one(&scenario);
     assert_eq!((outcome.completion, outcome.top, outcome.bytes_between), (expected, Some(0), BYTES));
@@ -240,8 +240,9 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Every system in every setting: eager and lazy fold the same updates; no round is faster than its last update,
-    /// its cores or its links, nor slower than everything one after the other.
+    /// All systems in all settings: eager and lazy timing fold the same updates. A round ends no earlier than
+    /// its last update, its cores and its links allow, and no later than if everything ran one after the
+    /// other.
     #[test]
     fn rounds_keep_to_their_bounds(mut scenario in any_scenario()) {
         scenario.switches.timing = Timing::Eager;
@@ -264,7 +265,7 @@ proptest! {
             let work = outcome.cpu.fold + outcome.cpu.moving + outcome.cpu.start;
             let notes = scenario.costs.hand_over * 4 * (outcome.counted + 10) * parts;
             let serial = outcome.arrival + work + on_link(outcome.bytes_between) + notes;
-            // The autoscaler may let a task wait for its ticks.
+            // With the autoscaler a task may wait for ticks.
             let ticks = if scenario.switches.scaling == Scaling::Knative { Duration::from_secs(60) } else { Duration::ZERO };
             prop_assert!(outcome.completion <= serial + ticks, "{:?} of {serial:?}", outcome.completion);
         }

@@ -1,4 +1,4 @@
-//! When clients' updates are in their nodes' queues, and which of them count.
+//! When clients' updates arrive at their nodes, and which of them count.
 
 use std::collections::VecDeque;
 
@@ -12,21 +12,21 @@ use crate::Time;
 /// An update that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Arrival {
-    /// When it is whole and counted.
+    /// When it was received completely and counted.
     pub at: Time,
-    /// Its node.
+    /// The node that counted it.
     pub node: u32,
-    /// Its client.
+    /// The client that sent it.
     pub client: u32,
 }
 
-/// All updates of a round that count, in order, and how often nodes drew admissions.
+/// All updates of a round that count, in order, and how many times nodes drew admissions.
 pub fn counted(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>]) -> (Vec<Arrival>, u32) {
     admitted(scenario, received(scenario, round, open, homes))
 }
 
-/// When each client's update is whole at its node: drawn within the spread, then one after the other over the node's
-/// link for clients.
+/// When each client's update is complete at its node. Clients send at random times within the spread. Over
+/// the node's link for clients the updates follow one another.
 fn received(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>]) -> Vec<Arrival> {
     let mut rng = Rng::new(&[scenario.seed, u64::from(round)]);
     let first = open.saturating_add(scenario.between);
@@ -49,8 +49,8 @@ fn received(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>]) 
     arrivals
 }
 
-/// Lets the root admit as many as the goal. Nodes give back what they hold for clients that will not come any more;
-/// updates that found no admission wait for these.
+/// Lets the root admit as many updates as the goal. Nodes give back admissions for which no client is left.
+/// Updates that found no admission wait for these.
 fn admitted(scenario: &Scenario, arrivals: Vec<Arrival>) -> (Vec<Arrival>, u32) {
     let mut desk = Desk::new(scenario, &arrivals);
     let (mut counted, mut waiting) = (Vec::new(), VecDeque::new());
@@ -75,12 +75,12 @@ fn admitted(scenario: &Scenario, arrivals: Vec<Arrival>) -> (Vec<Arrival>, u32) 
     (counted, desk.draws)
 }
 
-/// The nodes' side of admissions.
+/// The nodes' admissions in the simulation.
 struct Desk {
     root: Root,
-    /// Admissions that each node holds.
+    /// Number of admissions that each node holds.
     held: Vec<u32>,
-    /// Updates that each node still expects.
+    /// Number of updates that each node still expects.
     coming: Vec<u32>,
     draws: u32,
 }
@@ -93,7 +93,7 @@ impl Desk {
         Self { root: Root::new(scenario.goal(), nodes as u32), held: vec![0; nodes], coming, draws: 0 }
     }
 
-    /// Whether an update counts now; its node draws admissions if it has none.
+    /// Whether an update counts now. Its node draws admissions if it has none.
     fn admits(&mut self, arrival: &Arrival) -> bool {
         let held = &mut self.held[arrival.node as usize];
         if *held == 0 {
@@ -105,7 +105,7 @@ impl Desk {
         counts
     }
 
-    /// A node gives back what it holds beyond the updates that it expects.
+    /// Gives back the admissions that a node holds beyond the updates that it expects.
     fn give_back(&mut self, node: u32) {
         let (held, coming) = (&mut self.held[node as usize], self.coming[node as usize]);
         let spare = held.saturating_sub(coming);

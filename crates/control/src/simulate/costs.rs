@@ -1,4 +1,4 @@
-//! What things cost.
+//! Costs of folding, copying and starting workers.
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use super::systems::{DataPlane, Levels, Start, Switches};
 /// The most updates that one pass over the sums folds.
 const MANY: u32 = 8;
 
-/// Costs of one machine. Rates are bytes a second. The defaults are measurements on two cores (decision 0046); those of
-/// the machine that is meant belong in the plan.
+/// Costs on one machine; rates are in bytes a second. The defaults were measured on two cores (decision
+/// 0046). A plan should have those of the machine that it is about.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Costs {
-    /// Reading updates while they are folded.
+    /// Rate of reading updates while they are folded.
     pub fold: u64,
-    /// Reading and writing the sums, once a pass of up to eight updates.
+    /// Rate of reading and writing the sums, once for a pass of up to eight updates.
     pub sums: u64,
-    /// Handing an object over by a note.
+    /// Time to hand an object over by a note.
     #[serde(with = "crate::seconds")]
     pub hand_over: Duration,
-    /// From one process to another over a socket.
+    /// Rate of copying from one process to another over a socket.
     pub socket: u64,
-    /// From one process through a broker to another.
+    /// Rate of copying from one process to another through a broker.
     pub broker: u64,
-    /// Through one side process.
+    /// Rate of copying through one side process.
     pub side: u64,
-    /// Start of a worker from its template.
+    /// Time to fork a worker from its template.
     #[serde(with = "crate::seconds")]
     pub warm_start: Duration,
-    /// Start of a worker as a new process.
+    /// Time to start a worker as a new process.
     #[serde(with = "crate::seconds")]
     pub cold_start: Duration,
-    /// Making a model of the sums at the end of a round, in bytes of the model; 0 takes no time.
+    /// Rate of making the model from the sums at the end of a round; 0 takes no time.
     pub finish: u64,
 }
 
@@ -53,24 +53,25 @@ impl Default for Costs {
     }
 }
 
-/// The time of so many bytes at a rate in bytes a second, rounded down to nanoseconds. A rate of zero takes no time.
+/// Time for `bytes` at `rate` bytes a second, rounded down to nanoseconds. A rate of zero takes no time.
 pub fn at_rate(bytes: u64, rate: u64) -> Duration {
     let nanos = (u128::from(bytes) * 1_000_000_000).checked_div(u128::from(rate)).unwrap_or(0);
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 impl Costs {
-    /// One pass that folds so many inputs of this size.
+    /// Time of one pass that folds this many inputs of this size.
     pub fn folding(&self, inputs: u32, bytes: u64) -> Duration {
         at_rate(bytes.saturating_mul(inputs.into()), self.fold) + at_rate(bytes, self.sums)
     }
 
-    /// How many of those that wait one pass takes.
+    /// How many of the waiting inputs one pass folds.
     pub fn many(waiting: u32) -> u32 {
         waiting.min(MANY)
     }
 
-    /// From a leaf to its node's middle, which has no side process: time of a core, and time that passes besides.
+    /// Cost of sending a leaf's sums to the node's middle, which has no side process: time of a core, and
+    /// delay without a core.
     pub fn between_workers(&self, bytes: u64, switches: &Switches) -> (Duration, Duration) {
         let sides = if switches.side_process { at_rate(bytes, self.side) } else { Duration::ZERO };
         match switches.data_plane {
@@ -80,7 +81,8 @@ impl Costs {
         }
     }
 
-    /// From where a node received an update to the worker. With sockets alone a node's only aggregator received it itself.
+    /// Cost of bringing a received update to its worker: time of a core, and delay without a core. In a flat
+    /// system with sockets the only aggregator receives updates itself.
     pub fn to_worker(&self, bytes: u64, switches: &Switches) -> (Duration, Duration) {
         let side = if switches.side_process { at_rate(bytes, self.side) } else { Duration::ZERO };
         match switches.data_plane {
@@ -91,7 +93,7 @@ impl Costs {
         }
     }
 
-    /// The start of a worker.
+    /// Time to start a worker.
     pub fn starting(&self, start: Start) -> Duration {
         match start {
             Start::Template => self.warm_start,

@@ -1,4 +1,4 @@
-//! The event queue, inputs of tasks, and cores.
+//! The event loop of the simulation, with the inputs of tasks and the use of cores.
 
 mod opening;
 mod results;
@@ -17,13 +17,13 @@ use crate::{decide, Config, Scaling, State, Time, Top};
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// An update is counted at a node.
+    /// An update was counted at a node.
     Arrived { node: u32 },
-    /// A core of a node has finished.
+    /// A core of a node has finished its work.
     Worked { node: u32, work: Work },
-    /// An input is there for each of these tasks.
+    /// An input has arrived for each of these tasks.
     Delivered { to: Range2 },
-    /// A node's sums, or a share of them, are whole at another node.
+    /// A node's sums, or a share of them, have arrived at another node.
     Received { transfer: Transfer },
     /// The autoscalers decide.
     Tick,
@@ -40,7 +40,7 @@ pub struct Engine<'a> {
     round: Round,
 }
 
-/// What belongs to one round.
+/// The state of the current round.
 #[derive(Default)]
 struct Round {
     open: Time,
@@ -48,9 +48,9 @@ struct Round {
     leaves: Vec<Leaves>,
     /// Nodes that have updates.
     used: Vec<u32>,
-    /// Tasks of the top by its place in `tops`.
+    /// The top's nodes, and the tasks at each.
     tops: Vec<(u32, Range2)>,
-    /// Tasks of the top that are not done.
+    /// Number of tasks of the top that are not done.
     left: u32,
     done: Option<Time>,
     policy: Option<Top>,
@@ -78,7 +78,7 @@ impl<'a> Engine<'a> {
         (1..=self.scenario.rounds).map(|round| self.one(round)).collect()
     }
 
-    /// Plays one round.
+    /// Simulates one round.
     fn one(&mut self, round: u32) -> Result<Outcome, Impossible> {
         let (plan, reason) = decide(self.now, &self.state, &self.config);
         let (arrivals, draws) = counted(self.scenario, round, self.now, &plan.homes);
@@ -94,7 +94,7 @@ impl<'a> Engine<'a> {
         self.open(round, &plan, &arrivals, draws);
         while self.round.done.is_none() {
             let Some(Reverse((at, _, event))) = self.events.pop() else { break };
-            // What was left of an earlier round comes while its model spreads.
+            // An event of the round before may be due while its model is sent, so time does not go back.
             self.now = self.now.max(at);
             self.handle(event);
         }
@@ -136,7 +136,7 @@ impl<'a> Engine<'a> {
             let place = if leaves.round {
                 first + come % (end - first)
             } else {
-                // Leaves are filled one after the other; all before the last one get as many.
+                // Fill one leaf after the other: all but the last get the same number.
                 first + come / self.config.inputs.max(1) as usize
             };
             let place = place.min(end - 1);
@@ -148,7 +148,7 @@ impl<'a> Engine<'a> {
         self.move_to(node, core, delay, to);
     }
 
-    /// Brings an input to tasks: by so much time of a core, or after a delay.
+    /// Brings an input to tasks: either a core works on it, or it arrives after a delay.
     fn move_to(&mut self, node: u32, core: Duration, delay: Duration, to: Range2) {
         if core > Duration::ZERO {
             self.submit(node, Work::Move { to }, core);
@@ -162,7 +162,7 @@ impl<'a> Engine<'a> {
         self.pump(task);
     }
 
-    /// Goes on with a task, if there is something to fold and somebody to do it.
+    /// Continues a task if it has inputs to fold and a worker.
     fn pump(&mut self, at: usize) {
         let task = &mut self.round.tasks[at];
         if !task.is_ready(self.config.timing) {

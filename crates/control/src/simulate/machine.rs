@@ -1,4 +1,4 @@
-//! What a node has: cores that work off jobs, workers, and a link to the other nodes.
+//! A simulated node: cores that work off a queue of jobs, workers, and a link to the other nodes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,20 +9,20 @@ use crate::autoscaler::{Autoscaler, Knobs};
 use crate::reuse::WorkerRole;
 use crate::Time;
 
-/// What a core does.
+/// A job for a core.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
-    /// Folds inputs of a task.
+    /// Fold inputs of a task.
     Fold { task: usize, inputs: u32 },
-    /// Moves an input to each of these tasks.
+    /// Copy an input to each of these tasks.
     Move { to: Range2 },
-    /// Moves a node's sums out to its link.
+    /// Copy a node's sums out to its link.
     Out { node: u32 },
-    /// Starts a worker.
+    /// Start a worker.
     Start { worker: usize },
 }
 
-/// Tasks from the first to before the second.
+/// Indices of tasks, from the first to before the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range2(pub usize, pub usize);
 
@@ -32,7 +32,7 @@ impl From<Range2> for Range<usize> {
     }
 }
 
-/// What a worker is at.
+/// State of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     Starting,
@@ -50,27 +50,27 @@ pub struct Worker {
 
 #[derive(Debug)]
 pub struct Machine {
-    /// Cores that do nothing.
+    /// Number of idle cores.
     cores: u32,
-    /// Jobs that wait for a core.
+    /// Jobs that wait for a core, each with its duration.
     jobs: VecDeque<(Work, Duration)>,
     pub workers: Vec<Worker>,
-    /// Workers that do nothing, in the order in which they finished.
+    /// Idle workers, in the order in which they became idle.
     pub idle: Vec<usize>,
     /// Tasks that wait for a worker, by role.
     pub waiting: [VecDeque<usize>; 3],
     pub scalers: [Autoscaler; 3],
-    /// Most leaves that there are to be.
+    /// Most leaves that the plan allows.
     pub leaves: u32,
     /// Bits a second to and from other nodes; 0 for no limit.
     pub rate: u64,
-    /// Sums that wait for the link, in the order in which they are to go.
+    /// Transfers that wait for the link, in order.
     pub outbox: VecDeque<Transfer>,
     pub is_sending: bool,
     pub is_receiving: bool,
 }
 
-/// Sums, or a share of them, on their way to the top's tasks.
+/// Sums, or a share of them, that one node sends to the top's tasks at another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Transfer {
     pub from: u32,
@@ -96,7 +96,7 @@ impl Machine {
         }
     }
 
-    /// Takes a job. Returns it if a core begins it now.
+    /// Adds a job. Returns it if an idle core can begin it now.
     pub fn submit(&mut self, work: Work, lasting: Duration) -> Option<(Work, Duration)> {
         if self.cores == 0 {
             self.jobs.push_back((work, lasting));
@@ -106,14 +106,14 @@ impl Machine {
         Some((work, lasting))
     }
 
-    /// A core has finished. Returns what it begins next.
+    /// A core has finished. Returns the job that it begins next.
     pub fn next(&mut self) -> Option<(Work, Duration)> {
         let next = self.jobs.pop_front();
         self.cores += u32::from(next.is_none());
         next
     }
 
-    /// Workers of a role that have not ended.
+    /// Number of workers of a role that have not ended.
     pub fn count(&self, role: WorkerRole) -> u32 {
         self.workers.iter().filter(|worker| worker.role == role && worker.standing != Standing::Ended).count()
             as u32

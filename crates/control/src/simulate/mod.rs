@@ -1,9 +1,10 @@
-//! Aggregation in virtual time: [`decide`](crate::decide) and the rules of reuse, timing, scaling and admission, over an
-//! event queue, with [`Costs`] in place of work. The same scenario and seed give the same outcome on every machine.
+//! Simulates aggregation in virtual time. It runs [`decide`](crate::decide) and the rules of reuse, timing,
+//! scaling and admission over an event queue, with [`Costs`] instead of real work. The same scenario and seed
+//! give the same outcome on every machine.
 //!
-//! What is modelled: cores of nodes that folds, copies and starts of workers compete for; one link of each node to the
-//! others, on which transfers follow each other; a link for clients, if it has a rate. What is not: memory bandwidth that
-//! cores share, packets, failures.
+//! The model has the cores of each node, for which folds, copies and starts of workers compete. It has one
+//! link from each node to the others, on which transfers follow one another, and a link for clients if that
+//! has a rate. It does not have memory bandwidth shared by cores, packets or failures.
 
 mod arrivals;
 mod costs;
@@ -24,106 +25,106 @@ use crate::autoscaler::Knobs;
 pub use crate::seconds::Seconds;
 use crate::{decide, Client, Config, Load, Node, Plan, Reason, State, Time};
 
-/// What is simulated.
+/// The input of a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// The nodes.
     pub nodes: Vec<NodeSpec>,
-    /// Clients that send an update each round.
+    /// Number of clients; each sends one update in each round.
     pub clients: u32,
-    /// The group of each client in turn; empty if there are no groups.
+    /// Groups, which clients belong to in turn; empty if there are no groups.
     #[serde(default)]
     pub groups: Vec<u32>,
-    /// Updates that end a round; none for all.
+    /// Number of updates that end a round; `None` for all.
     #[serde(default)]
     pub goal: Option<u32>,
-    /// Size of an update.
+    /// Size of an update in bytes.
     pub bytes: u64,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: u32,
-    /// From the opening of a round to the first update.
+    /// Time from the opening of a round to its first update.
     #[serde(with = "crate::seconds")]
     pub between: Duration,
-    /// Time within which clients finish, evenly.
+    /// Time over which the arrivals of updates are spread, uniformly at random.
     #[serde(with = "crate::seconds")]
     pub spread: Duration,
-    /// Seed of that.
+    /// Seed of the random arrivals.
     pub seed: u64,
-    /// When each client's update comes, after the first one: those of a run that is played again. Where there is none it
-    /// is drawn.
+    /// Recorded arrival of each client's update, counted from the first one, to replay a run. Clients without
+    /// an entry get a random arrival.
     #[serde(default)]
     pub arrivals: Vec<Seconds>,
-    /// The control plane's policies; the switches go over them.
+    /// The control plane's policies. `switches` override them.
     pub config: Config,
-    /// The system.
+    /// The system that is simulated.
     pub switches: Switches,
-    /// The autoscaler's numbers.
+    /// The autoscaler's settings.
     #[serde(default)]
     pub autoscaler: Knobs,
-    /// What things cost.
+    /// Costs of work and of transfers.
     #[serde(default)]
     pub costs: Costs,
 }
 
-/// A node.
+/// A node of a scenario.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// The most it can hold at once, MC, in thousandths of an update.
+    /// The most load that it can hold at once, MC, in thousandths of an update.
     pub capacity: Load,
-    /// Cores.
+    /// Number of cores.
     pub cores: u32,
     /// Bits a second to and from the other nodes; 0 for no limit.
     pub rate: u64,
-    /// Bits a second from clients; none for no limit.
+    /// Bits a second from clients; `None` for no limit.
     #[serde(default)]
     pub ingress: Option<u64>,
-    /// The group that it serves; none for all.
+    /// The only group that it serves; `None` if it serves all.
     #[serde(default)]
     pub group: Option<u32>,
 }
 
-/// What came of a round.
+/// The result of a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
-    /// The round, from 1.
+    /// Number of the round, from 1.
     pub round: u32,
-    /// Updates that count.
+    /// Number of updates that count.
     pub counted: u32,
-    /// Inputs that were folded by leaves; with ranges each worker folds all.
+    /// Number of inputs that leaves folded. With ranges, an update counts once for each worker.
     pub folded: u32,
-    /// Nodes that had updates.
+    /// Number of nodes that had updates.
     pub nodes_used: u32,
-    /// Node of the top; none if it is sharded.
+    /// The node of the top; `None` if the top is sharded.
     pub top: Option<u32>,
-    /// From the first update to the mean: the aggregation completion time, ACT.
+    /// Time from the first update to the mean: the aggregation completion time (ACT).
     #[serde(rename = "completion_seconds", with = "crate::seconds")]
     pub completion: Duration,
-    /// From the first update to the last one.
+    /// Time from the first update to the last one.
     #[serde(rename = "arrival_seconds", with = "crate::seconds")]
     pub arrival: Duration,
-    /// From the mean to when every used node has it.
+    /// Time from the mean until every node with updates has the new model.
     #[serde(rename = "spread_seconds", with = "crate::seconds")]
     pub spread: Duration,
-    /// Workers that were started.
+    /// Number of workers that were started.
     pub aggregators_created: u32,
-    /// Tasks that an idle worker of a lower level took over.
+    /// Number of tasks that an idle worker of another role took over.
     pub reused: u32,
     /// Bytes of sums between nodes.
     pub bytes_between: u64,
-    /// Times that nodes drew admissions.
+    /// Number of times that nodes drew admissions.
     pub draws: u32,
-    /// Time of cores.
+    /// Time of cores, by kind of work.
     pub cpu: Cpu,
-    /// Sum of the time that workers existed in this round.
+    /// Sum over all workers of the time that each existed in this round.
     #[serde(with = "crate::seconds")]
     pub worker_seconds: Duration,
     /// Most bytes of updates and sums that existed at one moment.
     pub peak_bytes: u64,
 }
 
-/// Time of cores by what they did.
+/// Time of cores, by kind of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Cpu {
     /// Folding.
@@ -137,36 +138,36 @@ pub struct Cpu {
     pub start: Duration,
 }
 
-/// Why a scenario cannot be.
+/// Why a scenario cannot be simulated.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Impossible {
-    /// Something is missing, or more than the bounds.
+    /// A value is missing or out of bounds.
     #[error("{what}; {hint}")]
     Bounds {
-        /// What.
+        /// What is wrong.
         what: &'static str,
-        /// What to do.
+        /// How to fix it.
         hint: &'static str,
     },
-    /// No update can be counted.
+    /// Too few updates can be counted, because clients have no node.
     #[error("round {round}: only {placed} of {goal} updates have a node ({reasons}); give every group a node that serves it")]
     Placement {
-        /// The round.
+        /// Number of the round.
         round: u32,
-        /// Clients that have a node.
+        /// Number of clients that have a node.
         placed: u32,
-        /// Updates that are needed.
+        /// Number of updates that the round needs.
         goal: u32,
-        /// The decision's reasons.
+        /// The reasons of the decision.
         reasons: String,
     },
 }
 
-/// The largest scenario.
+/// Most nodes, clients and rounds of a scenario.
 const MOST: (usize, u32, u32) = (1_000, 100_000, 10_000);
 
 impl Scenario {
-    /// Updates that end a round.
+    /// Number of updates that end a round.
     pub fn goal(&self) -> u32 {
         self.goal.unwrap_or(self.clients)
     }
@@ -188,7 +189,8 @@ impl Scenario {
         State { nodes: self.nodes.iter().map(node).collect(), clients: clients.collect(), planned: None }
     }
 
-    /// The control plane's configuration: the switches over the policies. A flat system has one worker a node.
+    /// The control plane's configuration, with the switches applied. A flat system has one worker at each
+    /// node.
     pub fn configured(&self) -> Config {
         let config = self.switches.configure(&self.config);
         match self.switches.levels {
@@ -197,13 +199,13 @@ impl Scenario {
         }
     }
 
-    /// What the control plane would do first, and why.
+    /// The control plane's first decision, and its reasons.
     pub fn preview(&self) -> Result<(Plan, Reason), Impossible> {
         self.check()?;
         Ok(decide(Time::ZERO, &self.state(), &self.configured()))
     }
 
-    /// Refuses what is out of bounds.
+    /// Checks the scenario's bounds.
     pub fn check(&self) -> Result<(), Impossible> {
         let refuse = |what, hint| Err(Impossible::Bounds { what, hint });
         if self.nodes.is_empty() || self.nodes.len() > MOST.0 {

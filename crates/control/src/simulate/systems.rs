@@ -1,4 +1,4 @@
-//! The systems that are compared, as switches over the same fold and links.
+//! The systems that are compared. They differ in switches, and have the same costs of folds and links.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,45 +8,45 @@ use crate::{Config, Policy, Scaling, Timing};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataPlane {
-    /// They lie in shared memory; a note says where.
+    /// In shared memory; a note has the object's name.
     Pool,
     /// Over sockets.
     Sockets,
-    /// Over sockets through a message broker.
+    /// Over sockets, through a message broker.
     Broker,
 }
 
-/// How workers come to be.
+/// How workers are started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Start {
-    /// Forked from a template process.
+    /// A template process forks them.
     Template,
-    /// Started as a new process.
+    /// Each starts as a new process.
     Cold,
-    /// They are always there.
+    /// They run from the beginning.
     Always,
 }
 
-/// One system.
+/// The switches of one system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Switches {
     /// How updates get from process to process.
     pub data_plane: DataPlane,
-    /// Whether a side process mediates what a worker receives and sends.
+    /// Whether a side process passes on what a worker receives and sends.
     pub side_process: bool,
     /// Whether a node has several leaves and a middle, or one aggregator.
     pub levels: Levels,
-    /// What decides how many workers there are.
+    /// How the number of workers is chosen.
     pub scaling: Scaling,
-    /// How clients get their node.
+    /// How a node is chosen for a client.
     pub placement: Policy,
     /// When workers fold.
     pub timing: Timing,
-    /// Whether idle workers take over the next level's work.
+    /// Whether idle workers take over work of the next level.
     pub reuse: bool,
-    /// How workers come to be.
+    /// How workers are started.
     pub start: Start,
 }
 
@@ -56,7 +56,7 @@ pub struct Switches {
 pub enum Levels {
     /// Leaves and a middle, or workers of ranges.
     Tree,
-    /// One.
+    /// One aggregator.
     Flat,
 }
 
@@ -64,7 +64,8 @@ pub enum Levels {
 pub const SYSTEMS: [&str; 7] = ["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"];
 
 impl Switches {
-    /// The switches of a system by name. Where the paper says nothing of a baseline, it gets the better setting.
+    /// The switches of a system by name; `None` if there is no such system. Where the paper does not say how
+    /// a baseline is set, the baseline gets the better setting.
     pub fn of(system: &str) -> Option<Self> {
         let lifl = Self {
             data_plane: DataPlane::Pool,
@@ -104,7 +105,7 @@ impl Switches {
         })
     }
 
-    /// The configuration of the control plane with these switches.
+    /// The control plane's configuration, with these switches applied.
     pub fn configure(&self, config: &Config) -> Config {
         Config {
             scaling: self.scaling,
@@ -115,7 +116,7 @@ impl Switches {
         }
     }
 
-    /// How often an update lies in memory while it waits (appendix F).
+    /// Number of copies of an update in memory while it waits to be folded (LIFL, appendix F).
     pub fn copies(&self) -> u64 {
         let queued = if self.data_plane == DataPlane::Broker { 2 } else { 1 };
         queued + u64::from(self.side_process)

@@ -1,24 +1,24 @@
-//! Aggregation tasks: inputs that come, a worker that folds them, a result that goes up.
+//! Aggregation tasks: each has inputs to fold, a worker that folds them, and a result for the next level.
 
 use crate::reuse::WorkerRole;
 use crate::Timing;
 
-/// One aggregator's work in a round.
+/// The work of one aggregator in a round.
 #[derive(Debug, Clone)]
 pub struct Task {
     pub node: u32,
     pub role: WorkerRole,
-    /// Size of an input.
+    /// Size of an input in bytes.
     pub bytes: u64,
-    /// Inputs that it needs.
+    /// Number of inputs that it needs.
     pub goal: u32,
-    /// Inputs that are there and not folded.
+    /// Number of inputs that have arrived and are not folded.
     pub waiting: u32,
-    /// Inputs that are folded.
+    /// Number of inputs that are folded.
     pub done: u32,
-    /// Whether a pass is under way.
+    /// Whether the worker is folding.
     pub running: bool,
-    /// Whether it has asked for a worker.
+    /// Whether the task has requested a worker.
     pub asked: bool,
     pub worker: Option<usize>,
 }
@@ -28,7 +28,7 @@ impl Task {
         Self { node, role, bytes, goal, waiting: 0, done: 0, running: false, asked: false, worker: None }
     }
 
-    /// Whether there is something to fold now.
+    /// Whether the worker can fold something now.
     pub fn is_ready(&self, timing: Timing) -> bool {
         !self.running
             && match timing {
@@ -42,25 +42,26 @@ impl Task {
     }
 }
 
-/// How a node's updates are dealt to its leaves.
+/// How a node's updates are divided among its leaves.
 #[derive(Debug, Clone, Default)]
 pub struct Leaves {
-    /// Its tasks are these, from the first to before the second.
+    /// Index of its first task. Its tasks go from `first` to before `end`.
     pub first: usize,
     pub end: usize,
-    /// Whether each task gets a range of all updates, instead of some updates.
+    /// Whether each task gets a range of every update, instead of some whole updates.
     pub ranges: bool,
-    /// Whether updates go round the leaves, instead of filling one after the other.
+    /// Whether leaves get updates in turn, instead of being filled one after the other.
     pub round: bool,
-    /// Updates that have come.
+    /// Number of updates that have arrived.
     pub come: usize,
-    /// The task of its middle.
+    /// Index of its middle's task, if it has a middle.
     pub middle: Option<usize>,
-    /// Last tasks that are not done; at zero the node is finished.
+    /// Number of final tasks that are not done. At zero the node is finished.
     pub left: u32,
 }
 
-/// How many inputs each of so many leaves gets: `each`, and the last one what is left.
+/// How many inputs each leaf gets: `each`, with the rest for the last one, or equal numbers if `each` is
+/// `None`.
 pub fn dealt(updates: u32, leaves: u32, each: Option<u32>) -> Vec<u32> {
     match each {
         Some(each) => (0..leaves).map(|leaf| each.min(updates - (leaf * each).min(updates))).collect(),

@@ -1,4 +1,4 @@
-//! The beginning and the end of a round.
+//! Opens a round with its tasks, and closes it with its outcome.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl Engine<'_> {
         arrivals.iter().for_each(|arrival| self.at(arrival.at, Event::Arrived { node: arrival.node }));
     }
 
-    /// Starts and ends workers as the plan says; the autoscaler's are its own.
+    /// Starts and ends workers as planned. With the autoscaler, that decides instead.
     pub(super) fn scale(&mut self, plan: &Plan) {
         if self.config.scaling == Scaling::Knative {
             return;
@@ -47,7 +47,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Makes the tasks of a node that so many updates come to.
+    /// Makes the tasks of a node that gets this many updates.
     pub(super) fn lay_out(&mut self, node: u32, come: u32) -> Leaves {
         let first = self.round.tasks.len();
         if come == 0 {
@@ -84,7 +84,7 @@ impl Engine<'_> {
         Leaves { first, end, ranges, round: fixed && !ranges, come: 0, middle, left }
     }
 
-    /// Makes the top's tasks where it is known where they are.
+    /// Makes the top's tasks, if the top's place is already known.
     pub(super) fn open_tops(&mut self, top: &Top) {
         let (nodes, bytes) = (self.round.used.len() as u32, self.scenario.bytes);
         match top {
@@ -145,9 +145,9 @@ impl Engine<'_> {
         outcome
     }
 
-    /// Sends the new model to all used nodes. Returns when the last one has it.
+    /// Sends the new model to all nodes with updates. Returns when the last one has it.
     ///
-    /// In each turn every top sends to another node, so that no link waits for another.
+    /// In each step every top sends to a different node, so that no link waits for another.
     pub(super) fn spread(&self) -> Time {
         let (used, bytes) = (&self.round.used, self.scenario.bytes);
         let from: Vec<u32> = match self.round.tops.len() {
@@ -172,7 +172,7 @@ impl Engine<'_> {
         last
     }
 
-    /// What the next decision is made from.
+    /// Updates the state for the next decision.
     pub(super) fn remember(&mut self, plan: Plan) {
         for (client, home) in self.state.clients.iter_mut().zip(&plan.homes) {
             client.home = *home;

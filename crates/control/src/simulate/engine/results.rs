@@ -1,4 +1,4 @@
-//! Results of tasks on their way up, and links between nodes.
+//! What happens with a task's result, and the links between nodes.
 
 use std::time::Duration;
 
@@ -35,19 +35,19 @@ impl Engine<'_> {
         }
     }
 
-    /// A node has its sums: they go to the top.
+    /// A node has its sums: it sends them to the top.
     pub(super) fn node_finished(&mut self, node: u32) {
         let nodes = self.round.used.len() as u32;
         let is_first = self.round.policy == Some(Top::FirstFinished) && self.round.tops.is_empty();
         if is_first && !(nodes == 1 && self.config.reuse) {
-            // With reuse the first worker to finish goes on with its own sums.
+            // With reuse, the first worker to finish becomes the top and already has its own sums.
             self.make_top(node, self.scenario.bytes, nodes - u32::from(self.config.reuse));
             if self.config.reuse {
                 return;
             }
         }
         if self.round.tops.is_empty() {
-            // The node's worker is the top, and there is nothing to add.
+            // The node's own worker is the top, and has nothing more to add.
             self.round.done = Some(self.now);
             return;
         }
@@ -63,8 +63,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Sends a node's sums to the top, or its shares to all tops: to the next one first, so that no two nodes send to
-    /// the same one at the same time.
+    /// Sends a node's sums to the top, or a share to each of several tops. It starts with the next top, so
+    /// that no two nodes send to the same one at the same time.
     pub(super) fn send(&mut self, node: u32) {
         let (tops, bytes) = (self.round.tops.clone(), self.scenario.bytes);
         let parts = tops.len() as u32;
@@ -85,7 +85,7 @@ impl Engine<'_> {
         self.transmit(node);
     }
 
-    /// Begins the first transfer of a node whose receiver receives nothing else, if the node sends nothing else.
+    /// Begins a node's first transfer whose receiver is free, if the node itself is not sending.
     pub(super) fn transmit(&mut self, from: u32) {
         let machine = &self.machines[from as usize];
         let is_free = |transfer: &Transfer| !self.machines[transfer.node as usize].is_receiving;
@@ -104,12 +104,12 @@ impl Engine<'_> {
         self.machines[transfer.node as usize].is_receiving = false;
         let (core, delay) = self.costs().to_worker(transfer.bytes, &self.scenario.switches);
         self.move_to(transfer.node, core, delay, transfer.to);
-        // First whoever just sent, then the others, for whom the receiver is free now.
+        // Let the last sender go first, then the other nodes, because the receiver is free now.
         self.transmit(transfer.from);
         (0..self.machines.len() as u32).for_each(|node| self.transmit(node));
     }
 
-    /// Time of a transfer: the slower end's rate counts.
+    /// Time of a transfer, at the rate of the slower end.
     pub(super) fn on_link(&self, from: u32, to: u32, bytes: u64) -> Duration {
         let rates = [from, to].map(|node| self.machines[node as usize].rate);
         let rate = rates.into_iter().filter(|&rate| rate > 0).min().unwrap_or(0);

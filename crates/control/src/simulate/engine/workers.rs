@@ -1,4 +1,4 @@
-//! Workers: who gets one, who starts one, what the autoscaler does.
+//! Assigns workers to tasks, and starts and ends workers.
 
 use super::super::machine::{Standing, Work, Worker};
 use super::super::Start;
@@ -7,7 +7,7 @@ use crate::reuse::{source, Source, WorkerRole};
 use crate::Scaling;
 
 impl Engine<'_> {
-    /// Finds a worker for a task, or lets it wait.
+    /// Assigns a worker to a task. If none is idle, the task waits.
     pub(super) fn ask(&mut self, at: usize) {
         let (node, role) = (self.round.tasks[at].node, self.round.tasks[at].role);
         let machine = &self.machines[node as usize];
@@ -60,7 +60,8 @@ impl Engine<'_> {
         }
     }
 
-    /// A worker has nothing to do: it takes what waits. Leaves come first: higher levels wait for their sums.
+    /// Makes a worker idle and gives it a waiting task. Leaves come first, because higher levels wait for
+    /// their sums.
     pub(super) fn rest(&mut self, node: u32, worker: usize) {
         let machine = &mut self.machines[node as usize];
         machine.workers[worker].standing = Standing::Idle;
