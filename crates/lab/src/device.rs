@@ -1,4 +1,4 @@
-//! The hosts' devices, with a lab's errors.
+//! Makes the hosts' devices; failures are errors of the lab.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use thalweg_tun::{Device, Hardware};
 
 use crate::{Error, Result};
 
-/// Makes a device called `name` in the calling thread's namespace; one of Ethernet if it has a hardware address.
+/// Makes a device called `name` in the calling thread's namespace: TAP with a hardware address, TUN without.
 pub(crate) fn make(name: &str, hardware: Option<Hardware>) -> Result<Device> {
     let made = match hardware {
         None => Device::new(name),
@@ -15,10 +15,10 @@ pub(crate) fn make(name: &str, hardware: Option<Hardware>) -> Result<Device> {
     made.map_err(|e| explain(&e))
 }
 
-/// The hardware address of the host with this number; it makes that of its RDMA device unlike all others.
+/// Hardware address of the host with this index. It also makes the address of the host's RDMA device unique.
 pub(crate) fn hardware(host: usize) -> Hardware {
     let [_, _, high, low] = (host as u32 + 1).to_be_bytes();
-    // Locally administered.
+    // The prefix 2 marks a locally administered address.
     [2, 0, 0, 1, high, low]
 }
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
     use crate::{ErrorKind, Namespace};
 
-    /// Does something in a namespace of its own, or says why that cannot be.
+    /// Runs `work` in a new namespace, or prints why there can be none.
     fn inside(work: impl FnOnce() + Send) {
         if let Err(error) = Namespace::with(|| {
             work();

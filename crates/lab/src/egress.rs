@@ -1,8 +1,9 @@
-//! A limit on a host's own device: the kernel's token bucket (tc-tbf(8)), which its sockets feel.
+//! A rate limit on a host's own device: the kernel's token bucket (tc-tbf(8)). It gives sockets
+//! back-pressure.
 //!
-//! On the path a packet has left its sender, and a socket that sends too much learns it from losses alone. On the
-//! device it has not: its bytes count in the socket's send buffer until they leave, so that UDP's `send` blocks and TCP
-//! holds back (TCP small queues).
+//! With a limit on the path, a socket that sends too fast notices it only by losses. With a limit on the
+//! device, the packets' bytes stay in the socket's send buffer until they leave. So UDP's `send` blocks, and
+//! TCP slows down (TCP small queues).
 
 use futures_util::{StreamExt, TryStreamExt};
 use rtnetlink::packet_core::{DefaultNla, NetlinkMessage, NetlinkPayload};
@@ -14,14 +15,14 @@ use rtnetlink::{Error, Handle};
 use crate::spec::{Egress, BITS};
 
 const KIND: &str = "tbf";
-/// Of linux/pkt_sched.h: TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST.
+/// From linux/pkt_sched.h: TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST.
 const PARAMETERS: u16 = 1;
 const RATE64: u16 = 4;
 const BURST: u16 = 6;
-/// TC_LINKLAYER_ETHERNET: sizes count as they are, and no table of rates is needed.
+/// TC_LINKLAYER_ETHERNET: packet sizes count unchanged, and no table of rates is needed.
 const LINK_LAYER: u8 = 1;
 
-/// Limits the device with this index.
+/// Sets the limit of the device with this index.
 pub(crate) async fn apply(limit: &Egress, handle: &Handle, device: u32) -> Result<(), Error> {
     let mut message = TcMessage::with_index(device as i32);
     message.header.parent = TcHandle::ROOT;
@@ -44,7 +45,7 @@ pub(crate) async fn apply(limit: &Egress, handle: &Handle, device: u32) -> Resul
     Ok(())
 }
 
-/// `struct tc_tbf_qopt`: two rates (the second, of peaks, is none), limit, buffer in ticks, mtu.
+/// `struct tc_tbf_qopt`: rate, peak rate (none), limit, buffer in ticks, mtu.
 fn parameters(limit: &Egress) -> Vec<u8> {
     let bytes = u32::try_from(limit.rate / BITS).unwrap_or(u32::MAX);
     // `struct tc_ratespec`: cell_log, linklayer, overhead, cell_align, mpu, rate.
@@ -52,14 +53,14 @@ fn parameters(limit: &Egress) -> Vec<u8> {
     rate.extend(bytes.to_ne_bytes());
     let mut all = rate;
     all.extend([0; 12]);
-    // The bucket's size comes as BURST, in bytes.
+    // The size of the bucket is sent as BURST, in bytes.
     for number in [limit.queue_bytes, 0, 0] {
         all.extend(number.to_ne_bytes());
     }
     all
 }
 
-/// Packets that a device's limit has dropped so far; none where there is no limit.
+/// Packets that a device's limit has dropped so far; 0 if there is no limit.
 pub(crate) async fn drops(handle: &Handle, device: u32) -> Result<u64, Error> {
     let mut found = handle.qdisc().get().index(device as i32).execute();
     let mut dropped = 0;

@@ -1,27 +1,27 @@
-//! What can go wrong in a lab.
+//! Errors of a lab, each with a kind, a cause and a hint.
 
 use thiserror::Error;
 
-/// Result of a lab's operation.
+/// Result of an operation on a lab.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Kinds of errors, to branch on.
+/// Kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The network is impossible as described.
+    /// The description of the network is invalid.
     Config,
-    /// The system denies it.
+    /// The system denies permission.
     Permission,
-    /// This machine has not got what it takes.
+    /// The kernel lacks something that the lab needs.
     Unsupported,
-    /// A name is taken.
+    /// A name is already used.
     InUse,
     /// Any other system error.
     System,
 }
 
 impl ErrorKind {
-    /// As it is written.
+    /// The kind's name in messages.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Config => "config",
@@ -33,7 +33,7 @@ impl ErrorKind {
     }
 }
 
-/// A lab's error: `operation: cause; hint`.
+/// An error of a lab. It displays as `operation: cause; hint`.
 #[derive(Debug, Clone, Error)]
 #[error("{operation}: {context}{}", hint.map(|m| format!("; {m}")).unwrap_or_default())]
 pub struct Error {
@@ -53,12 +53,12 @@ impl Error {
         self
     }
 
-    /// The kind.
+    /// Kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// A system error while doing `operation` to `what`.
+    /// A system error during `operation` on `what`, with a kind and hint that fit it.
     pub(crate) fn io(operation: &'static str, what: &str, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let context = format!("{what}: {error}");

@@ -1,4 +1,5 @@
-//! The network between the hosts, without IO or clock: packets go in at one host and come out at another.
+//! The network between the hosts, without IO or clock: it takes packets from one host and delivers them to
+//! another, after the links' queues, delays and losses.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -17,27 +18,27 @@ use crate::Result;
 /// Time on the lab's clock.
 pub type Time = Duration;
 
-/// Segments of a superpacket travel together for at most this much of their link's time.
+/// Segments of a superpacket stay together if their links deliver them within this time.
 const BURST: Time = Duration::from_millis(1);
-/// Most bytes under way on one direction of a link: 400 ms at 10 Gbit/s.
+/// Most bytes in flight on one direction of a link: 400 ms at 10 Gbit/s.
 const MOST_FLYING: usize = 512 << 20;
 /// Time between two samples of a link.
 const SAMPLE: Time = Duration::from_millis(10);
-/// Samples kept until somebody takes them.
+/// Most samples that are kept until [`Fabric::take_samples`] is called.
 const MOST_SAMPLES: usize = 200_000;
 
-/// A packet that is where it goes.
+/// A packet that has arrived at its host.
 #[derive(Debug)]
 pub struct Arrival {
-    /// The host's number.
+    /// Number of the receiving host.
     pub host: usize,
     /// The packet.
     pub packet: Packet,
 }
 
-/// What one direction of a link did.
+/// Counters of one direction of a link. Packets are segments.
 #[derive(Debug, Clone, Default, Serialize)]
-#[allow(missing_docs)] // The names are the documentation's.
+#[allow(missing_docs)] // docs/reference/record.md explains the names
 pub struct Counters {
     pub packets_in: u64,
     pub bytes_in: u64,
@@ -52,7 +53,7 @@ pub struct Counters {
     pub queue_bytes_max: u64,
 }
 
-/// One direction of a link, as a report shows it.
+/// One direction of a link, for a report.
 #[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct LineStatus {
@@ -69,23 +70,23 @@ pub struct LineStatus {
     pub lateness: Percentiles,
 }
 
-/// A link's queue and traffic at a moment.
+/// The queue and traffic of one direction of a link at one moment.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sample {
     /// Seconds since the lab was started.
     pub seconds: f64,
-    /// Number of the line; its link and direction are those of the status.
+    /// Index of the direction in [`Fabric::status`].
     #[serde(skip)]
     pub line: usize,
-    /// Bytes that wait.
+    /// Bytes in the queue.
     pub queue_bytes: u64,
-    /// Packets that wait.
+    /// Packets in the queue.
     pub queue_packets: u64,
-    /// Bytes that arrived so far.
+    /// Bytes that have arrived so far.
     pub bytes_out: u64,
-    /// Packets that arrived so far.
+    /// Packets that have arrived so far.
     pub packets_out: u64,
-    /// Bits a second, if limited; none at all pass a link that is down.
+    /// Rate limit in bits a second; `None` without a limit, 0 while the link is down.
     pub rate: Option<u64>,
 }
 
@@ -100,7 +101,7 @@ struct LinkDirection {
     flying: usize,
     delay: Histogram,
     lateness: Histogram,
-    /// Something happened since the last sample, or something waits.
+    /// Whether something happened since the last sample, or packets are queued.
     busy: bool,
 }
 
@@ -135,30 +136,31 @@ struct Change {
     shape: Shape,
 }
 
-/// Hosts, switches, links, and all packets between them.
+/// The network: hosts, switches, links, and the packets in flight.
 pub struct Fabric {
     names: Vec<String>,
     hosts: usize,
     lines: Vec<LinkDirection>,
     by_name: HashMap<String, usize>,
-    /// The line towards a host from each node.
+    /// For each destination host and each node (host or switch): the link direction to take; `None` if there
+    /// is no path.
     ways: Vec<Vec<Option<usize>>>,
-    /// What is under way, by the worker that hands it over.
+    /// Packets in flight, for each relay worker that will deliver them.
     flights: Vec<BinaryHeap<Reverse<Flight>>>,
-    /// The worker of each host.
+    /// The relay worker of each host.
     workers: Vec<usize>,
     order: u64,
     changes: VecDeque<Change>,
     started: Option<Time>,
     sampled: Time,
     samples: VecDeque<Sample>,
-    /// Packets for which there is no way: to nobody, to a group, or no IP at all.
+    /// Packets without a path to their destination, or that are not IP.
     astray: u64,
     spare: Vec<Vec<u8>>,
 }
 
 impl Fabric {
-    /// The network a spec describes, for so many workers that hand packets over.
+    /// Builds the network that a spec describes, for this many relay workers.
     pub fn new(spec: &Spec, workers: usize) -> Result<Self> {
         let nodes = spec.nodes()?;
         let (mut lines, mut by_name) = (Vec::new(), HashMap::new());
@@ -220,7 +222,7 @@ impl Fabric {
         })
     }
 
-    /// A packet leaves the host `from`.
+    /// Takes a packet that the host `from` has sent.
     pub fn input(&mut self, now: Time, from: usize, packet: Packet) {
         let line = self.host_of(packet.destination).and_then(|to| self.ways[to][from]);
         match line {
@@ -229,7 +231,7 @@ impl Fabric {
         }
     }
 
-    /// The next packet that has arrived by `now` at one of a worker's hosts.
+    /// Returns the next packet that has arrived by `now` at one of a worker's hosts.
     pub fn output(&mut self, now: Time, worker: usize) -> Option<Arrival> {
         self.change(now);
         loop {
@@ -244,7 +246,8 @@ impl Fabric {
             let node = line.target;
             let to = self.host_of(flight.packet.destination);
             let last = to == Some(node);
-            // Between two links a packet is as late as the model says; only the last hands it to a clock.
+            // On all but the last link a packet leaves exactly when it is due. Only delivery to a host can be
+            // late.
             let left = if last { now } else { due };
             line_times(&mut self.lines[flight.line], flight.entered, due, left, segments);
             match to.and_then(|to| self.ways[to][node]) {
@@ -255,15 +258,15 @@ impl Fabric {
         }
     }
 
-    /// When a worker has something to do next.
+    /// When a worker must do something next.
     pub fn next_due(&self, worker: usize) -> Option<Time> {
         let change = self.started.and_then(|started| Some(started + self.changes.front()?.at));
         [self.next_flight(worker), change].into_iter().flatten().min()
     }
 
-    /// A packet that had arrived was not taken by its host.
+    /// Counts a packet that its host did not take.
     pub fn refused(&mut self, arrival: Arrival) {
-        // Which line it came by is known where a host has one link, and else the first is as good.
+        // The link direction is known only if the host has one link; otherwise the first one counts it.
         let line = self.lines.iter_mut().find(|line| line.target == arrival.host);
         if let Some(line) = line {
             line.counters.overflow_drops += arrival.packet.segments() as u64;
@@ -271,14 +274,14 @@ impl Fabric {
         self.recycle(arrival.packet);
     }
 
-    /// Fills up a worker's buffers for packets of any length, with used ones first.
+    /// Adds buffers for packets of any length until there are `wanted`. Used buffers are taken first.
     pub fn fill_up(&mut self, buffers: &mut Vec<Vec<u8>>, wanted: usize) {
         while buffers.len() < wanted {
             buffers.push(self.spare.pop().unwrap_or_else(|| vec![0; LARGEST]));
         }
     }
 
-    /// Takes a packet's buffer back, unless another run still uses it.
+    /// Keeps a packet's buffer for reuse, unless another run of segments still uses it.
     pub fn recycle(&mut self, packet: Packet) {
         if let Some(buffer) = packet.into_buffer().filter(|b| b.len() == LARGEST && self.spare.len() < SPARE)
         {
@@ -286,24 +289,24 @@ impl Fabric {
         }
     }
 
-    /// Counts what hosts sent that is no IP packet.
+    /// Counts frames from hosts that are not IP packets.
     pub fn strays(&mut self, count: u64) {
         self.astray += count;
     }
 
-    /// Begins the time of changes and samples.
+    /// Starts the clock of changes and samples.
     pub fn start(&mut self, now: Time) {
         self.started = Some(now);
         self.samples.clear();
         self.sampled = now;
     }
 
-    /// Seconds since the start, if there was one.
+    /// Seconds since [`Fabric::start`]; `None` before it.
     pub fn elapsed(&self, now: Time) -> Option<f64> {
         self.started.map(|started| now.saturating_sub(started).as_secs_f64())
     }
 
-    /// Changes a link.
+    /// Changes the shape of a link, in one direction or, with `None`, in both.
     pub fn set(&mut self, link: &str, direction: Option<Direction>, shape: &Shape) -> Result<()> {
         let first = *self.by_name.get(link).ok_or_else(|| {
             let known: BTreeMap<_, _> = self.by_name.iter().collect();
@@ -312,14 +315,14 @@ impl Fabric {
         })?;
         for direction in Direction::BOTH.into_iter().filter(|&d| direction.is_none_or(|only| only == d)) {
             let line = &mut self.lines[first + direction as usize];
-            line.busy = true; // a sample says what it is like now
+            line.busy = true; // take a sample after the change
             let changed = line.pipe.set(shape.clone());
             changed.map_err(|e| impossible(format!("link {link:?}: {e}")))?;
         }
         Ok(())
     }
 
-    /// All lines, both directions of the first link first.
+    /// The status of all link directions, in the order of the links; a to b comes first.
     pub fn status(&mut self, now: Time) -> Vec<LineStatus> {
         let names = &self.names;
         let status = |line: &mut LinkDirection| {
@@ -340,12 +343,12 @@ impl Fabric {
         self.lines.iter_mut().map(status).collect()
     }
 
-    /// Packets for which there was no way.
+    /// Packets without a path to their destination, or that are not IP.
     pub fn astray(&self) -> u64 {
         self.astray
     }
 
-    /// Takes a sample of each busy link, if it is time.
+    /// Takes a sample of each busy link direction, if one is due.
     pub fn sample(&mut self, now: Time) {
         let Some(started) = self.started.filter(|_| now >= self.sampled + SAMPLE) else { return };
         self.sampled = now;
@@ -367,20 +370,20 @@ impl Fabric {
         }
     }
 
-    /// When the next sample should be taken, if anything happened.
+    /// When the next sample is due; `None` if nothing happened.
     pub fn next_sample(&self) -> Option<Time> {
         let busy = self.started.is_some() && self.lines.iter().any(|line| line.busy);
         busy.then(|| self.sampled + SAMPLE)
     }
 
-    /// The samples since the last call, with the names of their links and directions.
+    /// The samples since the last call, each with the name of its link and its direction.
     pub fn take_samples(&mut self) -> Vec<(String, &'static str, Sample)> {
         let lines = &self.lines;
         let named = |s: Sample| (lines[s.line].link.clone(), lines[s.line].direction.name(), s);
         self.samples.drain(..).map(named).collect()
     }
 
-    /// The worker that hands a host its packets.
+    /// The relay worker that delivers a host's packets.
     pub fn worker_of(&self, host: usize) -> usize {
         self.workers[host]
     }
@@ -406,8 +409,8 @@ impl Fabric {
                 return;
             }
             let line = &mut self.lines[change.line];
-            line.busy = true; // a sample says what it is like now
-                              // It was checked when the spec was read.
+            line.busy = true; // take a sample after the change
+                              // The shape was checked when the spec was read.
             let _ = line.pipe.set(change.shape);
         }
     }
@@ -423,7 +426,7 @@ impl Fabric {
             return self.recycle(packet);
         }
         let together = line.pipe.keeps_together();
-        // The run so far: its segments, when its first is due and when its last.
+        // The current run of segments: their indices, when the first is due, and when the last is due.
         let mut run: Option<(Range<usize>, Time, Time)> = None;
         for index in 0..segments {
             let line = &mut self.lines[number];
@@ -458,7 +461,7 @@ impl Fabric {
         let (queued, _) = line.pipe.queue(now);
         line.counters.queue_bytes_max = line.counters.queue_bytes_max.max(queued);
         match run {
-            // The usual case: nothing was cut, and the packet goes on as it is.
+            // The usual case: no segment was lost, and the packet stays whole.
             Some((range, _, due)) if range == (0..segments) => self.fly(number, now, due, packet),
             Some((range, _, due)) => self.fly(number, now, due, packet.run(range)),
             None => self.recycle(packet),
@@ -479,7 +482,7 @@ impl Fabric {
     }
 }
 
-/// Large buffers that are kept for the next packets.
+/// Most buffers that are kept for reuse.
 const SPARE: usize = 256;
 
 impl Counters {
@@ -517,8 +520,8 @@ fn host_of(destination: Destination) -> Option<usize> {
     number.checked_sub(1)
 }
 
-/// A worker for each host, so that all have about as much to do. Most traffic goes to or from the first host, which
-/// is the server where there is one.
+/// Assigns each host to a relay worker, so that all workers have about the same load. The first host counts
+/// as many: it usually is the server, so most traffic goes to or from it.
 fn shares(hosts: usize, workers: usize, lines: &[LinkDirection]) -> Vec<usize> {
     let mut weights = vec![0; hosts];
     for line in lines.iter().filter(|line| line.target < hosts) {
@@ -534,7 +537,7 @@ fn shares(hosts: usize, workers: usize, lines: &[LinkDirection]) -> Vec<usize> {
     weights.into_iter().map(share).collect()
 }
 
-/// The lines into each node, with where they come from.
+/// For each node, the link directions that end there: index and source.
 fn arriving(nodes: usize, lines: &[LinkDirection]) -> Vec<Vec<(usize, usize)>> {
     let mut arriving = vec![Vec::new(); nodes];
     for (number, line) in lines.iter().enumerate() {
@@ -543,7 +546,8 @@ fn arriving(nodes: usize, lines: &[LinkDirection]) -> Vec<Vec<(usize, usize)>> {
     arriving
 }
 
-/// The first line of a shortest way to a host, from every node; of two as short, that of the earlier link.
+/// For each node, the first link direction of a shortest path to a host. Of several, the earliest link is
+/// chosen.
 fn ways_to(host: usize, arriving: &[Vec<(usize, usize)>]) -> Vec<Option<usize>> {
     let mut ways = vec![None; arriving.len()];
     let mut ring = VecDeque::from([host]);

@@ -1,15 +1,15 @@
-//! Percentiles of times in little memory, to 3 %.
+//! A histogram of times in little memory; its percentiles are accurate to 3 %.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Cells of each power of two.
+/// Cells for each power of two.
 const FINE: u32 = 32;
 const FINE_BITS: u32 = FINE.trailing_zeros();
 const CELLS: usize = ((64 - FINE_BITS + 1) * FINE) as usize;
 
-/// How often which time was seen.
+/// Counts of times in cells of growing width.
 #[derive(Debug, Clone)]
 pub struct Histogram {
     cells: Box<[u64]>,
@@ -17,14 +17,14 @@ pub struct Histogram {
     most: Duration,
 }
 
-/// What a histogram comes to, in seconds; nothing before the first time.
+/// Percentiles of a histogram in seconds; `None` if no time was added.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Percentiles {
     /// The median.
     pub p50: Option<f64>,
-    /// Nine in ten are at most this.
+    /// 90 % of the times are at most this.
     pub p90: Option<f64>,
-    /// 99 in 100 are at most this.
+    /// 99 % of the times are at most this.
     pub p99: Option<f64>,
     /// The longest.
     pub max: Option<f64>,
@@ -37,14 +37,14 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts a time, as often as said.
+    /// Adds a time `times` times.
     pub fn add(&mut self, time: Duration, times: u64) {
         self.cells[cell(time)] += times;
         self.count += times;
         self.most = self.most.max(time);
     }
 
-    /// What it comes to.
+    /// The percentiles of all times so far.
     pub fn percentiles(&self) -> Percentiles {
         let at = |share| self.percentile(share).map(|t| t.as_secs_f64());
         let max = (self.count > 0).then_some(self.most.as_secs_f64());

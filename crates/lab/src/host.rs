@@ -1,4 +1,5 @@
-//! A host: a namespace with one device in it, addresses, kernel settings, and what its kernel counted.
+//! A host of a lab: a namespace with one device, its addresses and kernel settings, and its kernel's
+//! counters.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,16 +20,16 @@ use crate::rdma;
 use crate::spec::{Devices, Egress, Spec};
 use crate::{Error, ErrorKind, Result};
 
-/// The device of every host.
+/// Name of every host's device.
 pub(crate) const DEVICE: &str = "eth0";
 const LOOPBACK: &str = "lo";
-/// Packets, or superpackets, that may wait for the relay: what a sender's window can put there at once.
+/// Most packets or superpackets that may wait in the device for the relay: a sender's whole window.
 const QUEUE: u32 = 10_000;
-/// The same for an RDMA device, which hands over as many packets at once as it may: the most that the kernel takes.
+/// The same for an RDMA device, which passes on packets as fast as it can: the kernel's limit.
 const RDMA_QUEUE: u32 = 32_767;
 const PREFIX_V4: u8 = 16;
 const PREFIX_V6: u8 = 64;
-/// Of the kernel's own routes (ip-route(8)).
+/// Priority of the kernel's own IPv6 routes (ip-route(8)).
 const IPV6_PRIORITY: u32 = 256;
 const CONGESTION: &str = "net.ipv4.tcp_congestion_control";
 
@@ -37,38 +38,38 @@ pub(crate) struct Host {
     pub namespace: Namespace,
     pub ipv4: Ipv4Addr,
     pub ipv6: Ipv6Addr,
-    /// The name of its RDMA device.
+    /// Name of its RDMA device, if it has one.
     pub rdma: Option<String>,
     has_limit: bool,
 }
 
-/// What a host's device is like.
+/// Settings of a host's device.
 struct Wire {
-    /// The host's number, of so many hosts.
+    /// Index of the host, and the number of hosts.
     number: usize,
     hosts: usize,
     mtu: usize,
-    /// Its hardware address, if it is one of Ethernet.
+    /// Hardware address of an Ethernet device.
     hardware: Option<Hardware>,
     queue: u32,
 }
 
-/// What a host's kernel counted since it was made.
+/// Counters of a host's kernel since the host was made.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct HostCounters {
     retransmitted_segments: u64,
-    /// Of those, the ones the receiver had already (DSACK, RFC 2883).
+    /// Retransmissions that the receiver already had (DSACK, RFC 2883).
     spurious_retransmissions: u64,
     receive_buffer_drops: u64,
     rx_packets: u64,
     tx_packets: u64,
     tx_dropped: u64,
-    /// By the limit on its device.
+    /// Drops by the rate limit of its device.
     limiter_drops: u64,
 }
 
 impl Host {
-    /// Makes the host with this number of a lab, and its device.
+    /// Makes the host with this index, and its device.
     pub(crate) fn new(number: usize, lab: &Spec) -> Result<(Self, Device)> {
         let (spec, hosts) = (&lab.hosts[number], lab.hosts.len());
         let (ipv4, ipv6) = addresses(number);
@@ -82,7 +83,7 @@ impl Host {
             let mut congestion = None;
             for (key, value) in &spec.sysctls {
                 match set(&spec.name, key, value) {
-                    // Only what every user may choose can be a namespace's default; a route's may be any.
+                    // A namespace's default may only be one that every user may choose. A route may have any.
                     Err(error) if key == CONGESTION && error.kind() == ErrorKind::Permission => {
                         congestion = Some(value.as_str());
                     }
@@ -128,12 +129,13 @@ impl Host {
     }
 }
 
-/// IPv6 without its chatter: addresses count at once, and nobody asks for routers.
+/// Configures IPv6 without extra packets: no duplicate address detection, no router solicitation, no
+/// generated addresses.
 fn quiet_ipv6() -> Result<()> {
     for (key, value) in [("accept_dad", "0"), ("router_solicitations", "0"), ("addr_gen_mode", "1")] {
         let path = format!("/proc/sys/net/ipv6/conf/{DEVICE}/{key}");
         match fs::write(&path, value) {
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             done => done.map_err(|e| Error::io("lab", &path, &e))?,
         }
@@ -141,7 +143,7 @@ fn quiet_ipv6() -> Result<()> {
     Ok(())
 }
 
-/// Sets a kernel setting of the calling thread's namespace. Only those that a namespace has of its own are there.
+/// Sets a kernel setting in the calling thread's namespace. Only settings that each namespace has can be set.
 fn set(host: &str, key: &str, value: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     let path = format!("/proc/sys/{}", key.replace('.', "/"));
@@ -177,13 +179,14 @@ fn configure(
             handle.address().add(device, ipv4.into(), PREFIX_V4).execute().await?;
             if has_ipv6 {
                 let mut address = handle.address().add(device, ipv6.into(), PREFIX_V6);
-                // Nobody else has it: without waiting for that, sockets can be bound to it at once (RFC 4862).
+                // Skip duplicate address detection (RFC 4862), so that sockets can be bound to the address at
+                // once.
                 address.message_mut().header.flags |= AddressHeaderFlags::Nodad;
                 address.execute().await?;
             }
             let mut link = LinkUnspec::new_with_index(device).mtu(wire.mtu as u32).txqueuelen(wire.queue);
             if let Some(hardware) = wire.hardware {
-                // Without ARP no groups are joined, which would be said at random times.
+                // Without ARP the kernel joins no multicast groups, which it would announce at random times.
                 link = link.address(hardware.to_vec()).arp(false);
             }
             handle.link().set(link.up().build()).execute().await?;
@@ -206,8 +209,8 @@ fn configure(
     })
 }
 
-/// Tells the kernel the hardware addresses of all other hosts, so that nobody is asked for them. Without ARP at all, rxe
-/// would take every host for its own.
+/// Gives the kernel the hardware addresses of all other hosts, so that it need not ask for them. ARP is
+/// switched on, because otherwise rxe would take every host for its own.
 async fn know_neighbours(
     handle: &rtnetlink::Handle,
     device: u32,
@@ -225,7 +228,7 @@ async fn know_neighbours(
     Ok(())
 }
 
-/// Packets that the limit of the calling thread's namespace's device has dropped.
+/// Packets that the rate limit dropped in the calling thread's namespace.
 fn limiter_drops() -> Result<u64> {
     let device = index(DEVICE)?;
     netlink(async |handle| {
@@ -233,7 +236,7 @@ fn limiter_drops() -> Result<u64> {
     })
 }
 
-/// Does something by netlink in the calling thread's namespace.
+/// Runs netlink requests in the calling thread's namespace.
 fn netlink<T>(work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T>) -> Result<T> {
     let failed = |e: std::io::Error| Error::io("lab", "netlink", &e);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
@@ -254,7 +257,8 @@ fn refused(what: String) -> impl Fn(rtnetlink::Error) -> Error {
     move |e| Error::new(ErrorKind::System, "lab", format!("{what}: {e}"))
 }
 
-/// Makes a congestion control that of all connections over the device, by its routes (ip-route(8), "congctl").
+/// Sets the congestion control of all connections over the device, as a metric of its routes (ip-route(8),
+/// "congctl").
 async fn choose_congestion(
     handle: &rtnetlink::Handle,
     device: u32,
@@ -278,7 +282,8 @@ async fn choose_congestion(
     handle.route().add(route).replace().execute().await
 }
 
-/// Tables of /proc/net/snmp and netstat: a line of keys, then one of values, each after its group.
+/// Parses /proc/net/snmp and netstat: a line of keys, then a line of values, each after the name of the
+/// group.
 fn pairs(text: &str) -> BTreeMap<String, u64> {
     let lines: Vec<_> = text.lines().filter_map(|line| line.split_once(':')).collect();
     let both = lines.chunks_exact(2).flat_map(|pair| {
@@ -289,7 +294,7 @@ fn pairs(text: &str) -> BTreeMap<String, u64> {
     both.collect()
 }
 
-/// Tables of /proc/net/snmp6: a key and a value a line.
+/// Parses /proc/net/snmp6: a key and a value in each line.
 fn lines(text: &str) -> BTreeMap<String, u64> {
     let pair = |line: &str| {
         let mut words = line.split_whitespace();
@@ -298,7 +303,7 @@ fn lines(text: &str) -> BTreeMap<String, u64> {
     text.lines().filter_map(pair).collect()
 }
 
-/// The device's line of /proc/net/dev.
+/// The numbers in the device's line of /proc/net/dev.
 fn columns(text: &str) -> Vec<u64> {
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{DEVICE}:")));
     line.map(|l| l.split_whitespace().filter_map(|word| word.parse().ok()).collect()).unwrap_or_default()

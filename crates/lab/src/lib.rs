@@ -1,5 +1,5 @@
-//! Emulated networks for any program: hosts in network namespaces of their own with real kernel stacks, and a relay
-//! that is all the links between them.
+//! Emulated networks for any program. Each host is a network namespace with a real kernel stack. A relay
+//! carries packets between the hosts and is all the links.
 //!
 //! ```text
 //!   namespace "client-1"        relay, two threads         namespace "server"
@@ -7,11 +7,11 @@
 //!                                 delay, loss, routes
 //! ```
 //!
-//! [`Spec`] says what a lab is made of, [`Fabric`] is the network without IO or clock, [`Packet`] knows superpackets.
-//! [`Lab`] makes it live: namespaces by netlink, TUN devices with segmentation offload, the relay's threads.
-//! With [`Devices::Rdma`] the devices are TAP ones, with rxe over them.
-//! Namespaces are held by nothing but file descriptors, so the kernel frees all of a lab when its process ends,
-//! however it ends.
+//! [`Spec`] describes a lab. [`Fabric`] is the network without IO or clock. [`Packet`] handles superpackets.
+//! [`Lab`] runs it: it makes namespaces by netlink and TUN devices with segmentation offload, and starts the
+//! relay's threads. With [`Devices::Rdma`] the devices are TAP devices with the kernel's soft RDMA device
+//! (rxe) on top. Only file descriptors hold the namespaces. So the kernel frees everything when the lab's
+//! process ends, in whatever way.
 
 #[cfg(target_os = "linux")]
 mod device;

@@ -1,4 +1,4 @@
-//! A lab that runs.
+//! A running lab: its hosts and its relay.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::relay::{threads, Relay};
 use crate::spec::{impossible, Direction, Spec};
 use crate::Result;
 
-/// An emulated network, from when it is made until it is dropped.
+/// An emulated network. It exists until this is dropped.
 pub struct Lab {
-    // In this order: the relay lets go of the devices before the hosts' namespaces go.
+    // Order of dropping: the relay closes the devices before the hosts' namespaces go.
     relay: Relay,
     hosts: Vec<Host>,
 }
@@ -28,8 +28,8 @@ impl Lab {
         Ok(Self { relay: Relay::start(fabric, workers, devices)?, hosts })
     }
 
-    /// Where the hosts are: by name, their namespace's path and inode, addresses, device, and RDMA
-    /// device if they have one.
+    /// The hosts by name: path and inode of the namespace, addresses, device, and RDMA device if there is
+    /// one.
     pub fn hosts(&self) -> Value {
         let described = self.hosts.iter().map(|host| {
             let described = json!({
@@ -45,7 +45,7 @@ impl Lab {
         described.collect::<serde_json::Map<_, _>>().into()
     }
 
-    /// Begins the time of the spec's changes, and of samples.
+    /// Starts the clock of the spec's changes and of samples.
     pub fn start(&self) {
         let (mut fabric, now) = self.relay.shared.fabric();
         fabric.start(now);
@@ -53,7 +53,7 @@ impl Lab {
         self.relay.shared.wake();
     }
 
-    /// Changes a link, or one direction of it ("ab" or "ba"), to the shape in JSON.
+    /// Changes the shape of a link, in one direction ("ab" or "ba") or in both. `shape` is JSON.
     pub fn set(&self, link: &str, direction: Option<&str>, shape: &str) -> Result<()> {
         let direction = match direction {
             None => None,
@@ -66,7 +66,7 @@ impl Lab {
         self.relay.shared.fabric().0.set(link, direction, &shape)
     }
 
-    /// What all links and hosts have done so far.
+    /// Counters of all links and hosts, and the relay's state.
     pub fn status(&self) -> Result<Value> {
         let (mut fabric, now) = self.relay.shared.fabric();
         let (lines, elapsed, strays) = (fabric.status(now), fabric.elapsed(now), fabric.astray());
@@ -86,7 +86,7 @@ impl Lab {
         }))
     }
 
-    /// The samples of queues and traffic since the last call.
+    /// Samples of queues and traffic since the last call.
     pub fn samples(&self) -> Result<Value> {
         let taken = self.relay.shared.fabric().0.take_samples();
         let named = taken.into_iter().map(|(link, direction, sample)| {
@@ -98,7 +98,7 @@ impl Lab {
         named.collect::<Result<Vec<_>>>().map(Value::Array)
     }
 
-    /// Why the relay has ended, if it has.
+    /// Why the relay has ended; `None` while it runs.
     pub fn failure(&self) -> Option<String> {
         self.relay.failure()
     }

@@ -1,4 +1,4 @@
-//! Network namespaces that belong to file descriptors (network_namespaces(7), setns(2)).
+//! Network namespaces held by file descriptors (network_namespaces(7), setns(2)).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -12,14 +12,14 @@ use crate::{Error, ErrorKind, Result};
 
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// A network namespace. It goes when this and all that is inside have gone.
+/// A network namespace. It exists until this is dropped and no thread or socket is inside.
 pub struct Namespace {
     file: File,
     inode: u64,
 }
 
 impl Namespace {
-    /// Makes an empty one, and does `inside` in it, on a thread of its own.
+    /// Makes an empty namespace and runs `inside` in it, on a new thread.
     pub fn with<T: Send>(inside: impl FnOnce() -> Result<T> + Send) -> Result<(Self, T)> {
         on_a_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|e| denied(&e.into()))?;
@@ -29,7 +29,7 @@ impl Namespace {
         })
     }
 
-    /// Does something inside, on a thread of its own.
+    /// Runs `inside` in the namespace, on a new thread.
     pub fn visit<T: Send>(&self, inside: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_a_thread(|| {
             setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|e| denied(&e.into()))?;
@@ -37,12 +37,12 @@ impl Namespace {
         })
     }
 
-    /// Its number, the same for all that are inside.
+    /// Inode of the namespace, which identifies it.
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// Where other processes find it, as long as this one runs.
+    /// Path by which other processes can open it, while this process runs.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
@@ -54,8 +54,8 @@ impl AsFd for Namespace {
     }
 }
 
-/// Moves the calling thread into the namespace at `path`. With `hosts`, that file is /etc/hosts from now on, in a
-/// mount namespace of the thread's own: for a process that is about to become another program.
+/// Moves the calling thread into the namespace at `path`. With `hosts`, that file replaces /etc/hosts, in a
+/// mount namespace of the thread's own. It is for a process that is about to execute another program.
 pub fn enter(path: &Path, hosts: Option<&Path>) -> Result<()> {
     let shown = path.display().to_string();
     let file = File::open(path).map_err(|e| match e.kind() {
@@ -68,7 +68,7 @@ pub fn enter(path: &Path, hosts: Option<&Path>) -> Result<()> {
     let Some(hosts) = hosts else { return Ok(()) };
     let none = None::<&str>;
     let bound = unshare(CloneFlags::CLONE_NEWNS)
-        // What is mounted here stays here.
+        // Keep this thread's mounts out of other namespaces.
         .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none))
         .and_then(|()| mount(Some(hosts), "/etc/hosts", none, MsFlags::MS_BIND, none));
     bound.map_err(|e| Error::io("enter", "/etc/hosts", &e.into()))
@@ -78,7 +78,7 @@ fn denied(error: &std::io::Error) -> Error {
     Error::io("lab", "network namespaces", error)
 }
 
-/// A thread that has changed its namespace is not to be used for anything else.
+/// Runs `work` on a new thread. A thread that has changed its namespace must not be used for anything else.
 fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("thalweg-lab".into()).spawn_scoped(scope, work);

@@ -1,38 +1,39 @@
-//! IP packets as TUN devices with IFF_VNET_HDR hand them over: single ones, and superpackets of many segments.
+//! IP packets from TUN devices with IFF_VNET_HDR: single packets, and superpackets of many segments.
 //!
-//! A superpacket is what a sender's kernel would have cut into segments of one MTU each (TSO, USO). The network
-//! carries segments, so losing one cuts the superpacket into the runs around it. A run gets headers of its own:
-//! IP length and identification, TCP sequence number and flags (RFC 9293 section 3.1), UDP length, and the
-//! pseudo-header's checksum, from which the receiving kernel goes on (virtio 1.2 section 5.1.6).
+//! A superpacket is what the sender's kernel would have cut into segments of one MTU each (TSO, USO). The
+//! network carries segments. If one is lost, the superpacket is cut into the runs of segments around it. Each
+//! run gets its own headers: IP length and identification, TCP sequence number and flags (RFC 9293, section
+//! 3.1), UDP length, and the checksum of the pseudo-header, which the receiving kernel completes (virtio 1.2,
+//! section 5.1.6).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the header in front of each packet.
+/// Bytes of the virtio header before each packet.
 pub const VNET: usize = 10;
-/// A superpacket has at most 64 KiB, the header in front of it not counted.
+/// Largest read from a device: a superpacket of 64 KiB and the virtio header.
 pub const LARGEST: usize = VNET + 65_536;
 const NEEDS_CHECKSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
 const GSO_UDP: u8 = 5;
-/// Explicit congestion notification beside a type of superpacket.
+/// Flag in the type of a superpacket: explicit congestion notification (ECN).
 const GSO_ECN: u8 = 0x80;
 const TCP_FIN_PSH: u8 = 0x01 | 0x08;
 const TCP_CWR: u8 = 0x80;
 
-/// One packet, or several segments of one superpacket.
+/// A single packet, or a run of segments of a superpacket.
 #[derive(Debug, Clone)]
 pub struct Packet {
     vnet: [u8; VNET],
-    /// Headers of its own; without them they are in front of the payload in the buffer.
+    /// Changed headers. `None`: the headers are in the buffer, before the payload.
     head: Option<Box<[u8]>>,
     headers: usize,
     transport: usize,
     buffer: Arc<Vec<u8>>,
     payload: Range<usize>,
     segment: usize,
-    /// The host it is for.
+    /// Address of the receiving host.
     pub destination: Destination,
 }
 
@@ -46,8 +47,8 @@ pub enum Destination {
 }
 
 impl Packet {
-    /// What a device handed over: `VNET` bytes of header and the packet, `length` bytes of the buffer together.
-    /// `None` if it is no IP packet.
+    /// Parses what a device returned: `length` bytes of `buffer`, which are the virtio header of [`VNET`]
+    /// bytes and the packet. `None` if it is not a valid IP packet.
     pub fn read(buffer: Arc<Vec<u8>>, length: usize) -> Option<Self> {
         let vnet: [u8; VNET] = buffer.get(..VNET)?.try_into().ok()?;
         let ip = buffer.get(VNET..length)?;
@@ -65,7 +66,8 @@ impl Packet {
         let kind = vnet[1] & !GSO_ECN;
         let size = usize::from(u16::from_ne_bytes([vnet[4], vnet[5]]));
         let start = usize::from(u16::from_ne_bytes([vnet[6], vnet[7]]));
-        // A superpacket's checksum is always left to us, so its start tells where TCP or UDP begins.
+        // A superpacket always leaves its checksum to the receiver, so the checksum's start is where TCP or
+        // UDP begins.
         let (transport, headers, least) = match kind {
             GSO_NONE => (network, network.min(ip.len()), 0),
             GSO_UDP => (start, start + 8, 8),
@@ -84,23 +86,23 @@ impl Packet {
         Some(Self { vnet, head: None, headers, transport, buffer, payload, segment, destination })
     }
 
-    /// Packets that the network carries for it, at least 1.
+    /// Number of packets that the network carries for it, at least 1.
     pub fn segments(&self) -> usize {
         self.payload.len().div_ceil(self.segment).max(1)
     }
 
-    /// Bytes of IP packet of all segments together.
+    /// Bytes of the IP packets of all segments together.
     pub fn bytes(&self) -> usize {
         self.payload.len() + self.segments() * self.headers
     }
 
-    /// Bytes of IP packet of one segment.
+    /// Bytes of the IP packet of one segment.
     pub fn segment_bytes(&self, index: usize) -> usize {
         let left = self.payload.len().saturating_sub(index * self.segment);
         self.headers + left.min(self.segment)
     }
 
-    /// What to write to a device, in this order.
+    /// The parts to write to a device, in order.
     pub fn parts(&self) -> [&[u8]; 3] {
         match &self.head {
             Some(head) => [&self.vnet, head, &self.buffer[self.payload.clone()]],
@@ -108,12 +110,12 @@ impl Packet {
         }
     }
 
-    /// Gives the buffer back, if nothing else uses it.
+    /// Returns the buffer, if no other packet uses it.
     pub fn into_buffer(self) -> Option<Vec<u8>> {
         Arc::try_unwrap(self.buffer).ok()
     }
 
-    /// The segments of a range.
+    /// A packet with the segments of this range.
     pub fn run(&self, segments: Range<usize>) -> Packet {
         let all = self.segments();
         if segments == (0..all) {
@@ -147,7 +149,7 @@ impl Packet {
         put16(&mut head, place, pseudo);
         let mut vnet = self.vnet;
         if segments.len() == 1 {
-            // No longer super: type, header length and segment size are none.
+            // A single segment is no superpacket: clear type, header length and segment size.
             vnet[1..6].fill(0);
         }
         Packet { vnet, head: Some(head), payload, buffer: self.buffer.clone(), ..*self }
@@ -157,7 +159,7 @@ impl Packet {
         self.vnet[1] & !GSO_ECN
     }
 
-    /// The checksum of addresses, protocol and length, not inverted (RFC 1071, RFC 9293 section 3.1).
+    /// The checksum of addresses, protocol and length, not inverted (RFC 1071; RFC 9293, section 3.1).
     fn pseudo_header(&self, head: &[u8], length: usize) -> u16 {
         let (addresses, protocol) = match self.destination {
             Destination::V4(_) => (12..20, head[9]),
@@ -168,7 +170,8 @@ impl Packet {
     }
 }
 
-/// Corrects the IP header of a run of so many bytes, `later` segments after the superpacket's first.
+/// Adjusts the IP header for a run with `length` bytes that starts `later` segments after the superpacket's
+/// start.
 fn set_length(head: &mut [u8], length: usize, later: u16) {
     if head[0] >> 4 == 6 {
         put16(head, 4, (length - 40) as u16);

@@ -1,4 +1,4 @@
-//! RDMA devices of the kernel's own (rxe), over a host's device, as rdma-link(8) adds them: by netlink
+//! Makes the kernel's soft RDMA devices (rxe) on top of hosts' devices, by netlink, as rdma-link(8) does
 //! (rdma/rdma_netlink.h).
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -10,28 +10,30 @@ use nix::sys::socket::{
 
 use crate::{Error, ErrorKind, Result};
 
-/// Of rdma_netlink.h: the client RDMA_NL_NLDEV and its command RDMA_NLDEV_CMD_NEWLINK.
+/// From rdma_netlink.h: the client RDMA_NL_NLDEV and its command RDMA_NLDEV_CMD_NEWLINK.
 const NEW_LINK: u16 = (5 << 10) + 3;
-/// RDMA_NLDEV_ATTR_DEV_NAME, _NDEV_NAME and _LINK_TYPE.
+/// From rdma_netlink.h: RDMA_NLDEV_ATTR_DEV_NAME, _NDEV_NAME and _LINK_TYPE.
 const NAME: u16 = 2;
 const DEVICE: u16 = 51;
 const KIND: u16 = 65;
 const RXE: &str = "rxe";
-/// Of linux/netlink.h: NLM_F_REQUEST and NLM_F_ACK; NLMSG_ERROR; `struct nlmsghdr` and `struct nlattr`.
+/// From linux/netlink.h: NLM_F_REQUEST and NLM_F_ACK; NLMSG_ERROR; sizes of `struct nlmsghdr` and `struct
+/// nlattr`.
 const FLAGS: u16 = 1 | 4;
 const ANSWER: u16 = 2;
 const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
 const ALIGNED: usize = 4;
-/// An answer has a header, a code, and the request.
+/// Most bytes of an answer: a header, an error code, and the request.
 const LONGEST: usize = 512;
 
-/// The name of the RDMA device of the host with this number. All namespaces share one list of names.
+/// Name of the RDMA device of the host with this index. All namespaces share one list of names.
 pub(crate) fn name(host: usize) -> String {
     format!("{RXE}{host}")
 }
 
-/// Makes an RDMA device over `device` of the calling thread's namespace. It goes with that device.
+/// Makes an RDMA device on top of `device` in the calling thread's namespace. It is removed together with
+/// `device`.
 pub(crate) fn add(name: &str, device: &str) -> Result<()> {
     let what = format!("the RDMA device {name}");
     match ask(&request(name, device)) {
@@ -43,12 +45,12 @@ pub(crate) fn add(name: &str, device: &str) -> Result<()> {
 
 fn refused(what: &str, error: &io::Error) -> Error {
     match error.raw_os_error() {
-        // No netlink of RDMA, or no rxe in it.
+        // The kernel has no RDMA netlink, or no rxe.
         Some(libc::EPROTONOSUPPORT | libc::EINVAL | libc::EOPNOTSUPP) => {
             Error::new(ErrorKind::Unsupported, "lab", format!("{what}: the kernel has no rxe ({error})"))
                 .hint("take --clock virtual, whose kernel has it")
         }
-        // What the kernel says of a name that another device has.
+        // The kernel's error if another device has the name.
         Some(libc::ENFILE) => {
             Error::new(ErrorKind::InUse, "lab", format!("{what}: another lab has a device of this name"))
                 .hint("wait until that lab has ended, or take it down: thalweg lab down")
@@ -60,7 +62,7 @@ fn refused(what: &str, error: &io::Error) -> Error {
 fn request(name: &str, device: &str) -> Vec<u8> {
     let mut body = Vec::new();
     for (kind, text) in [(NAME, name), (KIND, RXE), (DEVICE, device)] {
-        let length = (ATTRIBUTE + text.len() + 1) as u16; // with the zero behind it
+        let length = (ATTRIBUTE + text.len() + 1) as u16; // with the terminating zero
         body.extend(length.to_ne_bytes());
         body.extend(kind.to_ne_bytes());
         body.extend(text.bytes().chain([0]));
@@ -69,12 +71,12 @@ fn request(name: &str, device: &str) -> Vec<u8> {
     let mut all = ((HEADER + body.len()) as u32).to_ne_bytes().to_vec();
     all.extend(NEW_LINK.to_ne_bytes());
     all.extend(FLAGS.to_ne_bytes());
-    all.extend([0; 8]); // sequence and port are the kernel's affair
+    all.extend([0; 8]); // the kernel fills in sequence and port
     all.extend(body);
     all
 }
 
-/// Sends a request and returns the error number that the kernel answers, 0 for none.
+/// Sends a request. Returns the error number in the kernel's answer; 0 means success.
 fn ask(request: &[u8]) -> io::Result<i32> {
     let socket =
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRDMA)?;

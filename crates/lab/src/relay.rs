@@ -1,7 +1,9 @@
-//! The threads between the hosts' devices: they read packets, let the fabric decide, and write them when they are due.
+//! The relay: threads that read packets from the hosts' devices, pass them to the fabric, and write them to
+//! the destination when they are due.
 //!
-//! Handing a packet to a host's kernel costs more than all the rest: its TCP runs in the write. So there are two
-//! threads, and each reads and writes the devices of its own hosts. The fabric is locked for decisions only.
+//! The slowest step is to write a packet to a host's device, because the host's TCP runs inside the write. So
+//! there are two threads. Each reads and writes the devices of its own hosts. The lock on the fabric is held
+//! only while it decides.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,18 +23,18 @@ use crate::fabric::{Arrival, Fabric, Time};
 use crate::packet::{Packet, LARGEST};
 use crate::{Error, Result};
 
-/// Packets of one device before the others have their turn.
+/// Most packets that are read from one device before the other devices.
 const BATCH: usize = 16;
-/// Smaller packets are copied, so that a large buffer does not wait with a few bytes in it.
+/// Packets smaller than this many bytes are copied, so that they do not occupy a large buffer.
 const SMALL: usize = 16 << 10;
-/// Real-time priority: above all that is not real time, below the kernel's own threads.
+/// Real-time priority (SCHED_FIFO): above all normal threads, below the kernel's own threads.
 const PRIORITY: libc::c_int = 10;
-/// What is due within this time is handed over together at its end: on many slow links packets are due every few
-/// microseconds, and waking for each would take more time than there is.
+/// Packets that are due within this time are delivered together at its end. On many slow links packets are
+/// due every few microseconds, and waking up for each would cost too much.
 const QUANTUM: Duration = Duration::from_micros(50);
 const IDLE: Duration = Duration::from_millis(200);
 
-/// What the threads share with each other and with those who ask them.
+/// State that the relay's threads share with each other and with the lab.
 pub(crate) struct RelayState {
     fabric: Mutex<Fabric>,
     began: Instant,
@@ -41,10 +43,10 @@ pub(crate) struct RelayState {
     workers: Vec<Worker>,
 }
 
-/// One thread, as the others see it.
+/// State of one relay thread that other threads may see.
 struct Worker {
     wake: EventFd,
-    /// Until when it sleeps, in nanoseconds on the fabric's clock.
+    /// When it will wake up, in nanoseconds of the fabric's clock.
     sleeps_until: AtomicU64,
     realtime: AtomicBool,
     cpu_nanos: AtomicU64,
@@ -62,11 +64,11 @@ impl Worker {
     }
 
     fn wake(&self) {
-        // It only fails when it is full, and then the thread is about to wake.
+        // The write fails only if the eventfd is full; then the thread wakes up anyway.
         let _ = self.wake.write(1);
     }
 
-    /// Wakes it if it would sleep longer than until `due`.
+    /// Wakes the thread if it would sleep beyond `due`.
     fn expect(&self, due: Option<Time>) {
         if due.is_some_and(|due| nanos(due) < self.sleeps_until.load(Ordering::Acquire)) {
             self.wake();
@@ -79,23 +81,23 @@ fn nanos(time: Time) -> u64 {
 }
 
 impl RelayState {
-    /// The fabric, and the time on its clock. Not to be held for long: packets wait.
+    /// Locks the fabric; also returns the time of its clock. Hold it only briefly, because packets wait.
     pub(crate) fn fabric(&self) -> (MutexGuard<'_, Fabric>, Time) {
         let fabric = self.fabric.lock().unwrap_or_else(PoisonError::into_inner);
         (fabric, self.began.elapsed())
     }
 
-    /// Makes the threads look at the fabric again.
+    /// Wakes all threads, so that they read the fabric again.
     pub(crate) fn wake(&self) {
         self.workers.iter().for_each(Worker::wake);
     }
 
-    /// Whether all threads are real time.
+    /// Whether all threads have real-time priority.
     pub(crate) fn realtime(&self) -> bool {
         self.workers.iter().all(|worker| worker.realtime.load(Ordering::Relaxed))
     }
 
-    /// How long the threads have computed, together.
+    /// CPU time of all threads together.
     pub(crate) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.workers.iter().map(|worker| worker.cpu_nanos.load(Ordering::Relaxed)).sum())
     }
@@ -106,7 +108,7 @@ pub(crate) struct Relay {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How many threads a relay between so many hosts has.
+/// Number of relay threads for this many hosts.
 pub(crate) fn threads(hosts: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     2.min(hosts).min(cores)
@@ -137,7 +139,7 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Why it has ended, if it has.
+    /// Why the relay has ended; `None` while it runs.
     pub(crate) fn failure(&self) -> Option<String> {
         let said = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let ended = self.threads.iter().any(JoinHandle::is_finished);
@@ -150,28 +152,28 @@ impl Drop for Relay {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
         for thread in self.threads.drain(..) {
-            // One that panicked has said so already.
+            // A thread that panicked has already reported it.
             let _ = thread.join();
         }
     }
 }
 
-/// Whether the calling thread could be made real time (sched(7)): then it is never milliseconds late because
-/// others compute.
+/// Gives the calling thread real-time priority (sched(7)), so that other threads cannot delay it by
+/// milliseconds. Returns whether that was allowed.
 fn become_realtime() -> bool {
     let parameter = libc::sched_param { sched_priority: PRIORITY };
     // SAFETY: 0 is the calling thread, and the parameter outlives the call, which only reads it.
     let scheduled = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) } == 0;
-    // SAFETY: the arguments are plain numbers. Where it is not granted timers are 50 microseconds late.
+    // SAFETY: the arguments are plain numbers. If the call is refused, timers are up to 50 microseconds late.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
     scheduled
 }
 
-/// How to pass the time until the next turn.
+/// How a relay thread waits for its next step.
 enum Wait {
-    /// Until a device has something, but no longer than this.
+    /// Waits until a device is readable, but no longer than this.
     Listening(Duration),
-    /// Not even that: so much is due that it is taken together.
+    /// Sleeps for this time without watching devices: packets due in it are delivered together.
     Asleep(Duration),
 }
 
@@ -179,16 +181,16 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> Error {
     move |error| Error::io("relay", what, &error.into())
 }
 
-/// One thread's work.
+/// One relay thread.
 struct Hand<'a> {
     number: usize,
     shared: &'a RelayState,
     devices: &'a [Device],
     epoll: Epoll,
-    /// Those of its devices that have something, or its eventfd.
+    /// Devices that are readable, and the thread's eventfd.
     events: Vec<EpollEvent>,
     buffers: Vec<Vec<u8>>,
-    /// What its hosts sent, and the ones it could make nothing of.
+    /// Packets that its hosts have sent: host, time and packet.
     sent: Vec<(usize, Time, Packet)>,
     strays: u64,
     arrived: Vec<Arrival>,
@@ -232,13 +234,13 @@ impl<'a> Hand<'a> {
         Ok(())
     }
 
-    /// Reads what its devices have; says whether there may be more.
+    /// Reads from the readable devices. Returns whether they may have more.
     fn take(&mut self) -> Result<bool> {
         let mut more = false;
         for event in &self.events {
             let host = event.data() as usize;
             let Some(device) = self.devices.get(host) else {
-                // The one behind the devices is who wakes us.
+                // This is the eventfd, which has the index after all devices.
                 let _ = self.shared.workers[self.number].wake.read();
                 continue;
             };
@@ -263,7 +265,7 @@ impl<'a> Hand<'a> {
         Ok(more)
     }
 
-    /// Lets the fabric decide; says when there is something to do next.
+    /// Passes packets to the fabric and takes those that have arrived. Returns when the next step is due.
     fn decide(&mut self) -> Option<Time> {
         let (mut fabric, now) = self.shared.fabric();
         self.done.drain(..).for_each(|packet| fabric.recycle(packet));
@@ -286,7 +288,8 @@ impl<'a> Hand<'a> {
         }
         let sample = (self.number == 0).then(|| fabric.next_sample()).flatten();
         let due = [fabric.next_due(self.number), sample].into_iter().flatten().min();
-        // Said while the fabric is locked, so that nobody puts in something earlier unseen.
+        // Set while the fabric is locked, so that no other thread can add an earlier packet without noticing
+        // it.
         let until = due.map_or(u64::MAX, nanos);
         self.shared.workers[self.number].sleeps_until.store(until, Ordering::Release);
         due
@@ -296,7 +299,7 @@ impl<'a> Hand<'a> {
         for arrival in self.arrived.drain(..) {
             match self.devices[arrival.host].write(&arrival.packet.parts()) {
                 Ok(()) => self.done.push(arrival.packet),
-                // The host's kernel has no room, or its user has taken the device down.
+                // The host's kernel has no room, or the user has shut the device down.
                 Err(_) => self.refused.push(arrival),
             }
         }
@@ -312,19 +315,20 @@ impl<'a> Hand<'a> {
         }
     }
 
-    /// Waits for a device, the eventfd or the time. Epoll itself only waits for whole milliseconds.
+    /// Waits for a device, the eventfd or the timeout. `ppoll` is used because epoll waits only in whole
+    /// milliseconds.
     fn listen(&self, time: Duration) -> Result<()> {
         let mut polled = [PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN)];
         match ppoll(&mut polled, Some(TimeSpec::from_duration(time)), None) {
-            // A signal is for the other threads.
+            // The signal is meant for other threads.
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(failed("poll")(error)),
         }
     }
 
-    /// Sees which devices have something.
+    /// Finds out which devices are readable.
     fn look(&mut self) -> Result<()> {
-        // Awake: it will decide again before it sleeps, and need not be woken.
+        // The thread is awake and will ask the fabric again before it sleeps, so others need not wake it.
         self.shared.workers[self.number].sleeps_until.store(0, Ordering::Release);
         self.events.resize(self.events.capacity(), EpollEvent::empty());
         let ready = match self.epoll.wait(&mut self.events, EpollTimeout::ZERO) {

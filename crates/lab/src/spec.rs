@@ -1,4 +1,4 @@
-//! What a lab is made of, as a user says it.
+//! The user's description of a lab, read from JSON.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,10 +7,10 @@ use thalweg_linkmodel::Shape;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Most hosts of a lab: each is a namespace, a device and a few kernel objects.
+/// Most hosts of a lab. Each has a namespace, a device and a few kernel objects.
 pub const MOST_HOSTS: usize = 1000;
 const LONGEST_NAME: usize = 63;
-/// Of a byte; and the slowest limit of a device, in bits a second.
+/// Bits of a byte. Also the lowest rate limit of a device in bits a second.
 pub(crate) const BITS: u64 = 8;
 /// The smallest MTU that IPv6 allows (RFC 8200 section 5), and the largest of an IP packet.
 const MTUS: std::ops::RangeInclusive<usize> = 1280..=65_535;
@@ -19,23 +19,23 @@ const MTUS: std::ops::RangeInclusive<usize> = 1280..=65_535;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// Seed of everything random.
+    /// Seed of all random events.
     #[serde(default)]
     pub seed: u64,
     /// Largest IP packet in bytes.
     #[serde(default = "ethernet")]
     pub mtu: usize,
-    /// What the hosts' devices are.
+    /// Kind of the hosts' devices.
     #[serde(default)]
     pub devices: Devices,
-    /// Those with a network stack of their own.
+    /// Hosts: each has a network stack of its own.
     pub hosts: Vec<HostSpec>,
-    /// Those that only pass packets on.
+    /// Names of switches, which only forward packets.
     #[serde(default)]
     pub switches: Vec<String>,
-    /// What joins them.
+    /// Links between hosts and switches.
     pub links: Vec<LinkSpec>,
-    /// What changes while the lab runs.
+    /// Changes of links while the lab runs.
     #[serde(default)]
     pub changes: Vec<ChangeSpec>,
 }
@@ -44,44 +44,44 @@ fn ethernet() -> usize {
     1500
 }
 
-/// What joins a host to the network.
+/// The kind of device that connects a host to the network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Devices {
-    /// A device for IP packets.
+    /// A TUN device, for IP packets.
     #[default]
     Tun,
-    /// One of Ethernet.
+    /// A TAP device, for Ethernet frames.
     Tap,
-    /// One of Ethernet with an RDMA device over it (RoCE v2, by the kernel's rxe). The guest kernel alone serves RDMA in each
-    /// host's namespace.
+    /// A TAP device with an RDMA device on top (RoCE v2, by the kernel's rxe). Only the guest kernel supports
+    /// RDMA in each host's namespace.
     Rdma,
 }
 
-/// A host.
+/// Description of a host.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSpec {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
-    /// Kernel settings of its namespace, as `net.ipv4.tcp_sack`.
+    /// Kernel settings of its namespace, such as `net.ipv4.tcp_sack`.
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
-    /// A limit on its own device, besides those of its links.
+    /// Rate limit of its device, in addition to those of its links.
     #[serde(default)]
     pub egress: Option<Egress>,
 }
 
-/// What a host's device sends at most: a token bucket, as tc-tbf(8) has it.
+/// Rate limit of a host's device: a token bucket as in tc-tbf(8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Egress {
-    /// Bits of IP packets a second.
+    /// Rate of IP packets in bits a second.
     pub rate: u64,
-    /// Most bytes that wait; what comes beyond them is dropped.
+    /// Most bytes in the queue. Packets beyond are dropped.
     pub queue_bytes: u32,
-    /// Most bytes that leave at once after a pause. The bucket has no more: what the kernel's timer is late by beyond
-    /// them is lost rate.
+    /// Size of the bucket in bytes: the most that leaves at once after a pause. If the kernel's timer is late
+    /// by more than this, that rate is lost.
     pub burst_bytes: u32,
 }
 
@@ -101,36 +101,36 @@ impl Egress {
     }
 }
 
-/// A link of two directions.
+/// A link with two directions.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkSpec {
-    /// Its name.
+    /// Name of the link.
     pub name: String,
     /// One end: a host or a switch.
     pub a: String,
     /// The other end.
     pub b: String,
-    /// From a to b.
+    /// Shape of the direction from a to b.
     #[serde(default)]
     pub ab: Shape,
-    /// From b to a.
+    /// Shape of the direction from b to a.
     #[serde(default)]
     pub ba: Shape,
 }
 
-/// A change of a link.
+/// A change of a link while the lab runs.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeSpec {
-    /// Seconds after the lab was started.
+    /// When it happens, in seconds after the lab's start.
     pub at: f64,
-    /// The link.
+    /// Name of the link.
     pub link: String,
-    /// One direction of it, or both.
+    /// The direction that changes; `None` for both.
     #[serde(default)]
     pub direction: Option<Direction>,
-    /// What it is like from then on.
+    /// The shape from then on.
     pub shape: Shape,
 }
 
@@ -145,10 +145,10 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both, in the order of their lines.
+    /// Both directions, in the order in which the fabric numbers them.
     pub const BOTH: [Direction; 2] = [Direction::Ab, Direction::Ba];
 
-    /// As it is written.
+    /// The direction's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Direction::Ab => "ab",
@@ -158,7 +158,7 @@ impl Direction {
 }
 
 impl Spec {
-    /// Reads a lab from JSON and says what is impossible about it.
+    /// Reads a spec from JSON and checks it.
     pub fn parse(text: &str) -> Result<Self> {
         let spec: Spec =
             serde_json::from_str(text).map_err(|e| impossible(format!("the lab's JSON: {e}")))?;
@@ -211,7 +211,7 @@ impl Spec {
         Ok(())
     }
 
-    /// Hosts, then switches: each name with its number.
+    /// The number of each host and switch by name: hosts come first.
     pub(crate) fn nodes(&self) -> Result<HashMap<&str, usize>> {
         let names = self.hosts.iter().map(|h| &h.name).chain(&self.switches);
         let mut nodes = HashMap::new();
@@ -225,7 +225,7 @@ impl Spec {
     }
 }
 
-/// Names stand in files and host tables, so they are like host names.
+/// Checks a name. Names are used in files and host tables, so they are like host names.
 fn checked(name: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(good) {

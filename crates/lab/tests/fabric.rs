@@ -1,4 +1,4 @@
-//! The network without IO, in virtual time.
+//! Tests of the network without IO, in virtual time.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -15,7 +15,7 @@ fn pair(shape: &str) -> Fabric {
     fabric(&format!(r#"{{{PAIR}, "links": [{{"name": "l", "a": "a", "b": "b", "ab": {shape}}}]}}"#))
 }
 
-/// All arrivals: when, at which host, how many segments.
+/// All arrivals until `until`: time, host and number of segments.
 fn run(fabric: &mut Fabric, until: Duration) -> Vec<(Duration, usize, usize)> {
     let mut seen = Vec::new();
     while let Some(due) = fabric.next_due(0).filter(|&due| due <= until) {
@@ -49,7 +49,7 @@ fn a_slow_link_hands_over_no_more_than_a_millisecond_at_once() {
     let mut fabric = pair(r#"{"rate": 100000000}"#);
     fabric.input(ms(0.0), 0, SUPER.packet());
     let seen = run(&mut fabric, ms(100.0));
-    // 1500 bytes take 0.12 ms: the first segment and what comes within 1 ms of it.
+    // 1500 bytes take 0.12 ms, so at most 9 segments are within 1 ms.
     assert!(seen.iter().all(|(_, _, segments)| *segments <= 9), "{seen:?}");
     assert_eq!(seen.iter().map(|(_, _, segments)| segments).sum::<usize>(), 44);
     let last = seen.last().unwrap().0;

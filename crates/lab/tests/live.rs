@@ -1,5 +1,5 @@
-//! Labs on this machine's kernel: their own namespaces, real TCP and UDP at both ends. They need root and
-//! /dev/net/tun; without, each says so and passes.
+//! Tests of labs on this machine's kernel, with real TCP and UDP between namespaces. They need root and
+//! /dev/net/tun; without them, each test prints that it was skipped, and passes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(target_os = "linux")]
 
@@ -13,7 +13,7 @@ use serde_json::{json, Value};
 use socket2::SockRef;
 use thalweg_lab::{enter, ErrorKind, Lab, Namespace, Spec};
 
-/// A lab, or the reason for which there is none here.
+/// Starts a lab; `None`, with a message, if this machine does not allow it.
 fn lab(spec: &Value) -> Option<Lab> {
     match Lab::new(&Spec::parse(&spec.to_string()).unwrap()) {
         Ok(lab) => Some(lab),
@@ -30,7 +30,7 @@ fn two(up: Value, down: Value) -> Value {
     json!({"seed": 5, "hosts": [{"name": "a"}, {"name": "b"}], "links": [link]})
 }
 
-/// Does something in a host's namespace.
+/// Runs a closure in a host's namespace.
 fn inside<T: Send + 'static>(
     lab: &Lab,
     host: &str,
@@ -43,7 +43,7 @@ fn inside<T: Send + 'static>(
     })
 }
 
-/// Sends so many bytes by TCP with Cubic, from a to b.
+/// Sends `bytes` bytes from a to b by TCP with Cubic.
 fn send(lab: &Lab, address: &'static str, bytes: usize) {
     let (ready, told) = std::sync::mpsc::channel();
     let receiver = inside(lab, "b", move || {
@@ -64,7 +64,7 @@ fn send(lab: &Lab, address: &'static str, bytes: usize) {
         SockRef::from(&stream).set_tcp_congestion(b"cubic").unwrap();
         stream.write_all(&vec![7; bytes]).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
-        // The end of the receiver's answer comes after it has had all.
+        // The receiver closes its side only after it has read everything.
         stream.read_to_end(&mut Vec::new()).unwrap();
     });
     sender.join().unwrap();
@@ -76,7 +76,7 @@ fn line(status: &Value, direction: &str) -> Value {
     all.iter().find(|line| line["direction"] == direction).unwrap().clone()
 }
 
-/// The same over devices of each kind that every kernel has.
+/// The same lab with each kind of device that every kernel supports.
 fn over_each_kind(spec: &Value) -> impl Iterator<Item = (&'static str, Lab)> + '_ {
     ["tun", "tap"].into_iter().filter_map(|devices| {
         let mut spec = spec.clone();
@@ -92,7 +92,7 @@ fn tcp_passes_both_ip_versions_whole() {
             send(&lab, address, 20 << 20);
         }
         let status = lab.status().unwrap();
-        // Over Ethernet the kernel also tells groups of hosts that it is there.
+        // Over Ethernet the kernel also sends packets to multicast groups, which count as strays.
         assert!(devices == "tap" || status["relay"]["strays"] == 0);
         let line = line(&status, "ab");
         assert!(line["bytes_out"].as_u64().unwrap() > 40 << 20);
@@ -123,8 +123,8 @@ fn what_is_lost_is_sent_again(lab: &Lab, address: &'static str) {
     let after = counts();
     let [lost, again, spurious] = [0, 1, 2].map(|i| after[i] - before[i]);
     assert!(lost > 10, "{lost}");
-    // What was sent again and not needed the receiver said (a tail loss probe, RFC 8985 section 7). What was
-    // lost and not sent again has no data: the handshake's ACK, or that of the peer's end.
+    // Subtract retransmissions that the receiver reported as unneeded (a tail loss probe, RFC 8985, section
+    // 7). Lost packets without data are not retransmitted: the ACKs of the handshake and of the peer's end.
     let rest = again - spurious.min(again);
     assert!(
         rest <= lost && lost - rest <= 2 + spurious,
@@ -159,7 +159,7 @@ fn datagrams_pass_with_their_delay_and_are_lost_as_counted() {
     };
     let line = std::iter::repeat_with(passed).flatten().next().unwrap();
     assert_eq!(line["packets_in"], 100);
-    // All that left the link arrive at the socket, however late.
+    // Every packet that left the link reaches the socket, however late.
     let left = 100 - line["lost"].as_u64().unwrap();
     count.send(left).unwrap();
     assert_eq!(receiver.join().unwrap(), left);
@@ -204,7 +204,7 @@ fn settings_are_the_namespaces_and_bad_ones_are_refused() {
 fn a_limit_on_the_device_is_felt_by_its_sockets() {
     const COUNT: u64 = 1000;
     let mut spec = two(json!({}), json!({}));
-    // A queue that a socket's send buffer cannot fill, and one that it can.
+    // First a queue that a socket's send buffer cannot fill, then one that it can.
     for (queue, drops) in [(16 << 20, false), (16_000, true)] {
         spec["hosts"][0]["egress"] = json!({"rate": 80_000_000, "queue_bytes": queue, "burst_bytes": 15_000});
         let Some(lab) = lab(&spec) else { return };
@@ -215,7 +215,7 @@ fn a_limit_on_the_device_is_felt_by_its_sockets() {
             }
         });
         sender.join().unwrap();
-        // What waits on the device leaves later.
+        // Packets in the device's queue leave later.
         let passed = loop {
             let status = lab.status().unwrap();
             let count = |value: &Value| value.as_u64().unwrap();
@@ -239,7 +239,7 @@ fn a_congestion_control_is_that_of_all_connections_of_a_host() {
         let (ready, told) = std::sync::mpsc::channel();
         let name = |stream: &TcpStream| SockRef::from(stream).tcp_congestion().unwrap();
         let is_cubic = move |stream: &TcpStream| name(stream).starts_with(b"cubic");
-        // It connects from there, and accepts there.
+        // A host can connect from this address and accept connections on it.
         let peer = inside(&lab, "b", move || {
             let listener = TcpListener::bind((address, 0)).unwrap();
             ready.send(listener.local_addr().unwrap()).unwrap();
@@ -301,7 +301,8 @@ fn a_namespace_does_what_is_asked_inside() {
     }
 }
 
-/// Only the guest kernel serves RDMA in each host's namespace: there every host has a device, elsewhere it is said.
+/// Only the guest kernel supports RDMA in each host's namespace. There every host must have a device;
+/// elsewhere the error must have a hint.
 #[test]
 fn rdma_devices_are_there_or_missing_with_the_hint() {
     let mut spec = two(json!({}), json!({}));

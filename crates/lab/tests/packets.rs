@@ -1,4 +1,4 @@
-//! Superpackets cut into runs, against their headers' definitions.
+//! Tests that cut superpackets into runs and check each run's headers by their definitions.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -9,7 +9,7 @@ use common::{Made, SMALL, SUPER};
 use proptest::prelude::*;
 use thalweg_lab::{Packet, VNET};
 
-/// Sum of 16-bit words in one's complement (RFC 1071).
+/// One's complement sum of 16-bit words (RFC 1071).
 fn sum(bytes: &[u8]) -> u16 {
     let mut sum = bytes
         .chunks(2)
@@ -65,7 +65,7 @@ fn cut(made: &Made, cuts: &[usize]) {
         joined.extend(check(made, &run, edge[0], edge[1]));
         if edge[1] - edge[0] < segments {
             pseudo(made, &run);
-            // A run is a packet like any other, and can be cut again.
+            // The packet that `Packet::run` returns can itself be cut again.
             if run.segments() > 1 {
                 check(made, &run.run(1..run.segments()), edge[0] + 1, edge[1]);
             }
@@ -74,7 +74,7 @@ fn cut(made: &Made, cuts: &[usize]) {
     assert_eq!(joined, made.bytes()[VNET + made.headers()..]);
 }
 
-/// The checksum field holds the pseudo-header's sum, from which the receiver's kernel goes on.
+/// Checks that the checksum field holds the sum of the pseudo-header, which the receiver's kernel completes.
 fn pseudo(made: &Made, run: &Packet) {
     let all = run.parts().concat();
     let ip = &all[VNET..];

@@ -1,6 +1,6 @@
-//! Packets as a sender's kernel makes them, and labs of a few hosts.
+//! Test helpers: packets like those of a sender's kernel, and labs with a few hosts.
 #![allow(clippy::unwrap_used, clippy::panic)]
-#![allow(dead_code)] // Each test file uses its part.
+#![allow(dead_code)] // each test file uses only a part
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct Made {
     pub v6: bool,
     pub udp: bool,
     pub payload: usize,
-    /// Bytes of payload in a segment; 0 for a packet that is no superpacket.
+    /// Bytes of payload in a segment; 0 for a packet that is not a superpacket.
     pub segment: usize,
 }
 
