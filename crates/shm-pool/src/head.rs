@@ -1,4 +1,4 @@
-//! A slot's head: who the object is, and what came of it.
+//! The head of a slot: the object's key and generation, and the ranges of the body that were received.
 
 use thalweg_wire::{Range, Ranges};
 
@@ -7,12 +7,12 @@ use crate::Key;
 const FIXED: usize = 32;
 const A_RANGE: usize = 16;
 
-/// How many ranges a head of so many bytes can tell.
+/// Number of ranges for which a head of this size has room.
 pub(crate) fn capacity(bytes: u64) -> usize {
     (bytes as usize).saturating_sub(FIXED) / A_RANGE
 }
 
-/// Writes a head; there is room, see [`capacity`].
+/// Writes a head. There must be room for all ranges; see [`capacity`].
 pub(crate) fn write(head: &mut [u8], key: Key, generation: u64, came: &Ranges) {
     head[..16].copy_from_slice(&key);
     head[16..24].copy_from_slice(&generation.to_le_bytes());
@@ -23,14 +23,14 @@ pub(crate) fn write(head: &mut [u8], key: Key, generation: u64, came: &Ranges) {
     }
 }
 
-/// Key and generation at a head.
+/// Reads key and generation from a head.
 pub(crate) fn identity(head: &[u8]) -> (Key, u64) {
     let mut key = [0; 16];
     key.copy_from_slice(&head[..16]);
     (key, number(head, 16))
 }
 
-/// What came of a body of `bytes` bytes; `None` if the head makes no sense.
+/// Reads the ranges that were received of a body of `bytes` bytes; `None` if the head is invalid.
 pub(crate) fn ranges(head: &[u8], bytes: u64) -> Option<Ranges> {
     let count = usize::try_from(number(head, 24)).ok().filter(|&n| n <= capacity(head.len() as u64))?;
     let mut came = Ranges::new();

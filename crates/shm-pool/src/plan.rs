@@ -1,19 +1,19 @@
-//! Where slots lie. Node and workers compute the same from the same classes.
+//! The layout of a pool. Node and workers compute it from the same size classes.
 
 use thalweg_wire::Range;
 
-/// Heads and bodies begin at multiples of a page.
+/// Heads and bodies begin at multiples of this many bytes.
 const PAGE: u64 = 4096;
-/// Bytes of body for which a head has one page of ranges more: 256 ranges, more than datagrams of an Ethernet's size can
-/// leave in so many bytes, whatever is lost of them.
+/// Bytes of body for which the head gets another page of ranges. A page has room for 256 ranges. That is more
+/// than lost Ethernet-sized datagrams can leave in 1 MiB.
 const BODY_A_PAGE: u64 = 1 << 20;
 
-/// Slots of one size.
+/// A size class: slots of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Class {
-    /// Bytes of an object.
+    /// Largest object in bytes.
     pub bytes: u64,
-    /// How many slots there are.
+    /// Number of slots.
     pub slots: u32,
 }
 
@@ -22,14 +22,14 @@ impl Class {
         PAGE.saturating_add(self.bytes.div_ceil(BODY_A_PAGE).saturating_mul(PAGE))
     }
 
-    /// Bytes of a slot, head and body.
+    /// Bytes of a slot: head and body.
     fn slot_bytes(&self) -> u64 {
         let body = self.bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         self.head_bytes().saturating_add(body)
     }
 }
 
-/// Where the head and the body of a slot lie.
+/// The ranges of a slot's head and body in the pool's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub class: usize,
@@ -37,24 +37,24 @@ pub(crate) struct Place {
     pub body: Range,
 }
 
-/// The slots of a pool, one class after the other.
+/// The slots of a pool: one size class after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     classes: Vec<Class>,
 }
 
 impl Plan {
-    /// Slots of these classes.
+    /// A plan with these size classes.
     pub fn new(classes: &[Class]) -> Self {
         Self { classes: classes.to_vec() }
     }
 
-    /// The classes.
+    /// The size classes.
     pub fn classes(&self) -> &[Class] {
         &self.classes
     }
 
-    /// Bytes of all slots; `u64::MAX` if they are more than can be counted.
+    /// Bytes of all slots; `u64::MAX` if the sum overflows.
     pub fn bytes(&self) -> u64 {
         let each = self.classes.iter().map(|class| class.slot_bytes().saturating_mul(class.slots.into()));
         each.fold(0, u64::saturating_add)
@@ -65,7 +65,7 @@ impl Plan {
         self.classes.iter().map(|class| u64::from(class.slots)).sum()
     }
 
-    /// Where a slot lies; `None` if there is no such slot.
+    /// The place of a slot; `None` if there is no such slot.
     pub(crate) fn place(&self, slot: u32) -> Option<Place> {
         let (mut number, mut start) = (slot, 0);
         for (index, class) in self.classes.iter().enumerate() {

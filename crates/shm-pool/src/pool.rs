@@ -1,4 +1,4 @@
-//! The node's side: the only one that allocates and writes.
+//! The node's side of the pool. Only the node allocates slots and writes to them.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,36 +17,36 @@ use crate::{head, Key, Name, Plan};
 #[error("all slots for objects of this size are in use: wait until one was folded, or raise staging")]
 pub struct Full;
 
-/// Why there is no pool, or an object cannot be sealed.
+/// Why a pool cannot be made, or an object cannot be sealed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PoolError {
-    /// The machine has less memory than that.
+    /// The pool is larger than the machine's available memory.
     #[error("a pool of {bytes} bytes does not fit the {available} bytes of memory that are available: lower staging or use a smaller model")]
     TooLarge {
-        /// Bytes wanted.
+        /// Bytes of the pool.
         bytes: u64,
-        /// Bytes that the system says are there.
+        /// Bytes that the system reports as available.
         available: u64,
     },
-    /// The system refuses memory, or a place is being written.
+    /// The system refuses the memory, or somebody still writes to the slot.
     #[error(transparent)]
     Memory(#[from] ArenaError),
-    /// More pieces than a head has room for.
+    /// The update was received in more ranges than the head has room for.
     #[error("what came of the update are {found} pieces; {most} can be told: send larger chunks")]
     Pieces {
-        /// Pieces that came.
+        /// Number of ranges received.
         found: usize,
-        /// Most there may be.
+        /// Most ranges that the head has room for.
         most: usize,
     },
 }
 
-/// What the node keeps of its slots, in private memory.
+/// The node's record of its slots, in private memory.
 #[derive(Debug)]
 struct Slots {
-    /// By class.
+    /// Numbers of the free slots, for each size class.
     free: Vec<Vec<u32>>,
-    /// By slot.
+    /// Current generation, for each slot.
     generations: Vec<u64>,
 }
 
@@ -59,32 +59,32 @@ struct Shared {
 
 impl Shared {
     fn slots(&self) -> MutexGuard<'_, Slots> {
-        // Nothing can panic while the lists are changed, so poisoned ones are still whole.
+        // Nothing can panic while the lists are changed, so a poisoned lock has consistent lists.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A node's pool; clones are handles to the same.
+/// A node's pool. Clones are handles to the same pool.
 #[derive(Debug, Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// All slots of a plan, empty. Their memory is taken now, so that no write can fail later.
+    /// Makes a pool with empty slots. It allocates all memory now, so that no later write can fail.
     ///
     /// # Errors
     /// [`PoolError::TooLarge`], [`PoolError::Memory`].
     pub fn new(plan: Plan) -> Result<Self, PoolError> {
         let bytes = plan.bytes();
-        // The kernel would go on taking pages until it has to end a process.
+        // Check first: the kernel would hand out pages until it has to kill a process.
         if let Some(available) = available().filter(|&available| bytes > available) {
             return Err(PoolError::TooLarge { bytes, available });
         }
         let arena = Arena::shared(bytes, Access::Read)?;
         let mut free = vec![Vec::new(); plan.classes().len()];
         let count = u32::try_from(plan.slots()).unwrap_or(u32::MAX);
-        // The first slots are taken first.
+        // In reverse order, so that the slots with the lowest numbers are claimed first.
         for slot in (0..count).rev() {
             if let Some(place) = plan.place(slot) {
                 free[place.class].push(slot);
@@ -94,10 +94,10 @@ impl Pool {
         Ok(Self { shared: Arc::new(Shared { arena, plan, slots }) })
     }
 
-    /// Takes an empty slot of a class, by its number in the plan.
+    /// Claims an empty slot of a size class, by the class's index in the plan.
     ///
     /// # Errors
-    /// [`Full`] if there is none.
+    /// [`Full`] if no slot is empty.
     pub fn claim(&self, class: usize) -> Result<Slot, Full> {
         let mut slots = self.shared.slots();
         let number = slots.free.get_mut(class).and_then(Vec::pop).ok_or(Full)?;
@@ -109,12 +109,12 @@ impl Pool {
         Ok(Slot { shared: self.shared.clone(), number, generation, place })
     }
 
-    /// Slots of a class that are empty.
+    /// Number of empty slots of a size class.
     pub fn free(&self, class: usize) -> usize {
         self.shared.slots().free.get(class).map_or(0, Vec::len)
     }
 
-    /// Where slots lie; workers have to know.
+    /// The layout of the pool, which workers need.
     pub fn plan(&self) -> &Plan {
         &self.shared.plan
     }
@@ -124,13 +124,13 @@ impl Pool {
         self.shared.arena.len()
     }
 
-    /// What workers map, for reading.
+    /// The descriptor that workers map for reading.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.shared.arena.descriptor()
     }
 }
 
-/// A slot that is being written to. It is empty again when it, or the object that it has become, is dropped.
+/// A slot that the node writes to. It is empty again once it, or the object made from it, is dropped.
 #[derive(Debug)]
 pub struct Slot {
     shared: Arc<Shared>,
@@ -140,18 +140,18 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Part of the body, to write to. Nobody else may write there meanwhile.
+    /// Claims a part of the body for writing. Nobody else can write there meanwhile.
     ///
     /// # Errors
-    /// As [`Arena::claim`].
+    /// The same as [`Arena::claim`].
     pub fn claim(&self, part: Range) -> Result<Claim, ArenaError> {
         self.claim_within(part, Duration::ZERO)
     }
 
-    /// As [`Slot::claim`], waiting up to `timeout` for other writers.
+    /// Like [`Slot::claim`], but waits up to `timeout` for other writers.
     ///
     /// # Errors
-    /// As [`Arena::claim_within`].
+    /// The same as [`Arena::claim_within`].
     pub fn claim_within(&self, part: Range, timeout: Duration) -> Result<Claim, ArenaError> {
         let (start, bytes) = (self.place.body.start, self.place.body.len());
         if part.start > part.end || part.end > bytes {
@@ -160,10 +160,12 @@ impl Slot {
         self.shared.arena.claim_within(Range::new(start + part.start, start + part.end), timeout)
     }
 
-    /// Makes an object of it, of which `came` has come: it is not written to any more. Writers get `timeout` to let go.
+    /// Turns the slot into an object, which nobody can write to. `came` has the ranges that were received.
+    /// Waits up to `timeout` until other writers have finished.
     ///
     /// # Errors
-    /// [`PoolError::Pieces`]; [`PoolError::Memory`] if somebody still writes. The slot is empty again then.
+    /// [`PoolError::Pieces`], or [`PoolError::Memory`] if somebody still writes. The slot is empty again
+    /// then.
     pub fn seal(self, key: Key, came: &Ranges, timeout: Duration) -> Result<Object, PoolError> {
         let (most, found) = (head::capacity(self.place.head.len()), came.count());
         if found > most {
@@ -185,28 +187,28 @@ impl Drop for Slot {
     }
 }
 
-/// Bytes that nobody writes to. When it is dropped, they may become another object.
+/// A sealed slot, which nobody writes to. When it is dropped, its slot can be claimed again.
 #[derive(Debug)]
 pub struct Object {
-    /// Given back before the slot is empty.
+    /// The body. It is dropped before the slot, so that the loan ends before the slot is empty.
     bytes: Bytes,
     name: Name,
     _slot: Slot,
 }
 
 impl Object {
-    /// What workers are told of it.
+    /// The name by which workers find the object.
     pub fn name(&self) -> Name {
         self.name
     }
 
-    /// The body. The loan must not outlive the object, or its slot cannot be sealed again.
+    /// The body. No clone of it may outlive the object, or the slot cannot be sealed again.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 }
 
-/// Memory that the system says it can still give.
+/// Memory in bytes that the system reports as available.
 fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,4 +1,4 @@
-//! A worker's side: reads objects where they lie.
+//! A worker's side of the pool: it reads objects in place.
 
 use std::os::fd::OwnedFd;
 
@@ -9,24 +9,24 @@ use thiserror::Error;
 
 use crate::{head, Name, Plan};
 
-/// Why there is no object of a name.
+/// Why an object cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReadError {
     /// The pool has no such slot.
     #[error("the pool has no slot {0}: node and worker must use the same plan")]
     NoSlot(u32),
-    /// Another object lies there, or none.
+    /// The slot holds another object or none.
     #[error("slot {0} holds another object by now: its node has freed it")]
     Gone(u32),
-    /// What lies at the slot's head cannot be.
+    /// The head of the slot is invalid.
     #[error("the head of slot {0} makes no sense: node and worker must have the same version")]
     Head(u32),
-    /// This process cannot map it.
+    /// This process cannot map the memory.
     #[error(transparent)]
     Memory(#[from] ArenaError),
 }
 
-/// A pool that another process owns, mapped for reading.
+/// A pool of another process, mapped for reading.
 #[derive(Debug)]
 pub struct Reader {
     arena: Arena,
@@ -34,18 +34,18 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Maps a pool of this plan.
+    /// Maps a pool with this plan.
     ///
     /// # Errors
-    /// If the descriptor is of no pool, or of one of another size.
+    /// If the descriptor is not that of a pool with this size.
     pub fn new(descriptor: OwnedFd, plan: Plan) -> Result<Self, ArenaError> {
         Ok(Self { arena: Arena::of_fd(descriptor, plan.bytes(), Access::Read)?, plan })
     }
 
-    /// An object.
+    /// Opens the object with this name.
     ///
     /// # Errors
-    /// [`ReadError`] if it does not lie where its name says.
+    /// [`ReadError`] if the slot does not hold this object.
     pub fn read(&self, name: &Name) -> Result<View, ReadError> {
         let place = self.plan.place(name.slot).ok_or(ReadError::NoSlot(name.slot))?;
         let all = self.arena.lend(Range::new(place.head.start, place.body.end))?;
@@ -59,7 +59,7 @@ impl Reader {
     }
 }
 
-/// An object that is being read.
+/// An object that is open for reading.
 #[derive(Debug)]
 pub struct View {
     name: Name,
@@ -69,17 +69,17 @@ pub struct View {
 }
 
 impl View {
-    /// The whole body; where nothing came there is anything.
+    /// The whole body. Bytes outside the received ranges are arbitrary.
     pub fn bytes(&self) -> &[u8] {
         &self.body
     }
 
-    /// What came of it.
+    /// The ranges of the body that were received.
     pub fn came(&self) -> &Ranges {
         &self.came
     }
 
-    /// Whether the same object still lies there. If not, what was read may have been of another one.
+    /// Whether the slot still holds this object. If not, the bytes read before may belong to another one.
     pub fn is_still_there(&self) -> bool {
         head::identity(&self.head) == (self.name.key, self.name.generation)
     }

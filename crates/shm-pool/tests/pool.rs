@@ -1,4 +1,4 @@
-//! A pool against the plainest model of one, and what the kernel refuses.
+//! Tests of the pool against a simple model of it, and of the writes that the kernel must refuse.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
@@ -54,7 +54,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Every object that lives is read as it was written, by its name alone; every one that is gone is not.
+    /// An object can be read by its name, with the bytes that were written, until it is dropped; after that
+    /// it cannot.
     #[test]
     fn objects_are_what_was_written_until_they_are_gone(steps in steps()) {
         let (pool, reader) = pool();
@@ -91,7 +92,7 @@ proptest! {
             let free: usize = (0..2).map(|class| pool.free(class)).sum();
             prop_assert_eq!(free + slots.len() + objects.len(), 5);
         }
-        // Once the slots were used again, what has gone is found no more.
+        // After its slot was used again, a dropped object cannot be found.
         drop((slots, objects));
         for (class, of) in CLASSES.iter().enumerate() {
             let all: Vec<Slot> = (0..of.slots).map(|_| pool.claim(class).unwrap()).collect();
@@ -102,7 +103,7 @@ proptest! {
         }
     }
 
-    /// What came is told, however many pieces it is, up to what a head has room for.
+    /// The received ranges arrive with the object, as many as the head has room for.
     #[test]
     fn masks_travel_with_objects(borders in prop::collection::btree_set(0..5000_u64, 0..60)) {
         let borders: Vec<u64> = borders.into_iter().collect();
@@ -114,7 +115,8 @@ proptest! {
     }
 }
 
-/// As many pieces as datagrams of 1400 bytes leave when every other one is lost fit; more are refused, not forgotten.
+/// A head has room for the ranges left by datagrams of 1400 bytes if every other one is lost. More are
+/// refused.
 #[test]
 fn a_head_has_room_for_the_pieces_of_datagrams() {
     let bytes = 8 << 20;
@@ -174,7 +176,8 @@ fn bounds_are_checked() {
     assert!(Full.to_string().contains("raise staging"));
 }
 
-/// Neither more than there is, which would end in the kernel's killing somebody, nor more than can be counted.
+/// A pool larger than the available memory, which would make the kernel kill a process, or larger than u64
+/// can count.
 #[test]
 fn a_pool_larger_than_memory_is_refused_before_any_is_taken() {
     for class in [Class { bytes: 1 << 40, slots: 1000 }, Class { bytes: u64::MAX, slots: u32::MAX }] {
