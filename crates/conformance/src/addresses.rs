@@ -1,4 +1,4 @@
-//! Listening and connecting.
+//! Tests of listening and connecting.
 
 use thalweg_transport::{ErrorKind, Options, Tls};
 use thalweg_wire::MAX_CHUNK;
@@ -14,7 +14,7 @@ pub async fn the_name_is_the_scheme(factory: &Factory) {
     assert_eq!(listener.address().scheme, factory.address.scheme);
 }
 
-/// "Where it listens, with the port that the system chose": one can connect there.
+/// "Where it listens, with the port that the system chose": a client can connect there.
 pub async fn the_listener_says_the_port_the_system_chose(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     assert_ne!(listener.address().port, Some(0));
@@ -26,7 +26,7 @@ pub async fn the_listener_says_the_port_the_system_chose(factory: &Factory) {
     say(&client, &server, "found").await;
 }
 
-/// "[`ErrorKind::InUse`]": an address has one listener.
+/// "[`ErrorKind::InUse`]": an address has only one listener.
 pub async fn a_taken_address_is_in_use(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     let second = factory.transport.listen(&listener.address(), &factory.listen).await;
@@ -36,7 +36,7 @@ pub async fn a_taken_address_is_in_use(factory: &Factory) {
     say(&client, &server, "the first is unharmed").await;
 }
 
-/// "[`ErrorKind::Unreachable`]": nobody answers there.
+/// "[`ErrorKind::Unreachable`]": nobody listens there.
 pub async fn nobody_there_is_unreachable(factory: &Factory) {
     let address = match &factory.nobody {
         Some(address) => address.clone(),
@@ -67,14 +67,14 @@ pub async fn an_option_it_cannot_honour_is_unsupported(factory: &Factory) {
     }
 }
 
-/// "Its address, for people."
+/// "Its address, for people": it is not empty.
 pub async fn peers_have_an_address_for_people(factory: &Factory) {
     let pair = factory.pair().await;
     assert!(!pair.client.peer().address.is_empty());
     assert!(!pair.server.peer().address.is_empty());
 }
 
-/// "Most bytes of payload in one chunk": at least one, and never more than a frame takes.
+/// "Most bytes of payload in one chunk": at least one byte, and at most as many as a frame allows.
 pub async fn a_chunk_of_the_greatest_size_is_within_the_frames_limit(factory: &Factory) {
     let pair = factory.pair().await;
     let most = factory.capabilities().max_chunk;

@@ -1,4 +1,4 @@
-//! Telling a sender to stop.
+//! Tests of cancelling an update.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,7 +13,7 @@ use crate::pair::{link, poll_once, send_in_task, settle, stall, Receive, Sending
 use crate::updates::refill;
 use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router};
 
-/// "Promptly": a bound for a machine under load, not a wait.
+/// What "promptly" means: an upper bound on a loaded machine. Nobody waits this long without need.
 pub(crate) const PROMPTLY: Duration = Duration::from_secs(5);
 
 fn assert_free(source: &Arena) {
@@ -50,7 +50,8 @@ pub async fn cancel_ends_the_loan_and_the_link_goes_on(factory: &Factory) {
     recorders[1].check(&source);
 }
 
-/// "From then on the memory may be written to": not before the last chunk is let go of, and then at once.
+/// "From then on the memory may be written to": not before the last chunk was released, and at once after
+/// that.
 pub async fn released_says_when_the_memory_is_free(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 7);
@@ -72,7 +73,7 @@ pub async fn released_says_when_the_memory_is_free(factory: &Factory) {
     assert!(claim.is_ok(), "{}", claim.unwrap_err());
 }
 
-/// One that was cancelled before sends nothing.
+/// A send that was cancelled before it began sends nothing.
 pub async fn a_cancelled_update_is_not_begun(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(10_000, 3);
@@ -89,7 +90,7 @@ pub async fn a_cancelled_update_is_not_begun(factory: &Factory) {
     assert!(recorder.seen().placed.is_empty());
 }
 
-/// Another update on the same link is not touched.
+/// Cancelling an update does not affect another update on the same link.
 pub async fn cancel_stops_its_own_update_only(factory: &Factory) {
     let pair = factory.pair().await;
     let (stopped, other) = (pattern(factory.bulk, 4), pattern(1 << 20, 5));
@@ -118,7 +119,7 @@ pub async fn cancel_stops_its_own_update_only(factory: &Factory) {
     recorders[1].check(&other);
 }
 
-/// A call that has ended, however, holds nothing any more: done, or dropped on the way.
+/// A call that has completed or was dropped holds no memory.
 pub async fn the_loan_ends_with_the_call(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(1 << 20, 6);

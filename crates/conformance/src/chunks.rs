@@ -1,4 +1,4 @@
-//! Chunks: each says where it belongs.
+//! Tests about chunks: each chunk names its place, and arrives there unchanged.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::pair::{say, send_in_task, settle, transfer};
 use crate::relay::Relay;
 use crate::{outgoing, pattern, shared_pattern, skip, update_id, Factory, Pump, Recorder};
 
-const SOME: u64 = 300_007; // no multiple of any chunk size
+const SOME: u64 = 300_007; // not a multiple of any chunk size
 
 /// "The receiver's `Sink` names the place, the transport receives into it", in both directions.
 pub async fn every_chunk_lands_at_its_place(factory: &Factory) {
@@ -22,13 +22,13 @@ pub async fn every_chunk_lands_at_its_place(factory: &Factory) {
     transfer(&pair.server, &pair.client, &update, &source).await;
 }
 
-/// "Bulk bytes, each saying where it belongs": the order of sending is free.
+/// "Bulk bytes, each saying where it belongs": chunks may be sent in any order.
 pub async fn chunks_come_in_any_order(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 2);
     let update = outgoing(&source, update_id(1), factory.chunk(5_000));
     let count = update.chunks().len();
-    // Steps that visit each chunk once.
+    // A step with which each chunk is visited once.
     let step = [7, 11, 13].into_iter().find(|&prime| !count.is_multiple_of(prime)).unwrap();
     let shuffled = (0..count).map(|i| update.chunks()[i * step % count].clone());
     let (_, recorder) = transfer(&pair.client, &pair.server, &update.with_chunks(shuffled), &source).await;
@@ -39,7 +39,7 @@ pub async fn chunks_come_in_any_order(factory: &Factory) {
     }
 }
 
-/// "The `wanted` ranges": nothing else is sent or written.
+/// "The `wanted` ranges": no other bytes are sent or written.
 pub async fn only_the_wanted_ranges_are_sent(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 3);
@@ -55,7 +55,7 @@ pub async fn only_the_wanted_ranges_are_sent(factory: &Factory) {
     assert!(came == wanted || !factory.capabilities().reliable);
 }
 
-/// One byte up to `max_chunk`.
+/// A chunk has from one byte to `max_chunk` bytes.
 pub async fn chunks_have_any_size(factory: &Factory) {
     let pair = factory.pair().await;
     let most = factory.capabilities().max_chunk;
@@ -69,8 +69,8 @@ pub async fn chunks_have_any_size(factory: &Factory) {
     }
 }
 
-/// "The arena that lends the bytes", "`None` for bytes that are no arena's": a transport sends both, and those of an arena
-/// that is shared.
+/// "The arena that lends the bytes", "`None` for bytes that are no arena's": a transport sends both, and also
+/// the bytes of a shared arena.
 pub async fn bytes_are_sent_whether_an_arena_lends_them_or_not(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 12);
@@ -91,7 +91,7 @@ pub async fn bytes_are_sent_whether_an_arena_lends_them_or_not(factory: &Factory
     }
 }
 
-/// No chunks are sent at once, even if the peer does not receive.
+/// An update without chunks is sent at once, even if the peer does not receive.
 pub async fn an_update_without_chunks_is_sent(factory: &Factory) {
     let pair = factory.pair().await;
     let update = Outgoing::new(update_id(1), Bytes::new(), &Ranges::new(), 1, Cancel::default());
@@ -100,7 +100,7 @@ pub async fn an_update_without_chunks_is_sent(factory: &Factory) {
     say(&pair.client, &pair.server, "after nothing").await;
 }
 
-/// "Every chunk says job, round, sender, layout and offset", to the last bit.
+/// "Every chunk says job, round, sender, layout and offset": all bits of these arrive.
 pub async fn the_header_arrives_unchanged(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(1_000, 4);
@@ -120,7 +120,7 @@ pub async fn a_wrong_checksum_is_reported_and_the_link_goes_on(factory: &Factory
     let pair = factory.pair().await;
     let (right, other) = (pattern(5_000, 5), pattern(5_000, 6));
     let update = outgoing(&right, update_id(1), 1_000);
-    update.chunks().iter().for_each(|chunk| drop(update.frame(chunk))); // fixes the checksums
+    update.chunks().iter().for_each(|chunk| drop(update.frame(chunk))); // computes the checksums of the right bytes
     let damaged = outgoing(&other, update_id(1), 1_000).with_chunks(update.chunks().to_vec());
     let recorder = Arc::new(Recorder::new(5_000));
     let mut pump = Pump::start(&pair.server, &recorder);
@@ -164,7 +164,7 @@ pub async fn a_scratch_buffer_is_a_place(factory: &Factory) {
     recorder.check(&source);
 }
 
-/// "`bytes` more bytes of chunks have come": wanted or not, the sum is the payload.
+/// "`bytes` more bytes of chunks have come": the sum is the payload, with chunks that the sink does not want.
 pub async fn progress_sums_to_the_bytes(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 9);
@@ -184,7 +184,7 @@ pub async fn progress_sums_to_the_bytes(factory: &Factory) {
     }
 }
 
-/// A layer may send a chunk twice; the transport does not care.
+/// A layer may send a chunk twice. The transport passes it on twice.
 pub async fn a_chunk_sent_twice_comes_twice(factory: &Factory) {
     if !factory.capabilities().reliable {
         return skip("chunks may be lost");
@@ -200,11 +200,13 @@ pub async fn a_chunk_sent_twice_comes_twice(factory: &Factory) {
     recorder.check(&source);
 }
 
-/// Of a chunk so large, so many first bytes are far from all of it; a record of TLS is smaller.
+/// Bytes of a chunk of which the relay first lets only [`FIRST`] pass. Both are larger than a TLS record, and
+/// far apart.
 const LARGE: u32 = 1 << 20;
 const FIRST: u64 = 32 << 10;
 
-/// "So the receiving of an update begins at the same time over all transports": a relay holds back all but the first bytes.
+/// "So the receiving of an update begins at the same time over all transports": it begins while a relay still
+/// holds back all but the first bytes.
 pub async fn an_update_begins_with_its_first_bytes(factory: &Factory) {
     if !factory.relayed || !factory.capabilities().remote || !factory.address.is_local() {
         return skip("no relay can be between these ends");
@@ -237,7 +239,7 @@ pub async fn an_update_begins_with_its_first_bytes(factory: &Factory) {
     }
 }
 
-/// "How the sending of an update went."
+/// "How the sending of an update went": the report's counts and times.
 pub async fn the_report_says_what_was_sent(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 11);

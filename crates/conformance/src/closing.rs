@@ -1,4 +1,4 @@
-//! The end of a link.
+//! Tests of the end of a link.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{outgoing, pattern, update_id, Factory, Recorder};
 
 const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];
 
-/// "Both sides' calls fail with [`ErrorKind::Closed`], those under way too": receives.
+/// "Both sides' calls fail with [`ErrorKind::Closed`], those under way too": this tests receives.
 pub async fn close_wakes_a_blocked_receive_at_both_ends(factory: &Factory) {
     let pair = factory.pair().await;
     let sink = Recorder::new(0);
@@ -23,7 +23,7 @@ pub async fn close_wakes_a_blocked_receive_at_both_ends(factory: &Factory) {
     expect_error(there.await, CLOSED);
 }
 
-/// A link whose peer has taken one chunk and no more, and the send that is stuck.
+/// Blocks a send by a peer that takes only one chunk, then runs `close` and checks that the send fails.
 async fn stuck(factory: &Factory, close: impl AsyncFnOnce(&Arc<dyn Link>, &Arc<dyn Link>)) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 1);
@@ -39,23 +39,23 @@ async fn stuck(factory: &Factory, close: impl AsyncFnOnce(&Arc<dyn Link>, &Arc<d
     assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
 }
 
-/// "Those under way too": a send of an update that the peer does not take.
+/// "Those under way too": this tests the send of an update that the peer does not receive.
 pub async fn close_wakes_a_blocked_send(factory: &Factory) {
     stuck(factory, async |client, _| client.close().await).await;
 }
 
-/// The same when the peer closes.
+/// The same if the peer closes the link.
 pub async fn close_by_the_peer_wakes_a_blocked_send(factory: &Factory) {
     stuck(factory, async |_, server| server.close().await).await;
 }
 
-/// "Both sides' calls fail": each of them, on the side that closed at once.
+/// "Both sides' calls fail": every call does, and on the side that closed it fails at once.
 pub async fn all_calls_fail_after_close(factory: &Factory) {
     let pair = factory.pair().await;
     pair.client.close().await;
     let (source, sink) = (pattern(1_000, 2), Recorder::new(1_000));
     let update = outgoing(&source, update_id(1), 100);
-    until_closed(&pair.server, &sink).await; // has heard of it
+    until_closed(&pair.server, &sink).await; // the server has learned of the end
     for link in [&pair.client, &pair.server] {
         until_closed(link, &sink).await;
         expect_error(link.send_control(Bytes::from_static(b"too late")).await, CLOSED);
@@ -64,7 +64,7 @@ pub async fn all_calls_fail_after_close(factory: &Factory) {
     }
 }
 
-/// "Idempotent", from either side.
+/// "Idempotent": either side may close again.
 pub async fn closing_twice_is_fine(factory: &Factory) {
     let pair = factory.pair().await;
     tokio::join!(pair.client.close(), pair.server.close(), pair.client.close());
@@ -78,7 +78,7 @@ pub async fn a_peer_that_is_dropped_is_gone(factory: &Factory) {
     let pair = factory.pair().await;
     drop(pair.server);
     until_closed(&pair.client, &Recorder::new(0)).await;
-    // What is sent may vanish in a buffer for a while, but the end is certain.
+    // Messages may be lost in a buffer for a while, but then sending must fail.
     let message = Bytes::from(vec![0; 64 << 10]);
     loop {
         if let Err(error) = pair.client.send_control(message.clone()).await {

@@ -1,4 +1,4 @@
-//! Control messages: small, reliable, in order.
+//! Tests of control messages: small, reliable, in order.
 
 use std::sync::Arc;
 
@@ -29,14 +29,14 @@ pub async fn messages_arrive_both_ways_in_order(factory: &Factory) {
     tokio::join!(send(a.clone()), expect(b.clone()), send(b), expect(a));
 }
 
-/// "Sends one control message": an empty one too.
+/// "Sends one control message": an empty message is one, too.
 pub async fn an_empty_message_is_a_message(factory: &Factory) {
     let pair = factory.pair().await;
     say(&pair.client, &pair.server, "").await;
     say(&pair.server, &pair.client, "").await;
 }
 
-/// The limit is [`MAX_CONTROL`] bytes.
+/// A message may have [`MAX_CONTROL`] bytes.
 pub async fn a_message_of_the_greatest_length_arrives(factory: &Factory) {
     let pair = factory.pair().await;
     let message = Bytes::from(vec![0xa5; MAX_CONTROL as usize]);
@@ -46,7 +46,7 @@ pub async fn a_message_of_the_greatest_length_arrives(factory: &Factory) {
     assert!(came.unwrap() == message);
 }
 
-/// Over the limit it is refused before anything of it is sent.
+/// A longer message is refused before any of it is sent.
 pub async fn a_longer_message_is_refused_and_the_link_goes_on(factory: &Factory) {
     let pair = factory.pair().await;
     let message = Bytes::from(vec![0; MAX_CONTROL as usize + 1]);
@@ -54,8 +54,8 @@ pub async fn a_longer_message_is_refused_and_the_link_goes_on(factory: &Factory)
     say(&pair.client, &pair.server, "still here").await;
 }
 
-/// "Dropping the future may break the link, and nothing else": what comes is whole messages or the end, and
-/// other links go on.
+/// "Dropping the future may break the link, and nothing else": the peer gets whole messages or the end of the
+/// link, and other links continue.
 pub async fn dropping_a_send_breaks_at_most_the_link(factory: &Factory) {
     let pair = factory.pair().await;
     let (client, server) = link(factory, &*pair.listener).await;

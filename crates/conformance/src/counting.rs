@@ -1,4 +1,4 @@
-//! What a link says it has carried.
+//! Tests of a link's counters.
 
 use bytes::Bytes;
 
@@ -35,7 +35,7 @@ pub async fn nothing_is_copied_by_a_transport_that_says_so(factory: &Factory) {
     if !pair.client.capabilities().zero_copy {
         return skip("it does not say zero_copy");
     }
-    // What is not shared has to be copied where peers share memory.
+    // Where peers share memory, bytes that are not shared must be copied.
     let source = if factory.capabilities().lends { shared_pattern(UPDATE, 2) } else { pattern(UPDATE, 2) };
     let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
     transfer(&pair.client, &pair.server, &update, &source).await;

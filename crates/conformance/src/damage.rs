@@ -1,24 +1,26 @@
-//! Damaged messages for decoders, by seed: the stable counterpart of the libFuzzer targets in `fuzz/`.
+//! Feeds damaged messages to decoders, by seed: the counterpart on stable Rust of the libFuzzer targets in
+//! `fuzz/`.
 
 #[path = "../../wire/tests/fuzz/mutate.rs"]
 mod mutate;
-#[allow(dead_code, missing_docs)] // of the tests of thalweg-wire, which need more of it
+#[allow(dead_code, missing_docs)] // the tests of thalweg-wire use all of it
 #[path = "../../wire/tests/fuzz/rng.rs"]
 mod rng;
 
 pub use mutate::repair;
 pub use rng::Rng;
 
-/// Messages that are made without [`FRAMES`].
+/// Number of damaged messages if [`FRAMES`] is not set.
 const DEFAULT: u64 = 100_000;
 const FRAMES: &str = "THALWEG_FUZZ_FRAMES";
 const SEED: &str = "THALWEG_FUZZ_SEED";
 
-/// Feeds `check` with the samples, then with damaged ones, always the same. `mend` may make a checksum fit again that
-/// would hide the rest. `THALWEG_FUZZ_FRAMES` says how many, `THALWEG_FUZZ_SEED` which.
+/// Calls `check` with each sample, then with damaged samples, which are the same in each run. `mend` may
+/// correct a checksum that would hide all other damage. The variable `THALWEG_FUZZ_FRAMES` sets how many,
+/// `THALWEG_FUZZ_SEED` which ones.
 ///
 /// # Panics
-/// Where `check` does; without samples.
+/// If `check` panics, or there are no samples.
 pub fn damage(samples: &[Vec<u8>], mend: impl Fn(&mut Rng, &mut [u8]), check: impl Fn(&[u8])) {
     samples.iter().for_each(|sample| check(sample));
     let number = |name, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());

@@ -1,4 +1,4 @@
-//! What a transport says of itself to be tested.
+//! A transport under test, described for the tests.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,38 +8,40 @@ use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Transp
 
 use crate::Pair;
 
-/// Reaches a listener without being a peer: opens a socket and writes nonsense, say.
+/// Connects to a listener without being a peer. It may open a socket and write random bytes, for example.
 pub type Intruder = Arc<dyn Fn(Address) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// A transport to be tested, and what the tests need to know of it.
+/// A transport under test, and what the tests must know about it.
 #[derive(Clone)]
 pub struct Factory {
     /// The transport.
     pub transport: Arc<dyn Transport>,
-    /// Where to listen; with port 0 if the system can choose. Each factory needs an address of its own.
+    /// Address to listen at, with port 0 if the system can choose one. Each factory needs its own address.
     pub address: Address,
-    /// Where nobody listens; `None` takes the address of a listener that has been dropped.
+    /// An address where nobody listens. `None`: use the address of a listener that was dropped.
     pub nobody: Option<Address>,
     /// The listener's options.
     pub listen: Options,
     /// The connecting side's options.
     pub connect: Options,
-    /// Options with which a client must be refused: wrong authority, no certificate.
+    /// Options of a client that must be refused: the wrong authority, or no certificate. `None`: there are
+    /// none.
     pub stranger: Option<Options>,
-    /// Somebody who speaks another protocol.
+    /// An intruder that speaks another protocol. `None`: there is none.
     pub intruder: Option<Intruder>,
-    /// Bytes of an update that fits in no buffer on the way, so that a peer that does not receive blocks
-    /// its sender. A transport over sockets sets small socket buffers in its options, or raises this.
+    /// Size in bytes of an update that fits in no buffer on the way, so that a peer that does not receive
+    /// blocks its sender. A transport over sockets sets small socket buffers in its options, or raises this
+    /// size.
     pub bulk: u64,
-    /// Whether a relay before its address sees all that passes, as it comes: not where links go to other ports too.
+    /// Whether a relay in front of the listener sees all traffic. False if links also use other ports.
     pub relayed: bool,
-    /// What this machine lacks to test it, such as a broker: each test is then skipped with these words.
+    /// What this machine lacks for the tests, such as a broker. If set, each test is skipped with this text.
     pub missing: Option<String>,
     _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Factory {
-    /// A transport listening at `address`, with default options.
+    /// A transport that listens at `address`, with default options.
     ///
     /// # Panics
     /// If `address` does not parse.
@@ -59,13 +61,13 @@ impl Factory {
         }
     }
 
-    /// Options of the listener and of the connecting side.
+    /// Sets the options of the listener and of the connecting side.
     #[must_use]
     pub fn options(self, listen: Options, connect: Options) -> Self {
         Self { listen, connect, ..self }
     }
 
-    /// Keeps something alive as long as the factory, and drops it at the end of the test: a broker, say.
+    /// Keeps a value, such as a broker, alive until the test ends.
     #[must_use]
     pub fn keep(self, thing: impl Any + Send + Sync) -> Self {
         Self { _keep: Some(Arc::new(thing)), ..self }
@@ -76,15 +78,15 @@ impl Factory {
         self.transport.capabilities()
     }
 
-    /// A chunk size of about `wanted` bytes that the transport can send.
+    /// The chunk size of `wanted` bytes, or the largest that the transport can send.
     pub fn chunk(&self, wanted: u32) -> u32 {
         wanted.min(self.capabilities().max_chunk)
     }
 
-    /// A listener with one link, both ends in hand.
+    /// Makes a listener and one link, and returns both ends.
     ///
     /// # Panics
-    /// If they do not come to be.
+    /// If listening, connecting or accepting fails.
     pub async fn pair(&self) -> Pair {
         Pair::connect(self).await
     }

@@ -1,4 +1,4 @@
-//! Everything goes on at the same time.
+//! Tests of concurrency: messages, updates, directions and links do not block one another.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -21,12 +21,12 @@ pub async fn control_overtakes_a_running_update(factory: &Factory) {
     let mut receive: Receive = pair.server.receive(&recorder);
     stall(&mut send, &mut receive, &recorder).await;
     let mut control = pair.client.send_control(Bytes::from_static(b"overtaking"));
-    // Polled once, it stands in the queue before the peer goes on receiving.
+    // One poll puts the message into the queue before the peer continues to receive.
     if let Poll::Ready(sent) = poll_once(&mut control).await {
         sent.unwrap();
         control = Box::pin(std::future::ready(Ok(())));
     }
-    // All in one task: while one of them is polled, the others stand still.
+    // All run in one task, so only one of them makes progress at a time.
     let mut both = Box::pin(async { tokio::join!(control, receive) });
     let (sent, came) = tokio::select! {
         biased;
@@ -44,11 +44,11 @@ pub async fn control_overtakes_a_running_update(factory: &Factory) {
     drop(pump);
 }
 
-/// A message that is too long for any datagram that repeats messages.
+/// Length of a message that is too long for the datagrams that repeat messages.
 const LONG: usize = 8 << 10;
 
-/// "Chunks of a detached update are delivered though control messages sent before them are held up": by a relay that lets
-/// nothing pass of the control connection. Where chunks have no way of their own, such an update is like any other.
+/// "Chunks of a detached update are delivered though control messages sent before them are held up": a relay
+/// holds up the control connection. If chunks use that connection, a detached update is like any other.
 pub async fn a_detached_update_waits_for_no_message(factory: &Factory) {
     let source = pattern(200_000, 4);
     let update = || outgoing(&source, update_id(1), factory.chunk(16 << 10)).detached();
@@ -111,7 +111,7 @@ pub async fn many_updates_share_a_link(factory: &Factory) {
     }
 }
 
-/// 64 links of one listener, each with an update both ways.
+/// 64 links of one listener send an update in each direction at the same time.
 pub async fn many_links_go_on_at_once(factory: &Factory) {
     const EACH: u64 = 200_000;
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();

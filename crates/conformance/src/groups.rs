@@ -1,4 +1,4 @@
-//! One update to a group.
+//! Tests of sending one update to a group of links.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ async fn group(factory: &Factory, members: usize) -> Group {
 
 type Done = mpsc::UnboundedReceiver<(usize, Result<SendReport>)>;
 
-/// Sends from the listener's side in a task; what `done` hears comes out of the channel, which ends with the call.
+/// Sends to the group in a task. The channel gets the calls of `done`, and ends with the send.
 fn send_group(group: Group, update: Outgoing) -> (Done, Vec<Arc<dyn Link>>) {
     let (tell, hear) = mpsc::unbounded_channel();
     let Group { listener, clients, servers } = group;
@@ -38,7 +38,7 @@ fn send_group(group: Group, update: Outgoing) -> (Done, Vec<Arc<dyn Link>>) {
         listener.send_group(&servers, &update, &done).await;
         drop(update);
         drop(done);
-        // The links live on until nobody can be waiting for what is still on its way.
+        // Keep the links alive, so that the clients can receive everything that is in flight.
         std::future::pending::<()>().await;
     });
     (hear, clients)
@@ -80,7 +80,7 @@ pub async fn each_member_gets_all_and_done_hears_of_each_once(factory: &Factory)
     }
 }
 
-/// Nobody is in it, so it ends at once.
+/// Sending to an empty group ends at once.
 pub async fn an_empty_group_is_done(factory: &Factory) {
     let group = group(factory, 0).await;
     let source = pattern(1_000, 2);
@@ -88,7 +88,7 @@ pub async fn an_empty_group_is_done(factory: &Factory) {
     group.listener.send_group(&[], &outgoing(&source, update_id(1), 100), &done).await;
 }
 
-/// "No member waits for another": one whose link has ended fails, the others get all.
+/// "No member waits for another": the member whose link has ended fails, and the others get everything.
 pub async fn a_dead_member_fails_alone(factory: &Factory) {
     let group = group(factory, 3).await;
     group.servers[1].close().await;
@@ -110,7 +110,8 @@ pub async fn a_dead_member_fails_alone(factory: &Factory) {
     }
 }
 
-/// "No member waits for another": one that does not receive is cancelled at the end, and the loan with it.
+/// "No member waits for another": one member does not receive. It is cancelled at the end, which ends the
+/// loan, too.
 pub async fn a_slow_member_holds_up_nobody(factory: &Factory) {
     let mut group = group(factory, 3).await;
     let servers = group.servers.clone();

@@ -1,11 +1,11 @@
-//! The transport contract as tests; one macro line runs them all.
+//! Tests of the transport contract, run for a transport by one line: [`suite!`].
 //!
-//! Each public function of the modules below is one sentence of the docs of `thalweg-transport`. A transport
-//! says what it is in a [`Factory`] and writes [`suite!`]; sentences that its capabilities exclude print why
-//! they are skipped. No test sleeps: they wait for messages and for what the sink has seen, and a generous
-//! limit turns a hang into a failure.
+//! Each public function of the modules below tests one sentence of the docs of `thalweg-transport`. A
+//! transport describes itself by a [`Factory`] and writes [`suite!`]. A test that the transport's
+//! capabilities exclude prints why it is skipped. No test sleeps: tests wait for messages and for what the
+//! sink has seen. A long timeout turns a hang into a failure.
 #![forbid(unsafe_code)]
-// A library of tests: a panic is how it reports.
+// These are tests: they report a failure by a panic.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 pub mod addresses;
@@ -40,17 +40,18 @@ pub use waiting::chunks_keep_no_message_away;
 
 use std::time::Duration;
 
-/// What turns a hang into a failure; nothing takes nearly as long.
+/// Timeout that turns a hang into a failure. No test takes nearly as long.
 pub const GUARD: Duration = Duration::from_secs(120);
 
-/// Sentences about who comes first among tasks: they take turns on one thread, else another program that is given a core
-/// decides it.
+/// Tests that depend on which task runs first. They run on one thread; otherwise another program on this
+/// machine could decide the order.
 const IN_TURN: [&str; 1] = ["control_overtakes_a_running_update"];
 
-/// Runs one sentence of the contract on a runtime of its own with two workers, or with one thread if turns matter.
+/// Runs one test of the contract on a runtime of its own: with two worker threads, or with one for the tests
+/// in [`IN_TURN`].
 ///
 /// # Panics
-/// When the sentence does not hold, or does not end within [`GUARD`].
+/// If the test fails or does not end within [`GUARD`].
 pub fn run(name: &str, make: &dyn Fn() -> Factory, sentence: Sentence) {
     let mut builder = match IN_TURN.contains(&name) {
         true => tokio::runtime::Builder::new_current_thread(),
@@ -68,12 +69,12 @@ pub fn run(name: &str, make: &dyn Fn() -> Factory, sentence: Sentence) {
     runtime.shutdown_background();
 }
 
-/// Says why a sentence does not apply.
+/// Prints why a test does not apply.
 pub(crate) fn skip(why: &str) {
     println!("skipped: {why}");
 }
 
-/// All sentences as functions of one type.
+/// All tests as functions of one type.
 #[doc(hidden)]
 pub mod sentences {
     crate::contract! { boxed {} }
@@ -82,7 +83,7 @@ pub mod sentences {
 
 #[cfg(test)]
 mod tests {
-    /// A sentence that the macro forgets would never run.
+    /// The macro must list every test, because others would never run.
     #[test]
     fn the_macro_lists_every_sentence() {
         let listed = include_str!("suite.rs");

@@ -1,4 +1,4 @@
-//! Two ends of a link, and a task that keeps receiving.
+//! Both ends of a link, and a task that keeps receiving.
 
 use std::future::{poll_fn, Future};
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use crate::{Factory, Recorder, Seen};
 
-/// A listener with one link.
+/// A listener with one link, of which the test holds both ends.
 pub struct Pair {
     /// The listener.
     pub listener: Box<dyn Listener>,
@@ -35,7 +35,7 @@ impl Pair {
     }
 }
 
-/// Both ends of one more link: the one that connected and the one that was accepted.
+/// Makes another link. Returns the end that connected and the end that was accepted.
 pub(crate) async fn link(factory: &Factory, listener: &dyn Listener) -> (Arc<dyn Link>, Arc<dyn Link>) {
     let address: Address = listener.address();
     let accept = async { listener.accept().await.unwrap().await.unwrap() };
@@ -43,17 +43,17 @@ pub(crate) async fn link(factory: &Factory, listener: &dyn Listener) -> (Arc<dyn
     tokio::join!(connect, accept)
 }
 
-/// Ends a [`Pump`].
+/// The message that ends a [`Pump`].
 const STOP: &[u8] = b"stop pumping";
 
-/// A task that receives until the link ends, and passes the control messages on.
+/// A task that receives until the link ends. It passes on the control messages.
 pub struct Pump {
     messages: mpsc::Receiver<Result<Bytes>>,
     task: AbortHandle,
 }
 
 impl Pump {
-    /// Begins to receive into `sink`.
+    /// Starts to receive into `sink`.
     pub fn start<S: Sink + 'static>(link: &Arc<dyn Link>, sink: &Arc<S>) -> Self {
         let (pass, messages) = mpsc::channel(256);
         let (link, sink) = (link.clone(), sink.clone());
@@ -72,13 +72,13 @@ impl Pump {
     /// The next control message, or the error with which receiving ended.
     ///
     /// # Panics
-    /// When asked again after the error.
+    /// If it is called again after the error.
     pub async fn next(&mut self) -> Result<Bytes> {
         self.messages.recv().await.unwrap()
     }
 
-    /// Ends the task with a message from the other end, so that the next one to receive on this link gets
-    /// all that is sent from now on. (Dropping a pump ends its task a little later.)
+    /// Ends the task with a message from the other end. Whoever receives next on this link then gets
+    /// everything that is sent from now on. (If a pump is dropped instead, its task ends a little later.)
     ///
     /// # Panics
     /// If the link has ended.
@@ -96,7 +96,7 @@ impl Drop for Pump {
     }
 }
 
-/// Sends an update whole, waits until it has come, and checks that it is `source`.
+/// Sends a whole update, waits until it has arrived, and checks that it equals `source`.
 pub(crate) async fn transfer(
     from: &Arc<dyn Link>,
     to: &Arc<dyn Link>,
@@ -112,7 +112,8 @@ pub(crate) async fn transfer(
     (report, recorder)
 }
 
-/// Waits until `bytes` bytes have come right; where chunks may be lost, until a message sent after them has.
+/// Waits until `bytes` bytes were stored. If chunks may be lost, waits for a message that is sent after them
+/// instead.
 pub(crate) async fn settle(from: &Arc<dyn Link>, pump: &mut Pump, recorder: &Recorder, bytes: u64) {
     if from.capabilities().reliable {
         recorder.until(|seen| seen.ranges.bytes() >= bytes).await;
@@ -124,10 +125,10 @@ pub(crate) async fn settle(from: &Arc<dyn Link>, pump: &mut Pump, recorder: &Rec
     }
 }
 
-/// A receive that is polled only as long as the test wants, which is how a slow peer looks.
+/// A receive that a test polls only as long as it wants, to simulate a slow peer.
 pub(crate) type Receive<'a> = Pin<Box<dyn Future<Output = Result<Bytes>> + Send + 'a>>;
 
-/// Receives until `recorder` satisfies `condition`, then leaves the link alone without dropping the receive.
+/// Receives until `recorder` satisfies `condition`. Then it stops polling, but does not drop the receive.
 pub(crate) async fn receive_until(
     receive: &mut Receive<'_>,
     recorder: &Recorder,
@@ -140,11 +141,11 @@ pub(crate) async fn receive_until(
     }
 }
 
-/// The sending of an update, driven by the test itself.
+/// A send of an update that the test polls itself.
 pub(crate) type Sending<'a> = Pin<Box<dyn Future<Output = Result<SendReport>> + Send + 'a>>;
 
-/// Gets a sender stuck: its peer takes one chunk and no more, and the sender is polled until it has long filled
-/// whatever is between them.
+/// Blocks a sender: its peer takes one chunk and no more, and the sender is polled until all buffers on the
+/// way are full.
 pub(crate) async fn stall(send: &mut Sending<'_>, receive: &mut Receive<'_>, recorder: &Recorder) {
     tokio::select! {
         biased;
@@ -158,12 +159,12 @@ pub(crate) async fn stall(send: &mut Sending<'_>, receive: &mut Receive<'_>, rec
     }
 }
 
-/// Polls a future once, so that it begins.
+/// Polls a future once, so that it starts.
 pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context))).await
 }
 
-/// Begins to send an update in a task of its own, which drops it at the end.
+/// Starts to send an update in a task, which drops the update at the end.
 pub(crate) fn send_in_task(
     link: &Arc<dyn Link>,
     update: Outgoing,
@@ -172,7 +173,7 @@ pub(crate) fn send_in_task(
     tokio::spawn(async move { link.send_update(&update).await })
 }
 
-/// Sends a control message one way and asserts that it comes.
+/// Sends a control message in one direction and asserts that it arrives.
 pub(crate) async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>, text: &'static str) {
     let sink = Recorder::new(0).only(|_| false);
     let message = Bytes::from_static(text.as_bytes());
@@ -181,7 +182,8 @@ pub(crate) async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>, text: &'static
     assert_eq!(came.unwrap(), text);
 }
 
-/// Receives until the link has ended, whatever still comes before; asserts that it ends as closed.
+/// Receives and discards control messages until receiving fails. Asserts that the error is
+/// [`ErrorKind::Closed`].
 pub(crate) async fn until_closed(link: &Arc<dyn Link>, sink: &dyn Sink) {
     loop {
         if let Err(error) = link.receive(sink).await {

@@ -1,4 +1,4 @@
-//! Places that are asked for before the bytes come.
+//! Tests of places that a transport requests before the bytes arrive.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub async fn a_chunk_has_one_place_beforehand_or_when_it_comes(factory: &Factory
     }
 }
 
-/// "If they never come, the transport drops the claim": the places are free for another update, on this link or another.
+/// "If they never come, the transport drops the claim": then another update can use the places, on any link.
 pub async fn places_of_a_cancelled_update_are_given_back(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 2);
@@ -68,7 +68,7 @@ pub async fn places_of_a_cancelled_update_are_given_back(factory: &Factory) {
     recorders[1].check(&source);
 }
 
-/// "If they never come, the transport drops the claim": when the link is gone, at the latest.
+/// "If they never come, the transport drops the claim": at the latest when the link has ended.
 pub async fn places_of_a_link_that_ended_are_given_back(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 4);

@@ -1,4 +1,4 @@
-//! Sinks that remember.
+//! Sinks for tests, which record what a transport does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,26 +8,26 @@ use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, Range, Ranges, WireError};
 use tokio::sync::watch;
 
-/// What a [`Recorder`] has been told.
+/// Everything that a [`Recorder`] has recorded.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// How often it was told that a chunk has begun whose place is asked for later.
+    /// Number of calls of [`Sink::begun`]: a chunk has begun, and its place is requested later.
     pub begun: u64,
-    /// Headers of the chunks that were given a place, in order of arrival.
+    /// Headers of the chunks that got a place when they arrived, in order of arrival.
     pub placed: Vec<ChunkHeader>,
-    /// Headers of the chunks that were given a place before they came.
+    /// Headers of the chunks that got a place before they arrived.
     pub prepared: Vec<ChunkHeader>,
-    /// Chunks stored with their outcome, in order.
+    /// Headers and outcomes of the stored chunks, in order.
     pub stored: Vec<(ChunkHeader, Result<(), WireError>)>,
-    /// Chunks that were given no place.
+    /// Number of chunks that got no place.
     pub refused: u64,
-    /// Sum of all progress.
+    /// Sum of the reported progress in bytes.
     pub progress: u64,
-    /// The bytes of the update that came, and whose checksum matches.
+    /// Ranges of the update that were stored with a matching checksum.
     pub ranges: Ranges,
 }
 
-/// A sink that collects into an arena and remembers what it was told. It wants no chunk twice.
+/// A sink that stores chunks in an arena and records each call. It takes no chunk twice.
 pub struct Recorder {
     arena: Arena,
     scratch: bool,
@@ -37,45 +37,45 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Collects all chunks into a zeroed arena of `bytes` bytes.
+    /// Takes all chunks, into a zeroed arena of `bytes` bytes.
     ///
     /// # Panics
-    /// Without memory.
+    /// If no memory is left.
     pub fn new(bytes: u64) -> Self {
         let seen = watch::Sender::new(Seen::default());
         let (wanted, foreseen) = (Box::new(|_: &_| true), Box::new(|_: &_| false));
         Self { arena: Arena::new(bytes).unwrap(), scratch: false, wanted, foreseen, seen }
     }
 
-    /// Gives scratch buffers instead of places.
+    /// Receives into scratch buffers instead of places in the arena.
     #[must_use]
     pub fn scratch(self) -> Self {
         Self { scratch: true, ..self }
     }
 
-    /// Takes only the chunks that `wanted` says.
+    /// Takes only chunks for which `wanted` returns true.
     #[must_use]
     pub fn only(self, wanted: impl Fn(&ChunkHeader) -> bool + Send + Sync + 'static) -> Self {
         Self { wanted: Box::new(wanted), ..self }
     }
 
-    /// Gives places beforehand to the chunks that `foreseen` says.
+    /// Gives a place in advance to chunks for which `foreseen` returns true.
     #[must_use]
     pub fn preparing(self, foreseen: impl Fn(&ChunkHeader) -> bool + Send + Sync + 'static) -> Self {
         Self { foreseen: Box::new(foreseen), ..self }
     }
 
-    /// Whether nobody has a place any more, or will have none within `timeout`. Blocks the thread.
+    /// Whether nobody holds a place in the arena. Blocks the thread for up to `timeout` until that is so.
     pub fn is_free(&self, timeout: Duration) -> bool {
         self.arena.claim_within(self.arena.range(), timeout).is_ok()
     }
 
-    /// What it has been told so far.
+    /// What was recorded so far.
     pub fn seen(&self) -> watch::Ref<'_, Seen> {
         self.seen.borrow()
     }
 
-    /// Waits until what it has seen satisfies `condition`.
+    /// Waits until the record satisfies `condition`.
     ///
     /// # Panics
     /// Never: the recorder keeps its own sender alive.
@@ -84,18 +84,18 @@ impl Recorder {
         seen.wait_for(condition).await.unwrap();
     }
 
-    /// The bytes of a range.
+    /// The stored bytes of a range.
     ///
     /// # Panics
-    /// If it is being written.
+    /// If the range is being written.
     pub fn bytes(&self, range: Range) -> bytes::Bytes {
         self.arena.lend(range).unwrap()
     }
 
-    /// Asserts that what came is what `source` has there, and that nothing was written elsewhere.
+    /// Asserts that the stored bytes equal those of `source`, and that nothing was written elsewhere.
     ///
     /// # Panics
-    /// If not.
+    /// If an assertion fails.
     pub fn check(&self, source: &Arena) {
         assert_eq!(self.arena.len(), source.len());
         let (seen, all) = (self.seen(), self.arena.range());
@@ -112,7 +112,7 @@ impl Recorder {
 }
 
 impl Recorder {
-    /// Whether it takes the chunk, which it does not have.
+    /// Whether the sink takes the chunk: it is wanted and not stored yet.
     fn takes(&self, chunk: &ChunkHeader) -> bool {
         let fresh = chunk.length == 0 || !self.seen().ranges.covers(chunk.range());
         fresh && (self.wanted)(chunk)

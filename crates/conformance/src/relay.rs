@@ -1,4 +1,4 @@
-//! A relay between the two ends of links over TCP, which lets as many bytes pass as a test allows.
+//! A relay between the two ends of links over TCP. It lets only as many bytes pass as a test allows.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What no test sends.
+/// More bytes than any test sends.
 const ALL: u64 = 1 << 60;
 
-/// Bytes that may still pass in one direction, on all connections together.
+/// Number of bytes that may still pass in one direction, on all connections together.
 #[derive(Clone)]
 pub struct Gate(Arc<watch::Sender<u64>>);
 
@@ -20,17 +20,17 @@ impl Gate {
         Self(Arc::new(watch::Sender::new(ALL)))
     }
 
-    /// Lets so many more bytes pass, and no others.
+    /// Lets exactly `bytes` more bytes pass.
     pub fn allow(&self, bytes: u64) {
         self.0.send_replace(bytes);
     }
 
-    /// Lets everything pass.
+    /// Lets all bytes pass.
     pub fn release(&self) {
         self.allow(ALL);
     }
 
-    /// Waits until some of `bytes` may pass, and says how many.
+    /// Waits until some of `bytes` may pass. Returns how many.
     async fn take(&self, bytes: usize) -> usize {
         let mut changed = self.0.subscribe();
         loop {
@@ -43,7 +43,7 @@ impl Gate {
             if taken > 0 {
                 return taken as usize;
             }
-            // It fails when the sender is gone, which we hold.
+            // `changed` fails only if the sender is dropped, and this gate holds it.
             let _ = changed.changed().await;
         }
     }
@@ -53,16 +53,16 @@ impl Gate {
 pub struct Relay {
     ip: IpAddr,
     port: u16,
-    /// From whoever connects.
+    /// Gate for bytes from the connecting end.
     pub up: Gate,
-    /// To whoever connects.
+    /// Gate for bytes to the connecting end.
     pub down: Gate,
 }
 
 impl Relay {
-    /// One in front of `address`, which is on this machine too. It lets everything pass at first.
+    /// Starts a relay in front of `address`, which must be on this machine. At first it lets all bytes pass.
     pub(crate) async fn before(address: &Address) -> Self {
-        // Of the listener's kind: its peers may have to reach other ports of it as well.
+        // Use the listener's IP address: its peers may have to reach other ports there, too.
         let ip = address.host.parse().unwrap_or(Ipv4Addr::LOCALHOST.into());
         let listener = TcpListener::bind((ip, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -79,7 +79,8 @@ impl Relay {
         Self { ip, port, up, down }
     }
 
-    /// Both ends of a link through one: the connecting and the accepted one, which is admitted.
+    /// Makes a link through a relay. Returns the connecting end, the accepted end, which is admitted, and the
+    /// relay.
     pub async fn link(
         transport: &dyn Transport,
         listener: &dyn Listener,
@@ -94,14 +95,14 @@ impl Relay {
         (client, server, relay)
     }
 
-    /// Where to connect, by the name that certificates are for.
+    /// The relay's address, with the host name for which certificates are issued.
     pub(crate) fn address(&self, behind: &Address) -> Address {
         let host = if behind.host == "localhost" { "localhost".into() } else { self.ip.to_string() };
         Address { host, port: Some(self.port), ..behind.clone() }
     }
 }
 
-/// Passes on what comes until one end has gone.
+/// Passes bytes on until one end is closed.
 async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, gate: Gate) {
     let mut buffer = vec![0; 16 << 10];
     while let Ok(got @ 1..) = from.read(&mut buffer).await {
@@ -114,5 +115,5 @@ async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
             passed += more;
         }
     }
-    let _ = to.shutdown().await; // it fails where the other end has gone too
+    let _ = to.shutdown().await; // fails if the other end is gone, too
 }

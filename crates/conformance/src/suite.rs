@@ -1,15 +1,16 @@
-//! The list of all sentences, and the macros that make tests of them.
+//! The list of all sentences of the contract, and the macros that turn it into tests.
 //!
-//! Each sentence is compiled once, here: a test of a transport is a call through a pointer.
+//! The body of each test is compiled once, in this crate. A transport's tests call it through a pointer.
 
-/// A sentence of the contract, whatever the type of its future.
+/// The test of one sentence of the contract, with a boxed future.
 pub type Sentence = for<'a> fn(&'a crate::Factory) -> futures_util::future::LocalBoxFuture<'a, ()>;
 
-/// The whole contract for one transport: `thalweg_conformance::suite!(factory());` in a test file.
+/// Makes the tests of the whole contract for one transport: `thalweg_conformance::suite!(factory());` in a
+/// test file.
 ///
-/// The expression makes a [`Factory`](crate::Factory); it is evaluated anew for each test, within a tokio runtime. A block
-/// after `before` is evaluated first, on the test's thread, whose children the runtime's threads are; its value lives as long
-/// as the test.
+/// The expression makes a [`Factory`](crate::Factory). It is evaluated for each test, inside a tokio runtime.
+/// The optional block after `before` is evaluated first, on the test's thread, which starts the runtime's
+/// threads. Its value lives until the test ends.
 #[macro_export]
 macro_rules! suite {
     (before $before:block; $factory:expr $(,)?) => {
@@ -20,7 +21,8 @@ macro_rules! suite {
     };
 }
 
-/// What is said of peers that have not proved who they are; part of [`suite!`] once every transport keeps to it.
+/// Makes the tests about unauthenticated peers. They will become part of [`suite!`] once every transport
+/// passes them.
 #[macro_export]
 macro_rules! unauthenticated_peers {
     (before $before:block; $factory:expr $(,)?) => {
@@ -31,7 +33,7 @@ macro_rules! unauthenticated_peers {
     };
 }
 
-/// A test for each sentence.
+/// Makes a test for each sentence.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! contract_tests {
@@ -48,7 +50,7 @@ macro_rules! contract_tests {
     };
 }
 
-/// A function of type [`Sentence`] for each sentence.
+/// Makes a function of type [`Sentence`] for each sentence.
 macro_rules! boxed {
     ({} $($module:ident { $($sentence:ident)* })*) => {
         $(pub mod $module {
@@ -61,7 +63,7 @@ macro_rules! boxed {
     };
 }
 
-/// Calls another macro with the sentences of [`suite!`].
+/// Calls another macro with the list of sentences of [`suite!`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! contract {
@@ -148,7 +150,7 @@ macro_rules! contract {
     };
 }
 
-/// Calls another macro with the sentences of [`unauthenticated_peers!`].
+/// Calls another macro with the list of sentences of [`unauthenticated_peers!`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! contract_on_unauthenticated_peers {

@@ -1,4 +1,4 @@
-//! Who gets in.
+//! Tests of who may connect.
 
 use thalweg_transport::ErrorKind;
 
@@ -6,15 +6,15 @@ use crate::factory::expect_error;
 use crate::pair::{link, say};
 use crate::{skip, Factory, Recorder};
 
-/// "A peer that fails its handshake fails its own `Pending`, not the listener." Where there is no handshake,
-/// its link fails.
+/// "A peer that fails its handshake fails its own `Pending`, not the listener." Without a handshake its link
+/// fails.
 pub async fn an_intruder_harms_nobody(factory: &Factory) {
     let Some(intruder) = &factory.intruder else {
         return skip("the factory names no intruder");
     };
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     let intrusion = tokio::spawn(intruder(listener.address()));
-    // A broker keeps intruders to itself.
+    // With a broker, the intruder reaches only the broker.
     if !factory.capabilities().broker {
         let refused = match listener.accept().await.unwrap().await {
             Err(error) => error,
@@ -28,7 +28,7 @@ pub async fn an_intruder_harms_nobody(factory: &Factory) {
     say(&client, &server, "a peer gets in").await;
 }
 
-/// "[`ErrorKind::Security`]": no trust, no link, at either end.
+/// "[`ErrorKind::Security`]": without trust there is no link at either end.
 pub async fn a_stranger_is_refused(factory: &Factory) {
     let Some(stranger) = &factory.stranger else {
         return skip("the factory names no stranger");
@@ -37,12 +37,12 @@ pub async fn a_stranger_is_refused(factory: &Factory) {
     let address = listener.address();
     let accept = async {
         match factory.capabilities().broker {
-            true => None, // it refuses by itself
+            true => None, // the broker refuses the stranger
             false => Some(listener.accept().await.unwrap().await),
         }
     };
     let knock = async {
-        // Some handshakes tell the client only after it believes to be through.
+        // In some handshakes the client learns of the refusal only after it considers itself connected.
         let link = factory.transport.connect(&address, stranger).await?;
         link.receive(&Recorder::new(0)).await
     };
@@ -55,7 +55,7 @@ pub async fn a_stranger_is_refused(factory: &Factory) {
     say(&client, &server, "a peer gets in").await;
 }
 
-/// "A secret both ends and nobody else know."
+/// "A secret both ends and nobody else know": both ends have the same.
 pub async fn both_ends_share_a_secret(factory: &Factory) {
     let pair = factory.pair().await;
     if factory.listen.tls.is_none() {
@@ -69,7 +69,7 @@ pub async fn both_ends_share_a_secret(factory: &Factory) {
     assert_ne!(secret, client.peer().binding, "two links share a secret");
 }
 
-/// "The name its certificate vouches for, with mutual TLS."
+/// "The name its certificate vouches for, with mutual TLS": the server knows it exactly then.
 pub async fn a_certificate_names_the_peer(factory: &Factory) {
     let pair = factory.pair().await;
     let mutual = factory.listen.tls.as_ref().is_some_and(|tls| tls.require_client);

@@ -1,4 +1,4 @@
-//! Peers that have not proved who they are: they may send little, and give way to others.
+//! Tests about peers that have not proved their identity: they may send little, and are evicted first.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,12 +12,13 @@ use crate::factory::expect_error;
 use crate::pair::{link, say, transfer, Pair};
 use crate::{outgoing, pattern, update_id, Factory, Recorder};
 
-/// What ends a link whose peer sends too much.
+/// Errors that may end a link whose peer sends too much.
 const TOO_MUCH: &[ErrorKind] = &[ErrorKind::Corrupt, ErrorKind::Closed];
-/// Unauthenticated peers of a small admission queue; a link of several connections takes several.
+/// Size of a small admission queue. A link with several connections takes several places of it.
 const FEW: usize = 32;
 
-/// The factory's listener with an admission queue for so many unauthenticated peers.
+/// A copy of the factory whose listener has an admission queue for at most `unauthenticated_peers`
+/// unauthenticated peers.
 fn with_admission_queue(factory: &Factory, unauthenticated_peers: usize) -> Factory {
     let bounds = Bounds {
         total: unauthenticated_peers,
@@ -28,12 +29,12 @@ fn with_admission_queue(factory: &Factory, unauthenticated_peers: usize) -> Fact
     factory.clone().options(listen, factory.connect.clone())
 }
 
-/// Sends what the other end is not to take, and says how receiving ends there.
+/// Sends something that the server must refuse. Asserts that the server's receive fails.
 async fn refused(server: &Arc<dyn Link>, sink: &Recorder, send: impl Future<Output = ()>) {
     expect_error(receive_once(server, sink, send).await, TOO_MUCH);
 }
 
-/// What comes first of what is sent. The link is closed then.
+/// Returns what the server receives first while `send` runs. Then closes the link.
 async fn receive_once(
     server: &Arc<dyn Link>,
     sink: &Recorder,
@@ -41,7 +42,7 @@ async fn receive_once(
 ) -> Result<Bytes> {
     let received = async {
         let outcome = server.receive(sink).await;
-        server.close().await; // and with it the sender, should it still wait
+        server.close().await; // also ends `send`, if it still waits
         outcome
     };
     let ((), came) = tokio::join!(send, received);
@@ -60,7 +61,7 @@ pub async fn an_unauthenticated_peer_may_say_who_it_is(factory: &Factory) {
     say(&pair.server, &pair.client, "who are you").await;
 }
 
-/// "more breaks it".
+/// "more breaks it": a longer message ends the link.
 pub async fn an_unauthenticated_peer_may_say_no_more(factory: &Factory) {
     let factory = with_admission_queue(factory, FEW);
     let Pair { listener, client, server } = factory.pair().await;
@@ -76,12 +77,12 @@ pub async fn an_unauthenticated_peer_may_say_no_more(factory: &Factory) {
 /// "It takes no chunks: they break it too, or are dropped where they come as datagrams".
 pub async fn an_unauthenticated_peer_sends_no_chunks(factory: &Factory) {
     let pair = with_admission_queue(factory, FEW).pair().await;
-    // Several, so that one gets through where some are lost.
+    // Several chunks, so that one arrives even if some are lost.
     let update = outgoing(&pattern(64 << 10, 1), update_id(1), factory.chunk(4096));
     let sink = Recorder::new(0);
     if factory.capabilities().datagrams {
         let send = async {
-            // A sender that sends again what is not acknowledged ends with the link.
+            // A sender that retransmits unacknowledged chunks ends only with the link.
             let message = pair.client.send_control(Bytes::from_static(b"after"));
             let _ = tokio::join!(pair.client.send_update(&update), message);
         };
@@ -93,7 +94,7 @@ pub async fn an_unauthenticated_peer_sends_no_chunks(factory: &Factory) {
     assert!(seen.placed.is_empty() && seen.refused == 0 && seen.begun == 0, "{seen:?}");
 }
 
-/// After `admit` all goes as it does without an admission queue.
+/// After `admit` a link works as it does without an admission queue.
 pub async fn an_admitted_peer_sends_what_it_likes(factory: &Factory) {
     let pair = with_admission_queue(factory, FEW).pair().await;
     say(&pair.client, &pair.server, "hello").await;
@@ -109,8 +110,8 @@ pub async fn an_admitted_peer_sends_what_it_likes(factory: &Factory) {
     transfer(&pair.client, &pair.server, &update, &source).await;
 }
 
-/// "It ends when the admission queue needs its place for another": the first unauthenticated peer gives way, and
-/// whoever was admitted stays.
+/// "It ends when the admission queue needs its place for another": the oldest unauthenticated peer is
+/// evicted, and an admitted peer stays.
 pub async fn an_unauthenticated_peer_gives_way_to_others(factory: &Factory) {
     let factory = with_admission_queue(factory, FEW);
     let Pair { listener, client: member, server: admitted } = factory.pair().await;
@@ -130,14 +131,14 @@ pub async fn an_unauthenticated_peer_gives_way_to_others(factory: &Factory) {
     say(&client, &server, "the newcomer is let in").await;
 }
 
-/// Receives as a session does, and lets the link go when it ends.
+/// Receives like a session, and closes the link when receiving ends.
 async fn until_it_ends(server: Arc<dyn Link>) -> Result<Bytes> {
     let outcome = server.receive(&Recorder::new(0)).await;
     server.close().await;
     outcome
 }
 
-/// An unauthenticated peer that leaves makes room.
+/// An unauthenticated peer that leaves frees its place in the queue.
 pub async fn an_unauthenticated_peer_that_leaves_frees_its_place(factory: &Factory) {
     let factory = with_admission_queue(factory, FEW);
     let admission_queue = factory.listen.admission_queue.clone().unwrap();

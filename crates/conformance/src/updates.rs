@@ -1,23 +1,24 @@
-//! Updates to send: arenas with a recognisable content.
+//! Updates for tests: arenas with recognisable contents.
 
 use thalweg_arena::Arena;
 use thalweg_transport::{Cancel, Outgoing, UpdateId};
 use thalweg_wire::{LayoutHash, Ranges};
 
-/// Fills an arena of `bytes` bytes so that no two blocks of 8 bytes, nor two seeds, look alike.
+/// Makes an arena of `bytes` bytes. All blocks of 8 bytes differ from each other, and so do the blocks of two
+/// seeds.
 ///
 /// # Panics
-/// Without memory.
+/// If no memory is left.
 pub fn pattern(bytes: u64, seed: u64) -> Arena {
     let arena = Arena::new(bytes).unwrap();
     refill(&arena, seed);
     arena
 }
 
-/// As [`pattern`], in memory that other processes can map, where the system has such.
+/// Like [`pattern`], in memory that other processes can map if the system supports that.
 ///
 /// # Panics
-/// Without memory.
+/// If no memory is left.
 pub fn shared_pattern(bytes: u64, seed: u64) -> Arena {
     #[cfg(target_os = "linux")]
     let arena = Arena::shared(bytes, thalweg_arena::Access::Read).unwrap();
@@ -27,7 +28,7 @@ pub fn shared_pattern(bytes: u64, seed: u64) -> Arena {
     arena
 }
 
-/// Writes the pattern of `seed` into an arena that nobody holds.
+/// Writes the pattern of `seed` into an arena that nobody else uses.
 pub(crate) fn refill(arena: &Arena, seed: u64) {
     let mut claim = arena.claim(arena.range()).unwrap();
     let mut word = seed;
@@ -38,12 +39,12 @@ pub(crate) fn refill(arena: &Arena, seed: u64) {
     }
 }
 
-/// The update of `round` in every test that does not care.
+/// The identity of the update of `round`, for tests to which the rest does not matter.
 pub fn update_id(round: u32) -> UpdateId {
     UpdateId { job: 0x0102_0304_0506_0708, round, sender: 7, layout: LayoutHash(0x1112_1314_1516_1718) }
 }
 
-/// All of an arena as an update in chunks of `chunk` bytes.
+/// A whole arena as an update in chunks of `chunk` bytes.
 ///
 /// # Panics
 /// If part of the arena is being written.

@@ -1,5 +1,5 @@
-//! What holds besides the contract where chunks have a way of their own, and wait at the receiver for the messages that
-//! were sent before them.
+//! A property beyond the contract, for transports whose chunks do not use the control connection. There,
+//! chunks wait at the receiver for the control messages that were sent before them.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use thalweg_transport::{Listener, Options, Transport};
 
 use crate::{outgoing, pattern, update_id, Pump, Recorder, Relay, GUARD};
 
-/// Chunks that wait for a message do not keep it away: the control connection is held up, and more of them come than a
-/// receiver may keep before the datagram that repeats the message does.
+/// Chunks that wait for a control message must not keep it from arriving. A relay holds up the control
+/// connection. More chunks arrive than the receiver may keep, before the datagram that repeats the message.
 ///
 /// # Panics
-/// When the message does not come, or not all of the update.
+/// If the message or a part of the update does not arrive.
 pub async fn chunks_keep_no_message_away(
     transport: &dyn Transport,
     listener: &dyn Listener,

@@ -1,4 +1,4 @@
-//! The reference transport keeps the contract.
+//! Tests that the reference transport, `memory`, keeps the contract.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thalweg_conformance::{outgoing, pattern, update_id, Factory, Pump, Recorder};
 use thalweg_transport::memory::Memory;
 
-/// Each test listens at names of its own, as all of them share the process.
+/// Each test listens at its own names, because all tests share the process.
 fn factory() -> Factory {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -17,7 +17,8 @@ thalweg_conformance::suite!(factory());
 
 thalweg_conformance::unauthenticated_peers!(factory());
 
-/// It stands for transports that need a place before the bytes come, so it has to ask for each.
+/// The transport requests every place in advance. It stands in for transports that need a place before the
+/// bytes arrive.
 #[test]
 fn it_asks_for_all_places_beforehand() {
     thalweg_conformance::run("it_asks_for_all_places_beforehand", &factory, |factory| {
