@@ -1,4 +1,4 @@
-//! `Arena`.
+//! The class `Arena`: memory for a model.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 use crate::errors::core_error;
 use crate::layout::Layout;
 
-/// One page-aligned buffer that holds a model, zeroed; `numpy.asarray(arena)` is a view of it.
+/// A page-aligned buffer for a model, zeroed at first. `numpy.asarray(arena)` is a view of it.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Arena {
     pub(crate) arena: thalweg_arena::Arena,
@@ -15,7 +15,7 @@ pub struct Arena {
 
 #[pymethods]
 impl Arena {
-    /// An arena for a layout. Of one that is `shared`, peers on this machine can take the bytes where they lie.
+    /// Makes an arena for a layout. Peers on this machine can read a `shared` arena's bytes in place.
     #[new]
     #[pyo3(signature = (layout, *, shared = false))]
     fn new(layout: &Layout, shared: bool) -> PyResult<Self> {
@@ -25,13 +25,13 @@ impl Arena {
         Ok(Self { arena, layout: layout.0.clone() })
     }
 
-    /// Its layout.
+    /// Layout of the model.
     #[getter]
     fn layout(&self) -> Layout {
         Layout(self.layout.clone())
     }
 
-    /// Address of its first byte.
+    /// Address of the first byte.
     #[getter]
     fn address(&self) -> usize {
         self.arena.as_ptr() as usize
@@ -45,8 +45,8 @@ impl Arena {
         format!("Arena({} bytes, layout {})", self.arena.len(), self.layout.hash())
     }
 
-    /// Replaces the float32 values by what the layer `compress` makes of them in this `format`, f16 or int8: those that
-    /// every receiver of this model gets.
+    /// Replaces the float32 values by the values that every receiver gets if the layer `compress` sends this
+    /// model in the format `format` (f16 or int8).
     fn compress(&self, py: Python<'_>, format: &str) -> PyResult<()> {
         let named = serde_json::from_value::<thalweg_runtime::Format>(format.into());
         let format = named.map_err(|e| core_error("unsupported", &format!("compress a model: {e}")))?;
@@ -59,7 +59,7 @@ impl Arena {
     }
 
     /// NumPy's array interface: `numpy.asarray(arena)` is a writable view of unsigned bytes that keeps the
-    /// arena alive. Views are outside Rust's bookkeeping: train no model while its round is on its way.
+    /// arena alive. Rust does not know of views: do not write to a model while it is being sent.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let interface = PyDict::new(py);

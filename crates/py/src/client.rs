@@ -1,4 +1,4 @@
-//! `Client`.
+//! The class `Client`: a client of rounds.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -12,7 +12,7 @@ use crate::errors::{core_error, raise};
 use crate::owned::Owned;
 use crate::waiting;
 
-/// A client's end of a job; it begins to connect when it is made, and comes back by itself.
+/// A client's end of a job. It starts to connect when it is made, and reconnects by itself.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Client {
     inner: Owned<RwLock<Option<runtime::Client>>>,
@@ -24,7 +24,7 @@ impl Client {
         f(guard.as_ref().ok_or_else(|| core_error("closed", "the client is closed"))?)
     }
 
-    /// The next event; a signal's exception if one came first.
+    /// Waits for the next event. Raises a signal's exception if that comes first.
     fn event(&self, py: Python<'_>) -> PyResult<ClientEvent> {
         let event = self.with(|c| waiting(py, |go_on| c.next_event(go_on)))?;
         event.ok_or_else(|| core_error("interrupted", "interrupted"))
@@ -37,8 +37,8 @@ fn finished(outcome: Result<String, String>) -> PyResult<()> {
 
 #[pymethods]
 impl Client {
-    /// Connects to the server at `url` as `name`; `config` is a JSON object of options. Without an arena it
-    /// takes the server's layout.
+    /// Connects to the server at `url` as `name`. `config` is a JSON object of options. Without an arena the
+    /// client uses the server's layout.
     #[new]
     fn new(py: Python<'_>, url: &str, name: &str, config: &str, arena: Option<&Arena>) -> PyResult<Self> {
         let model = arena.map(|a| (a.arena.clone(), a.layout.clone()));
@@ -49,7 +49,7 @@ impl Client {
         Ok(Self { inner: Owned::new("Client", RwLock::new(Some(client))) })
     }
 
-    /// The arena, once joined.
+    /// The arena of the model, once the client has joined.
     #[getter]
     fn arena(&self) -> PyResult<Arena> {
         let model = self.with(|c| Ok(c.model()))?;
@@ -58,7 +58,7 @@ impl Client {
         Ok(Arena { arena, layout: (*layout).clone() })
     }
 
-    /// Waits until the server has let it in.
+    /// Waits until the server has admitted the client.
     fn join(&self, py: Python<'_>) -> PyResult<()> {
         loop {
             match self.event(py)? {
@@ -72,7 +72,8 @@ impl Client {
         }
     }
 
-    /// The next round and its JSON config, once the global model is in the arena; None when the job is done.
+    /// Waits until the next round's global model is in the arena. Returns the round and its config as JSON,
+    /// or None when the job is over.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(u32, String)>> {
         loop {
             match self.event(py)? {
@@ -83,8 +84,8 @@ impl Client {
         }
     }
 
-    /// Sends the update of `samples` samples that is in the arena. Returns `accepted`, `late` if the round
-    /// was over, or `done` if the job was. Raises if the update is refused.
+    /// Submits the update in the arena, trained on `samples` samples. Returns `accepted`, `late` if the round
+    /// was over, or `done` if the job was over. Raises `rejected` if the server refuses the update.
     fn submit(&self, py: Python<'_>, round: u32, samples: f64, metrics: String) -> PyResult<&'static str> {
         self.with(|c| c.submit(round, samples, metrics).map_err(raise))?;
         loop {
@@ -106,13 +107,13 @@ impl Client {
         self.with(|c| Ok(c.traffic()))
     }
 
-    /// Congestion control of the current connection; None where there is none.
+    /// Congestion control of the current connection; None if it has none.
     #[getter]
     fn congestion(&self) -> PyResult<Option<String>> {
         self.with(|c| Ok(c.congestion()))
     }
 
-    /// Leaves for good.
+    /// Leaves the job for good.
     fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let held = self.inner.get()?;
         py.detach(|| {

@@ -1,4 +1,4 @@
-//! `Forwarder`.
+//! The class `Forwarder`: one end of `thalweg forward`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::errors::{core_error, raise};
 use crate::owned::Owned;
 use crate::{interruptibly, observed};
 
-/// One end of a path that carries other programs' TCP streams; it listens from when it is made.
+/// One end of a link that carries other programs' TCP streams. It listens when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Forwarder(Owned<Mutex<Option<runtime::Forwarder>>>);
 
@@ -29,26 +29,27 @@ impl Forwarder {
 
 #[pymethods]
 impl Forwarder {
-    /// Listens as `config`, a JSON object, says; a near end connects to its far end first.
+    /// Opens the end that `config` describes, a JSON object, and listens. A near end connects to its far end
+    /// first.
     #[new]
     fn new(py: Python<'_>, config: String) -> PyResult<Self> {
         let opened = interruptibly(py, move || runtime::Forwarder::open(&config))?;
         Ok(Self(Owned::new("Forwarder", Mutex::new(Some(opened)))))
     }
 
-    /// Where it listens, as JSON.
+    /// The addresses that it listens at, as JSON.
     #[getter]
     fn listening(&self) -> PyResult<String> {
         self.with(|forwarder| Ok(forwarder.listening().to_owned()))
     }
 
-    /// Serves until a signal's handler raises, and raises that. `observer` hears of links and connections, as JSON; what it
-    /// raises ends it too.
+    /// Serves until a signal's handler raises, and raises that exception. `observer` is called with events of
+    /// links and connections, as JSON; its exception ends serving, too.
     fn serve(&self, py: Python<'_>, observer: Py<PyAny>) -> PyResult<()> {
         observed(py, &observer, |go_on| self.with(|forwarder| forwarder.serve(go_on)))
     }
 
-    /// Ends it, if it has not. May be called again.
+    /// Closes it. It may be called again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.held().map(|mut held| drop(held.take())))
     }

@@ -1,4 +1,4 @@
-//! Functions of the module.
+//! Functions of the module: transports, build information, certificates and tokens, probes.
 
 use pyo3::prelude::*;
 use serde_json::json;
@@ -13,26 +13,28 @@ fn pki_error(error: pki::PkiError) -> PyErr {
     core_error("security", &error.to_string())
 }
 
-/// Every transport this release knows, as a JSON list.
+/// Returns all transports of this release, as a JSON list.
 #[pyfunction]
 pub fn transports() -> PyResult<String> {
     serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", &e.to_string()))
 }
 
-/// The RDMA devices of this machine, as a JSON list; an error says why there are none, and the hint.
+/// Returns the RDMA devices of this machine, as a JSON list. Raises `unsupported` with a hint if there are
+/// none.
 #[pyfunction]
 pub fn rdma_devices() -> PyResult<String> {
     let devices = runtime::rdma_devices().map_err(|why| core_error("unsupported", &why))?;
     serde_json::to_string(&devices).map_err(|e| core_error("system", &e.to_string()))
 }
 
-/// The text in one line of at most `most` bytes, without control and format characters: safe to show and to log.
+/// Returns the text as one line of at most `most` bytes, without control and format characters. It is safe to
+/// show and to log.
 #[pyfunction]
 pub fn plain_text(text: &str, most: usize) -> String {
     text::plain(text, most)
 }
 
-/// Version, commit and target of this build, as JSON.
+/// Returns version, commit and target of this build, as JSON.
 #[pyfunction]
 pub fn build_info() -> String {
     json!({
@@ -44,14 +46,15 @@ pub fn build_info() -> String {
     .to_string()
 }
 
-/// A new certificate authority: `(certificate, key)` in PEM.
+/// Makes a certificate authority. Returns `(certificate, key)` in PEM.
 #[pyfunction]
 pub fn pki_authority(name: &str, days: i64) -> PyResult<(String, String)> {
     let authority = pki::Authority::new(name, days).map_err(pki_error)?;
     Ok((authority.certificate_pem().to_owned(), authority.key_pem()))
 }
 
-/// A certificate of the authority for `name` in a role, reachable as `hosts`: `(certificate, key)` in PEM.
+/// Issues a certificate of the authority for the name `name` and a role, valid for the addresses `hosts` and
+/// for `days` days. Returns `(certificate, key)` in PEM.
 #[pyfunction]
 pub fn pki_issue(
     ca_cert: &str,
@@ -67,25 +70,25 @@ pub fn pki_issue(
     Ok((identity.certificate, identity.key))
 }
 
-/// The names of the roles that tokens and certificates can be issued for.
+/// Returns the names of the roles for which tokens and certificates can be issued.
 #[pyfunction]
 pub fn pki_roles() -> Vec<&'static str> {
     pki::Role::issued().map(pki::Role::name).collect()
 }
 
-/// A new secret that issues tokens, in hex.
+/// Makes a new secret for issuing tokens. Returns it in hex.
 #[pyfunction]
 pub fn pki_secret() -> PyResult<String> {
     pki::Secret::generate().map(|s| s.to_hex()).map_err(pki_error)
 }
 
-/// The public key, in hex, by which tokens of a secret are checked.
+/// Returns the public key of a secret in hex. Servers check tokens with it.
 #[pyfunction]
 pub fn pki_issuer(secret: &str) -> PyResult<String> {
     Ok(pki::Secret::parse(secret).map_err(pki_error)?.issuer().to_hex())
 }
 
-/// A new token of a secret for a role and a name, in hex.
+/// Issues a new token for a role and a name. `secret` signs its credential. Returns the token in hex.
 #[pyfunction]
 pub fn pki_token(secret: &str, role: &str, name: &str) -> PyResult<String> {
     let role = role.parse().map_err(pki_error)?;
@@ -93,7 +96,8 @@ pub fn pki_token(secret: &str, role: &str, name: &str) -> PyResult<String> {
     Ok(token.map_err(pki_error)?.to_hex())
 }
 
-/// The name of the client whose proof for this job a node has passed on. `issuer` and `token` are a server's options.
+/// Checks a client's proof for this job that a node has forwarded. Returns the client's name. `issuer` and
+/// `token` are a server's options.
 #[pyfunction]
 pub fn pki_check_forwarded_proof(
     issuer: Option<&str>,
@@ -104,15 +108,15 @@ pub fn pki_check_forwarded_proof(
     runtime::check_forwarded_proof(issuer, token, job, proof).map_err(raise)
 }
 
-/// Goodput of one raw TCP stream, of `streams` at once and of thalweg over loopback, interleaved, and a control
-/// message's round trip, as JSON. Each transfer moves `bytes` bytes.
+/// Measures over loopback, in turns, the goodput of one raw TCP stream, of `streams` streams at once, and of
+/// thalweg, and the round trip of a control message. Each transfer has `bytes` bytes. Returns JSON.
 #[pyfunction]
 #[pyo3(signature = (bytes, streams=1))]
 pub fn probe_loopback(py: Python<'_>, bytes: u64, streams: usize) -> PyResult<String> {
     interruptibly(py, move || runtime::probe::loopback(bytes, streams))
 }
 
-/// Answers probes at `listen` for so many seconds, or until interrupted.
+/// Answers probes at `listen` for `seconds` seconds, or until interrupted.
 #[pyfunction]
 pub fn probe_serve(py: Python<'_>, listen: &str, config: &str, seconds: Option<f64>) -> PyResult<()> {
     let limit = limit(seconds);
@@ -121,7 +125,7 @@ pub fn probe_serve(py: Python<'_>, listen: &str, config: &str, seconds: Option<f
     signals.raise()
 }
 
-/// Goodput of a raw TCP stream and of thalweg to a peer that serves probes, as JSON.
+/// Measures the goodput of a raw TCP stream and of thalweg to a peer that serves probes. Returns JSON.
 #[pyfunction]
 pub fn probe_peer(py: Python<'_>, url: &str, config: &str, bytes: u64) -> PyResult<String> {
     let (url, config) = (url.to_owned(), config.to_owned());

@@ -1,4 +1,4 @@
-//! An emulated network.
+//! The class `Lab`: an emulated network.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ fn raise(error: lab::Error) -> PyErr {
     core_error(error.kind().name(), &error.to_string())
 }
 
-/// Hosts in network namespaces of their own, and the relay between them. It ends with the process that made it.
+/// Hosts in network namespaces, and the relay between them. It ends with the process that made it.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Lab(Owned<Mutex<Option<lab::Lab>>>);
 
@@ -35,19 +35,19 @@ impl Lab {
 
 #[pymethods]
 impl Lab {
-    /// Makes the network that the JSON describes.
+    /// Makes the network that the JSON in `spec` describes.
     #[new]
     fn new(py: Python<'_>, spec: &str) -> PyResult<Self> {
         let made = py.detach(|| lab::Spec::parse(spec).and_then(|spec| lab::Lab::new(&spec)));
         made.map(|lab| Self(Owned::new("Lab", Mutex::new(Some(lab))))).map_err(raise)
     }
 
-    /// Each host's namespace, inode, addresses and device, as JSON by name.
+    /// Returns each host's namespace, inode, addresses and devices, as JSON by name.
     fn hosts(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |lab| Ok(lab.hosts().to_string()))
     }
 
-    /// Begins the time of changes and samples.
+    /// Starts the clock of changes and samples.
     fn start(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |lab| {
             lab.start();
@@ -55,34 +55,34 @@ impl Lab {
         })
     }
 
-    /// Changes a link, or its direction "ab" or "ba", to a shape in JSON.
+    /// Changes the shape of a link, in the direction "ab" or "ba" or in both. `shape` is JSON.
     fn set(&self, py: Python<'_>, link: &str, direction: Option<&str>, shape: &str) -> PyResult<()> {
         self.with(py, |lab| lab.set(link, direction, shape))
     }
 
-    /// What links, hosts and relay have done, as JSON.
+    /// Returns the counters of links, hosts and relay, as JSON.
     fn status(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, lab::Lab::status).map(|status| status.to_string())
     }
 
-    /// Samples of queues and traffic since the last call, as JSON.
+    /// Returns the samples of queues and traffic since the last call, as JSON.
     fn samples(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, lab::Lab::samples).map(|samples| samples.to_string())
     }
 
-    /// Why the relay has ended, if it has.
+    /// Returns why the relay has ended; None while it runs.
     fn failure(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.with(py, |lab| Ok(lab.failure()))
     }
 
-    /// Takes the network down. May be called again.
+    /// Takes the network down. It may be called again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.held().map(|mut held| drop(held.take())))
     }
 }
 
-/// Moves the calling thread into a host's namespace. With `hosts_file`, that file is its /etc/hosts from now on:
-/// for a process that is about to become another program.
+/// Moves the calling thread into a host's namespace. With `hosts_file`, that file replaces /etc/hosts for the
+/// thread. It is for a process that is about to execute another program.
 #[pyfunction]
 #[pyo3(signature = (path, hosts_file=None))]
 pub fn enter_namespace(path: &str, hosts_file: Option<&str>) -> PyResult<()> {

@@ -1,4 +1,4 @@
-//! `Layout`.
+//! The class `Layout`: where each tensor lies in a flat buffer.
 
 use pyo3::prelude::*;
 use thalweg_wire::{Dtype, WireError};
@@ -15,8 +15,8 @@ fn layout_error(error: WireError) -> PyErr {
 
 #[pymethods]
 impl Layout {
-    /// Packs `(name, dtype, shape)` one after the other, each at the next multiple of 64 bytes. Dtypes are
-    /// safetensors' names, such as `F32` or `BF16`.
+    /// Packs the tensors `(name, dtype, shape)` one after the other, each at a multiple of 64 bytes. Dtypes
+    /// have safetensors' names, such as `F32` or `BF16`.
     #[new]
     fn new(tensors: Vec<(String, String, Vec<u64>)>) -> PyResult<Self> {
         let parsed: PyResult<Vec<_>> = tensors
@@ -45,24 +45,26 @@ impl Layout {
         self.0.bytes()
     }
 
-    /// Elements of all tensors.
+    /// Number of elements of all tensors.
     #[getter]
     fn elements(&self) -> u64 {
         self.0.elements()
     }
 
-    /// At most `count` parts of about the same size for tops of parts: each is the first byte and the one past the last.
+    /// Divides the bytes into at most `count` parts of similar size, for a sharded top. Returns the first
+    /// byte of each part, and the one after its last.
     fn parts(&self, count: usize) -> Vec<(u64, u64)> {
         thalweg_runtime::parts_of(&self.0, count).into_iter().map(|part| (part.start, part.end)).collect()
     }
 
-    /// What both ends compare.
+    /// Hash of the layout, which both ends of a link compare.
     #[getter]
     fn hash(&self) -> String {
         self.0.hash().to_string()
     }
 
-    /// In words, the first tensor in which `other` differs; None if it does not. `here` and `there` say whose the two are.
+    /// Describes the first tensor in which `other` differs; None if none does. `here` and `there` name the
+    /// owners of the two layouts.
     #[pyo3(signature = (other, here="here", there="there"))]
     fn difference(&self, other: &Layout, here: &str, there: &str) -> Option<String> {
         self.0.difference(&other.0).map(|difference| difference.describe(here, there))

@@ -1,5 +1,5 @@
-//! The Python module `thalweg._core`: one file a class, no logic. Structured values cross as JSON; blocking
-//! calls release the interpreter and look for signals several times a second.
+//! The Python module `thalweg._core`: one file for each class, without logic of its own. Structured values
+//! are passed as JSON. Blocking calls release the interpreter, and check for signals several times a second.
 
 #![forbid(unsafe_code)]
 
@@ -62,41 +62,41 @@ mod _core {
         tree_asked, tree_forked, tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate,
         tree_system, tree_work, Top,
     };
-    /// Most bytes of JSON that are kept of the metrics of an update.
+    /// Most bytes of an update's metrics, as JSON, that the core keeps.
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;
 }
 
-/// Seconds from Python; what is no length of time counts as none.
+/// Seconds from Python as a duration. Negative and other impossible values count as 0.
 fn limit(seconds: Option<f64>) -> Option<Duration> {
     seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
-/// A list that was written as JSON. Lists of names can always be.
+/// A JSON list. Serializing a list of names cannot fail, so an error counts as an empty list.
 fn list(written: serde_json::Result<String>) -> String {
     written.unwrap_or_else(|_| "[]".into())
 }
 
-/// Looks for signals, such as Ctrl-C, while the core waits. Looking takes the signal's exception away from
-/// the interpreter, so it is kept here and raised afterwards.
+/// Checks for signals, such as Ctrl-C, while the core waits. The check takes the exception out of the
+/// interpreter. So it is kept here and raised afterwards.
 #[derive(Default)]
 struct Signals(Mutex<Option<PyErr>>);
 
 impl Signals {
-    /// Whether to go on: no signal came.
+    /// Whether to continue: no signal's handler has raised.
     fn none(&self) -> bool {
         let kept = |error| *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         Python::attach(|py| py.check_signals()).map_err(kept).is_ok()
     }
 
-    /// Raises what came.
+    /// Raises the exception of a signal's handler, if there was one.
     fn raise(self) -> PyResult<()> {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }
 
-/// Serves, as `serve` does, until a signal's handler raises, and raises that. `observer` hears of events, as JSON; what it
-/// raises ends it too.
+/// Runs `serve` until a signal's handler raises, and raises that exception. `observer` is called with each
+/// event, as JSON; its exception ends `serve`, too.
 fn observed(
     py: Python<'_>,
     observer: &Py<PyAny>,
@@ -115,8 +115,9 @@ fn observed(
     raised.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// Lets the interpreter go while `wait` waits, and raises what a signal's handler raised meanwhile. Handlers run on
-/// Python's main thread only: `wait` is asked nothing on other threads, of which there may be thousands.
+/// Releases the interpreter while `wait` runs. Then raises what a signal's handler raised meanwhile. Handlers
+/// run only on Python's main thread, so on other threads, of which there may be thousands, `wait` gets no
+/// check for signals.
 fn waiting<T: Send>(py: Python<'_>, wait: impl FnOnce(GoOn<'_>) -> T + Send) -> PyResult<T> {
     let threading = py.import("threading")?;
     let main = threading.call_method0("main_thread")?.getattr("ident")?;
@@ -128,8 +129,9 @@ fn waiting<T: Send>(py: Python<'_>, wait: impl FnOnce(GoOn<'_>) -> T + Send) -> 
     Ok(outcome)
 }
 
-/// Does what may block for long on a thread of its own, while the caller's thread looks for signals. If one comes, the
-/// caller goes on with its exception; the other thread ends when its work does, or with the process.
+/// Runs `work`, which may block for long, on a new thread, while the caller's thread checks for signals.
+/// After a signal the caller continues with its exception; the other thread ends with its work or with the
+/// process.
 fn interruptibly<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, runtime::Error> + Send + 'static,

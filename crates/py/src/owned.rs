@@ -1,11 +1,12 @@
-//! Objects that only the process that made them may use.
+//! Wraps objects that only the process that made them may use.
 
 use pyo3::prelude::*;
 
 use crate::errors::core_error;
 
-/// An object of the core that has threads and sockets. After a fork the child has a copy without the threads, and any call
-/// would wait for them for ever. So in the child using it is an error, and dropping it does nothing.
+/// An object of the core that has threads and sockets. After a fork, the child has a copy without the
+/// threads, so a call would wait for ever. In the child, using the object is an error, and dropping it does
+/// nothing.
 pub(crate) struct Owned<T> {
     name: &'static str,
     inner: Option<T>,
@@ -13,12 +14,12 @@ pub(crate) struct Owned<T> {
 }
 
 impl<T> Owned<T> {
-    /// `name` is what errors call it.
+    /// Wraps `inner` for use in this process only. Error messages call the object `name`.
     pub(crate) fn new(name: &'static str, inner: T) -> Self {
         Self { name, inner: Some(inner), process: std::process::id() }
     }
 
-    /// The object, in the process that made it. Raises `forked` in any other.
+    /// Returns the object in the process that made it. Raises `forked` in any other.
     pub(crate) fn get(&self) -> PyResult<&T> {
         self.inner.as_ref().filter(|_| self.is_here()).ok_or_else(|| {
             let (name, owner, here) = (self.name, self.process, std::process::id());

@@ -1,4 +1,4 @@
-//! `Proxy`.
+//! The class `Proxy`: masks loss in front of a TCP server.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::errors::{core_error, raise};
 use crate::observed;
 use crate::owned::Owned;
 
-/// A proxy that masks loss in front of any TCP server; it listens from when it is made.
+/// A proxy that masks loss in front of any TCP server. It listens when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Proxy(Owned<Mutex<Option<runtime::Proxy>>>);
 
@@ -29,26 +29,26 @@ impl Proxy {
 
 #[pymethods]
 impl Proxy {
-    /// Listens as `config`, a JSON object, says.
+    /// Opens the proxy that `config` describes, a JSON object, and listens.
     #[new]
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let opened = py.detach(|| runtime::Proxy::open(config)).map_err(raise)?;
         Ok(Self(Owned::new("Proxy", Mutex::new(Some(opened)))))
     }
 
-    /// Where it listens, and whether it masks loss, as JSON.
+    /// The address that it listens at, and whether it masks loss, as JSON.
     #[getter]
     fn listening(&self) -> PyResult<String> {
         self.with(|proxy| Ok(proxy.listening().to_owned()))
     }
 
-    /// Serves until a signal's handler raises, and raises that. `observer` hears of connections, as JSON; what it raises
-    /// ends it too.
+    /// Serves until a signal's handler raises, and raises that exception. `observer` is called with events of
+    /// connections, as JSON; its exception ends serving, too.
     fn serve(&self, py: Python<'_>, observer: Py<PyAny>) -> PyResult<()> {
         observed(py, &observer, |go_on| self.with(|proxy| proxy.serve(go_on)))
     }
 
-    /// Ends it, if it has not. May be called again.
+    /// Closes it. It may be called again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.held().map(|mut held| drop(held.take())))
     }

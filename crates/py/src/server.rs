@@ -1,4 +1,4 @@
-//! `Server`.
+//! The class `Server`: a server of rounds.
 
 use std::sync::{Mutex, PoisonError, RwLock};
 
@@ -12,7 +12,7 @@ use crate::owned::Owned;
 use crate::tree::range;
 use crate::{interruptibly, limit, list, waiting};
 
-/// The server's end of a job; it listens from when it is made.
+/// The server's end of a job. It listens when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Server {
     inner: Owned<RwLock<Option<runtime::Server>>>,
@@ -27,32 +27,33 @@ impl Server {
 
 #[pymethods]
 impl Server {
-    /// Listens at `listen`, a URL; `config` is a JSON object of options. The arena holds the global model.
+    /// Listens at the URL `listen`. `config` is a JSON object of options. The arena holds the global model.
     #[new]
     fn new(py: Python<'_>, arena: &Arena, listen: &str, config: &str) -> PyResult<Self> {
         let (memory, layout) = (arena.arena.clone(), arena.layout.clone());
         let (listen, config) = (listen.to_owned(), config.to_owned());
-        // A broker may take its time, and so may the search for a name.
+        // A broker or a name look-up may take long.
         let server = interruptibly(py, move || {
             runtime::Server::start(memory, layout, &listen, serde_json::from_str(&config)?)
         })?;
         Ok(Self { inner: Owned::new("Server", RwLock::new(Some(server))) })
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// The address that it listens at, with the port that the system chose.
     #[getter]
     fn address(&self) -> PyResult<String> {
         self.with(|s| Ok(s.address()))
     }
 
-    /// Waits until `clients` are connected or `timeout` seconds are over; returns how many are.
+    /// Waits until `clients` clients are connected or `timeout` seconds have passed. Returns how many are
+    /// connected.
     fn wait(&self, py: Python<'_>, clients: usize, timeout: Option<f64>) -> PyResult<usize> {
         let limit = limit(timeout);
         self.with(|s| waiting(py, |go_on| s.wait(clients, limit, go_on)))
     }
 
-    /// Runs round `number`; clients get `config`, a JSON object. `observer` hears of everybody's progress a
-    /// few times a second, as JSON; what it raises ends the round. Returns the outcome as JSON.
+    /// Runs round `number`. Clients get `config`, a JSON object. `observer` is called with the progress of
+    /// all clients a few times a second, as JSON; its exception ends the round. Returns the outcome as JSON.
     fn round(
         &self,
         py: Python<'_>,
@@ -75,19 +76,21 @@ impl Server {
         outcome.map_err(raise)
     }
 
-    /// Clients that were here and are not connected, as a JSON list of name, why, and whether it left for good.
+    /// Clients that are not connected any more, as a JSON list of name, reason, and whether the client left
+    /// for good.
     fn departed(&self) -> PyResult<String> {
         self.with(|s| Ok(list(serde_json::to_string(&s.departed()))))
     }
 
-    /// Segments retransmitted so far on the way to each client (`down`) and by it (`up`), as a JSON object of names; null
-    /// where a transport cannot tell. Waits for at most `timeout` seconds for clients that have yet to say so.
+    /// Segments retransmitted so far on the way to each client (`down`) and by it (`up`), as a JSON object by
+    /// name. Null if a transport does not count them. Waits at most `timeout` seconds for clients that have
+    /// not reported yet.
     fn resent(&self, py: Python<'_>, timeout: f64) -> PyResult<String> {
         let limit = crate::limit(Some(timeout)).unwrap_or_default();
         self.with(|s| Ok(py.detach(|| s.resent(limit))))
     }
 
-    /// A client's process has ended for good, for that reason: rounds no longer wait for it.
+    /// Tells the server that a client's process has ended for good, and why. Rounds no longer wait for it.
     #[pyo3(signature = (client, why=""))]
     fn forget(&self, client: &str, why: &str) -> PyResult<()> {
         self.with(|s| {
@@ -96,30 +99,32 @@ impl Server {
         })
     }
 
-    /// The root of a tree has decided where clients belong: `homes` is a JSON object with `elsewhere`, the URLs of other
-    /// clients' nodes by name, `others`, URLs of other nodes, and the last rounds of clients by name: in `after` those that
-    /// they may have been counted in at another node, in `counted` those that they were. `expected` of them are here.
+    /// Tells a node of a tree where the root has placed the clients. `homes` is a JSON object. `elsewhere`
+    /// has the URLs of other clients' nodes by client name; `others` has the URLs of other nodes. `after` and
+    /// `counted` have rounds by client name: the last round in which another node may have counted the
+    /// client, and the last in which one did. `expected` clients belong to this node.
     fn place_clients(&self, expected: u32, homes: &str) -> PyResult<()> {
         let homes = || Ok(serde_json::from_str(homes)?);
         self.with(|s| homes().and_then(|homes| s.place_clients(expected, homes)).map_err(raise))
     }
 
-    /// Names of the clients that are connected, as a JSON list.
+    /// Names of the connected clients, as a JSON list.
     fn clients(&self) -> PyResult<String> {
         self.with(|s| Ok(list(serde_json::to_string(&s.clients()))))
     }
 
-    /// What happened since the last call, in words: who came, who went, and why.
+    /// Log lines since the last call: which clients came and went, and why.
     fn notes(&self) -> PyResult<Vec<String>> {
         self.with(|s| Ok(s.notes()))
     }
 
-    /// What worker processes have done so far, as a JSON object; `None` if the server folds by itself.
+    /// Statistics of the worker processes, as a JSON object; None if the server folds by itself.
     fn tree(&self) -> PyResult<Option<String>> {
         self.with(|s| Ok(s.tree()))
     }
 
-    /// The proofs of these clients, as `(name, bytes)`, for the root's `pki_check_forwarded_proof`; of those that have shown one.
+    /// The proofs of those of the named clients that have shown one, as `(name, bytes)`, for the root's
+    /// `pki_check_forwarded_proof`.
     fn proofs<'py>(
         &self,
         py: Python<'py>,
@@ -129,8 +134,8 @@ impl Server {
         Ok(found.into_iter().map(|(name, proof)| (name, PyBytes::new(py, &proof))).collect())
     }
 
-    /// Head and cells of the sums of the round that ended last, if rounds end with sums and it had any; of a `part` of them,
-    /// the first byte of updates and the one past the last, a copy.
+    /// Head and cells of the sums of the last round; None if rounds do not end with sums, or there were none.
+    /// With `part`, the first byte of updates and the one after the last, returns a copy of that part.
     #[pyo3(signature = (part=None))]
     fn sums<'py>(
         &self,

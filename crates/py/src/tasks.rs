@@ -1,4 +1,4 @@
-//! `TaskServer` and `TaskClient`.
+//! The classes `TaskServer` and `TaskClient`.
 
 use std::sync::Arc;
 
@@ -14,11 +14,13 @@ use crate::layout::Layout;
 use crate::owned::Owned;
 use crate::{interruptibly, limit, list, waiting};
 
-/// Member, state, reason, head, weight, how much of the tensors came, tensors, and transfers as JSON.
+/// A reply: member, state, reason, head, weight, fraction of the tensors that arrived, tensors, and transfers
+/// as JSON.
 type Reply<'py> =
     (String, &'static str, Option<String>, Bound<'py, PyBytes>, f64, f64, Option<Arena>, String);
 
-/// What it is, the task's number, head, layout, tensors, seconds until an answer is wanted, and a reason.
+/// An event: its name, number of the task, head, layout, tensors, seconds until the answer is wanted, and a
+/// reason.
 type Event<'py> =
     (&'static str, u32, Bound<'py, PyBytes>, Option<Layout>, Option<Arena>, Option<f64>, String);
 
@@ -30,8 +32,8 @@ fn unwrap(arena: Option<&Arena>) -> Option<(thalweg_arena::Arena, Arc<thalweg_wi
     arena.map(|arena| (arena.arena.clone(), Arc::new(arena.layout.clone())))
 }
 
-/// A judge of results in Python: it is called with a member's name, the head as bytes and the weight, and returns None, or
-/// why the result is not taken.
+/// Wraps a Python function as a judge of results. It is called with the member's name, the head as bytes and
+/// the weight. It returns None to accept the result, or the reason for refusing it.
 fn judge_of(judge: Py<PyAny>) -> runtime::Judge {
     Arc::new(move |member, head, weight| {
         let ask = |py: Python<'_>| {
@@ -57,7 +59,7 @@ fn word(state: ReplyState) -> &'static str {
     }
 }
 
-/// A server that sends tasks to named members; it listens from when it is made.
+/// A server that sends tasks to named members. It listens when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct TaskServer {
     inner: Owned<runtime::TaskServer>,
@@ -65,34 +67,36 @@ pub struct TaskServer {
 
 #[pymethods]
 impl TaskServer {
-    /// Listens at `listen`, a URL; `config` is a JSON object of options.
+    /// Listens at the URL `listen`. `config` is a JSON object of options.
     #[new]
     fn new(py: Python<'_>, listen: &str, config: &str) -> PyResult<Self> {
         let (listen, config) = (listen.to_owned(), config.to_owned());
-        // A broker may take its time, and so may the search for a name.
+        // A broker or a name look-up may take long.
         let start = move || runtime::TaskServer::start(&listen, serde_json::from_str(&config)?);
         let server = interruptibly(py, start)?;
         Ok(Self { inner: Owned::new("TaskServer", server) })
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// The address that it listens at, with the port that the system chose.
     #[getter]
     fn address(&self) -> PyResult<String> {
         Ok(self.inner.get()?.address())
     }
 
-    /// Waits until `members` are connected or `timeout` seconds are over; returns how many are.
+    /// Waits until `members` members are connected or `timeout` seconds have passed. Returns how many are
+    /// connected.
     fn wait(&self, py: Python<'_>, members: usize, timeout: Option<f64>) -> PyResult<usize> {
         let (server, limit) = (self.inner.get()?, limit(timeout));
         waiting(py, |go_on| server.wait(members, limit, go_on))
     }
 
-    /// Sends a task; returns its number. Tasks with the same `bytes_id` have the same bytes. Results of the layout
-    /// `fold` are folded; without it they are handed over. `missing` has for each tensor of `fold` the share of its bytes
-    /// that may be missing. `judge` is called with member, head and weight of each result before a byte of it is asked for,
-    /// and returns None, or why the result is refused.
+    /// Sends a task and returns its number. Tasks with the same `bytes_id` have the same bytes. If the layout
+    /// `fold` is given, results are folded; otherwise they are handed over. `missing` is the fraction of
+    /// bytes that may be missing, for each tensor of `fold`. `judge` is called with member, head and weight
+    /// of each result before its bytes are requested. It returns None to accept the result, or the reason for
+    /// refusing it.
     #[pyo3(signature = (head, arena, bytes_id, members, deadline, fold, missing, judge=None))]
-    #[allow(clippy::too_many_arguments)] // of Python's
+    #[allow(clippy::too_many_arguments)] // called by Python with named arguments
     fn open(
         &self,
         head: &[u8],
@@ -111,7 +115,7 @@ impl TaskServer {
         self.inner.get()?.open(task).map_err(raise)
     }
 
-    /// The next reply to a task; None when there are no more.
+    /// Waits for the next reply to a task. Returns None when there are no more.
     fn next_reply<'py>(
         &self,
         py: Python<'py>,
@@ -128,51 +132,54 @@ impl TaskServer {
         Ok(Some((reply.member, state, reply.reason, head, weight, coverage, tensors, reply.transfers)))
     }
 
-    /// The mean of the results of a task that folds them, when all its replies are in.
+    /// The mean of the results of a task that folds them, once all replies have arrived.
     fn mean(&self, py: Python<'_>, task: u32) -> PyResult<Arena> {
         let server = self.inner.get()?;
         let (arena, layout) = py.detach(|| server.mean(task)).map_err(raise)?;
         Ok(wrap(arena, &layout))
     }
 
-    /// Nobody wants the results of a task any more.
+    /// Cancels a task: its results are not wanted any more.
     fn cancel(&self, task: u32) -> PyResult<()> {
         self.inner.get()?.cancel(task);
         Ok(())
     }
 
-    /// Forgets a task, with the replies that were not taken.
+    /// Forgets a task and the replies that were not taken.
     fn release(&self, task: u32) -> PyResult<()> {
         self.inner.get()?.release(task);
         Ok(())
     }
 
-    /// Members that were here and are not connected, as a JSON list of name, why, and whether it left for good.
+    /// Members that are not connected any more, as a JSON list of name, reason, and whether the member left
+    /// for good.
     fn departed(&self) -> PyResult<String> {
         Ok(list(serde_json::to_string(&self.inner.get()?.departed())))
     }
 
-    /// Segments retransmitted so far on the way to each member (`down`) and by it (`up`), as a JSON object of names; null
-    /// where a transport cannot tell. Waits for at most `timeout` seconds for members that have yet to say so.
+    /// Segments retransmitted so far on the way to each member (`down`) and by it (`up`), as a JSON object by
+    /// name. Null if a transport does not count them. Waits at most `timeout` seconds for members that have
+    /// not reported yet.
     fn resent(&self, py: Python<'_>, timeout: f64) -> PyResult<String> {
         let limit = crate::limit(Some(timeout)).unwrap_or_default();
         let server = self.inner.get()?;
         Ok(py.detach(|| server.resent(limit)))
     }
 
-    /// A member's process has ended for good, for that reason.
+    /// Tells the server that a member's process has ended for good, and why. No task waits for its result any
+    /// more.
     #[pyo3(signature = (member, why=""))]
     fn forget(&self, member: &str, why: &str) -> PyResult<()> {
         self.inner.get()?.forget(member, why);
         Ok(())
     }
 
-    /// Names of the members that are connected, as a JSON list.
+    /// Names of the connected members, as a JSON list.
     fn clients(&self) -> PyResult<String> {
         Ok(list(serde_json::to_string(&self.inner.get()?.clients())))
     }
 
-    /// What happened since the last call, in words.
+    /// Log lines since the last call.
     fn notes(&self) -> PyResult<Vec<String>> {
         Ok(self.inner.get()?.notes())
     }
@@ -185,7 +192,7 @@ impl TaskServer {
     }
 }
 
-/// A client that is given tasks; it begins to connect when it is made, and comes back by itself.
+/// A client that gets tasks. It starts to connect when it is made, and reconnects by itself.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct TaskClient {
     inner: Owned<runtime::TaskClient>,
@@ -201,7 +208,7 @@ impl TaskClient {
 
 #[pymethods]
 impl TaskClient {
-    /// Connects to the server at `url` as `name`; `config` is a JSON object of options.
+    /// Connects to the server at `url` as `name`. `config` is a JSON object of options.
     #[new]
     fn new(py: Python<'_>, url: &str, name: &str, config: &str) -> PyResult<Self> {
         let start = || -> Result<runtime::TaskClient, runtime::Error> {
@@ -211,7 +218,7 @@ impl TaskClient {
         Ok(Self { inner: Owned::new("TaskClient", client) })
     }
 
-    /// Waits until the server has let it in.
+    /// Waits until the server has admitted the client.
     fn join(&self, py: Python<'_>) -> PyResult<()> {
         match self.event(py)? {
             TaskEvent::Joined => Ok(()),
@@ -220,7 +227,8 @@ impl TaskClient {
         }
     }
 
-    /// What happens next: a task is here ("task"), or over ("accepted", "rejected", "closed"); None when the job is over.
+    /// Waits for the next event: a task has arrived ("task") or is over ("accepted", "rejected", "closed").
+    /// Returns None when the job is over.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Event<'py>>> {
         let none = || PyBytes::new(py, &[]);
         loop {
@@ -246,22 +254,22 @@ impl TaskClient {
         }
     }
 
-    /// Whether a task was handed out, and somebody still wants its result.
+    /// Whether the application has got this task, and its result is still wanted.
     fn is_open(&self, task: u32) -> PyResult<bool> {
         Ok(self.inner.get()?.is_open(task))
     }
 
-    /// Sends a result.
+    /// Sends the result of a task.
     fn answer(&self, task: u32, head: &[u8], arena: Option<&Arena>, weight: f64) -> PyResult<()> {
         self.inner.get()?.answer(task, head.to_vec(), unwrap(arena), weight).map_err(raise)
     }
 
-    /// Says that there will be no result.
+    /// Tells the server that there will be no result.
     fn refuse(&self, task: u32, reason: &str) -> PyResult<()> {
         self.inner.get()?.refuse(task, reason).map_err(raise)
     }
 
-    /// Leaves for good.
+    /// Leaves the job for good.
     fn close(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let end = self.inner.get()?;
         py.detach(|| end.close(reason));

@@ -1,4 +1,5 @@
-//! The control plane of aggregation trees: what it would do, in virtual time too.
+//! Functions for aggregation trees: the control plane's decisions and simulation, worker processes, and the
+//! class `Top`.
 
 use pyo3::prelude::*;
 use serde::Serialize;
@@ -23,21 +24,21 @@ fn scenario(text: &str) -> PyResult<Scenario> {
     serde_json::from_str(text).map_err(options)
 }
 
-/// The switches of a system by its name, as JSON.
+/// Returns the switches of a system by name, as JSON.
 #[pyfunction]
 pub fn tree_system(name: &str) -> PyResult<String> {
     let known = || format!("unknown system {name:?}; take one of {}", simulate::SYSTEMS.join(", "));
     written(&Switches::of(name).ok_or_else(|| options(known()))?)
 }
 
-/// What the control plane would do first in a scenario, and why, as JSON.
+/// Returns the control plane's first decision in a scenario and its reasons, as JSON.
 #[pyfunction]
 pub fn tree_plan(given: &str) -> PyResult<String> {
     let (plan, reason) = scenario(given)?.preview().map_err(options)?;
     written(&json!({ "plan": plan, "reasons": reason.told() }))
 }
 
-/// A scenario in virtual time: what came of each round, as JSON.
+/// Simulates a scenario in virtual time. Returns the outcome of each round, as JSON.
 #[pyfunction]
 pub fn tree_simulate(py: Python<'_>, given: &str) -> PyResult<String> {
     let scenario = scenario(given)?;
@@ -45,7 +46,8 @@ pub fn tree_simulate(py: Python<'_>, given: &str) -> PyResult<String> {
     written(&outcomes)
 }
 
-/// Where a node's capacity is, as JSON: `measured` is a JSON list of arrival rates with the times of an update.
+/// Finds a node's capacity; returns JSON. `measured` is a JSON list of arrival rates and the time of an
+/// update at each. A time that is `significant` times that of the first rate counts as overload.
 #[pyfunction]
 pub fn tree_knee(measured: &str, significant: f64) -> PyResult<String> {
     let measured: Vec<Measured> = serde_json::from_str(measured).map_err(options)?;
@@ -58,33 +60,35 @@ pub fn tree_work(py: Python<'_>) -> PyResult<()> {
     py.detach(thalweg_runtime::work).map_err(raise)
 }
 
-/// In a template, whose standard input is a socket of its node: waits until the node asks for a worker. Returns the descriptor
-/// that becomes the worker's standard input, which the caller owns, or None if the node is gone.
+/// For a template, whose standard input is a socket of its node: waits until the node requests a worker.
+/// Returns the descriptor that becomes the worker's standard input and that the caller owns, or None if the
+/// node is gone.
 #[pyfunction]
 pub fn tree_asked(py: Python<'_>) -> PyResult<Option<i32>> {
     py.detach(thalweg_runtime::asked).map_err(raise)
 }
 
-/// In a template: tells the node of the worker that was just forked, by its process id. Nobody has waited for it yet.
+/// For a template: reports the worker that was just forked to the node, by its process id. The template must
+/// not have waited for it yet.
 #[pyfunction]
 pub fn tree_forked(py: Python<'_>, process: u32) -> PyResult<()> {
     py.detach(|| thalweg_runtime::forked(process)).map_err(raise)
 }
 
-/// Says nothing if notes of workers can go inside the kernel here, and else raises why not.
+/// Checks that notes of workers can go inside the kernel here. Raises the reason if they cannot.
 #[pyfunction]
 pub fn tree_routes(py: Python<'_>) -> PyResult<()> {
     py.detach(thalweg_runtime::kernel_routes).map_err(raise)
 }
 
-/// Passes messages of at most `most` bytes on between the sockets that are this process's standard input and output, until
-/// either ends.
+/// Passes messages of at most `most` bytes between this process's standard input and output, which are
+/// sockets, until either is closed.
 #[pyfunction]
 pub fn tree_hop(py: Python<'_>, most: u64) -> PyResult<()> {
     py.detach(|| thalweg_runtime::hop(most)).map_err(raise)
 }
 
-/// The top of a tree: adds up the sums of servers, and takes their mean into the model.
+/// The top of a tree: adds up the sums of nodes, and writes their mean into the model.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Top {
     inner: thalweg_runtime::Top,
@@ -92,8 +96,8 @@ pub struct Top {
 
 #[pymethods]
 impl Top {
-    /// For the model in the arena; `config` is a JSON object of a server's options. With a `part`, the first byte and the
-    /// one past the last, it is the top of those bytes alone.
+    /// Makes a top for the model in the arena. `config` is a JSON object of a server's options. With `part`,
+    /// the first byte and the one after the last, it is the top of those bytes only.
     #[new]
     #[pyo3(signature = (arena, config, part=None))]
     fn new(arena: &Arena, config: &str, part: Option<(u64, u64)>) -> PyResult<Self> {
@@ -103,7 +107,8 @@ impl Top {
         Ok(Self { inner: inner.map_err(raise)? })
     }
 
-    /// Adds sums of at most so many updates and so much weight, or exactly so much if all are whole: all of them, or none.
+    /// Merges a node's sums, of at most `participants` updates with at most the weight `weight`, or exactly
+    /// these if all are `whole`. Merges all of the sums, or nothing.
     fn merge(
         &self,
         py: Python<'_>,
@@ -117,7 +122,7 @@ impl Top {
         py.detach(|| self.inner.merge(head, &cells.arena, stated)).map_err(raise)
     }
 
-    /// Takes the mean into the model, and forgets the sums. Returns what the fold of a round says, as JSON.
+    /// Writes the mean into the model, and forgets the sums. Returns the summary of the fold, as JSON.
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         py.detach(|| self.inner.finish()).map_err(raise)
     }
@@ -128,7 +133,7 @@ impl Top {
     }
 }
 
-/// Bytes of an update as Python says them: the first, and the one past the last.
+/// A range of bytes from Python's `(first, one after the last)`.
 pub(crate) fn range((start, end): (u64, u64)) -> PyResult<Range> {
     if start > end {
         return Err(options(format!("a part of an update cannot be from {start} to {end}")));
@@ -136,7 +141,7 @@ pub(crate) fn range((start, end): (u64, u64)) -> PyResult<Range> {
     Ok(Range::new(start, end))
 }
 
-/// A schema of Flame as a tree of roles, as JSON.
+/// Reads a schema of Flame as a tree of roles. Returns JSON.
 #[pyfunction]
 pub fn tree_schema(text: &str) -> PyResult<String> {
     written(&tag::read(text).map_err(options)?)
