@@ -236,7 +236,7 @@ pub trait Device: Send + Sync {
     fn pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error>;
 }
 
-/// One end of a reliable pair.
+/// One end of a reliable (RC) RDMA queue pair.
 pub trait Pair: Send {
     /// What the peer must know of this end.
     fn endpoint(&self) -> Endpoint;

@@ -19,8 +19,9 @@ use crate::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Work};
 
 /// The port that is used of each device.
 const PORT: u8 = 1;
-/// Most work requests of a pair, and most parts of memory in one, if the device allows as many.
+/// Maximum work requests of a queue pair; fewer if the device allows fewer.
 const WORKS: usize = 512;
+/// Maximum scatter/gather elements of a work request; fewer if the device allows fewer.
 const PARTS: usize = 16;
 /// Most reads in flight on a pair, if the device allows as many. Each may be long.
 const READS: usize = 16;

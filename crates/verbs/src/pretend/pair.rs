@@ -9,7 +9,7 @@ use super::state::State;
 use super::{locked, Fabric, Known, Shared, Wire, MTU, WORKS};
 use crate::{Done, Endpoint, Error, Fault, Memory, Pair, Remote, Work};
 
-/// One end of a pair.
+/// One end of a simulated queue pair.
 pub(super) struct PretendPair {
     pub(super) device: u32,
     pub(super) number: u32,

@@ -1,4 +1,4 @@
-//! The state of one end of a pretend pair: its queue, and what is in flight.
+//! The state of one end of a simulated queue pair: its work queue, and the work requests in flight.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(super) struct Reading {
     todo: Vec<Range<usize>>,
 }
 
-/// One end of a pair.
+/// The state of one end of a simulated RDMA queue pair.
 pub(super) struct State {
     pub(super) peer: Option<u32>,
     pub(super) lost: Option<Fault>,
