@@ -1,4 +1,5 @@
-//! The runtime's error, as Python gets it: a kind to branch on, and a text with the cause and what to do.
+//! The runtime's error in the form that Python gets: a kind for the caller, and a text with the cause and
+//! what to do.
 
 /// An error of the runtime.
 #[derive(Debug, Clone, thiserror::Error)]

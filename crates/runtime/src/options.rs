@@ -12,11 +12,11 @@ use thalweg_wire::control::StandIn;
 use crate::star::RepairRule;
 use crate::Error;
 
-/// What a partial update counts.
+/// How much of a partly received update is added to the mean.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartialRule {
-    /// Nothing.
+    /// Nothing: the update does not count.
     #[default]
     Discard,
     /// The part that has arrived.

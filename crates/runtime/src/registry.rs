@@ -38,7 +38,7 @@ pub(crate) mod masking {
     }
 }
 
-/// A description of an RDMA device of this machine, for people.
+/// An RDMA device of this machine, described for the user.
 #[derive(Debug, Clone, Serialize)]
 pub struct RdmaDevice {
     /// Name of the device.
@@ -56,7 +56,7 @@ pub struct RdmaDevice {
 /// The RDMA devices of this machine.
 ///
 /// # Errors
-/// Why there are none, and what to do.
+/// Why there are none, and what to do about it.
 #[cfg(feature = "rdma")]
 pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
     let described = |device: thalweg_rdma::Described| match device.state {

@@ -7,9 +7,10 @@ use tokio::sync::{mpsc::Receiver, watch};
 
 use crate::engine::CALLER_TIMEOUT;
 
-/// Events that nobody has heard yet; beyond that, whoever tells them waits.
+/// Most events that wait to be read by the owner. Beyond that, the sender of an event waits.
 pub(crate) const UNHEARD: usize = 1024;
-/// How long the end may take: connections, last lines, and what is taken back of the system.
+/// Longest wait for one more event while the end shuts down. It must close connections and undo changes to
+/// the system.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Passes each event to `go_on`, which is also called several times a second without one. Once it returns

@@ -193,7 +193,7 @@ fn a_nan_that_a_chunk_border_cuts_never_gets_into_the_model() {
     }
 }
 
-/// Chunks of odd sizes that cut no element count like others, even where they overlap.
+/// Chunks of odd sizes that cut no element are counted like others, even where they overlap.
 #[test]
 fn chunks_of_any_size_between_elements_count_whole() {
     for partial in PARTIAL {

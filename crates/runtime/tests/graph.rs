@@ -28,7 +28,7 @@ fn node(layout: &Layout, name: &str, address: &str, options: &Value) -> (Node, A
     (Node::start(arena.clone(), layout.clone(), name, address, options).unwrap(), arena)
 }
 
-/// A ring of nodes that have met. Node `i` is filled with `i`.
+/// Starts a ring of nodes and connects each to its neighbours. Every element of node `i`'s model is `i`.
 fn ring(layout: &Layout, nodes: usize, address: &str, options: &Value) -> Vec<(Node, Arena, Vec<String>)> {
     let name = |i: usize| format!("n{}", i % nodes);
     let all: Vec<_> = (0..nodes).map(|i| node(layout, &name(i), address, options)).collect();

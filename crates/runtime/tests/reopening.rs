@@ -1,5 +1,5 @@
-//! All servers and clients of a process share one runtime. Everything that one of them has started ends with
-//! it.
+//! Tests that everything a server or client has started ends with it. All of them share one runtime in a
+//! process.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,5 +1,5 @@
-//! Updates that are sent in another order than the model's. Losses are then scattered; everything else is as
-//! without.
+//! Tests of updates that are sent in another order than the model's. The order scatters losses, and changes
+//! nothing else.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 mod common;

@@ -12,7 +12,7 @@ use thalweg_wire::{Dtype, Layout};
 
 const LOSSY: [&str; 3] = ["tcp://127.0.0.1:0", "udp://127.0.0.1:0", "ltp://127.0.0.1:0"];
 
-/// `w` and the counter `n` come first, as in all these tests.
+/// Tests use this layout: the weights `w` and the counter `n` come first.
 fn layout() -> Layout {
     let tensors = [
         ("w", Dtype::F32, vec![60_000]),
@@ -41,7 +41,7 @@ fn rounds(address: &str, repair: Value) -> Vec<Value> {
     found
 }
 
-/// The fraction of each tensor that is missing of the client's update.
+/// The missing fraction of each tensor of the client's update.
 fn shares(outcome: &Value) -> Vec<(String, f64)> {
     let losses = transfers(outcome, "c", "up")["losses"].as_array().unwrap();
     losses.iter().map(|l| (l["tensor"].as_str().unwrap().into(), l["share"].as_f64().unwrap())).collect()

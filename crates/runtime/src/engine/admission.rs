@@ -13,8 +13,8 @@ use crate::{lock, Error};
 
 /// The peer at the other end of each link.
 pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
-/// The [`ForwardedProof`] of each client that has shown a token, encoded, by the client's name. There are at most as many
-/// as there are tokens.
+/// The encoded [`ForwardedProof`] of each client that has shown a token, by the client's name. There are at
+/// most as many as there are tokens.
 pub(crate) type ForwardedProofs = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
 /// What a client must present.
@@ -50,7 +50,8 @@ pub(crate) struct Gate {
     proofs: Option<ForwardedProofs>,
 }
 
-/// A client's proof as a node of a tree passes it on: with all that the root needs to check it.
+/// A client's proof in the form in which a node of a tree forwards it: with everything that the root needs to
+/// check it.
 #[derive(Serialize, Deserialize)]
 struct ForwardedProof {
     name: String,
@@ -79,11 +80,11 @@ fn issuer(issuer: Option<&str>, token: Option<&str>) -> Result<Option<pki::Issue
     issuer.map(pki::Issuer::parse).or_else(shared).transpose().map_err(bad)
 }
 
-/// Checks a client's proof for this job, which a node of a tree has passed on to the root as `bytes`. Returns the client's
-/// name. `given` and `token` are as a server's options have them.
+/// Checks a client's proof for this job, which a node of a tree has forwarded to the root as `bytes`. Returns
+/// the client's name. `given` and `token` are the server's options `issuer` and `token`.
 ///
 /// # Errors
-/// `refused` for bytes that are no such proof, with the reason.
+/// `refused` if `bytes` is not a valid proof, with the reason.
 pub fn check_forwarded_proof(
     given: Option<&str>,
     token: Option<&str>,
@@ -101,7 +102,7 @@ pub fn check_forwarded_proof(
     Ok(forwarded.name)
 }
 
-/// Why a token was not accepted where the role `required` is asked for, and what to do, for the person who reads it.
+/// Explains to the user why a token was not accepted for the role `required`, and what to do.
 fn explain(required: pki::Role, name: &str, why: pki::Unproven) -> String {
     let hint = format!("issue one with `thalweg pki issue {name} --role {required}`");
     match why {
@@ -118,7 +119,7 @@ fn explain(required: pki::Role, name: &str, why: pki::Unproven) -> String {
 }
 
 impl Gate {
-    /// The check that the options ask for.
+    /// Makes the check that the options ask for.
     ///
     /// # Errors
     /// `security` if other machines can reach the address and neither token nor certificate is required;
@@ -138,7 +139,8 @@ impl Gate {
         Ok(Self { rule, role: keys.role, job: keys.job, peers, proofs: None })
     }
 
-    /// Keeps the proofs of those whom it lets in, and lets in nobody by certificate alone.
+    /// Makes the gate keep the proofs of the clients that it admits. It then admits nobody by a certificate
+    /// alone.
     pub fn keeping_proofs(self, proofs: Option<ForwardedProofs>) -> Self {
         Self { proofs, ..self }
     }
@@ -223,7 +225,7 @@ mod tests {
         "07".repeat(32)
     }
 
-    /// A gate for this role and job, the links' ends, and the proofs that it keeps.
+    /// A gate for this role and job, with the peers of its links and the proofs that it keeps.
     fn gate(role: pki::Role, job: u64) -> (Gate, Peers, ForwardedProofs) {
         let (transport, secret) = (Options::default(), secret());
         let keys = Keys { transport: &transport, issuer: None, token: Some(&secret), role, job };
@@ -313,7 +315,7 @@ mod tests {
             assert!(check_forwarded_proof(None, Some(&shared), 3, &damaged).is_err(), "byte {at}");
             assert!(check_forwarded_proof(None, Some(&shared), 3, &forwarded[..at]).is_err());
         }
-        // With a certificate alone there would be no proof to pass on.
+        // With a certificate alone there would be no proof to forward.
         let (certified, role) = (Some("a".into()), Some("client".into()));
         lock(&peers).insert(1, Peer { certified, role, ..Peer::default() });
         assert!(gate.admit(1, &CHALLENGE, &Hello { proof: None, ..shown }).is_err());
@@ -322,7 +324,7 @@ mod tests {
     #[test]
     fn a_node_of_a_tree_makes_no_client_up() {
         let (shared, transport) = (secret(), Options::default());
-        // All that a node has: its own token, and the issuer's public key.
+        // The root has only its own token and the issuer's public key.
         let own = token(pki::Role::TreeNode, "west");
         for (name, role) in [("client-7", pki::Role::Client), ("west", pki::Role::Client)] {
             let about = pki::Transcript {

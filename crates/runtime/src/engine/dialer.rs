@@ -24,7 +24,7 @@ use crate::{lock, random, registry, ClientOptions, Error};
 pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 const TASKS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What the chunks of this party say of their sender, as the server assigned it.
+/// How the chunks of this party identify their sender, as the server assigned it.
 pub(crate) struct KnownAs {
     pub job: u64,
     pub sender: u32,
@@ -159,7 +159,7 @@ pub(crate) struct DialOptions {
     pub expects: Option<String>,
     /// A random number, one for each process.
     pub instance: u64,
-    /// When its clock began.
+    /// When its clock started.
     pub started: Instant,
 }
 

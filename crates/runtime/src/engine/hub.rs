@@ -27,8 +27,8 @@ use super::turned_away::TurnedAway;
 use super::{caller_timeout, descriptors, goes_on, holding, GoOn};
 use crate::{lock, random, Error};
 
-/// Most handshakes at a time, above what the admission queue (`AdmissionQueue`) admits. Beyond it the next peer waits.
-/// It matters only for a transport that does not ask that queue.
+/// Most handshakes at a time, in addition to the limit of the `AdmissionQueue`. Beyond it the next peer
+/// waits. It matters only for a transport that does not use the admission queue.
 const HANDSHAKES: usize = 2048;
 /// How long a group send waits until a member's earlier messages are sent. After that the member gets the
 /// parcel alone.
@@ -334,7 +334,8 @@ impl<P: HubPolicy> Hub<P> {
         lock(&self.machine).away()
     }
 
-    /// A member's process has ended for good, for the reason `why` unless that is empty.
+    /// Tells the machine that a member's process has ended for good. `why` is the reason; an empty `why`
+    /// means "its process has ended".
     pub fn forget(&self, client: &str, why: &str) {
         lock(&self.machine).forget(self.now(), client, why);
         self.wake();
@@ -642,8 +643,9 @@ impl<P: HubPolicy> Hub<P> {
     }
 }
 
-/// How many bytes a chunk has, where `wanted` are asked for and a message has room for `most`. The accounts of a fold are
-/// cheapest where chunks are multiples of 64, and no chunk may cut a value.
+/// Bytes of a chunk, if the options ask for `wanted` and a message has room for `most`. The result is a
+/// multiple of 64 where possible, because that makes folding cheapest, else of 8: a chunk must not cut a
+/// value.
 fn chunk_size(wanted: u32, most: u32) -> u32 {
     if wanted <= most {
         return wanted;
@@ -721,7 +723,7 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
     };
     link.close().await;
     hub.detach(id, &link, &reason);
-    // Why a client was not let in may be in the log already, and better said than by how its link ended.
+    // The log may already say why the client was not admitted. That line explains more than the link's error.
     let reported = lock(&hub.machine).take_reported(id);
     if let Some(error) = failed.filter(|_| !admitted && !reported) {
         hub.turn_away(&error);

@@ -30,7 +30,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Ends the stream, for this reason unless it has ended already.
+    /// Ends the stream with this reason. If it has ended already, the earlier reason stays.
     pub fn end(&self, why: String) {
         lock(&self.why).get_or_insert(why);
         self.over.notify_one();
@@ -47,7 +47,7 @@ impl Signals {
     }
 }
 
-/// The signals of each stream, and why the link has ended, if it has.
+/// The signals of each stream, and the reason why the link has ended; `None` while it is up.
 #[derive(Default)]
 struct Streams {
     signals: HashMap<u32, Arc<Signals>>,
@@ -72,7 +72,8 @@ pub(crate) struct Carrier {
 }
 
 impl Carrier {
-    /// A link on which both ends have agreed. `opened` receives the streams that the other end opens.
+    /// Makes a carrier for a link whose handshake is complete. `opened` receives the streams that the other
+    /// end opens.
     pub fn new(
         link: Arc<dyn Link>,
         rules: ForwardConfig,

@@ -23,7 +23,8 @@ use crate::lock;
 /// Most events that are kept until [`Shared::take_events`]. Beyond that the oldest are dropped.
 const EVENTS: usize = 1000;
 
-/// The hub of a node, for the links that it accepts, and a dialer, for a neighbour that it dials.
+/// The hub of a node drives the links that it accepts. A dialer drives the link to one neighbour that the
+/// node dials.
 pub(crate) type NodeHub = Hub<Listening>;
 pub(crate) type NodeDialer = Dialer<Dialling>;
 

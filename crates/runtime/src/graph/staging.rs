@@ -10,7 +10,7 @@ type Model = Arc<Mutex<Vec<u8>>>;
 
 #[derive(Default)]
 struct Places {
-    /// By iteration and the neighbour's place.
+    /// The buffers, by iteration and by the neighbour's index.
     used: BTreeMap<(u32, usize), Model>,
     /// Buffers for reuse: touching fresh pages costs more time than receiving a model.
     free: Vec<Model>,
@@ -23,7 +23,7 @@ pub(crate) struct Stages {
 }
 
 impl Stages {
-    /// `bytes`: the length of a model.
+    /// Buffers for models of `bytes` bytes.
     pub fn new(bytes: usize) -> Self {
         Self { bytes, places: Mutex::default() }
     }

@@ -95,7 +95,8 @@ impl Link for StallingLink {
     }
 }
 
-/// Starts nodes and waits until each knows that all others have met it.
+/// Starts nodes that are each other's neighbours. Waits until each knows that all others have met it
+/// ([`Node::meet`]).
 fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
     STALLED.send_replace(false);
     let mut options = json!({ "liveness": LIMIT.as_secs() });

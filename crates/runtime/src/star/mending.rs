@@ -26,7 +26,7 @@ pub(crate) struct Mending {
 }
 
 impl Mending {
-    /// For updates of this layout, whose mean becomes the next `model`.
+    /// Fills in updates of this layout, whose mean becomes the next `model`.
     pub fn new(layout: Arc<Layout>, model: Arena, options: &ServerOptions) -> Self {
         let mender = Mender::new(options.repair.stand_in());
         Self { layout, model, mender, order: options.repair.order(options.seed), wire: Mutex::default() }

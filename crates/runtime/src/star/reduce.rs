@@ -27,12 +27,12 @@ pub(crate) struct Fold {
 /// Called with the outcome of work that runs elsewhere.
 pub(crate) type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// Gives the model for writing.
+/// A function that claims the model for writing.
 pub(crate) type Writable<'a> = &'a mut dyn FnMut() -> Result<Claim, Error>;
 
-/// Work of a worker process. Times are seconds before now.
+/// Something that a worker process did, for the timeline. Times are in seconds before now.
 pub(crate) struct Did {
-    /// Numbers start at 1.
+    /// Number of the worker, from 1.
     pub worker: usize,
     pub what: &'static str,
     pub start: f64,
@@ -40,7 +40,7 @@ pub(crate) struct Did {
     pub updates: u64,
 }
 
-/// What the workers did, and how many entries were left out.
+/// The workers' part of a timeline, and the number of entries that were left out.
 pub(crate) struct Worked {
     pub did: Vec<Did>,
     pub left_out: u64,
@@ -109,7 +109,7 @@ pub(crate) trait Reducer: Send + Sync {
     }
 }
 
-/// Stages and folds in this process.
+/// A reducer that stages and folds updates in this process, without worker processes.
 pub(crate) struct Inline {
     accumulator: Accumulator,
     folding: RwLock<()>,
@@ -118,7 +118,7 @@ pub(crate) struct Inline {
 }
 
 impl Inline {
-    /// For updates of this layout, whose mean becomes the next `model`.
+    /// Makes a reducer for updates of this layout. Their mean becomes the next `model`.
     pub fn new(layout: Arc<Layout>, model: Arena, options: &ServerOptions) -> Self {
         Self {
             accumulator: Accumulator::new(layout.clone(), options.precision.into()),

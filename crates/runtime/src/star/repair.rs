@@ -22,9 +22,9 @@ pub struct RepairRule {
     pub spread: bool,
     /// Tensors of which no byte may be missing, whatever the policy. Names may contain `*` and `?`.
     pub critical: Vec<String>,
-    /// By such names, the fraction of a tensor's bytes that may be missing. Losses beyond it are sent again.
+    /// The fraction of a tensor's bytes that may be missing, by such a name. Losses beyond it are sent again.
     pub budgets: BTreeMap<String, f64>,
-    /// By such names, a fraction of a tensor's bytes. If more than that is lost on the way, the update is
+    /// A fraction of a tensor's bytes, by such a name. If more than that is lost on the way, the update is
     /// refused.
     pub refuse: BTreeMap<String, f64>,
 }

@@ -42,7 +42,7 @@ pub(crate) struct Star {
     first: Mutex<Option<Time>>,
     /// Sums of the last round, if rounds end with sums. The next round reuses their memory.
     sums: Mutex<Option<SumsOfRound>>,
-    /// Clients' proofs, which the root of a tree asks for.
+    /// Proofs of the clients, which the root of a tree requests.
     proofs: ForwardedProofs,
 }
 
@@ -240,8 +240,8 @@ impl Server {
         Ok(())
     }
 
-    /// A client's process has ended for good, for the reason `why` unless that is empty. Rounds stop waiting
-    /// for it.
+    /// Tells the server that a client's process has ended for good. Rounds stop waiting for the client. `why`
+    /// is the reason; an empty `why` means "its process has ended".
     pub fn forget(&self, client: &str, why: &str) {
         if let Some(hub) = &self.hub {
             hub.forget(client, why);
@@ -300,8 +300,8 @@ impl HubPolicy for Star {
     }
 }
 
-/// Bytes of updates that may be staged. With workers the pool's number of places decides, however many
-/// clients come from other nodes.
+/// Most bytes of updates that may be staged. With workers, the number of places in the pool decides, even if
+/// clients of other nodes come to this one.
 fn staging(options: &ServerOptions, update: u64) -> u64 {
     match options.workers {
         None => options.staging_bytes(update),
@@ -309,7 +309,7 @@ fn staging(options: &ServerOptions, update: u64) -> u64 {
     }
 }
 
-/// What folds updates: this process, or worker processes.
+/// Makes the reducer that the options ask for: in this process, or with worker processes.
 #[cfg(target_os = "linux")]
 fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Result<Arc<dyn Reducer>, Error> {
     let (layout, model) = (layout.clone(), model.clone());
@@ -319,7 +319,7 @@ fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Resu
     }
 }
 
-/// What folds updates: this process.
+/// Makes the reducer that the options ask for. Worker processes need Linux.
 #[cfg(not(target_os = "linux"))]
 fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Result<Arc<dyn Reducer>, Error> {
     match &options.workers {

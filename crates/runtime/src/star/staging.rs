@@ -23,7 +23,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// For updates of `bytes` bytes.
+    /// Staging memory for updates of `bytes` bytes each.
     pub fn new(bytes: u64) -> Self {
         Self { bytes, places: Mutex::default() }
     }

@@ -13,8 +13,7 @@ use super::reduce::NoMean;
 use crate::options::{PrecisionRule, ServerOptions};
 use crate::Error;
 
-/// How long receivers may still read the model that was sent to them, after each of them has it or was given
-/// up.
+/// How long a loan of the model may last after each receiver has the model or was given up.
 const LOAN_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// The sums of a server's round, in the form in which they are sent.
@@ -44,13 +43,12 @@ impl SumsOfRound {
     }
 }
 
-/// Splits updates of a layout into at most `count` parts of similar size, one for each top aggregator of a
-/// part.
+/// Splits updates of a layout into at most `count` parts of similar size, for a sharded top.
 pub fn parts_of(layout: &Layout, count: usize) -> Vec<Range> {
     Accumulator::parts_of(layout, count)
 }
 
-/// Memory for the sums of updates, as one tensor of bytes. Reuses the memory of `kept` if given.
+/// Memory for the sums of updates, as one tensor of bytes. Reuses the memory of `kept` if that is given.
 ///
 /// # Errors
 /// If no memory is left.
@@ -72,10 +70,10 @@ fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
     Ok((Arc::new(told), Arena::new(bytes)?))
 }
 
-/// What a node states that its sums are of.
+/// What a node states about its sums. The top refuses sums that exceed it.
 #[derive(Debug, Clone, Copy)]
 pub struct Statement {
-    /// So many updates.
+    /// Number of updates in the sums.
     pub participants: u32,
     /// Sum of the updates' weights.
     pub weight: f64,
@@ -84,7 +82,8 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// Stated weights are added up in another order than these, which are exact.
+    /// Tolerance in comparing weights, as a fraction: the stated weight was added up in another order than
+    /// the exact sums.
     const ROUNDING: f64 = 1e-9;
 
     fn check(&self, head: &SumsHead) -> Result<(), String> {
@@ -103,7 +102,7 @@ impl Statement {
     }
 }
 
-/// Merges sums, and writes their mean into the model.
+/// The top aggregator: it merges sums of nodes and writes their mean into the model.
 pub struct Top {
     sums: Accumulator,
     mending: Mending,
@@ -111,9 +110,9 @@ pub struct Top {
 }
 
 impl Top {
-    /// For updates of this layout, whose mean becomes the next `model`. The options must be those of the
-    /// servers below. With a `part`, merges sums of that part of the updates alone, and writes the mean into
-    /// the same bytes of the model.
+    /// Makes a top for updates of this layout, whose mean becomes the next `model`. The options must be those
+    /// of the servers below. With `part`, it merges only sums of that part of the updates' bytes, and writes
+    /// the mean only into that part of the model.
     ///
     /// # Errors
     /// `options` for an impossible option, or if there is no such part.
@@ -139,15 +138,15 @@ impl Top {
         Ok(Self { sums, mending, model })
     }
 
-    /// Adds sums of no more than what the statement says: all of them, or none.
+    /// Merges sums that do not exceed the statement: all of them, or nothing.
     ///
     /// # Errors
-    /// `round` if they are of other updates, of more, or of another weight, or are damaged.
+    /// `round` if the sums exceed the statement, are of other updates, or are damaged.
     pub fn merge(&self, head: &[u8], cells: &Arena, stated: Statement) -> Result<(), Error> {
         let bad = |reason: String| Error::new("round", "merge sums", reason);
         let head = SumsHead::decode(head).map_err(|error| bad(error.to_string()))?;
         stated.check(&head).map_err(bad)?;
-        // An arena may be longer than what was put there.
+        // The arena may be longer than the sums in it.
         let bytes = cells.lend(Range::new(0, head.cells().min(cells.len())))?;
         self.sums.merge_sums(&head, &bytes).map_err(|error| bad(error.to_string()))
     }

@@ -38,13 +38,13 @@ pub(crate) struct Workers {
     /// The slot that a sender's update is received into.
     places: Mutex<HashMap<u32, Slot>>,
     worker_pool: WorkerPool,
-    /// Why notes take the route that they take.
+    /// Why notes go inside the kernel, or why they do not.
     routes_reason: String,
     mending: Mending,
 }
 
 impl Workers {
-    /// Starts the worker processes, for updates of this layout, whose mean becomes the next `model`.
+    /// Starts the worker processes for updates of this layout. Their mean becomes the next `model`.
     ///
     /// # Errors
     /// `memory` if there is not enough for the pool and the sums; `unsupported` if the options ask for the

@@ -192,7 +192,8 @@ impl TaskServer {
         self.hub.wait_for_clients(members, limit, go_on)
     }
 
-    /// A member's process has ended for good, for the reason `why` unless that is empty.
+    /// Tells the server that a member's process has ended for good. The server closes the member's link, and
+    /// no task waits for its result. `why` is the reason; an empty `why` means "its process has ended".
     pub fn forget(&self, member: &str, why: &str) {
         self.hub.forget(member, why);
     }

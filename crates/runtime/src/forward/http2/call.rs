@@ -21,14 +21,14 @@ pub(super) struct Call {
     head: Parts,
     body: RecvStream,
     respond: SendResponse<Bytes>,
-    /// Near end: the answer that it gives itself, if it does.
+    /// Near end: the answer that it gives itself; `None` if the server answers.
     promise: Option<Promise>,
-    /// Far end: the call's place in the order.
+    /// Far end: which calls this call must follow.
     turn: Turn,
 }
 
 impl Call {
-    /// A call has come; calls come in their order.
+    /// Starts a call that has arrived. Calls must be started in the order of their arrival.
     pub fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, end: &End) -> Self {
         let (mut head, body) = request.into_parts();
         let (promise, turn) = match end {
@@ -38,7 +38,7 @@ impl Call {
         Self { head, body, respond, promise, turn }
     }
 
-    /// Carries it to its end. Returns whether the server takes further calls of this connection.
+    /// Carries the call to its end. Returns whether the server takes further calls of this connection.
     pub async fn carry(self, server: SendRequest<Bytes>, end: Arc<End>) -> bool {
         let Self { head, mut body, mut respond, promise, turn } = self;
         tokio::select! {

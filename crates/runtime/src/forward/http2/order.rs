@@ -57,7 +57,7 @@ fn take(headers: &mut HeaderMap, name: &str) -> Option<String> {
 }
 
 impl Turn {
-    /// Waits until the calls before it are over.
+    /// Waits until all the calls in `after` are over: those that this call must follow.
     pub async fn comes(&self) {
         // An error would mean that the order is gone, and the calls before with it.
         let _ = self.open.subscribe().wait_for(|open| open.is_disjoint(&self.after)).await;
