@@ -8,17 +8,19 @@ const FIRST_TRIP: Time = Time::from_millis(100);
 const GRANULARITY: Time = Time::from_millis(1);
 /// Allowance for the time that a busy receiver takes to acknowledge.
 const ACK_DELAY: Time = Time::from_millis(20);
-/// A packet is lost if one this many numbers later was acknowledged (kPacketThreshold). On a path that
-/// reorders, the threshold rises, up to the second value.
+/// Initial packet threshold: a packet is lost if one this many numbers later was acknowledged
+/// (kPacketThreshold).
 const PACKETS: u64 = 3;
+/// Greatest packet threshold. It rises on a path that reorders.
 const MOST_PACKETS: u64 = 1024;
-/// A packet is lost if a later one was acknowledged and this many eighths of an RTT have passed
-/// (kTimeThreshold). On a path that reorders, the threshold rises, up to the second value.
+/// Initial time threshold in eighths of an RTT: a packet is lost if a later one was acknowledged and this
+/// time has passed (kTimeThreshold).
 const EIGHTHS: u32 = 9;
+/// Greatest time threshold in eighths of an RTT. It rises on a path that reorders.
 const MOST_EIGHTHS: u32 = 16;
 /// The delay of a packet that wrongly counted as lost raises the time threshold, to at most this many RTTs.
-/// With each RTT sample, that delay decays by this fraction of itself.
 const MOST_LATE: u32 = 4;
+/// With each RTT sample, that delay decays by one part in this many.
 const FADES: u32 = 256;
 /// Unanswered probes become rarer and rarer. The pause between them is at most this, or one probe timeout if
 /// that is longer.
@@ -32,7 +34,7 @@ pub struct Trips {
     latest: Time,
     packets: u64,
     eighths: u32,
-    /// How late packets arrive that had counted as lost, and an eighth more. It decays.
+    /// The greatest delay of a packet that wrongly counted as lost, plus an eighth. It decays.
     late: Time,
     /// Number of probes since the last ACK.
     unanswered: u32,

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use super::delivery::Measured;
 use crate::{Belief, Time, Trips, Waits};
 
-/// The queue that a sender may keep at the bottleneck, in time.
+/// The queue that a sender may keep at the bottleneck, as a time.
 const QUEUE: Time = Time::from_millis(20);
 /// Number of rounds for which a delivery rate is valid (BBRBtlBwFilterLen).
 const ROUNDS: u64 = 10;
@@ -22,9 +22,9 @@ const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
 /// If the probing phase raised the rate by this factor, the next probe follows at once. This corrects a
 /// start-up that noise has ended too early.
 const WORTH: f64 = 1.15;
-/// How long a minimum RTT is valid, and how long the sender then measures a new one (RTpropFilterLen,
-/// ProbeRTTDuration).
+/// How long a minimum RTT is valid (RTpropFilterLen).
 const BASE_LASTS: Time = Time::from_secs(10);
+/// For how long the sender then measures a new minimum RTT (ProbeRTTDuration).
 const LOOKING: Time = Time::from_millis(200);
 /// The path is full if the rate has not risen by a quarter in this many rounds (BBRCheckFullPipe).
 const FULL_ROUNDS: u8 = 3;
@@ -47,10 +47,11 @@ const FLOOR: u64 = 4;
 /// another](Rate::making_up). It is also the most that a sender can lose because of it, in queues too short
 /// to be seen.
 const MADE_UP: f64 = 0.1;
-/// If the path loses more than the first value, a sender with a limit of its own makes up for up to the
-/// second value at least. Otherwise, on a path that loses 70 %, the cwnd would shrink for ever, since it is
-/// at most 1.3 times what a round trip delivered.
+/// A path that loses more than this is treated as very lossy: see [`MOST_MADE_UP`].
 const HALF: f64 = 0.5;
+/// On a very lossy path, a sender [with its own limit](Rate::making_up) makes up for up to this loss rate at
+/// least. Otherwise, on a path that loses 70 %, the cwnd would shrink for ever, since it is at most 1.3 times
+/// what a round trip delivered.
 const MOST_MADE_UP: f64 = 0.62;
 /// If the path loss is greater than this, the sender makes up for nothing in the second and third phase of
 /// each cycle. Otherwise it would be faster than the path in every phase, and could take the loss that it
@@ -61,16 +62,17 @@ const DOUBTED: f64 = 0.4;
 const OVERFLOW: f64 = 0.05;
 /// Start-up begins again if the path loss exceeds the least known path loss by this.
 const WORSE: f64 = 0.3;
-/// After each of the first so many signs of reordering, the sender measures the minimum RTT anew.
+/// The sender measures the minimum RTT anew after a sign of reordering, but at most this many times.
 const SIGNS: u8 = 8;
 /// On a path that reorders, the median of this many RTT samples counts.
 const TRIPS: usize = 7;
 /// Fewest packets in a sample of the loss rate.
 const SAMPLED: f64 = 16.0;
-/// A busy host makes RTT samples vary by this much from one to the next. What goes beyond is the path's
-/// jitter. The jitter allowance is the second value times that, as in a retransmission timeout (RFC 6298,
-/// section 2).
+/// A busy host makes successive RTT samples vary by up to this much. Only variation beyond it counts as the
+/// path's jitter.
 const UNSTEADY: Time = Time::from_millis(8);
+/// The jitter allowance is this many times the path's jitter, as in a retransmission timeout (RFC 6298,
+/// section 2).
 const JITTERS: u32 = 4;
 /// Gain of the smoothed jitter (RFC 3550, section 6.4.1).
 const JITTER_GAIN: u32 = 16;
@@ -79,11 +81,13 @@ const PACED: Time = Time::from_millis(1);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
+    /// Start-up: the rate grows until the path is full (BBR's Startup).
     Starting,
     /// A queue was seen. The sender keeps its rate until this round, to see whether the queue lasts.
     Checking(u64),
+    /// The sender sends more slowly, until the queue of start-up is gone (BBR's Drain).
     Draining,
-    /// Index of the phase in [`CYCLE`], and when it began.
+    /// ProbeBW: index of the phase in [`CYCLE`], and when the phase began.
     Cruising(usize, Time),
     /// ProbeRTT: the sender keeps little in flight until this time, so that its own queue does not count as
     /// RTT.
@@ -124,49 +128,58 @@ pub struct Rate {
     round_ends: u64,
     /// Delivery rates with their rounds, by descending rate. The first is the maximum.
     rates: VecDeque<(u64, f64)>,
-    /// Minimum RTT, and when it was measured.
+    /// Minimum RTT; `None` before the first sample.
     base: Option<Time>,
+    /// When the minimum RTT was measured.
     base_at: Time,
-    /// Number of times that packets have overtaken others, up to [`SIGNS`]. After the first, a single RTT
-    /// sample may be too short, so the median of the last [`TRIPS`] samples counts.
+    /// Number of signs that packets or ACKs have overtaken others, up to [`SIGNS`]. After the first sign a
+    /// single RTT sample may be too short, so the median of `late_trips` counts.
     overtaken: u8,
+    /// The last [`TRIPS`] RTT samples.
     late_trips: VecDeque<Time>,
-    /// The last two RTT samples; by how much RTT samples go up and down, smoothed; and the maximum of that
-    /// since the minimum RTT was measured.
+    /// The last two RTT samples, the older one first.
     turns: Option<[Time; 2]>,
+    /// By how much RTT samples go up and down, smoothed.
     shakes: Time,
+    /// The maximum of `shakes` since the minimum RTT was measured.
     jitter: Time,
     /// Smoothed RTT.
     smooth: Time,
-    /// State of start-up: the most bytes that a round trip has carried; whether jitter was known when
-    /// start-up last looked for a queue; the rate from which growth counts; and rounds without growth.
+    /// Start-up: the most bytes that a round trip carried, without those that waited in a queue.
     carried: u64,
+    /// Start-up: whether jitter was known at the last ACK of start-up.
     jittery: bool,
+    /// Start-up: the delivery rate at the last growth. The next growth must reach 1.25 times this.
     reached: f64,
+    /// Start-up: rounds in a row without such growth.
     plateau: u8,
-    /// Number of ACKs in a row that show a queue, and that show none.
+    /// Number of ACKs in a row that show a queue.
     queued: u8,
+    /// Number of ACKs in a row that show no queue.
     calm: u8,
-    /// The rate before the last bandwidth probe.
+    /// The delivery rate before the last bandwidth probe, in bytes a second.
     probed: f64,
     /// Number of rounds in a row with a long RTT (see [`SLOW`]).
     slow: u8,
     /// Bytes delivered and lost in this round.
     counted: (u64, u64),
-    /// Bytes delivered and lost in the current loss sample; and the loss rates of the last samples, one cycle
-    /// of them. A sample takes a round or more.
+    /// Bytes delivered and lost in the current loss sample, which takes a round or more.
     sampled: (u64, u64),
+    /// Loss rates of the last samples: as many as [`CYCLE`] has phases.
     losses: VecDeque<f64>,
     /// Whether a queue was seen during this sample.
     crowded: bool,
+    /// The fraction of packets that the path loses however fast they are sent; see [`Self::see_loss`].
     path_loss: f64,
     /// The least path loss since start-up last began.
     known_loss: f64,
     /// The smoothed loss rate of rounds.
     lossy: f64,
+    /// The greatest path loss that the sender makes up for, if the caller has set it.
     most_made_up: Option<f64>,
     /// In start-up, the cwnd is at least this many times what a round trip has carried.
     growth: f64,
+    /// By how much RTT samples may vary without jitter of the path.
     unsteady: Time,
 }
 

@@ -26,7 +26,7 @@ struct Came {
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     ranges: VecDeque<Came>,
-    /// Number of ACKs so far.
+    /// Number of ACKs sent so far.
     told: u64,
 }
 

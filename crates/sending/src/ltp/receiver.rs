@@ -14,7 +14,8 @@ pub struct Rule {
     /// Fraction of the chunks, 0 to 1. When it has arrived, the sender retransmits only critical chunks. 1
     /// waits for all chunks.
     pub fraction: f64,
-    /// This long after the first packet, the sender stops sending chunks that are not critical.
+    /// Time after the first packet at which the sender stops sending chunks that are not critical; `None` for
+    /// never.
     pub deadline: Option<Time>,
 }
 

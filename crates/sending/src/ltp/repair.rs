@@ -55,9 +55,11 @@ pub(super) enum Hope {
 #[derive(Debug, Clone, Copy)]
 struct Due {
     block: Block,
-    /// Bytes of the longest packet of the block; then repair packets sent, and to be sent.
+    /// Bytes of the block's longest packet.
     longest: u32,
+    /// Number of repair packets sent.
     sent: u32,
+    /// Number of repair packets to send in all.
     of: u32,
 }
 
@@ -71,8 +73,8 @@ pub(super) struct Blocks {
     /// The current block, and the bytes of its longest packet.
     open: Option<(Block, u32)>,
     due: Option<Due>,
-    /// Blocks whose repair packets have all been sent, in order; with the number and send time of the last
-    /// one.
+    /// Blocks whose repair packets have all been sent, in order. Each has the number and the send time of its
+    /// last repair packet.
     sent: VecDeque<(Block, u64, Time)>,
 }
 

@@ -11,7 +11,7 @@ use super::transfer::{Part, Piece, Transfer};
 use crate::Time;
 use crate::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Trips, Waits};
 
-/// Bytes by which a probe counts as in flight.
+/// Bytes that a probe adds to the bytes in flight.
 const PROBE_BYTES: u32 = 64;
 /// Initial cwnd in packets. TCP starts with 10 (RFC 6928) and retransmits all that is lost.
 const INITIAL: u64 = 32;
@@ -94,9 +94,10 @@ struct Sent {
     bytes: u32,
     state: State,
     load: Load,
-    /// The packet may be rebuilt from others, so its ACK does not prove that it arrived.
+    /// Whether the packet may be rebuilt from others. Then its ACK does not prove that it arrived.
     covered: bool,
-    /// It was sent twice under the same number, so it gives no RTT sample (Karn and Partridge 1987).
+    /// Whether it was sent twice under the same number. Then it gives no RTT sample (Karn and Partridge
+    /// 1987).
     twice: bool,
     stamp: Stamp,
 }
@@ -104,14 +105,16 @@ struct Sent {
 /// The sender of packets in one direction. It sends one transfer after the other.
 #[derive(Debug)]
 pub struct Sender {
-    /// Bytes of the peer's receive buffer, and what a packet costs there besides its bytes.
+    /// Bytes of the peer's receive buffer.
     buffer: u64,
+    /// Bytes that a packet costs in the peer's receive buffer besides its own.
     overhead: u64,
-    /// The packets from number `base` on that are remembered.
+    /// The packets that the sender remembers: those from number `base` on.
     sent: VecDeque<Sent>,
     base: u64,
-    /// Bytes in flight, and what the packets in flight cost in the peer's buffer.
+    /// Bytes in flight.
     under_way: u64,
+    /// Bytes that the packets in flight cost in the peer's receive buffer.
     cost: u64,
     packets: u64,
     largest: Option<u64>,
@@ -124,9 +127,9 @@ pub struct Sender {
     rate: Rate,
     pacer: Pacer,
     delivery: Delivery,
-    /// Whether to send a probe, whatever the cwnd allows; and whether to send the last probe again, since
-    /// nothing has answered it.
+    /// Whether to send a probe at the next poll, whatever the cwnd allows.
     probe: bool,
+    /// Whether to send the last probe again, because nothing has answered it.
     again: bool,
     /// Whether a chunk was sent and no probe after it. A probe follows the last chunk, so that the loss of
     /// that chunk is detected.
@@ -140,7 +143,8 @@ pub struct Sender {
     waits: Waits,
     lost: u64,
     lost_bytes: u64,
-    /// Bytes that arrived and bytes that were lost, as found out since the rate controller was last told.
+    /// Bytes that arrived and bytes that were lost, as found out since the last update of the rate
+    /// controller.
     fates: (u64, u64),
     blocks: Blocks,
     /// Number of repair packets of this transfer.

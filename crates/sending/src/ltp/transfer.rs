@@ -42,11 +42,14 @@ pub(super) struct Transfer {
     pieces: Vec<(Piece, State)>,
     /// Index of the first chunk that may not have been sent yet.
     fresh: usize,
-    /// Lost chunks: ordinary ones, then critical ones. Those that were acknowledged after all are skipped.
+    /// Indices of lost chunks: ordinary ones, then critical ones. Chunks that were acknowledged later are
+    /// skipped.
     lost: [VecDeque<u32>; 2],
+    /// Number of chunks that are not acknowledged.
     missing: usize,
+    /// Number of critical chunks that are not acknowledged.
     critical: usize,
-    /// Chunks that are neither in flight nor acknowledged.
+    /// Number of chunks that are neither in flight nor acknowledged.
     waiting: usize,
     pub closed: Option<Closed>,
     pub again: u64,

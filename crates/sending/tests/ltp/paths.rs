@@ -17,7 +17,7 @@ const SEEDS: u64 = 5;
 /// A transfer that takes longer counts as failed.
 const LIMIT: Time = Time::from_secs(60);
 
-/// When the loss of some paths begins.
+/// When the loss begins on paths that are good at first.
 const LATER: Time = Time::from_secs(2);
 
 /// A path: its name, the link to the receiver until [`LATER`] and after it, the link back, and the chunks

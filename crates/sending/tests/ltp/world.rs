@@ -9,11 +9,13 @@ use thalweg_rng::Rng;
 use thalweg_sending::ltp::{Ack, Ended, Packet, Part, Piece, Rebuild, Receiver, Rule, Sender, What};
 use thalweg_sending::Time;
 
-/// Bytes of a chunk's packet besides its payload, with UDP and IPv4 headers; and of its payload.
+/// Bytes of a chunk's packet besides its payload, with UDP and IPv4 headers.
 pub const AROUND: u32 = 92 + 28;
+/// Bytes of a chunk's payload.
 pub const PAYLOAD: u32 = 1344;
-/// What the kernel charges for a packet besides its bytes, and the size of its receive buffer.
+/// Bytes that the kernel charges for a packet besides its own.
 const OVERHEAD: u64 = 1024;
+/// Bytes of the kernel's receive buffer.
 const BUFFER: u64 = 16 << 20;
 const ACK_BYTES: usize = 200;
 /// The greatest fraction of blocks that cannot be rebuilt although as many symbols as packets have arrived
@@ -24,8 +26,9 @@ const FAILS: f64 = 0.01;
 enum Event {
     Packet(Packet),
     Ack(Ack),
-    /// A sender, or a receiver, wakes up.
+    /// A sender wakes up.
     Sender,
+    /// A receiver wakes up.
     Receiver,
 }
 
@@ -36,8 +39,9 @@ pub struct Party {
     pub sender: Sender,
     pub receiver: Receiver,
     transfer: u16,
-    /// Number of chunks of the transfer that have arrived, and when the last one did.
+    /// Indices of the chunks of the transfer that have arrived.
     pub came: Vec<u32>,
+    /// When the last chunk arrived.
     pub last: Time,
     pub ended: Option<(Time, Ended)>,
     pub packets: u64,
@@ -63,8 +67,9 @@ pub struct World {
     back: Vec<Pipe>,
     events: BinaryHeap<Queued>,
     bodies: Vec<Option<Event>>,
-    /// Packets dropped by the queue, and packets that the link lost.
+    /// Number of packets that the queue dropped.
     pub full: u64,
+    /// Number of packets that the link lost.
     pub lost: u64,
     pub dropped: u64,
     rng: Rng,
