@@ -115,12 +115,13 @@ pub async fn the_header_arrives_unchanged(factory: &Factory) {
     assert_eq!(stored, seen.placed);
 }
 
-/// "Its checksum matches, or `Err` says that it does not."
+/// "Its checksum matches, or `Err` says that it does not": the sink learns of a wrong checksum, and the link
+/// stays usable.
 pub async fn a_wrong_checksum_is_reported_and_the_link_goes_on(factory: &Factory) {
     let pair = factory.pair().await;
     let (right, other) = (pattern(5_000, 5), pattern(5_000, 6));
     let update = outgoing(&right, update_id(1), 1_000);
-    update.chunks().iter().for_each(|chunk| drop(update.frame(chunk))); // computes the checksums of the right bytes
+    update.chunks().iter().for_each(|chunk| drop(update.frame(chunk))); // fixes the checksums
     let damaged = outgoing(&other, update_id(1), 1_000).with_chunks(update.chunks().to_vec());
     let recorder = Arc::new(Recorder::new(5_000));
     let mut pump = Pump::start(&pair.server, &recorder);
@@ -135,7 +136,7 @@ pub async fn a_wrong_checksum_is_reported_and_the_link_goes_on(factory: &Factory
     assert!(seen.stored.iter().all(|(_, outcome)| wrong(outcome)), "{:?}", seen.stored);
 }
 
-/// "`None` if nobody wants it: the transport drops it."
+/// "`None` if nobody wants it: the transport drops it": such a chunk is not stored.
 pub async fn a_chunk_nobody_wants_is_dropped(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(100_000, 7);
@@ -153,7 +154,8 @@ pub async fn a_chunk_nobody_wants_is_dropped(factory: &Factory) {
     assert!(seen.refused == 50 || !factory.capabilities().reliable, "{} refused", seen.refused);
 }
 
-/// "A buffer to be folded or copied from; exactly as long as the chunk."
+/// "A buffer to be folded or copied from; exactly as long as the chunk": the sink may give such a buffer
+/// instead of a place in an arena.
 pub async fn a_scratch_buffer_is_a_place(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 8);

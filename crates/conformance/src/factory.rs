@@ -14,7 +14,7 @@ pub type Intruder = Arc<dyn Fn(Address) -> BoxFuture<'static, ()> + Send + Sync>
 /// A transport under test, and what the tests must know about it.
 #[derive(Clone)]
 pub struct Factory {
-    /// The transport.
+    /// The transport under test.
     pub transport: Arc<dyn Transport>,
     /// Address to listen at, with port 0 if the system can choose one. Each factory needs its own address.
     pub address: Address,

@@ -10,7 +10,8 @@ use crate::pair::{link, poll_once, say, send_in_task, settle, stall, transfer, R
 use crate::relay::Relay;
 use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router};
 
-/// "Waits at most for the chunk being sent, not for a whole update."
+/// "Waits at most for the chunk being sent, not for a whole update": a control message arrives before the
+/// rest of the update.
 pub async fn control_overtakes_a_running_update(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 1);

@@ -48,7 +48,7 @@ pub const GUARD: Duration = Duration::from_secs(120);
 const IN_TURN: [&str; 1] = ["control_overtakes_a_running_update"];
 
 /// Runs one test of the contract on a runtime of its own: with two worker threads, or with one for the tests
-/// in [`IN_TURN`].
+/// in `IN_TURN`.
 ///
 /// # Panics
 /// If the test fails or does not end within [`GUARD`].

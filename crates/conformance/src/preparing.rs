@@ -14,8 +14,9 @@ use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router}
 
 const SOME: u64 = 300_007;
 
-/// "A chunk for which the sink gives a claim is not asked for again: when its bytes are there, `stored` gets the claim as
-/// its target", and "`None`: the transport asks for a place when the chunk comes". Every other chunk is prepared for here.
+/// "A chunk for which the sink gives a claim is not asked for again: when its bytes are there, `stored` gets
+/// the claim as its target", and "`None`: the transport asks for a place when the chunk comes". In this test
+/// the sink gives a claim in advance for every other chunk.
 pub async fn a_chunk_has_one_place_beforehand_or_when_it_comes(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 1);

@@ -165,7 +165,7 @@ impl Sink for Recorder {
     }
 }
 
-/// Gives round n (from 1) to the n-th recorder.
+/// A sink that passes chunks of round n (from 1) to the n-th recorder.
 pub struct Router(pub Vec<Arc<Recorder>>);
 
 impl Router {

@@ -49,8 +49,8 @@ async fn receive_once(
     came
 }
 
-/// "Until then a link that was accepted by a listener with an admission queue takes control messages of at most
-/// MAX_HELLO bytes".
+/// "Until then a link that was accepted by a listener with an admission queue takes control messages of at
+/// most MAX_HELLO bytes".
 pub async fn an_unauthenticated_peer_may_say_who_it_is(factory: &Factory) {
     let pair = with_admission_queue(factory, FEW).pair().await;
     let hello = Bytes::from(vec![7; MAX_HELLO as usize]);

@@ -45,8 +45,9 @@ pub(crate) struct Host {
 
 /// Settings of a host's device.
 struct Wire {
-    /// Index of the host, and the number of hosts.
+    /// Index of the host.
     number: usize,
+    /// Number of hosts of the lab.
     hosts: usize,
     mtu: usize,
     /// Hardware address of an Ethernet device.
@@ -83,7 +84,8 @@ impl Host {
             let mut congestion = None;
             for (key, value) in &spec.sysctls {
                 match set(&spec.name, key, value) {
-                    // A namespace's default may only be one that every user may choose. A route may have any.
+                    // A namespace's default congestion control must be one that every user may choose. A
+                    // route may have any.
                     Err(error) if key == CONGESTION && error.kind() == ErrorKind::Permission => {
                         congestion = Some(value.as_str());
                     }

@@ -5,17 +5,15 @@
 //! an [`Object`], which nobody changes until the node drops it. A worker gets only the object's [`Name`] and
 //! reads the object in place by a [`Reader`].
 //!
-//! | property | how |
-//! |---|---|
-//! | objects are immutable | the node seals the memory after it has mapped it (`F_SEAL_FUTURE_WRITE`), so the
-//! kernel refuses all writes but the node's; the node writes to a slot only between claim and seal |
-//! | shared memory has no lock and no counter | only the node allocates, and keeps its lists in private
-//! memory: a worker that is killed leaves nothing locked |
-//! | no name in the file system | workers get the descriptor from the node; the memory is freed with the last
-//! process that maps it |
-//! | an outdated name is detected | a name has slot, generation and key; the last two are also in the slot's
-//! head and must match |
-//! | the pool does not grow | all memory is allocated when the pool is made; a full pool returns [`Full`] |
+//! - Objects are immutable. The node seals the memory after it has mapped it (`F_SEAL_FUTURE_WRITE`), so the
+//!   kernel refuses all other writes. The node writes to a slot only between claim and seal.
+//! - Shared memory has no lock and no counter. Only the node allocates, and it keeps its lists in private
+//!   memory. So a worker that is killed leaves nothing locked.
+//! - The memory has no name in the file system. Workers get the descriptor from the node, and the memory is
+//!   freed with the last process that maps it.
+//! - An outdated name is detected. A name has slot, generation and key. The last two are also in the slot's
+//!   head and must match.
+//! - The pool does not grow. All memory is allocated when the pool is made, and a full pool returns [`Full`].
 //!
 //! A slot is a head and a body. The head, in whole pages, little-endian:
 //!
@@ -24,8 +22,7 @@
 //! | 0..16 | key, random |
 //! | 16..24 | generation: how many times the slot was claimed |
 //! | 24..32 | number of ranges |
-//! | 16 each | a range of the body that was received: its first byte, and the one after its last; ranges rise
-//! and are disjoint |
+//! | 16 each | a range that was received: its first byte, and the one after its last; rising and disjoint |
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 

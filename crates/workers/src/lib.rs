@@ -2,22 +2,20 @@
 //! the objects of the node's pool into sums. The sums lie in memory that the worker shares with the node.
 //!
 //! ```text
-//! node      pool (writes)  --- object --->  workers (read)       memory file 1, only the node writes
-//!           mean (reads)   <--- sums -----  workers (write)      a memory file for each worker: slots A and B
-//!           ledger         <--- notes ---> workers               64 bytes each, over AF_UNIX or inside the kernel
+//! node      pool (writes)  --- object --->  workers (read)       a memory file that only the node writes
+//!           mean (reads)   <--- sums -----  workers (write)      a memory file per worker: slots A and B
+//!           ledger         <--- notes ---> workers               64 bytes each, by AF_UNIX or the kernel
 //! ```
 //!
 //! | file | what |
 //! |---|---|
 //! | `ledger/` | which worker was given, has folded and has committed which update; decides, without IO |
-//! | `worker_pool/` | drives the ledger: one thread for each worker, which restarts the worker's process when
-//! it dies |
+//! | `worker_pool/` | drives the ledger: one thread for each worker, which restarts the worker's process |
 //! | `worker/` | what runs in a worker's process |
 //! | `launch.rs`, `template.rs` | starts worker processes, directly or by a template that forks them |
 //! | `copying.rs` | copies updates and sums through sockets: the data planes that the pool is compared with |
 //! | `routes/` | sends notes from process to process inside the kernel, where the system allows that |
-//! | `note.rs`, `setup.rs`, `hearing.rs` | the messages between node and worker, and the order in which they
-//! are read |
+//! | `note.rs`, `setup.rs`, `hearing.rs` | messages between node and worker, and the order of reading |
 //!
 //! **Exactly once.** An object stays in the pool until the sums that contain it are committed. A worker has
 //! two slots for sums. It folds into one slot and does not touch the other, which holds its last commit. If a

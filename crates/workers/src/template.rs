@@ -168,8 +168,8 @@ impl Process for Forked {
 /// For the template: waits until the node at the other end of `socket` requests a worker. Returns the
 /// worker's end of the worker's socket, or `None` if the node is gone.
 ///
-/// The template forks, closes its copy of that end at once, and calls [`forked`]. The worker closes `socket` and calls
-/// [`work`](crate::work).
+/// The template forks, closes its copy of that end at once, and calls [`forked`]. The worker closes `socket`
+/// and calls [`work`](crate::work).
 ///
 /// # Errors
 /// What the system says, or `InvalidData` if the node sent something else.

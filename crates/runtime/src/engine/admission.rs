@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn a_node_of_a_tree_makes_no_client_up() {
         let (shared, transport) = (secret(), Options::default());
-        // The root has only its own token and the issuer's public key.
+        // A node of a tree has only its own token and the issuer's public key.
         let own = token(pki::Role::TreeNode, "west");
         for (name, role) in [("client-7", pki::Role::Client), ("west", pki::Role::Client)] {
             let about = pki::Transcript {

@@ -1,19 +1,17 @@
 //! The account of one node: which worker was given, has folded and has committed which update. It decides
 //! without IO. Its inputs are the workers' answers, starts and deaths; its outputs are [`Action`]s.
 //!
-//! | step | when |
-//! |---|---|
-//! | an update is given to its workers: to all of them ([`Split::Ranges`]) or to one ([`Split::Clients`]) |
-//! at once, unless a commit is due |
-//! | an update is done | all its workers have folded it and the reserve of pool slots is not used up; else
-//! after the next commit |
-//! | a commit is due | a folded update exceeds the reserve, or the round closes |
-//! | workers are ordered to commit | each worker has folded all that it was given, because a commit cannot be
-//! undone |
-//! | objects are released | all workers have committed |
-//! | a worker refuses an update | the update's workers discard what they have not committed, and get all of
-//! it but that update again |
-//! | a worker dies | its successor takes over the last commit, and gets all later updates again |
+//! - An update is given to its workers: to all of them ([`Split::Ranges`]) or to one ([`Split::Clients`]). If
+//!   a commit is due, the update waits until after it.
+//! - An update is done when all its workers have folded it and the reserve of pool slots is not used up.
+//!   Otherwise it is done after the next commit.
+//! - A commit is due when a folded update exceeds the reserve, or when the round closes.
+//! - Workers are ordered to commit when each has folded all that it was given, because a commit cannot be
+//!   undone.
+//! - Objects are released when all workers have committed.
+//! - When a worker refuses an update, the update's workers discard what they have not committed. They get all
+//!   of it again except that update.
+//! - When a worker dies, its successor takes over the last commit and gets all later updates again.
 
 mod advance;
 mod share;
@@ -26,7 +24,8 @@ use thalweg_shm_pool::{Key, Name};
 
 pub use words::{Action, Base, Lie, Order, Split};
 
-/// If a worker dies more often than this without folding an update, it is not started again in this round.
+/// If a worker dies more often than this without folding an update or committing in between, it is not
+/// started again in this round.
 const MOST_DEATHS: u32 = 32;
 
 #[derive(Debug)]
