@@ -1,4 +1,4 @@
-//! Traits and types of an RDMA device, reduced to what thalweg uses of verbs.
+//! Traits and types of an RDMA device: the part of RDMA verbs that thalweg uses.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use thiserror::Error;
 /// Bytes of an encoded [`Endpoint`].
 pub const ENDPOINT_BYTES: usize = 32;
 
-/// Why a device cannot be used, with what to do.
+/// Why a device cannot be used, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Error {
     /// libibverbs is not installed.
@@ -55,16 +55,16 @@ pub struct Endpoint {
     pub gid: [u8; 16],
     /// The pair's number at its device (QPN).
     pub number: u32,
-    /// Sequence number of its first packet (PSN).
+    /// Sequence number of the pair's first packet (PSN).
     pub first: u32,
-    /// Payload bytes of the longest packet that it accepts.
+    /// Payload bytes of the longest packet that this end accepts.
     pub mtu: u32,
-    /// Most reads of the peer that it answers at once.
+    /// Most reads of the peer that this end answers at once.
     pub reads: u32,
 }
 
 impl Endpoint {
-    /// Encodes it.
+    /// Encodes the endpoint for the peer.
     pub fn encode(&self) -> [u8; ENDPOINT_BYTES] {
         let mut out = [0; ENDPOINT_BYTES];
         out[..16].copy_from_slice(&self.gid);
@@ -89,9 +89,9 @@ impl Endpoint {
 /// Memory at the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
-    /// Its address.
+    /// Address of the memory at the peer.
     pub address: u64,
-    /// The key to it (rkey).
+    /// Key to that memory (rkey).
     pub key: u32,
 }
 
@@ -216,10 +216,10 @@ impl Fault {
 
 /// A device with one port.
 pub trait Device: Send + Sync {
-    /// Its name, for people.
+    /// Name of the device, for people.
     fn name(&self) -> String;
 
-    /// Its limits.
+    /// Limits of the device.
     fn limits(&self) -> Limits;
 
     /// Registers an arena's memory with the device, once. The arena keeps the registration. The peer gets no

@@ -43,7 +43,7 @@ const HOPS: u8 = 64;
 pub struct Described {
     /// Name of the device.
     pub name: String,
-    /// Its address and limits, or why it cannot be used.
+    /// Address and limits of the device, or why it cannot be used.
     pub state: Result<(IpAddr, Limits), Error>,
 }
 

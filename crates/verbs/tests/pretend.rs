@@ -1,4 +1,4 @@
-//! The pretend device keeps the promises of verbs, whatever order it draws.
+//! Tests that the pretend device keeps the promises of verbs, in whatever order it runs its steps.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Reads over the pretend device keep the promises of verbs, whatever order it draws.
+//! Tests that reads over the pretend device keep the promises of verbs, in whatever order it runs its steps.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use thalweg_wire::Range;
 
 const LENGTH: u64 = 10_000;
 
-/// One end that lends, and one that reads.
+/// The two ends of a pair: one lends memory, the other reads it.
 struct Ends {
     source: Arena,
     target: Arena,

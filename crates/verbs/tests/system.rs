@@ -1,8 +1,8 @@
-//! The machine's own devices, if it has any.
+//! Tests with the machine's own RDMA devices, if it has any.
 
 use thalweg_verbs::{system, Error};
 
-/// Whatever is missing, the error says what to do, and nothing crashes.
+/// If something is missing, the error says what to do. Nothing crashes.
 #[test]
 fn what_is_missing_is_said_with_the_hint() {
     match system::devices() {

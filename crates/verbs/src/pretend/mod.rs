@@ -40,7 +40,7 @@ pub struct Behaviour {
     pub faults: Vec<(u64, Fault)>,
     /// Most bytes that may be registered.
     pub locked: u64,
-    /// Whether it has memory windows.
+    /// Whether the device has memory windows.
     pub windows: bool,
     /// Most reads that a pair has in flight.
     pub reads: usize,

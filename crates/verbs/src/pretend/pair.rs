@@ -1,4 +1,4 @@
-//! One end of a pretend pair: what it does at each step.
+//! One end of a simulated queue pair, and what it does at each step.
 
 use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll};
