@@ -51,21 +51,21 @@ pub enum Task {
     Commit(u32),
 }
 
-/// One work request.
+/// A work request for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
     /// Number of the work request, for [`Mover::handle_done`].
     pub piece: u64,
     /// The grant that it works on.
     pub grant: Grant,
-    /// What it does.
+    /// What the work request does.
     pub task: Task,
 }
 
 /// How a work request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was completed.
+    /// The work request was completed.
     Done,
     /// The pair is lost. Nobody knows whether it was completed.
     Lost,

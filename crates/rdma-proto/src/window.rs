@@ -12,10 +12,10 @@ const INITIAL: u64 = 4;
 /// How much is in flight at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flight {
-    /// As much as the path delivers in one round trip, paced.
+    /// As many bytes as the path delivers in one round trip. They are paced.
     Window,
-    /// One piece. The next leaves after its completion (FedRDMA, section 3.1), and after this delay (section
-    /// 3.2).
+    /// One piece at a time. The next piece leaves after this piece's completion (FedRDMA, section 3.1) and
+    /// after this delay (section 3.2).
     One(Time),
     /// Everything that is granted.
     All,
@@ -27,7 +27,7 @@ pub(crate) struct Sent {
     at: Time,
     stamp: Stamp,
     bytes: u64,
-    /// When its completion is expected; `None` while the pace is unknown.
+    /// When the piece's completion is expected; `None` while the pace is unknown.
     due: Option<Time>,
 }
 

@@ -1,4 +1,5 @@
-//! Both ends of one-sided transfers in virtual time. Completions come in any order, and pairs are lost.
+//! Tests of both ends of one-sided transfers in virtual time. Completions come in any order, and pairs are
+//! lost.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::collections::BTreeMap;
