@@ -59,10 +59,10 @@ impl From<PrecisionRule> for Precision {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FanoutRule {
-    /// All clients at the same time.
+    /// To all clients at the same time.
     #[default]
     Concurrent,
-    /// One client after the other.
+    /// To one client after the other.
     Sequential,
 }
 
@@ -134,7 +134,7 @@ pub enum TimingRule {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataPlaneRule {
-    /// They lie in shared memory.
+    /// In memory that the node and the workers share.
     #[default]
     Pool,
     /// Over sockets.
@@ -307,7 +307,7 @@ impl ServerOptions {
         self.choose.map_or(Choice::ByName, |_| Choice::ByLot { seed: self.seed })
     }
 
-    /// Checks what the types cannot.
+    /// Checks the options whose types allow impossible values.
     ///
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.

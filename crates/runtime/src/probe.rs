@@ -279,7 +279,7 @@ fn receive_raw(mut stream: TcpStream, bytes: u64, place: OwnedSemaphorePermit) -
     stream.write_all(&[1])
 }
 
-/// The end of a probe that asks.
+/// The end that runs a probe: it sends the questions and measures.
 struct Prober {
     link: Arc<dyn Link>,
     sink: Probed,

@@ -11,7 +11,7 @@ use crate::{options::Layers, Error};
 /// The proxy that masks loss in front of any TCP server.
 #[cfg(feature = "unifl")]
 pub(crate) use thalweg_unifl::proxy as masking;
-/// Its stand-in in builds without the feature `unifl`: opening it fails.
+/// A stand-in for the proxy in builds without the feature `unifl`: opening it fails.
 #[cfg(not(feature = "unifl"))]
 pub(crate) mod masking {
     use thalweg_transport::{Error, ErrorKind, Result};
@@ -43,13 +43,13 @@ pub(crate) mod masking {
 pub struct RdmaDevice {
     /// Name of the device.
     pub name: String,
-    /// Its address; `None` if it cannot be used.
+    /// Address of the device; `None` if it cannot be used.
     pub address: Option<String>,
     /// Payload bytes of a packet; 0 if it cannot be used.
     pub mtu: u32,
     /// Whether each grant uses a memory window; otherwise each grant registers its memory.
     pub windows: bool,
-    /// Why it cannot be used, and what to do; empty if it can.
+    /// Why the device cannot be used, and what to do; empty if it can.
     pub reason: String,
 }
 
@@ -90,11 +90,11 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
 pub struct Entry {
     /// Name of the transport, which is also the scheme of its addresses.
     pub name: &'static str,
-    /// Whether it can be used here.
+    /// Whether the transport can be used here.
     pub available: bool,
-    /// Why it cannot be used, and what to do; empty if it can.
+    /// Why the transport cannot be used, and what to do; empty if it can.
     pub reason: String,
-    /// What it can do; nothing if this build lacks it.
+    /// What the transport can do; nothing if this build lacks it.
     pub capabilities: Capabilities,
     /// Settings that only this transport has.
     pub settings: &'static [Setting],

@@ -1,4 +1,5 @@
-//! The outcome reports exactly what is in the mean, and no value in the mean is ever infinite or NaN.
+//! Tests that the outcome reports exactly what is in the mean, and that no value in the mean is infinite or
+//! NaN.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 mod common;

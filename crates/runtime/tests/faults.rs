@@ -1,4 +1,4 @@
-//! Faults and hostile peers, over real sockets.
+//! Tests of faults and hostile peers, over real sockets.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Both ends of a forwarded path in one process, with real TCP programs.
+//! Tests with both ends of a forwarded path in one process, and real TCP programs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ use thalweg_runtime::Forwarder;
 /// Turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One end, which serves on a thread of its own.
+/// One end of a forwarded path. It serves on its own thread.
 struct End {
     listening: Value,
     events: Receiver<Value>,

@@ -1,4 +1,4 @@
-//! Nodes of a graph, over the transports that need no other program.
+//! Tests of nodes of a graph, over the transports that need no other program.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

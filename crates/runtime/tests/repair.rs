@@ -1,4 +1,4 @@
-//! Losses that are not sent again: what the mean is then, and what the outcome reports.
+//! Tests of losses that are not sent again: the mean, and the outcome's report.
 #![allow(clippy::unwrap_used)]
 
 mod common;

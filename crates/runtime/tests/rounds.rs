@@ -1,4 +1,4 @@
-//! Complete rounds, over the transports that need no other program.
+//! Tests of complete rounds, over the transports that need no other program.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Servers and clients of tasks over real links.
+//! Tests of servers and clients of tasks over real links.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Critical tensors and budgets of tensors, by name, over real links that lose chunks.
+//! Tests of critical tensors and of tensors' budgets, over real links that lose chunks.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,5 +1,5 @@
-//! A client that speaks the protocol, but tries to do harm by its name, its farewell, and how often it sends
-//! them.
+//! Tests with a client that speaks the protocol, but tries to do harm by its name, its farewell, and how
+//! often it sends them.
 #![allow(clippy::unwrap_used)]
 
 mod common;

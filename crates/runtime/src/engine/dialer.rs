@@ -151,7 +151,7 @@ pub(crate) struct DialOptions {
     pub transport: Arc<dyn Transport>,
     pub options: Options,
     pub token: Option<pki::Token>,
-    /// Its role in the job.
+    /// The party's role in the job.
     pub role: pki::Role,
     pub name: String,
     /// The name that the other end's certificate must have, if it presents one and this end does too. A
@@ -159,7 +159,7 @@ pub(crate) struct DialOptions {
     pub expects: Option<String>,
     /// A random number, one for each process.
     pub instance: u64,
-    /// When its clock started.
+    /// When the dialer's clock started.
     pub started: Instant,
 }
 
@@ -323,7 +323,7 @@ impl<P: DialerPolicy> Dialer<P> {
         self.close_within(reason, FAREWELL_TIMEOUT);
     }
 
-    /// The same, with a time limit for messages that were sent before to reach the server.
+    /// Leaves for good. Messages that were sent before get at most `timeout` to reach the server.
     pub fn close_within(self: &Arc<Self>, reason: &str, timeout: Duration) {
         lock(&self.machine).leave(reason);
         self.wake();

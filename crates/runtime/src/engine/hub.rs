@@ -147,7 +147,7 @@ pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
     fn is_detached(&self, _links: &[LinkId]) -> bool {
         false
     }
-    /// Whether the machine needs the links' current counters before it is told this time.
+    /// Whether the machine needs the current counters of the links before it handles its timers at `now`.
     fn wants_counters(_machine: &Self::Machine, _now: Time) -> bool {
         false
     }
@@ -167,7 +167,7 @@ pub(crate) struct HubOptions {
     pub role: pki::Role,
     /// Where members' proofs are kept, if they are passed on.
     pub proofs: Option<ForwardedProofs>,
-    /// When its clock began.
+    /// When the hub's clock started.
     pub started: Instant,
 }
 
@@ -220,7 +220,7 @@ impl<P: HubPolicy> Hub<P> {
     /// [`Hub::start`] for a machine and a policy that share state.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors as [`Hub::start`].
     pub fn start_with(
         transport: &Arc<dyn Transport>,
         address: &Address,

@@ -15,7 +15,7 @@ use crate::lock;
 
 /// Bytes that are sent at once: few, so that each stream gets its turn soon.
 const BATCH: u64 = 256 << 10;
-/// The same over a link that loses chunks, where each batch may take a round trip.
+/// Bytes that are sent at once over a link that loses chunks, where each batch may take a round trip.
 const LOSSY_BATCH: u64 = 2 << 20;
 
 /// How a stream's task is woken.

@@ -27,31 +27,31 @@ pub(crate) enum Event {
     Link {
         /// Name or address of the other end.
         peer: String,
-        /// Whether it is up now.
+        /// Whether the link is up now.
         up: bool,
-        /// Why it ended.
+        /// Why the link ended; `None` if it is up.
         why: Option<String>,
     },
     /// A program's connection is carried from now on.
     Connection {
-        /// Its number at this end, from 1.
+        /// Number of the connection at this end, from 1.
         connection: u64,
         /// Near end: the program's address. Far end: the near end's name.
         from: String,
     },
     /// A program's connection has ended.
     End {
-        /// Its number at this end.
+        /// Number of the connection at this end, from 1.
         connection: u64,
-        /// As in [`Event::Connection`].
+        /// Near end: the program's address. Far end: the near end's name.
         from: String,
         /// Bytes from the program or target to the link.
         sent: u64,
         /// Bytes from the link to the program or target.
         received: u64,
-        /// Why it was reset; `None` if both directions ended in order.
+        /// Why the connection was reset; `None` if both directions ended in order.
         error: Option<String>,
-        /// Counts of its calls, if this end terminates HTTP/2.
+        /// Counts of the connection's calls, if this end terminates HTTP/2.
         #[serde(flatten)]
         calls: Option<Calls>,
     },

@@ -22,8 +22,8 @@ const MOST_MESSAGE: usize = 1 << 20;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ForwardOptions {
-    /// Where it listens: a near end at `host:port` for programs, a far end at a transport's address for near
-    /// ends.
+    /// The address that this end listens at: a near end at `host:port` for programs, a far end at a
+    /// transport's address for near ends.
     pub listen: String,
     /// Near end: address of the far end.
     pub via: Option<String>,
@@ -114,7 +114,7 @@ impl Default for ForwardOptions {
 }
 
 impl ForwardOptions {
-    /// Checks what the types cannot.
+    /// Checks the options whose types allow impossible values.
     ///
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.

@@ -19,11 +19,11 @@ const BLOCK: u64 = 64 << 10;
 pub(crate) struct Ended {
     /// Bytes that the program or target sent.
     pub sent: u64,
-    /// Bytes that it received.
+    /// Bytes that the program or target received.
     pub received: u64,
     /// Why the connection was reset; `None` if both directions ended in order.
     pub error: Option<String>,
-    /// Counts of its calls, if this end terminates HTTP/2.
+    /// Counts of the connection's calls, if this end terminates HTTP/2.
     pub calls: Option<Calls>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) async fn carry(
     ended
 }
 
-/// The same for any source and sink.
+/// Carries a connection between any source and sink, until both directions have ended.
 ///
 /// # Errors
 /// The reason why one direction broke.

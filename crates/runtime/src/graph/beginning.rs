@@ -15,7 +15,7 @@ use crate::{lock, random, Error};
 pub struct Upcoming {
     /// Number of the iteration.
     pub round: u32,
-    /// Its weights by neighbour, as [`Node::begin`] takes them.
+    /// Weights of that iteration by neighbour, as [`Node::begin`] takes them.
     pub weights: Weights,
     /// Weights of the iterations after it; `None` if they are the same.
     pub then: Option<Vec<Weights>>,

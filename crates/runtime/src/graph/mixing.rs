@@ -60,7 +60,8 @@ impl Slots {
         }
     }
 
-    /// The same for all iterations before `round`. The caller ensures that no chunk is being added to them.
+    /// Resets the sums of all iterations before `round`, and frees their accumulators. The caller ensures
+    /// that no chunk is being added to them.
     pub fn free_below(&self, round: u32) {
         let mut places = lock(&self.places);
         let later = places.used.split_off(&round);

@@ -39,12 +39,12 @@ pub enum MixingRule {
     Complement,
     /// The weighted mean of what arrived and the own model, which has a weight of its own.
     Renormalise,
-    /// As `Complement`, but the weights follow from how many neighbours sent something (the paper's section
-    /// 3.5.2). The given weight of neighbour j is 1 / (1 + its degree). Models are put aside until the
-    /// weights are known.
+    /// Like `Complement`, but the weights depend on how many neighbours sent something (the paper's section
+    /// 3.5.2). The given weight of neighbour j is 1 / (1 + its degree). Models are staged until the weights
+    /// are known.
     Paper,
-    /// As `Complement`, but only ranges count that went both ways. Models are put aside until the neighbours
-    /// have told each other which ranges they have.
+    /// Like `Complement`, but only ranges that arrived in both directions count. Models are staged until the
+    /// neighbours have told each other which ranges they have.
     Symmetric,
 }
 
@@ -130,7 +130,7 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Checks what the types cannot.
+    /// Checks the options whose types allow impossible values.
     ///
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.

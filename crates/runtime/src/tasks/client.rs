@@ -29,12 +29,12 @@ pub enum TaskEvent {
     Task {
         /// Number of the task.
         task: u32,
-        /// Its head.
+        /// Head of the task.
         head: Vec<u8>,
-        /// Layout of its tensors.
+        /// Layout of the task's tensors.
         layout: Arc<Layout>,
-        /// Its tensors. Other tasks may share them, so do not write to them. `None` if it has no tensors;
-        /// empty if they have no bytes.
+        /// The task's tensors. Other tasks may share them, so do not write to them. `None` if the task has no
+        /// tensors; empty if they have no bytes.
         arena: Option<Arena>,
         /// Seconds from now until the answer is wanted; `None` for no limit.
         within: Option<f64>,
@@ -43,7 +43,7 @@ pub enum TaskEvent {
     Over {
         /// Number of the task.
         task: u32,
-        /// How it ended.
+        /// How the task ended.
         verdict: TaskVerdict,
     },
     /// The job is over: with a reason, or with an error.

@@ -74,7 +74,7 @@ impl Default for TaskServerOptions {
 }
 
 impl TaskServerOptions {
-    /// Checks what the types cannot.
+    /// Checks the options whose types allow impossible values.
     ///
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.

@@ -35,7 +35,8 @@ pub type Judge = Arc<dyn Fn(&str, &[u8], f64) -> Result<(), String> + Send + Syn
 pub struct NewTask {
     /// Head of the task, for the members' application.
     pub head: Vec<u8>,
-    /// Its tensors; `None` if it has none. Do not write to them until every member has them or has failed.
+    /// The task's tensors; `None` if it has none. Do not write to them until every member has them or has
+    /// failed.
     pub tensors: Option<(Arena, Arc<Layout>)>,
     /// Tasks with the same number here have the same bytes. A member gets these bytes only once.
     pub bytes_id: u64,
@@ -69,9 +70,9 @@ impl NewTask {
 pub struct TaskReply {
     /// Name of the member.
     pub member: String,
-    /// How it ended.
+    /// How the member's part ended.
     pub state: ReplyState,
-    /// The reason, if it is not done.
+    /// Why the part is not done; `None` if it is done.
     pub reason: Option<String>,
     /// Head of the result.
     pub head: Vec<u8>,

@@ -31,7 +31,7 @@ pub(crate) enum Verdict {
     Fine,
     /// Not every chunk has been checked.
     Open,
-    /// It cannot be folded, for this reason.
+    /// The result cannot be folded, for this reason.
     Refused(String),
 }
 

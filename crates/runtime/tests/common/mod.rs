@@ -1,4 +1,4 @@
-//! A server and clients in one process, driven through the runtime's public API.
+//! Test helpers: a server and clients in one process, through the runtime's public API.
 #![allow(clippy::unwrap_used, clippy::panic, dead_code)] // not every test file uses all of it
 
 pub mod raw;

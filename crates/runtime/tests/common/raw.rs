@@ -1,4 +1,5 @@
-//! A client that runs the session by hand over the memory transport, so that it can send anything.
+//! Test helper: a client that runs the session by hand over the memory transport, so that it can send
+//! anything.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

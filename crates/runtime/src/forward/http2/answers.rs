@@ -61,7 +61,7 @@ struct State {
     counts: Calls,
 }
 
-/// The answer to one call.
+/// The near end's answer to one call.
 pub(super) struct Promise {
     number: u64,
     message: Bytes,
@@ -133,7 +133,7 @@ fn insert(headers: &mut HeaderMap, name: &'static str, text: &str) {
     }
 }
 
-/// Sends one message and the status for success.
+/// Sends the answer's message and the status for success.
 fn answer(promise: &Promise, to: &mut SendResponse<Bytes>) -> Result<(), h2::Error> {
     let mut head = Response::new(());
     if let Some(kind) = &promise.kind {

@@ -33,7 +33,7 @@ pub(super) struct Turn {
 }
 
 impl Order {
-    /// Total number of calls.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 
-/// Which side broke a direction.
+/// Which side broke one direction of a call.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// The sender. The receiver has been notified.
@@ -63,7 +63,7 @@ async fn pass_on(mut data: Bytes, from: &mut RecvStream, to: &mut SendStream<Byt
         let part = data.split_to(to.capacity().min(data.len()));
         let length = part.len();
         to.send_data(part, false).map_err(|_| Broken::Sink)?;
-        // This fails for a stream that has ended. Its sender needs no room.
+        // Releasing fails for a stream that has ended. Then its sender needs no more room.
         let _ = from.flow_control().release_capacity(length);
     }
     Ok(())
