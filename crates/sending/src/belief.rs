@@ -7,14 +7,14 @@ use crate::Time;
 /// Why a sender does not send now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Waits {
-    /// It has nothing to send.
+    /// The sender has nothing to send.
     #[default]
     Idle,
-    /// It waits until the pacing rate allows the next packet.
+    /// The sender waits until the pacing rate allows the next packet.
     Pace,
-    /// It waits until an ACK makes room in the cwnd.
+    /// The sender waits until an ACK makes room in the cwnd.
     Window,
-    /// It waits until the peer's receive buffer has room.
+    /// The sender waits until the peer's receive buffer has room.
     Buffer,
 }
 
@@ -63,7 +63,7 @@ pub struct Belief {
     /// Time threshold of loss: a packet is lost if a later one was acknowledged and this time has passed
     /// since it was sent.
     pub reordering_time: Time,
-    /// Why it does not send.
+    /// Why the sender does not send now.
     pub waits: Waits,
 }
 

@@ -26,7 +26,7 @@ const MADE_UP: f64 = 0.62;
 pub struct Packet {
     /// The packet number. Only an unanswered probe is sent again under its old number.
     pub number: u64,
-    /// Its content.
+    /// Content of the packet.
     pub what: What,
     /// First packet number of its block, if repair packets may follow. Keep the packet until they have been
     /// sent.
@@ -80,11 +80,11 @@ enum Load {
 /// What is known about a packet in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It was acknowledged, or already counts as lost.
+    /// The packet was acknowledged, or already counts as lost.
     Decided,
-    /// It may still arrive. If the time is known, it counts as lost then.
+    /// The packet may still arrive. If the time is known, it counts as lost then.
     Open(Option<Time>),
-    /// It is lost now.
+    /// The packet is lost now.
     Lost,
 }
 

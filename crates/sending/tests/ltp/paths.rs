@@ -1,5 +1,5 @@
-//! Paths with jitter, reordering, bursts or much loss. A table under version control has the times and the
-//! waste.
+//! Tests of paths with jitter, reordering, bursts or much loss. A table under version control has the times
+//! and the waste.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-sending --test ltp paths` writes the table anew.
 

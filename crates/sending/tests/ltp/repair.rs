@@ -1,5 +1,5 @@
-//! Repair packets: a table under version control has their cost and gain. Other tests check that they lose
-//! nothing.
+//! Tests of repair packets. A table under version control has their cost and gain. Other tests check that
+//! they lose nothing.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-sending --test ltp repair` writes the table anew.
 
@@ -95,8 +95,8 @@ fn whatever_is_lost_all_of_it_comes_once() {
 fn without_loss_nothing_is_sent_again_and_only_the_end_is_covered() {
     let [_, again, rebuilt, repair] = run(9_600, 40.0, 0.0, 0.1, 3);
     assert_eq!((again, rebuilt), (0.0, 0.0));
-    // At most the cwnd: the rate times 1.25 round trips and 20 ms, 600 packets; and the block that began
-    // before.
+    // Repair packets protect only the last cwnd and the block that began before it. The cwnd is 600 packets:
+    // the rate times 1.25 round trips and 20 ms.
     assert!((10.0..=70.0).contains(&repair), "{repair}");
 }
 

@@ -1,4 +1,4 @@
-//! Several senders on one link, as in the incast of a round.
+//! Tests of several senders on one link, as in the incast of a round.
 
 use thalweg_linkmodel::Shape;
 use thalweg_sending::ltp::Rule;

@@ -1,4 +1,4 @@
-//! Goodput under loss as a table under version control.
+//! Tests of goodput under loss, which they write as a table under version control.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-sending --test ltp table` writes the table anew.
 

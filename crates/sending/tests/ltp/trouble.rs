@@ -1,4 +1,4 @@
-//! Early closing; paths that reorder, duplicate or break; slow ends; and false ACKs.
+//! Tests of early closing; of paths that reorder, duplicate or break; of slow ends; and of false ACKs.
 
 use thalweg_linkmodel::Shape;
 use thalweg_sending::ltp::{Ack, Closed, Piece, Rule, Sender, What};

@@ -1,5 +1,5 @@
-//! Senders and receivers over emulated links on a virtual clock. Several senders share the link that carries
-//! packets.
+//! Test helper: senders and receivers over emulated links on a virtual clock. Several senders share the link
+//! that carries packets.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
