@@ -44,7 +44,7 @@ pub async fn close_wakes_a_blocked_send(factory: &Factory) {
     stuck(factory, async |client, _| client.close().await).await;
 }
 
-/// The same if the peer closes the link.
+/// The peer's `close` wakes a blocked send, too.
 pub async fn close_by_the_peer_wakes_a_blocked_send(factory: &Factory) {
     stuck(factory, async |_, server| server.close().await).await;
 }

@@ -1,5 +1,5 @@
-//! One decision about everything: which nodes are lost, where each client sends, how many workers each node
-//! has, where the top is.
+//! Decides everything at once: which nodes are lost, where each client sends, how many workers each node has,
+//! and where the top is.
 
 use std::collections::BTreeMap;
 

@@ -26,7 +26,7 @@ pub struct Told<'a> {
     text: String,
 }
 
-/// One reason.
+/// A reason of a decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs)] // `Display` below says what each means

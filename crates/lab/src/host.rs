@@ -25,7 +25,8 @@ pub(crate) const DEVICE: &str = "eth0";
 const LOOPBACK: &str = "lo";
 /// Most packets or superpackets that may wait in the device for the relay: a sender's whole window.
 const QUEUE: u32 = 10_000;
-/// The same for an RDMA device, which passes on packets as fast as it can: the kernel's limit.
+/// Most packets that may wait for the relay in an RDMA host's device, which sends them as fast as it can: the
+/// kernel's limit.
 const RDMA_QUEUE: u32 = 32_767;
 const PREFIX_V4: u8 = 16;
 const PREFIX_V6: u8 = 64;

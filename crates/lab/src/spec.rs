@@ -107,9 +107,9 @@ impl Egress {
 pub struct LinkSpec {
     /// Name of the link.
     pub name: String,
-    /// One end: a host or a switch.
+    /// Name of the host or switch at one end.
     pub a: String,
-    /// The other end.
+    /// Name of the host or switch at the other end.
     pub b: String,
     /// Shape of the direction from a to b.
     #[serde(default)]

@@ -12,7 +12,7 @@ use crate::Time;
 /// An update that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Arrival {
-    /// When it was received completely and counted.
+    /// When the update was received completely and counted.
     pub at: Time,
     /// The node that counted it.
     pub node: u32,
