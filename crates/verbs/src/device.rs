@@ -48,7 +48,7 @@ pub struct Limits {
     pub mtu: u32,
 }
 
-/// What the peer must know about one end of a queue pair ("pair").
+/// The address and limits of one end of a queue pair ("pair"), which the peer must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// The port's address (GID).
@@ -238,7 +238,7 @@ pub trait Device: Send + Sync {
 
 /// One end of a reliable (RC) RDMA queue pair.
 pub trait Pair: Send {
-    /// What the peer must know of this end.
+    /// The address and limits of this end, which the peer must know.
     fn endpoint(&self) -> Endpoint;
 
     /// Sets the round-trip time to the peer, before the pair is connected. An unacknowledged packet is

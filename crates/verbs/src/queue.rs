@@ -14,7 +14,7 @@ use crate::open::{checked, there};
 use crate::regions::{region_of, By, Held, Opened, Region, Window};
 use crate::{Error, Memory, Remote};
 
-/// What happened to a work request, or a note that arrived.
+/// The outcome of a work request, or a note that arrived.
 pub(crate) enum Event {
     Written(u64),
     Read(u64, Claim),

@@ -162,7 +162,7 @@ impl Held {
         }
     }
 
-    /// What the peer may do, as access flags.
+    /// The peer's rights to the memory, as access flags.
     pub(super) fn access(&self) -> c_int {
         match self {
             Held::Written(_) => constant::REMOTE_WRITE,

@@ -47,7 +47,7 @@ pub struct Described {
     pub state: Result<(IpAddr, Limits), Error>,
 }
 
-/// All devices of the machine.
+/// Describes all devices of the machine.
 ///
 /// # Errors
 /// [`Error::NoLibrary`], or [`Error::NoDevice`] if the kernel has no verbs at all.
