@@ -42,7 +42,7 @@ pub struct Grant {
     pub key: u32,
 }
 
-/// What a work request does.
+/// The action of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Moves these bytes of the grant.
@@ -71,7 +71,7 @@ pub enum Outcome {
     Lost,
 }
 
-/// What to do about a lost pair.
+/// The decision after a pair was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Make another pair.

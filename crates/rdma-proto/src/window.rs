@@ -17,7 +17,7 @@ pub enum Flight {
     /// One piece at a time. The next piece leaves after this piece's completion (FedRDMA, section 3.1) and
     /// after this delay (section 3.2).
     One(Time),
-    /// Everything that is granted.
+    /// All granted pieces at once.
     All,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Window {
     delivery: Delivery,
     pacer: Pacer,
     under_way: u64,
-    /// With one piece at a time: when the next may leave.
+    /// With one piece at a time: when the next piece may leave.
     next: Time,
     /// When the path will have carried all bytes sent so far, at the pace.
     due: Time,
