@@ -106,7 +106,7 @@ pub enum SplitRule {
     Clients,
 }
 
-/// What carries notes between the server and its worker processes.
+/// The way of notes between the server and its worker processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteRule {
@@ -126,7 +126,7 @@ pub enum TimingRule {
     /// As soon as an update has arrived.
     #[default]
     Eager,
-    /// All updates together: when the last expected update has arrived, or no more fit.
+    /// Only when the last expected update has arrived, or no more updates fit.
     Lazy,
 }
 
@@ -147,12 +147,12 @@ pub enum DataPlaneRule {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StartRule {
-    /// With the server, by running its program. It stays.
+    /// It starts with the server, which runs its program, and stays.
     #[default]
     Always,
-    /// With the server, forked by a template. It stays.
+    /// It starts with the server by a fork of a template, and stays.
     Template,
-    /// With its first update in a round, by running its program.
+    /// It starts with its first update in a round: the server runs its program.
     Cold,
 }
 
@@ -164,7 +164,7 @@ pub struct WorkerOptions {
     pub count: u32,
     /// How the work is split among them.
     pub split: SplitRule,
-    /// What carries notes to and from them.
+    /// The way of notes to and from the workers.
     #[serde(default)]
     pub routes: RouteRule,
     /// When they fold.
@@ -226,9 +226,9 @@ pub struct ServerOptions {
     pub fanout: FanoutRule,
     /// Order in which updates are requested.
     pub gather: GatherRule,
-    /// What a partial update counts.
+    /// How much of a partly received update is added to the mean.
     pub partial: PartialRule,
-    /// What happens to missing parts.
+    /// The rule for missing parts of models and updates.
     pub repair: RepairRule,
     /// Number format of the sums.
     pub precision: PrecisionRule,

@@ -13,7 +13,7 @@ use serde_json::{json, Value};
 use thalweg_pki as pki;
 use thalweg_runtime::Forwarder;
 
-/// Turns a hang into a failure.
+/// Timeout that turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One end of a forwarded path. It serves on its own thread.

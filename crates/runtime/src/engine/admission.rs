@@ -17,10 +17,10 @@ pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
 /// most as many as there are tokens.
 pub(crate) type ForwardedProofs = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 
-/// What a client must present.
+/// The proof that a client must present.
 #[derive(Debug, Clone)]
 enum Rule {
-    /// Nothing: the address is loopback, or the transport stays within the process.
+    /// No proof: the address is loopback, or the transport stays within the process.
     Open,
     /// A token of this issuer, or a certificate, for its name.
     Issuer(pki::Issuer),

@@ -2,7 +2,7 @@
 
 /// Descriptors that a server asks for: for its clients, unauthenticated peers, and the job's own files.
 const WANTED: u64 = 16 << 10;
-/// What is assumed of a system without such a limit.
+/// The limit that is assumed for a system without one.
 #[cfg(not(unix))]
 const USUAL: u64 = 1024;
 

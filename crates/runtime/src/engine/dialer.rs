@@ -40,7 +40,7 @@ impl From<&Welcome> for KnownAs {
 
 /// A state machine that dials.
 pub(crate) trait DialerMachine: Send + 'static {
-    /// Actions that only this machine has.
+    /// The actions that this machine has in addition to the common ones.
     type Wanted: Send;
 
     fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool);
@@ -116,11 +116,11 @@ macro_rules! dialer_machine {
 }
 pub(crate) use dialer_machine;
 
-/// What differs between the drivers of different machines.
+/// The part of a dialling driver that depends on its machine: actions, parcels and sinks.
 pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
     type Machine: DialerMachine;
 
-    /// Performs an action that only this machine has.
+    /// Performs an action of type [`DialerMachine::Wanted`].
     fn perform(dialer: &Arc<Dialer<Self>>, wanted: <Self::Machine as DialerMachine>::Wanted);
     /// The server has admitted this party for the first time.
     fn joined(dialer: &Arc<Dialer<Self>>);
@@ -145,7 +145,7 @@ pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
     }
 }
 
-/// What a dialer needs to reach its server.
+/// The options that a dialer uses to reach its server.
 pub(crate) struct DialOptions {
     pub address: Address,
     pub transport: Arc<dyn Transport>,
@@ -219,7 +219,7 @@ struct Connection {
     outbox: Outbox,
 }
 
-/// Everything that the tasks of a client share.
+/// The driver of a client: its machine, and the state that its tasks share.
 pub(crate) struct Dialer<P: DialerPolicy> {
     pub machine: Mutex<P::Machine>,
     pub policy: P,

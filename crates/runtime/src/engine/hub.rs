@@ -40,7 +40,7 @@ const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A state machine that listens.
 pub(crate) trait HubMachine: Send + 'static {
-    /// Actions that only this machine has.
+    /// The actions that this machine has in addition to the common ones.
     type Wanted: Send;
 
     fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool);
@@ -134,11 +134,11 @@ pub(crate) struct Lent {
     pub layout: Arc<Layout>,
 }
 
-/// What differs between the drivers of different machines.
+/// The part of a listening driver that depends on its machine: actions, parcels and sinks.
 pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
     type Machine: HubMachine;
 
-    /// Performs an action that only this machine has.
+    /// Performs an action of type [`HubMachine::Wanted`].
     fn perform(hub: &Arc<Hub<Self>>, wanted: <Self::Machine as HubMachine>::Wanted);
     /// The bytes of a parcel that is to be sent.
     fn lend(&self, parcel: u32) -> Result<Lent, String>;
@@ -155,7 +155,7 @@ pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
     fn sink(hub: &Arc<Hub<Self>>, link: LinkId, ordered: bool) -> Box<dyn Sink>;
 }
 
-/// What a hub needs of a server's options.
+/// The part of a server's options that a hub uses.
 pub(crate) struct HubOptions {
     pub job: u64,
     pub chunk: u32,
@@ -178,7 +178,7 @@ struct Sending {
     cancel: Cancel,
 }
 
-/// Everything that the tasks of a server share.
+/// The driver of a server: its machine, and the state that its tasks share.
 pub(crate) struct Hub<P: HubPolicy> {
     pub machine: Mutex<P::Machine>,
     pub policy: P,
@@ -217,7 +217,7 @@ impl<P: HubPolicy> Hub<P> {
         Self::start_with(transport, address, options, |gate, chunk| (machine(gate, chunk), policy))
     }
 
-    /// [`Hub::start`] for a machine and a policy that share state.
+    /// Like [`Hub::start`], but for a machine and a policy that share state.
     ///
     /// # Errors
     /// The same errors as [`Hub::start`].

@@ -1,4 +1,4 @@
-//! What the sinks of all policies share: scratch buffers, and storing a chunk.
+//! Code that the sinks of all policies share: scratch buffers, and storing a chunk.
 
 use std::sync::Mutex;
 

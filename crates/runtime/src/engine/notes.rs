@@ -16,7 +16,7 @@ const LONGEST: usize = MAX_NAME + MAX_REASON + 128;
 pub(crate) struct Notes {
     lines: Vec<String>,
     left_out: usize,
-    /// Lines in this round, by client.
+    /// Number of lines in this round, by client.
     said: HashMap<String, usize>,
 }
 

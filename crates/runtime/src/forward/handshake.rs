@@ -16,7 +16,7 @@ use crate::{random, Error};
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Shortest liveness limit that a near end accepts from a far end.
 const LEAST_LIVENESS: Duration = Duration::from_millis(100);
-/// Streams belong to no job.
+/// Number of the job in handshakes and chunks: 0, since streams belong to no job.
 pub(crate) const JOB: u64 = 0;
 const SHAKE_HANDS: &str = "agree on forwarding";
 
@@ -27,7 +27,7 @@ pub(crate) struct Identity {
     pub instance: u64,
 }
 
-/// What the far end grants.
+/// The limits that the far end grants to a near end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ready {
     /// Bytes of each stream that it buffers.

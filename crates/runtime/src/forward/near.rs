@@ -72,7 +72,7 @@ impl Way {
     }
 }
 
-/// What all programs' connections share.
+/// State that all programs' connections share.
 struct Serving {
     events: Events,
     /// How this end terminates HTTP/2, if it does.

@@ -35,7 +35,7 @@ pub struct ForwardOptions {
     pub layers: Layers,
     /// Seed of the layers.
     pub seed: u64,
-    /// Near end: its name.
+    /// Near end: the name under which it authenticates itself.
     pub name: String,
     /// Near end: its token, in hex. Either end: a secret that all ends share.
     pub token: Option<String>,
@@ -54,7 +54,7 @@ pub struct ForwardOptions {
     pub timeout: f64,
     /// Whether this end terminates HTTP/2.
     pub grpc: bool,
-    /// Near end: methods whose calls it answers itself.
+    /// Near end: methods whose calls this end answers itself.
     pub answers: Vec<Answer>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Ended {
 /// Called when a program's first byte has arrived.
 pub(super) type Spoke<'a> = &'a (dyn Fn() + Sync);
 
-/// What a program's bytes are read from.
+/// The source of a program's bytes.
 pub(super) trait Source: AsyncRead + Unpin {
     /// Waits for the first byte or the end, and reads nothing.
     fn begun(&mut self) -> impl Future<Output = io::Result<()>> + Send;

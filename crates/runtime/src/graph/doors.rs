@@ -31,7 +31,7 @@ pub(crate) type NodeDialer = Dialer<Dialling>;
 /// Sums of the open iterations, and neighbours' models that are not in the sums yet.
 pub(crate) type Sums = (Slots, Option<Stages>);
 
-/// Everything that the links of a node share.
+/// State that all links of a node share.
 pub(crate) struct Shared {
     node: Mutex<proto::Node>,
     started: Instant,

@@ -31,7 +31,7 @@ const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Weights by neighbour's name.
 pub type Weights = BTreeMap<String, f64>;
 
-/// What is recorded of the running iteration, for mixing and for its report.
+/// Record of the running iteration, for mixing and for its report.
 #[derive(Default)]
 pub(super) struct Under {
     pub asked: u32,

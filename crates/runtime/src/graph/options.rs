@@ -12,21 +12,22 @@ use crate::{ClientOptions, Error};
 
 /// Most iterations for which chunks are accepted early. Each takes the memory of a model.
 const MOST_AHEAD: u32 = 16;
-/// Longest digest, in bytes.
+/// Longest digest of a plan or graph, in bytes.
 const MOST_DIGEST: usize = 128;
 
 /// What a node waits for before it mixes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WaitRule {
-    /// All neighbours' complete models (the paper's Algorithm 1).
+    /// Waits for all neighbours' complete models (the paper's Algorithm 1).
     #[default]
     All,
-    /// Nothing (Algorithm 2).
+    /// Waits for nothing (Algorithm 2).
     None,
-    /// The first bytes of each neighbour's model (Algorithm 3).
+    /// Waits for the first bytes of each neighbour's model (Algorithm 3).
     FirstChunk,
-    /// Each model is complete or has ended, but at most for a time limit, which is given or measured.
+    /// Waits until each model is complete or has ended, but at most for a time limit, which is given or
+    /// measured.
     Deadline,
 }
 
@@ -83,7 +84,7 @@ pub struct NodeOptions {
     pub liveness: f64,
     /// Precision of the sums.
     pub precision: PrecisionRule,
-    /// What the node waits for.
+    /// What the node waits for before it mixes.
     pub wait: WaitRule,
     /// Longest wait, in seconds. `None`: a time derived from measurements.
     pub deadline: Option<f64>,

@@ -24,7 +24,7 @@ use crate::lock;
 
 /// Scheme of this transport's addresses.
 pub(crate) const SCHEME: &str = "stalled";
-/// Turns a hang into a failure.
+/// Timeout that turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Held by the test that may stall control messages, since they stall for all links.

@@ -26,7 +26,7 @@ pub enum ClientEvent {
     Ready {
         /// Number of the round.
         round: u32,
-        /// JSON object from the server.
+        /// The round's configuration, a JSON object from the server.
         config: String,
     },
     /// The server's verdict on the submitted update.
@@ -228,7 +228,7 @@ impl Trainer {
         })
     }
 
-    /// Prepares for handing out a model.
+    /// Stores what may stand in later, before a model is handed out.
     fn ready(&self, stand_in: Option<StandIn>) {
         lock(&self.spread).is_done = false;
         if let (Some(StandIn::Last), Some(arena)) = (stand_in, self.arena()) {

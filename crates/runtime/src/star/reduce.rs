@@ -24,7 +24,7 @@ pub(crate) struct Fold {
     pub holes: Ranges,
 }
 
-/// Called with the outcome of work that runs elsewhere.
+/// A callback that gets the outcome of work on another thread or process.
 pub(crate) type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// A function that claims the model for writing.
@@ -103,7 +103,7 @@ pub(crate) trait Reducer: Send + Sync {
         None
     }
 
-    /// What the worker processes did since the last call, if there are any.
+    /// The worker processes' part of the timeline since the last call; `None` if there are no workers.
     fn timeline(&self) -> Option<Worked> {
         None
     }

@@ -14,7 +14,7 @@ use crate::lock;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RepairRule {
-    /// What stands in for missing values.
+    /// The policy that gives stand-ins for missing values.
     pub policy: StandIn,
     /// Missing parts are requested again until they arrive. Nothing stands in for them.
     pub resend: bool,
@@ -43,7 +43,7 @@ impl Default for RepairRule {
 }
 
 impl RepairRule {
-    /// What stands in for missing parts; `None` if they are requested again.
+    /// The policy that gives stand-ins for missing parts; `None` if these are requested again.
     pub fn stand_in(&self) -> Option<StandIn> {
         (!self.resend).then_some(self.policy)
     }

@@ -246,7 +246,7 @@ pub fn kernel_routes() -> Result<(), Error> {
     routes(RouteRule::Kernel).map(drop)
 }
 
-/// What the kernel's program has counted, as JSON.
+/// The counts of the kernel program, as JSON.
 fn notes(count: Count) -> Value {
     json!({ "routed": count.direct, "passed": count.passed, "bytes": count.bytes })
 }

@@ -10,7 +10,7 @@ mod store;
 use thalweg_pki::Role;
 use thalweg_wire::control::Purpose;
 
-/// What the members of a server join for, and the role of their tokens.
+/// The purpose with which members join the server, and the role of their tokens.
 fn who(tree: bool) -> (Purpose, Role) {
     if tree {
         (Purpose::Tree, Role::TreeNode)

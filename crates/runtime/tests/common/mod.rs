@@ -12,7 +12,7 @@ use thalweg_proto::Verdict;
 use thalweg_runtime::{Client, ClientEvent, ClientOptions, Server, ServerOptions};
 use thalweg_wire::{Dtype, Layout, Range};
 
-/// Turns a hang into a failure.
+/// Timeout that turns a hang into a failure.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn layout(elements: u64) -> Layout {

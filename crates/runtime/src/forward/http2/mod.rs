@@ -56,7 +56,7 @@ pub(super) enum End {
     Far(Order),
 }
 
-/// What all connections of a near end share.
+/// State that all connections of a near end share.
 pub(super) struct Near {
     answers: Arc<Answers>,
     window: u64,

@@ -32,10 +32,10 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// For a program or server beside this end.
+    /// Windows of a connection to a program or server beside this end.
     pub const LOCAL: Self = Self { call: 1 << 20, connection: 8 << 20 };
 
-    /// For the other end of the path.
+    /// Windows of a connection to the other end of the path. `window`: bytes for each call.
     pub fn across(window: u64) -> Self {
         let most = |bytes: u64| bytes.min(MOST_WINDOW) as u32;
         Self { call: most(window), connection: most(SHARED.saturating_mul(window)) }

@@ -1,4 +1,4 @@
-//! Moves one direction of a call.
+//! Moves the bytes of one direction of a call, from its sender to its receiver.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
