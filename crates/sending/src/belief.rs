@@ -1,4 +1,4 @@
-//! What a sender estimates about its path at one moment, as a line of a trace.
+//! A sender's estimates about its path at one moment, as a line of a trace.
 
 use std::fmt::Write;
 

@@ -24,7 +24,7 @@ const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
 const WORTH: f64 = 1.15;
 /// How long a minimum RTT is valid (RTpropFilterLen).
 const BASE_LASTS: Time = Time::from_secs(10);
-/// For how long the sender then measures a new minimum RTT (ProbeRTTDuration).
+/// When the minimum RTT has expired, the sender measures a new one for this long (ProbeRTTDuration).
 const LOOKING: Time = Time::from_millis(200);
 /// The path is full if the rate has not risen by a quarter in this many rounds (BBRCheckFullPipe).
 const FULL_ROUNDS: u8 = 3;
@@ -94,7 +94,7 @@ enum Mode {
     Looking(Time),
 }
 
-/// What an ACK tells the rate controller.
+/// Input of the rate controller: the information from one ACK.
 #[derive(Debug, Clone, Copy)]
 pub struct Heard {
     /// When the ACK arrived.
@@ -304,7 +304,7 @@ impl Rate {
         }
     }
 
-    /// What this controller and `trips` estimate. The sender fills in the rest.
+    /// The estimates of this controller and of `trips`. The sender fills in the rest.
     pub fn believes(&self, trips: &Trips) -> Belief {
         Belief {
             phase: match self.mode {

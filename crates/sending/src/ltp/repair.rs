@@ -42,7 +42,7 @@ impl Block {
     }
 }
 
-/// Until when the receiver may still rebuild a packet of a block.
+/// How long the receiver may still rebuild a packet of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hope {
     /// Not all repair packets of the block have been sent.
@@ -141,7 +141,7 @@ impl Blocks {
         (self.open, self.due) = (None, None);
     }
 
-    /// Until when the packet may be rebuilt. `None` if it is in no block.
+    /// How long the packet may still be rebuilt. `None` if it is in no block.
     pub(super) fn hope(&self, number: u64) -> Option<Hope> {
         let at = self.sent.partition_point(|(block, ..)| block.end() <= number);
         if let Some((_, last, at)) = self.sent.get(at).filter(|(block, ..)| block.position(number).is_some())

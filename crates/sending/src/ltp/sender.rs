@@ -68,7 +68,7 @@ enum State {
     Done,
 }
 
-/// What a packet carried.
+/// Content of a sent packet, as the sender remembers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
     /// Transfer and index.
@@ -77,7 +77,7 @@ enum Load {
     Repair,
 }
 
-/// What is known about a packet in flight.
+/// What loss detection decides about a packet in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// The packet was acknowledged, or already counts as lost.
@@ -238,7 +238,7 @@ impl Sender {
         (self.rate.window(), self.under_way)
     }
 
-    /// What the sender estimates about its path.
+    /// The sender's estimates about its path.
     pub fn believes(&self) -> Belief {
         let (in_flight, delivered) = (self.under_way, self.delivery.delivered());
         let (lost, waits) = (self.lost_bytes, self.waits);
