@@ -409,8 +409,8 @@ impl Fabric {
                 return;
             }
             let line = &mut self.lines[change.line];
-            line.busy = true; // take a sample after the change
-                              // The shape was checked when the spec was read.
+            // A busy direction is sampled after the change. The shape was checked when the spec was read.
+            line.busy = true;
             let _ = line.pipe.set(change.shape);
         }
     }
