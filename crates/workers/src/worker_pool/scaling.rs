@@ -12,7 +12,8 @@ pub enum Start {
     /// Together with the worker pool. It stays.
     #[default]
     Always,
-    /// With its first work in a round. It ends after the round, or when the autoscaler wants fewer workers.
+    /// With its first work in a round. It ends after the round or, with an autoscaler, when that wants fewer
+    /// workers.
     Cold,
 }
 

@@ -1,3 +1,6 @@
+//! Tests of the worker pool with processes that are killed: workers, templates, hops and nodes. The mean must
+//! be that of a single accumulator.
+
 pub mod template;
 pub mod worker;
 
