@@ -7,7 +7,7 @@ use crate::factory::expect_error;
 use crate::pair::{link, say};
 use crate::{skip, Factory};
 
-/// "Name, also the scheme of its addresses."
+/// "Name, also the scheme of its addresses": the transport and its listener have the same.
 pub async fn the_name_is_the_scheme(factory: &Factory) {
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
     assert_eq!(factory.transport.name(), factory.address.scheme);
@@ -46,7 +46,7 @@ pub async fn nobody_there_is_unreachable(factory: &Factory) {
     expect_error(outcome, &[ErrorKind::Unreachable]);
 }
 
-/// "[`ErrorKind::Unsupported`] for an option the transport cannot honour."
+/// "[`ErrorKind::Unsupported`] for an option the transport cannot honour": it must not ignore the option.
 pub async fn an_option_it_cannot_honour_is_unsupported(factory: &Factory) {
     let can = factory.capabilities();
     let congestion = Options { congestion: Some("no-such-control".into()), ..factory.listen.clone() };

@@ -73,7 +73,7 @@ pub async fn closing_twice_is_fine(factory: &Factory) {
     until_closed(&pair.client, &Recorder::new(0)).await;
 }
 
-/// "[`ErrorKind::Closed`] when the peer has gone."
+/// "[`ErrorKind::Closed`] when the peer has gone": also when the peer's link is only dropped.
 pub async fn a_peer_that_is_dropped_is_gone(factory: &Factory) {
     let pair = factory.pair().await;
     drop(pair.server);

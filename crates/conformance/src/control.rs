@@ -10,7 +10,8 @@ use crate::factory::expect_error;
 use crate::pair::{link, poll_once, say};
 use crate::{Factory, Pump, Recorder};
 
-/// "Control messages: small, reliable, in order", "in both directions at once".
+/// "Control messages: small, reliable, in order", "in both directions at once": messages of many lengths
+/// arrive in the order of sending.
 pub async fn messages_arrive_both_ways_in_order(factory: &Factory) {
     let pair = factory.pair().await;
     let message = |n: u32| Bytes::from(vec![n as u8; (n * n % 5000) as usize]);

@@ -8,7 +8,8 @@ use crate::{outgoing, pattern, shared_pattern, skip, update_id, Factory, Recorde
 const UPDATE: u64 = 500_000;
 const MESSAGE: u64 = 10_000;
 
-/// "Bytes handed to the network", "bytes taken from the network, frames' headers included".
+/// "Bytes handed to the network", "bytes taken from the network, frames' headers included": both counters are
+/// at least the payload.
 pub async fn counters_cover_the_payload(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(UPDATE, 1);

@@ -20,9 +20,9 @@ pub struct Factory {
     pub address: Address,
     /// An address where nobody listens. `None`: use the address of a listener that was dropped.
     pub nobody: Option<Address>,
-    /// The listener's options.
+    /// Options of the listener.
     pub listen: Options,
-    /// The connecting side's options.
+    /// Options of the connecting side.
     pub connect: Options,
     /// Options of a client that must be refused: the wrong authority, or no certificate. `None`: there are
     /// none.
@@ -73,7 +73,7 @@ impl Factory {
         Self { _keep: Some(Arc::new(thing)), ..self }
     }
 
-    /// What the transport can do.
+    /// Capabilities of the transport.
     pub fn capabilities(&self) -> Capabilities {
         self.transport.capabilities()
     }

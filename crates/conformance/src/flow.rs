@@ -79,7 +79,7 @@ pub async fn a_detached_update_waits_for_no_message(factory: &Factory) {
     }
 }
 
-/// "In both directions at once."
+/// "In both directions at once": an update is sent in each direction at the same time.
 pub async fn both_directions_go_on_at_once(factory: &Factory) {
     let pair = factory.pair().await;
     let (up, down) = (pattern(4 << 20, 2), pattern(4 << 20, 3));
@@ -147,8 +147,8 @@ pub async fn a_link_not_yet_accepted_holds_up_nobody(factory: &Factory) {
     say(&client.unwrap(), &server.unwrap(), "the first too").await;
 }
 
-/// "Dropping the future ends the link's receiving side for good", and not the sending side; what is received
-/// after that is right or an error.
+/// "Dropping the future ends the link's receiving side for good", but not the sending side. A later receive
+/// returns the right message or an error.
 pub async fn a_dropped_receive_leaves_the_sending_side(factory: &Factory) {
     let pair = factory.pair().await;
     let sink = Recorder::new(0);

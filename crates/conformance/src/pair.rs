@@ -15,7 +15,7 @@ use crate::{Factory, Recorder, Seen};
 
 /// A listener with one link, of which the test holds both ends.
 pub struct Pair {
-    /// The listener.
+    /// The listener that accepted the link.
     pub listener: Box<dyn Listener>,
     /// The end that connected.
     pub client: Arc<dyn Link>,

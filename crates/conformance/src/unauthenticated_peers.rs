@@ -74,7 +74,8 @@ pub async fn an_unauthenticated_peer_may_say_no_more(factory: &Factory) {
     }
 }
 
-/// "It takes no chunks: they break it too, or are dropped where they come as datagrams".
+/// "It takes no chunks: they break it too, or are dropped where they come as datagrams": the server's sink
+/// gets no chunk.
 pub async fn an_unauthenticated_peer_sends_no_chunks(factory: &Factory) {
     let pair = with_admission_queue(factory, FEW).pair().await;
     // Several chunks, so that one arrives even if some are lost.

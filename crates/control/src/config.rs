@@ -34,7 +34,7 @@ pub enum TopPolicy {
     FirstFinished,
     /// At a node that has no clients (section 6.2).
     Dedicated,
-    /// At all nodes: each is the parent of the others for its share of the bytes.
+    /// At all nodes: each one folds the sums of all nodes for its share of the bytes.
     Sharded,
 }
 
@@ -60,7 +60,7 @@ pub enum Scaling {
     Knative,
 }
 
-/// All policies and their numbers.
+/// The policies of the control plane, and their numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {

@@ -28,7 +28,7 @@ pub struct Client {
     pub home: Option<u32>,
     /// The load that it adds to a node.
     pub load: Load,
-    /// The group that it belongs to.
+    /// The group that it belongs to; `None` if it has none.
     pub group: Option<u32>,
 }
 
@@ -38,7 +38,7 @@ impl Default for Client {
     }
 }
 
-/// What the control plane knows.
+/// The control plane's knowledge of nodes and clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// All nodes. Everything else refers to a node by its index here.

@@ -18,7 +18,7 @@ fn clients(homes: &[Option<u32>]) -> Vec<Client> {
     homes.iter().map(|&home| Client { home, ..Client::default() }).collect()
 }
 
-/// Nodes of capacity 20, and clients that have no node yet.
+/// A state of nodes with capacity 20 and of clients that have no node yet.
 fn fresh(nodes: usize, updates: usize) -> State {
     State { nodes: vec![node(20); nodes], clients: clients(&vec![None; updates]), planned: None }
 }

@@ -32,7 +32,7 @@ const MOST_SAMPLES: usize = 200_000;
 pub struct Arrival {
     /// Number of the receiving host.
     pub host: usize,
-    /// The packet.
+    /// The packet that arrived.
     pub packet: Packet,
 }
 
@@ -90,7 +90,7 @@ pub struct Sample {
     pub rate: Option<u64>,
 }
 
-/// One direction of a link.
+/// The state of one direction of a link.
 struct LinkDirection {
     link: String,
     direction: Direction,

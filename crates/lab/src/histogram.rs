@@ -26,7 +26,7 @@ pub struct Percentiles {
     pub p90: Option<f64>,
     /// 99 % of the times are at most this.
     pub p99: Option<f64>,
-    /// The longest.
+    /// The longest time.
     pub max: Option<f64>,
 }
 

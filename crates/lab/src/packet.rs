@@ -37,7 +37,7 @@ pub struct Packet {
     pub destination: Destination,
 }
 
-/// The address a packet goes to.
+/// The address to which a packet goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {
     /// An IPv4 address.

@@ -12,7 +12,7 @@ pub const MOST_HOSTS: usize = 1000;
 const LONGEST_NAME: usize = 63;
 /// Bits of a byte. Also the lowest rate limit of a device in bits a second.
 pub(crate) const BITS: u64 = 8;
-/// The smallest MTU that IPv6 allows (RFC 8200 section 5), and the largest of an IP packet.
+/// The smallest MTU that IPv6 allows (RFC 8200, section 5), and the length of the largest IP packet.
 const MTUS: std::ops::RangeInclusive<usize> = 1280..=65_535;
 
 /// A network: hosts, switches and the links between them.

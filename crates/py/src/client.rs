@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// Bytes sent and received on the current connection.
+    /// Bytes sent and received on the current connection, as a pair.
     #[getter]
     fn traffic(&self) -> PyResult<(u64, u64)> {
         self.with(|c| Ok(c.traffic()))

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::plan::Place;
 use crate::{head, Key, Name, Plan};
 
-/// All slots of a class are in use.
+/// All slots of this size class are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("all slots for objects of this size are in use: wait until one was folded, or raise staging")]
 pub struct Full;
@@ -119,7 +119,7 @@ impl Pool {
         &self.shared.plan
     }
 
-    /// Bytes of shared memory.
+    /// Bytes of shared memory of the pool.
     pub fn bytes(&self) -> u64 {
         self.shared.arena.len()
     }

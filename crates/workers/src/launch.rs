@@ -1,4 +1,4 @@
-//! Starts the processes of workers.
+//! Starts the processes of workers and of hops.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -34,7 +34,7 @@ pub enum Origin {
 pub struct Launched {
     /// The node's end of the socket for notes.
     pub socket: UnixStream,
-    /// The process.
+    /// The process that was started.
     pub process: Box<dyn Process>,
     /// How it was started.
     pub origin: Origin,
@@ -59,7 +59,7 @@ pub trait Launcher: Send + Sync {
 /// two more arguments, `hop` and the largest message in bytes; its sockets are standard input and output.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// Path and arguments.
+    /// Path of the program and its arguments.
     pub command: Vec<OsString>,
     /// Variables that are added to its environment.
     pub environment: Vec<(OsString, OsString)>,

@@ -62,7 +62,7 @@ pub struct Machine {
     pub scalers: [Autoscaler; 3],
     /// Most leaves that the plan allows.
     pub leaves: u32,
-    /// Bits a second to and from other nodes; 0 for no limit.
+    /// Rate of the link to and from other nodes, in bits a second; 0 for no limit.
     pub rate: u64,
     /// Transfers that wait for the link, in order.
     pub outbox: VecDeque<Transfer>,

@@ -29,7 +29,7 @@ use crate::{decide, Client, Config, Load, Node, Plan, Reason, State, Time};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// The nodes.
+    /// The nodes of the tree.
     pub nodes: Vec<NodeSpec>,
     /// Number of clients; each sends one update in each round.
     pub clients: u32,
@@ -111,7 +111,7 @@ pub struct Outcome {
     pub aggregators_created: u32,
     /// Number of tasks that an idle worker of another role took over.
     pub reused: u32,
-    /// Bytes of sums between nodes.
+    /// Bytes of sums that nodes sent to each other.
     pub bytes_between: u64,
     /// Number of times that nodes drew admissions.
     pub draws: u32,
@@ -127,13 +127,13 @@ pub struct Outcome {
 /// Time of cores, by kind of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Cpu {
-    /// Folding.
+    /// Time of cores for folding.
     #[serde(with = "crate::seconds")]
     pub fold: Duration,
-    /// Copying between processes.
+    /// Time of cores for copying between processes.
     #[serde(rename = "move", with = "crate::seconds")]
     pub moving: Duration,
-    /// Starting workers.
+    /// Time of cores for starting workers.
     #[serde(with = "crate::seconds")]
     pub start: Duration,
 }
@@ -172,7 +172,7 @@ impl Scenario {
         self.goal.unwrap_or(self.clients)
     }
 
-    /// The state before the first round.
+    /// The control plane's state before the first round.
     pub fn state(&self) -> State {
         let node = |spec: &NodeSpec| Node {
             capacity: spec.capacity,
@@ -227,7 +227,7 @@ impl Scenario {
     }
 }
 
-/// Runs all rounds.
+/// Simulates all rounds. Returns the outcome of each.
 pub fn run(scenario: &Scenario) -> Result<Vec<Outcome>, Impossible> {
     scenario.check()?;
     engine::Engine::new(scenario).rounds()

@@ -54,7 +54,7 @@ pub struct Switches {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Levels {
-    /// Leaves and a middle, or workers of ranges.
+    /// Leaves and a middle, or workers that fold ranges.
     Tree,
     /// One aggregator.
     Flat,
