@@ -35,7 +35,7 @@ __all__ = [
     "step_size",
 ]
 
-# Loaded when first used, so that commands that train nothing start at once.
+# Each name is imported on first use, so that commands that train nothing start quickly.
 _HOMES = {
     "App": "api",
     "Arena": "tensors.arena",

@@ -10,7 +10,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the program. Importing the commands takes a moment, in which a signal that ends them may come as well."""
+    """Run the program.
+
+    The import of the commands takes a moment; a signal that ends the program may arrive in that time.
+    """
     remember_interrupts()
     try:
         from thalweg.cli import main as commands

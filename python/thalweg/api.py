@@ -1,8 +1,8 @@
-"""Federated averaging in a few lines: ``Server``, ``Client`` and ``fedavg`` around an app of one's own.
+"""Federated averaging in a few lines: ``Server``, ``Client`` and ``fedavg`` around the user's own app.
 
-An app is any object with ``model()``, which returns a ``torch.nn.Module`` or a dict of NumPy arrays, with
-``train(model, data, config) -> (samples, metrics)`` for clients, and ``evaluate(model, data) -> metrics`` for whoever
-evaluates.
+An app is any object with two methods. ``model()`` returns a ``torch.nn.Module`` or a dict of NumPy arrays.
+``train(model, data, config) -> (samples, metrics)`` is called on clients. An app may also have ``evaluate(model, data)
+-> metrics``, which is called on the parties that evaluate.
 """
 
 from __future__ import annotations
@@ -32,27 +32,30 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 Metrics = dict[str, Any]
-# Without any handler Python prints warnings to standard error.
+# Without a handler, Python's logging prints warnings to standard error.
 _log = logging.getLogger("thalweg")
 
 
 class App(Protocol):
-    """What is trained. A model is a ``torch.nn.Module``, or a dict of NumPy arrays.
+    """The user's model and its training. A model is a ``torch.nn.Module``, or a dict of NumPy arrays.
 
     An app may also have ``evaluate(model, data) -> metrics``, ``test_data()``, ``client_data(name, index, clients,
     seed)`` or ``train_data()``, and ``tensors``; docs/how-to/own-model.md describes them.
     """
 
     def model(self) -> Any:
-        """Return a new model; every party's has the same shapes, the server's values are the first global ones."""
+        """Return a new model.
+
+        The shapes are the same at every party; the server's values are the first global model.
+        """
 
     def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, Metrics]:
-        """Train in place; return the number of samples (the update's weight) and metrics for the record."""
+        """Train in place. Return the number of samples (the weight of the update) and metrics for the record."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round: its number, what evaluations say, and the core's outcome (docs/reference/outcome.md)."""
+    """One round: its number, the metrics of its evaluations, and the core's outcome (docs/reference/outcome.md)."""
 
     number: int
     metrics: Metrics
@@ -60,7 +63,7 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether every client expected is in the mean."""
+        """Whether the mean includes every client that was expected."""
         return bool(self.outcome["complete"])
 
     @property
@@ -70,7 +73,7 @@ class Round:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Clients that take part in this round and are not in the mean, each with why."""
+        """Clients that take part in this round but are not in the mean, each with the reason."""
         parts = self.outcome["participants"]
         return {part["client"]: part["reason"] for part in parts if part["state"] not in ("whole", "partial")}
 
@@ -97,14 +100,14 @@ class Server:
     ) -> None:
         """Listen at ``listen`` for ``clients`` clients.
 
-        Each round takes all of them, or ``choose`` by lot: a number, or a share as 0.125.
-        A round ends complete, or after ``deadline`` seconds with at least ``enough`` whole updates. ``pki`` is a
-        folder of ``thalweg pki init``; beyond loopback there must be one. ``tensors`` says which tensors travel;
-        without it the app's ``tensors`` does, else all do. ``evaluate`` says who evaluates: the server the global
-        model, or each client the model that it has trained. By default the server does, but clients do if trained
-        tensors stay with them. ``record`` is a folder that gets the record of this job,
-        ``resume`` a record to go on with: ``number`` is then the last round that it has. Raises PlanError, LinkError,
-        ModelError, RecordError, CoreError.
+        Each round takes all of them, or draws ``choose`` of them: a number, or a fraction such as 0.125. A round ends
+        when it is complete, or after ``deadline`` seconds if at least ``enough`` whole updates have arrived. ``pki`` is
+        a folder made by ``thalweg pki init``; an address beyond loopback needs one. ``tensors`` says which tensors
+        travel. Without it the app's ``tensors`` says so, and without that all tensors travel. ``evaluate`` says who
+        evaluates: the server evaluates the global model, or each client evaluates the model that it has trained. By
+        default the server evaluates, but clients do if trained tensors stay with them. ``record`` is a folder that gets
+        the record of this job. ``resume`` is a record to continue: ``number`` is then the last round in it. Raises
+        PlanError, LinkError, ModelError, RecordError, CoreError.
         """
         from thalweg.plan import Plan
         from thalweg.plan.options import server_options
@@ -162,9 +165,9 @@ class Server:
     def wait(self, clients: int | None = None, timeout: float | None = None) -> int:
         """Wait until ``clients`` (default all) are connected or ``timeout`` seconds are over; return how many are.
 
-        While it waits, the logger ``thalweg`` warns of each client that will not come by itself, with why: one that
-        left for good, or that was not let in since its model differs, with the first tensor that does. Another client
-        of that name may still come.
+        Meanwhile the logger ``thalweg`` warns of each client that will not come by itself, with the reason: the client
+        left for good, or it was refused because its model differs. The reason then names the first tensor that differs.
+        Another client of that name may still come.
         """
         wanted = self.clients if clients is None else clients
         end = None if timeout is None else time.monotonic() + timeout
@@ -183,17 +186,18 @@ class Server:
     def round(self, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Run the next round and return the core's outcome; ``config`` reaches every ``train``.
 
-        Clients start from the values that ``model`` has now, and it has their mean afterwards. Raises CoreError,
-        ModelError if ``model`` has got other tensors, and PlanError for a config that ``told`` refuses.
+        Clients start from the values that ``model`` has now. Afterwards ``model`` has the mean of their updates. Raises
+        CoreError, ModelError if the tensors of ``model`` were replaced by others, and PlanError for a config that
+        ``told`` refuses.
         """
         return self.advance(config).outcome
 
     def told(self, config: Mapping[str, Any] | None = None) -> str:
         """Return the config of the next round as JSON: thalweg's own keys, and those of ``config``.
 
-        The own keys are ``round``, ``clients``, ``names``, ``seed``, and ``evaluate`` where clients do. Raises
-        PlanError if ``config`` has one of these, or a value that is no JSON. Scalars of NumPy and PyTorch become
-        numbers.
+        The own keys are ``round``, ``clients``, ``names``, ``seed``, and ``evaluate`` if clients evaluate. Raises
+        PlanError if ``config`` has one of these keys, or a value that JSON cannot hold. Scalars of NumPy and PyTorch
+        become numbers.
         """
         names = sorted(json.loads(self._core.clients()))
         own = {"round": self.number + 1, "clients": self.clients, "names": names, "seed": self._seed}
@@ -201,11 +205,11 @@ class Server:
         return config_of(own, config)
 
     def advance(self, config: Mapping[str, Any] | None = None, *, data: Any = None) -> Round:
-        """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and keep it in the record.
+        """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and record both.
 
-        Without either the server evaluates nothing. If clients evaluate their own models, the round's metrics have the
-        means over clients too: ``client_accuracy`` and ``client_loss``. Raises what ``round`` and ``evaluate`` raise,
-        and RecordError.
+        Without ``data`` and ``test_data()`` the server evaluates nothing. If clients evaluate their own models, the
+        round's metrics also have the means over clients: ``client_accuracy`` and ``client_loss``. Raises what ``round``
+        and ``evaluate`` raise, and RecordError.
         """
         self._bound.collect("the last round")
         number = self.number + 1
@@ -222,14 +226,14 @@ class Server:
         return Round(int(outcome["round"]), metrics | of_clients(outcome), outcome)
 
     def _tell(self, notes: Sequence[str]) -> None:
-        """Log what happened, and keep it in the record's log."""
+        """Log each note, and write it to the log of the record."""
         for note in notes:
             _log.info("%s", note)
             if self._recording is not None:
                 self._recording.record.log(note)
 
     def expect(self, rounds: int) -> None:
-        """Keep in the record that so many rounds more are planned."""
+        """Write to the record that ``rounds`` more rounds are planned."""
         if self._recording is not None:
             self._recording.expect(self.number + rounds)
 
@@ -239,15 +243,15 @@ class Server:
         return self._test
 
     def evaluate(self, data: Any) -> Metrics:
-        """Return what the app says of the global model on ``data``. Raises ModelError, and what the app raises."""
+        """Return the app's metrics of the global model on ``data``. Raises ModelError, and whatever the app raises."""
         work: Callable[[Any], Metrics] = lambda model: dict(self.app.evaluate(model, data))  # type: ignore[attr-defined]  # noqa: E731
         return self._watch.evaluate(work)
 
     def absent(self) -> dict[str, str]:
-        """Return who missed a round, left for good, or was not let in, each with why; while the server runs.
+        """Return the clients that missed a round, left for good, or were refused, each with the reason.
 
-        An exception that a client's training raised is named by type and text. A client whose model differs is not let
-        in; the reason names the first tensor that differs.
+        If a client's training raised an exception, the reason gives its type and text. A client whose model differs is
+        refused; the reason names the first tensor that differs.
         """
         self._attendance.departed(json.loads(self._core.departed()))
         return {one.client: one.reason or "" for one in self._attendance.absences()}
@@ -272,7 +276,7 @@ class Server:
 
 
 class Client:
-    """A client that trains its app on its own data, and comes back by itself when the link breaks."""
+    """A client that trains its app on its own data, and reconnects by itself when the link breaks."""
 
     def __init__(
         self,
@@ -287,9 +291,9 @@ class Client:
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
-        Without ``data`` the app's ``client_data()`` or ``train_data()`` is asked for it. ``token_file`` is what
-        ``thalweg pki issue`` made; ``tensors`` says which tensors travel, as the server's does. Raises LinkError,
-        PlanError, ModelError.
+        Without ``data`` the data comes from the app's ``client_data()`` or ``train_data()``. ``token_file`` is a file
+        made by ``thalweg pki issue``. ``tensors`` says which tensors travel, and must agree with the server's. Raises
+        LinkError, PlanError, ModelError.
         """
         from thalweg.transports import links, pki, registry
 
@@ -304,8 +308,8 @@ class Client:
     def run(self) -> list[dict[str, Any]]:
         """Take part until the job is done; return ``{"round", "samples", "status"}`` of each round.
 
-        Raises CoreError if the server is gone for good or does not let the client in, and what training raises; the
-        server then hears its type and its text.
+        Raises CoreError if the server is gone for good or refuses the client. Also raises any exception of the
+        training; the client sends its type and text to the server first.
         """
         from thalweg.job.farewell import farewell
         from thalweg.job.participant import take_part
@@ -322,7 +326,7 @@ class Client:
             return take_part(self._core, make, lambda _note: None)
 
     def close(self, reason: str = "the client ends") -> None:
-        """Leave for good. Idempotent."""
+        """Leave the job for good. Idempotent."""
         self._core.close(reason)
 
 
@@ -331,9 +335,9 @@ def fedavg(
 ) -> Iterator[Round]:
     """Run rounds of federated averaging (weighted by samples) and yield each as it ends.
 
-    Waits for all clients first. With ``data``, or where the app has ``test_data()``, the app evaluates the global
-    model after each round. ``config`` reaches every ``train`` beside thalweg's own keys. Raises PlanError at once for
-    a config that cannot be sent (``Server.told``), CoreError of kind ``round`` if too few updates come.
+    Waits for all clients first. With ``data``, or if the app has ``test_data()``, the app evaluates the global model
+    after each round. ``config`` reaches every ``train`` beside thalweg's own keys. Raises PlanError at once for a
+    config that cannot be sent (``Server.told``), and CoreError of kind ``round`` if too few updates arrive.
     """
     server.told(config)
     return _fedavg(server, rounds, data, config)

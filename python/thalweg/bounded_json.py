@@ -1,4 +1,4 @@
-"""Reads JSON from peers and records within bounds of bytes, depth and digits of integers; finite numbers only."""
+"""Reads JSON from peers and records, with limits on bytes, depth and the digits of integers. Numbers must be finite."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-# Most bytes of a text, if the caller names no other bound: the bound of a head on the wire.
+# Most bytes of a text, if the caller gives no other limit. It is the limit of a head on the wire.
 MOST_BYTES: Final = 1 << 20
-# Most lists and objects around a value. It is the bound of pydantic's parser, which a test checks.
+# Most lists and objects around a value. A test checks that pydantic's parser has the same limit.
 MOST_DEPTH: Final = 200
-# Most digits of an integer. Any integer within this bound can be converted to a float.
+# Most digits of an integer. Every integer within this limit can be converted to a float.
 MOST_DIGITS: Final = 40
 _BEYOND: Final = 10**MOST_DIGITS
 # Finds a number that may be too large. Text within quotes may match too, so after a match all values are checked.
@@ -20,15 +20,14 @@ _MAYBE_TOO_LARGE: Final = re.compile(rb"[0-9]{%d}|[eE]\+?[0-9]{3}" % (MOST_DIGIT
 
 
 class JsonError(ValueError):
-    """A text is no JSON within the bounds; the error says why, without repeating the text."""
+    """A text is not JSON within the limits. The error gives the reason, without repeating the text."""
 
 
 def read(text: bytes | str, *, most: int = MOST_BYTES, finite: bool = True) -> Any:
     """Return the value of a JSON text of at most ``most`` bytes of UTF-8.
 
-    It is no deeper than ``MOST_DEPTH``, integers have at most ``MOST_DIGITS`` digits, and all numbers are finite: NaN
-    and infinities are no JSON. Without ``finite`` they are read all the same, as older records have them. Raises
-    JsonError.
+    It may be nested at most ``MOST_DEPTH`` levels deep, and integers may have at most ``MOST_DIGITS`` digits. NaN and
+    infinities are refused, unless ``finite`` is false: older records contain them. Raises JsonError.
     """
     try:
         data = text.encode() if isinstance(text, str) else text

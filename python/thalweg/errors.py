@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet. Each names its cause and the hint."""
+"""The errors that a user can cause or see. Each has a cause and a hint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from thalweg import _core
 class ThalwegError(Exception):
     """Base of all errors of this package.
 
-    ``cause`` says what went wrong, ``hint`` what to do about it; ``str()`` gives both as two sentences.
+    ``cause`` says what went wrong, and ``hint`` says what to do about it. ``str()`` gives both as two sentences.
     """
 
     def __init__(self, cause: str, hint: str) -> None:
-        # Both go to Exception.args, so that the error survives the way back from another process.
+        # Both go to Exception.args, so that the error can be pickled and sent back from another process.
         super().__init__(cause, hint)
         self.cause = cause
         self.hint = hint
@@ -24,7 +24,7 @@ class ThalwegError(Exception):
 
 
 class PlanError(ThalwegError):
-    """A plan or an option is unknown, of the wrong type, out of range, or does not go with another one."""
+    """A plan or an option is unknown, of the wrong type, out of range, or in conflict with another one."""
 
 
 class DataError(ThalwegError):
@@ -32,15 +32,15 @@ class DataError(ThalwegError):
 
 
 class ModelError(ThalwegError):
-    """A model is unknown, or does not fit what it is asked to do."""
+    """A model is unknown, or does not fit the operation."""
 
 
 class AppError(ThalwegError):
-    """The code of an app of one's own raised an exception, which is this one's ``__cause__``."""
+    """The code of the user's app raised an exception, which is the ``__cause__`` of this one."""
 
 
 class MetricsError(ThalwegError):
-    """An app reports something that is no metric: a tensor, a list, a long text."""
+    """An app reports a value that is not a metric: a tensor, a list, a long text."""
 
 
 class LinkError(ThalwegError):
@@ -48,7 +48,7 @@ class LinkError(ThalwegError):
 
 
 class RoundError(ThalwegError):
-    """A round cannot end: too few updates came, or one of them is not usable."""
+    """A round cannot end: too few updates arrived, or one of them cannot be used."""
 
 
 class RecordError(ThalwegError):
@@ -58,7 +58,7 @@ class RecordError(ThalwegError):
 class LabError(ThalwegError):
     """An emulated network cannot be made, has failed, or is gone; or stress cannot be put on a party.
 
-    ``kind`` is that of the core's error where it comes from there, else ``lab``.
+    ``kind`` is the kind of the core's error if the error comes from the core, else ``lab``.
     """
 
     def __init__(self, cause: str, hint: str, kind: str = "lab") -> None:
@@ -75,5 +75,8 @@ def _unstopped(sentence: str) -> str:
 
 
 def leaving(error: BaseException | None) -> AbstractContextManager[None]:
-    """Return the context for closing an object of the core. If ``error`` is raised already, nothing else is raised."""
+    """Return the context for closing an object of the core.
+
+    If ``error`` is not None, it suppresses errors of the core.
+    """
     return nullcontext() if error is None else suppress(_core.CoreError)

@@ -1,7 +1,7 @@
-"""Decentralized learning in a few lines: ``Node`` and ``dpsgd`` around an app of one's own.
+"""Decentralized learning in a few lines: ``Node`` and ``dpsgd`` around the user's own app.
 
 Each node trains its own model on its own data and averages with its neighbours. There is no server.
-docs/how-to/decentralized.md shows them at work.
+docs/how-to/decentralized.md shows how to use them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Step:
-    """One iteration of a node: its number, what the app says of the mixed model, and what the core reports of it.
+    """One iteration of a node: its number, the app's metrics of the mixed model, and the core's report.
 
-    ``report`` has what came of each neighbour, bytes, and times in seconds of the node's clock
+    ``report`` has the state of each neighbour, bytes, and times in seconds of the node's clock
     (docs/reference/outcome.md).
     """
 
@@ -45,12 +45,12 @@ class Step:
 
     @property
     def heard(self) -> list[str]:
-        """Names of the neighbours of whose model something came in time."""
+        """Names of the neighbours from whose model at least a part arrived in time."""
         return list(self.report["heard"])
 
     @property
     def complete(self) -> bool:
-        """Whether the whole model of every neighbour is in the mean."""
+        """Whether the mean includes the whole model of every neighbour."""
         return len(self.report["whole"]) == len(self.report["exchanges"])
 
 
@@ -74,17 +74,22 @@ class Node:
         cert: Path | str | None = None,
         key: Path | str | None = None,
     ) -> None:
-        """Listen at ``listen`` with the model of ``app`` (``thalweg.App``); nobody is dialled before ``meet``.
+        """Listen at ``listen`` with the model of ``app`` (``thalweg.App``). The node dials nobody before ``meet``.
 
-        Without ``data`` the app's ``train_data()`` is asked for it. ``wait`` says what an iteration waits for before it
-        averages, ``deadline`` how many seconds at most after the own training; ``wait="deadline"`` without a number
-        adapts. With ``mixing="complement"`` the own chunk stands in for one that is missing, with ``renormalise`` what
-        came is scaled to a sum of 1. With ``symmetric`` two neighbours use what went both ways, so that no loss moves
-        the mean of all models; ``paper`` has the weights of udp-dpsgd, section 3.5.2. Both take the memory of a model
-        more for each neighbour, and all nodes must have the same. ``compress`` rounds what is sent, to half the bytes
-        or a quarter. All nodes must have the same ``seed``: their models begin alike. ``ca``, ``cert`` and ``key`` are
-        PEM files of ``thalweg pki issue NAME --role graph-node --host HOST``, needed beyond this machine. Raises
-        PlanError, LinkError, ModelError, CoreError.
+        Without ``data`` the data comes from the app's ``train_data()``. ``wait`` says what an iteration waits for
+        before it averages. ``deadline`` is the most seconds that it waits after its own training; with
+        ``wait="deadline"`` and no number, the deadline adapts. ``compress`` rounds the values that are sent, to half
+        the bytes or a quarter.
+
+        ``mixing`` says what happens with missing chunks. With ``complement`` the node's own chunk replaces a missing
+        one. With ``renormalise`` the weights of the chunks that arrived are scaled to a sum of 1. With ``symmetric``
+        two neighbours use only the chunks that arrived in both directions, so that no loss moves the mean of all
+        models. ``paper`` has the weights of udp-dpsgd, section 3.5.2. The last two need the memory of one more model
+        for each neighbour, and all nodes must use the same one.
+
+        All nodes must have the same ``seed``, so that their models begin with the same values. ``ca``, ``cert`` and
+        ``key`` are PEM files of ``thalweg pki issue NAME --role graph-node --host HOST``, needed beyond this machine.
+        Raises PlanError, LinkError, ModelError, CoreError.
         """
         from thalweg.transports import links, pki
 
@@ -111,7 +116,7 @@ class Node:
             "layers": {} if compress is None else {"compress": {"format": compress}},
         }
         self._mixing, self._wait, self._compress = mixing, wait, compress
-        # What CHOCO-SGD keeps, and the weights that it is for.
+        # The replicas of CHOCO-SGD, with the mixing weights for which they were made.
         self._replicas: tuple[choco.Replicas, Mapping[str, float]] | None = None
         self._core = _core.Node(self.arena.core, name, listen, json.dumps(options))
         self._weights: dict[str, float] = {}
@@ -130,12 +135,12 @@ class Node:
         return names
 
     def meet(self, neighbours: Mapping[str, str], weights: Mapping[str, float] = _NONE) -> None:
-        """Name the neighbours, each with its URL; they must name this node too. Called again, it adds more.
+        """Name the neighbours, each with its URL; they must name this node too. A second call adds more neighbours.
 
-        ``weights`` are those with which their models are taken, in all at most 1. Without them each has 1 / (1 + number
-        of neighbours), which is Metropolis-Hastings where all nodes have as many; else give 1 / (1 + the larger number
-        of both). With ``mixing="paper"`` give 1 / (1 + the neighbour's number of neighbours); their sum may be larger.
-        Raises PlanError for a weight that cannot be.
+        ``weights`` are the mixing weights of the neighbours' models; their sum is at most 1. The default of each is 1 /
+        (1 + number of neighbours). That is Metropolis-Hastings if all nodes have the same number of neighbours. If they
+        do not, give 1 / (1 + the larger of the two nodes' numbers). With ``mixing="paper"`` give 1 / (1 + the
+        neighbour's number of neighbours); the sum may then be larger than 1. Raises PlanError for an invalid weight.
         """
         unknown = sorted(set(weights) - set(neighbours))
         if unknown:
@@ -162,7 +167,7 @@ class Node:
                 raise LinkError(f"{self.name} has not met {', '.join(away)} after {timeout:g} s", "Start them first")
 
     def iterations(self, rounds: int, data: Any, every: int, gamma: float | None = None) -> Iterator[Iteration]:
-        """Run so many iterations and yield each; ``dpsgd`` is what this is for."""
+        """Run ``rounds`` iterations and yield each. ``dpsgd`` is the public function for this."""
         swap = self._swap(gamma)
         peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
         last = self.number + rounds
@@ -189,9 +194,12 @@ class Node:
         return Turns([{**self._weights, **own}])
 
     def _swap(self, gamma: float | None) -> choco.Replicas | None:
-        """Return what CHOCO-SGD with this ``gamma`` keeps; None without. Raises PlanError if it cannot be."""
+        """Return the replicas of CHOCO-SGD with this ``gamma``, or None without it.
+
+        Raises PlanError if they are impossible.
+        """
         if gamma is None:
-            self._replicas = None  # neighbours do not hear by how much the model changes meanwhile
+            self._replicas = None  # neighbours do not learn how the model changes meanwhile
             return None
         if not 0 < gamma <= 1:
             raise PlanError(f"gamma is {gamma}", "Give more than 0 and at most 1")
@@ -213,15 +221,15 @@ class Node:
         return replicas
 
     def _tell(self) -> None:
-        """Log what happened to the links."""
+        """Log the events of the links."""
         for event in json.loads(self._core.events()):
             _log.info("%s: %s %s %s", self.name, event["kind"], event["peer"], event["text"])
 
     def close(self, reason: str = "the node is done") -> None:
-        """Leave for good; what is still on the way to neighbours is sent first. Idempotent.
+        """Leave for good, after sending what neighbours have not received yet. Idempotent.
 
-        With ``wait="all"`` neighbours need the last model, so this waits until they have it. It gives up when for ten
-        seconds no more of them got it.
+        With ``wait="all"`` neighbours need the last model, so this waits until they have it. It gives up when no
+        further neighbour has received it for ten seconds.
         """
         from thalweg.job.farewell import farewell
 
@@ -255,14 +263,15 @@ def dpsgd(
     """Run iterations of decentralized SGD (Lian et al. 2017) on a node and yield each as it ends.
 
     Waits first until all its neighbours are connected. With ``data`` the app evaluates the mixed model on it after
-    every ``every`` iterations and after the last. A node that is far behind leaves iterations out.
+    every ``every`` iterations and after the last. A node that is far behind skips iterations.
 
-    With ``gamma`` it is CHOCO-SGD (Koloskova et al. 2019): nodes send by how much their model differs from what their
-    neighbours know of it, and go by ``gamma`` towards their mean; with 1 it is DCD-PSGD. All nodes must have the same.
-    ``thalweg.step_size`` says which one suits a graph. A node needs ``wait="all"``, and memory for five more models.
+    With ``gamma`` it is CHOCO-SGD (Koloskova et al. 2019). A node sends the difference between its model and the
+    replica that its neighbours have of it. Then it moves its model by ``gamma`` towards the neighbours' mean; with 1 it
+    is DCD-PSGD. All nodes must have the same ``gamma``; ``thalweg.step_size`` returns one that suits a graph. A node
+    needs ``wait="all"``, and memory for five more models.
 
-    Raises LinkError if a neighbour is not there after ``timeout`` seconds, CoreError if one refuses this node,
-    RoundError if a difference is missing, PlanError for what cannot be, and what training raises.
+    Raises LinkError if a neighbour is not connected after ``timeout`` seconds, CoreError if one refuses this node,
+    RoundError if a difference is missing, PlanError for invalid arguments, and whatever the training raises.
     """
     if every < 1 or rounds < 1:
         raise PlanError(f"dpsgd has rounds = {rounds} and every = {every}", "Give 1 or more")
@@ -272,10 +281,10 @@ def dpsgd(
 
 
 def step_size(graph: str, nodes: int, compress: Literal["f16", "int8"] | None = None, *, seed: int = 0) -> float:
-    """Return the ``gamma`` of CHOCO-SGD for a graph, as ``"ring"`` or ``"3-regular"``, of so many nodes.
+    """Return the ``gamma`` of CHOCO-SGD for ``graph``, for example ``"ring"`` or ``"3-regular"``, with ``nodes`` nodes.
 
-    It follows from the spectral gap and from how much ``compress`` rounds. Raises PlanError for a graph that cannot be,
-    or that changes.
+    It follows from the spectral gap and from how much ``compress`` rounds. Raises PlanError for a graph that is
+    impossible, or that changes from iteration to iteration.
     """
     from thalweg.graphs import schedule
 

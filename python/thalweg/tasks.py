@@ -1,7 +1,7 @@
-"""Tasks: the server sends a head and named tensors to any members, and each answers with a head and tensors of its own.
+"""Tasks: the server sends a head and named tensors to members; each member answers with its own head and tensors.
 
-``TaskServer`` and ``TaskClient`` are for whatever is not rounds of federated averaging: evaluation on clients, layers
-that stay personal, several models at once. docs/how-to/tasks.md shows them at work.
+``TaskServer`` and ``TaskClient`` are for everything except rounds of federated averaging: evaluation on clients, layers
+that stay personal, several models at once. docs/how-to/tasks.md shows how to use them.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import NOTHING, Named, Received, Tensors
 
 _log = logging.getLogger("thalweg")
-# The key of thalweg's own data in a head that is sent. Such a head has the user's under "head".
+# The key of thalweg's own data in a head on the wire. Such a head has the user's head under "head".
 OWN: Final = "thalweg"
-# How the reason begins when a result's head is no JSON within bounds.
+# Start of the reason if a result's head is not JSON within the limits.
 UNREADABLE: Final = "its head cannot be read"
-# Gets the member's name, the head and the weight of a result; returns why the result is refused, or None.
+# Called with the member's name, the head and the weight of a result. Returns why it refuses the result, or None.
 Judge = Callable[[str, Any, float], str | None]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of one member's part in a task."""
+    """The state of one member's part in a task, with its result if there is one."""
 
     member: str
-    #: ``done``, ``failed`` (it said so, or its result could not be used), ``lost``, ``late`` or ``cancelled``.
+    #: ``done``, ``failed`` (the member failed, or its result could not be used), ``lost``, ``late`` or ``cancelled``.
     state: Literal["done", "failed", "lost", "late", "cancelled"]
-    #: Why, unless it is done.
+    #: Why the state is not ``done``; None if it is.
     reason: str | None
     head: Any
-    #: The result's tensors; none if they were folded. NumPy arrays, or PyTorch tensors where the member sent such.
+    #: The result's tensors; none if they were folded. NumPy arrays, or PyTorch tensors if the member sent such.
     tensors: Named = field(repr=False)
     weight: float
-    #: How much of the result's tensors came, 0 to 1; less than 1 only where something may be ``missing``.
+    #: Fraction of the result's tensors that arrived, 0 to 1. It is below 1 only if ``missing`` allows that.
     coverage: float
-    #: The way there and the way back, as docs/reference/outcome.md has transfers.
+    #: The transfers of the task and of its result, as described in docs/reference/outcome.md.
     transfers: list[dict[str, Any]] = field(repr=False)
 
     @property
     def done(self) -> bool:
-        """Whether there is a result."""
+        """Whether the member sent a result."""
         return self.state == "done"
 
 
 class Task:
-    """A task that was sent: iterate over it for replies, in the order in which they come."""
+    """A task that was sent. Iterate over it for replies, in the order in which they arrive."""
 
     def __init__(
         self, core: _core.TaskServer, number: int, keep: Callable[[int, Reply], None], torch: Iterable[str]
@@ -70,9 +70,9 @@ class Task:
         self._lock = threading.Lock()
 
     def next_reply(self, timeout: float | None = None) -> Reply | None:
-        """Return the next reply, or None when all members' are in.
+        """Return the next reply, or None after all members have replied.
 
-        Raises CoreError of kind ``timeout`` if none comes within so many seconds.
+        Raises CoreError of kind ``timeout`` if none arrives within ``timeout`` seconds.
         """
         with self._lock:
             if self._over:
@@ -102,8 +102,8 @@ class Task:
     def mean(self) -> dict[str, Any]:
         """Wait for all replies of a task with ``reduce="mean"`` and return the weighted mean of their tensors.
 
-        The mean of a task's PyTorch tensors is one, any other is a NumPy array. Raises CoreError of kind ``task`` if no
-        result came, or the task does not reduce.
+        The mean is a PyTorch tensor if the task's tensor is one, else a NumPy array. Raises CoreError of kind ``task``
+        if no result arrived, or if the task does not reduce.
         """
         return dict(Received(self.mean_tensors().arena, self._torch, shared=False))
 
@@ -113,11 +113,11 @@ class Task:
         return Tensors.of(Arena(self._core.mean(self.number)), self._torch)
 
     def cancel(self) -> None:
-        """Want no more results; members that have not answered end as ``cancelled``."""
+        """Accept no more results. Members that have not answered get the state ``cancelled``."""
         self._core.cancel(self.number)
 
     def close(self) -> None:
-        """Cancel what is open, and free what the server keeps of the task. Idempotent."""
+        """Cancel the task if it is open, and free what the server stores of it. Idempotent."""
         self._core.release(self.number)
 
     def __enter__(self) -> Task:
@@ -153,12 +153,15 @@ class TaskServer:
     ) -> None:
         """Listen at ``listen``; members connect with ``TaskClient``.
 
-        ``pki`` is a folder of ``thalweg pki init``; beyond loopback there must be one. A member that is away for more
-        than ``grace`` seconds loses its part in a task. It is given at most ``ahead`` tasks at a time. Results that
-        wait to be taken lie in memory, up to ``memory`` bytes, and beyond that in files without a name in the folder
-        ``spill``; one may have ``max_result`` bytes. ``deterministic`` makes means the same bits in any order of
-        arrival. ``options`` are the transport's own. ``record`` is a file that gets a JSON line for each reply, with
-        its transfers.
+        ``pki`` is a folder made by ``thalweg pki init``; an address beyond loopback needs one. A member that is
+        disconnected for more than ``grace`` seconds loses its part in a task. A member gets at most ``ahead`` tasks at
+        a time.
+
+        Results that the application has not taken yet stay in memory, up to ``memory`` bytes. Beyond that they go to
+        unnamed files in the folder ``spill``. One result may have ``max_result`` bytes. With ``deterministic`` a mean
+        has the same bits in any order of arrival. ``options`` are the transport's own. ``record`` is a file that gets a
+        JSON line for each reply, with its transfers.
+
         Raises LinkError, PlanError, CoreError.
         """
         from thalweg.plan import Plan
@@ -184,7 +187,10 @@ class TaskServer:
 
     @classmethod
     def over(cls, core: _core.TaskServer) -> TaskServer:
-        """Return a server over one of the core's that listens already; runs make theirs with options of a plan."""
+        """Return a server around one of the core that listens already.
+
+        Runs create theirs with the options of a plan.
+        """
         made = cls.__new__(cls)
         made._drive(core, None)  # noqa: SLF001 - of this class
         return made
@@ -205,7 +211,7 @@ class TaskServer:
         return sorted(json.loads(self._core.clients()))
 
     def wait(self, members: int, timeout: float | None = None) -> int:
-        """Wait until so many are connected or ``timeout`` seconds are over; return how many are."""
+        """Wait until ``members`` members are connected or ``timeout`` seconds are over; return how many are."""
         return self._core.wait(members, timeout)
 
     def send(
@@ -222,28 +228,32 @@ class TaskServer:
     ) -> Task:
         """Send a task and return at once.
 
-        ``head`` is any JSON value. ``tensors`` are NumPy arrays or PyTorch tensors by name, and arrive as such.
-        Make ``Tensors`` of them to send the same ones again. ``to`` names members, by default all that are connected;
-        one that is not there may still come. Who has not answered after ``deadline`` seconds is late.
+        ``head`` is any JSON value. ``tensors`` are NumPy arrays or PyTorch tensors by name, and arrive as the same
+        kind. Make ``Tensors`` of them to send the same ones again. ``to`` names members, by default all that are
+        connected. A named member that is not connected may still come. A member that has not answered after
+        ``deadline`` seconds is late.
 
-        With ``reduce="mean"`` results are folded as they come, and ``Task.mean`` is their mean by weight. The server
-        then holds the sums, and results that wait to be folded: 64 MiB of them, or one if it is larger, whatever the
-        number of members. ``returns`` names those of the tensors that results have then, by default all; or it is
-        a mapping that says which tensors results have, each name with element type, as ``F32``, and shape. A result
-        with others is refused before anything is allocated or received for it: its reply is ``failed``, and its reason
+        With ``reduce="mean"`` the server folds results as they arrive, and ``Task.mean`` is their weighted mean. The
+        server then holds the sums and the results that wait to be folded. Those take at most 64 MiB, or one result if
+        it is larger, whatever the number of members.
+
+        ``returns`` then says which tensors results have. It names some of the task's tensors, by default all. Or it
+        maps each name to an element type, for example ``F32``, and a shape. The server refuses a result with other
+        tensors before it allocates or receives anything for it. The state of that reply is ``failed``, and the reason
         names the first tensor that differs.
 
-        ``missing`` is the share of each such tensor, 0 to 1, that may be missing of a result where the transport loses
-        some of it, as ``unifl`` and ``ltp`` do; or it says so by name, and 0 for the others. What is lost beyond it is
-        sent again. The mean of an element is over those who sent it; if nobody did, it is the task's own value. So of a
-        tensor that the task does not have with this element type and shape nothing may be missing.
+        ``missing`` is the fraction of each such tensor, 0 to 1, that may be missing from a result if the transport
+        loses data, as ``unifl`` and ``ltp`` do. Or it gives fractions by name, and 0 for all others. Losses beyond the
+        fraction are sent again. The mean of an element is over the members whose element arrived; if there are none, it
+        is the task's own value. So ``missing`` must be 0 for a tensor that the task does not have with this element
+        type and shape.
 
         ``judge`` is called with a member's name, the head and the weight of each result, before any byte of the
-        result's tensors is received; the server calls it from threads of its own. The text that it returns is the
-        reason why the result is refused. The reply is ``failed`` then, and nothing of it is in the mean. The same
-        happens if ``judge`` raises, and if the head is no JSON within the bounds of ``thalweg.bounded_json``.
+        result's tensors is received. The server calls it from its own threads. If it returns a text, the result is
+        refused for this reason: the reply is ``failed``, and nothing of the result is in the mean. The same happens if
+        ``judge`` raises, or if the head is not JSON within the limits of ``thalweg.bounded_json``.
 
-        Raises ModelError for tensors that do not travel, PlanError for ``returns`` or ``missing`` that cannot be,
+        Raises ModelError for tensors that cannot be sent, PlanError for an invalid ``returns`` or ``missing``, and
         CoreError of kind ``task`` if too many tasks are open.
         """
         packed = _packed(tensors)
@@ -260,17 +270,18 @@ class TaskServer:
         return Task(self._core, task, self._keep, torch)
 
     def forget(self, member: str, why: str = "") -> None:
-        """Wait no more for a member whose process has ended for good."""
+        """Stop waiting for a member whose process has ended for good. ``why`` is the reason in its replies."""
         self._core.forget(member, why)
 
     def absent(self) -> dict[str, str]:
-        """Return members that were here and are not connected, each with why."""
+        """Return the members that were connected and are not any more, each with the reason."""
         return {name: reason for name, reason, _ in json.loads(self._core.departed())}
 
     def resent(self, timeout: float) -> str:
-        """Return the segments retransmitted on the way to each member (``down``) and by it (``up``), as JSON by name.
+        """Return the segments retransmitted to each member (``down``) and by it (``up``), as JSON by name.
 
-        Null where a transport cannot tell. Waits at most ``timeout`` seconds for members whose count is still to come.
+        A number is null if a transport cannot count. Waits at most ``timeout`` seconds for counts that have not arrived
+        yet.
         """
         return self._core.resent(timeout)
 
@@ -295,7 +306,7 @@ class TaskServer:
             self._record.flush()
 
     def close(self, reason: str = "the job is over") -> None:
-        """Tell every member that the job is over, and stop; open tasks end as cancelled. Idempotent."""
+        """Tell every member that the job is over, and stop. Open tasks end as cancelled. Idempotent."""
         self._core.close(reason)
         if self._record is not None:
             self._record.close()
@@ -311,10 +322,10 @@ class TaskServer:
 
 
 class Given:
-    """A task as a member has it. Answer it, or refuse it, once.
+    """A task as a member has it. The member answers or refuses it once.
 
-    ``tensors`` are NumPy arrays, read-only views of what came; or PyTorch tensors where the server sent such, which are
-    copies. Copy arrays that are to be changed.
+    ``tensors`` are NumPy arrays: read-only views of the received bytes. They are PyTorch tensors if the server sent
+    such; those are copies. Copy an array before you change it.
     """
 
     def __init__(
@@ -326,26 +337,26 @@ class Given:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the answer is late; None if it may take any time."""
+        """Seconds until the answer is late; None if the task has no deadline."""
         return None if self._ends is None else max(0.0, self._ends - time.monotonic())
 
     @property
     def over(self) -> bool:
-        """Whether nobody wants the answer any more."""
+        """Whether the server no longer wants the answer."""
         return not self._core.is_open(self.number)
 
     def answer(self, head: Any = None, tensors: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:
-        """Send a result; its tensors may have any names and shapes. ``weight`` counts where results are folded.
+        """Send a result; its tensors may have any names and shapes. ``weight`` counts if the server folds results.
 
-        ``self.tensors`` itself and ``Tensors`` are sent from where they are, anything else is copied first. What comes
-        too late is dropped without an error. Raises ModelError, and CoreError of kind ``task`` for a second answer.
+        ``self.tensors`` itself and ``Tensors`` are sent without a copy; anything else is copied first. A late result is
+        dropped without an error. Raises ModelError, and CoreError of kind ``task`` for a second answer.
         """
         packed = _packed(tensors)
         arena, text = None if packed is None else packed.arena.core, _encode(head, packed)
         self._say(lambda core: core.answer(self.number, text, arena, weight))
 
     def refuse(self, reason: str) -> None:
-        """Say that there will be no result, and why."""
+        """Tell the server that there will be no result, and why."""
         self._say(lambda core: core.refuse(self.number, reason))
 
     def _say(self, say: Callable[[_core.TaskClient], None]) -> None:
@@ -357,12 +368,12 @@ class Given:
 
 
 class TaskClient:
-    """A member that is given tasks, and comes back by itself when the link breaks: iterate over it for tasks."""
+    """A member that answers tasks, and reconnects by itself when the link breaks. Iterate over it for tasks."""
 
     def __init__(self, url: str, *, name: str, token_file: Path | str | None = None, timeout: float = 30.0) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
-        ``token_file`` is what ``thalweg pki issue NAME --role task-member`` made. Raises LinkError, PlanError.
+        ``token_file`` is a file made by ``thalweg pki issue NAME --role task-member``. Raises LinkError, PlanError.
         """
         from thalweg.transports import links, pki
 
@@ -374,7 +385,10 @@ class TaskClient:
 
     @classmethod
     def over(cls, core: _core.TaskClient, name: str) -> TaskClient:
-        """Return a member over one of the core's that has begun to connect; runs make theirs with options of a plan."""
+        """Return a member around one of the core that has begun to connect.
+
+        Runs create theirs with the options of a plan.
+        """
         made = cls.__new__(cls)
         made.name, made._core = name, core  # noqa: SLF001 - of this class
         return made
@@ -398,9 +412,9 @@ class TaskClient:
     def run(self, work: Callable[[Given], Any]) -> int:
         """Answer tasks until the job is over; return how many.
 
-        ``work`` returns a head; or a tuple of head and tensors, or of head, tensors and weight; or None if it has
-        answered by itself. What it raises, or a result that cannot be sent, becomes the reason of a refusal, and the
-        next task goes on. Raises CoreError if the server is gone for good.
+        ``work`` returns a head, or ``(head, tensors)``, or ``(head, tensors, weight)``, or None if it has answered the
+        task itself. If it raises, or if its result cannot be sent, the task is refused with that reason, and the next
+        task goes on. Raises CoreError if the server is gone for good.
         """
         return sum(self._answered(task, work) for task in self)
 
@@ -413,14 +427,14 @@ class TaskClient:
                 task.answer(head, tensors, weight=weight[0] if weight else 1.0)
             elif result is not None:
                 task.answer(result)
-        except Exception as error:  # noqa: BLE001 - the server hears of it, and other tasks go on
+        except Exception as error:  # noqa: BLE001 - the server gets the reason, and other tasks go on
             _log.warning("%s: task %d failed", self.name, task.number, exc_info=True)
             task.refuse(f"{type(error).__name__}: {error}")
             return False
         return True
 
     def close(self, reason: str = "the client ends") -> None:
-        """Leave for good. Idempotent."""
+        """Leave the job for good. Idempotent."""
         self._core.close(reason)
 
     def __enter__(self) -> TaskClient:
@@ -434,7 +448,7 @@ class TaskClient:
 
 
 def _packed(tensors: Mapping[str, Any] | None) -> Tensors | None:
-    """Return tensors in a buffer of their own, from which they are sent; None if there are none. Raises ModelError."""
+    """Return tensors in a buffer from which they can be sent; None if there are none. Raises ModelError."""
     if not tensors:
         return None
     if isinstance(tensors, Tensors):
@@ -445,7 +459,7 @@ def _packed(tensors: Mapping[str, Any] | None) -> Tensors | None:
 
 
 def _encode(head: Any, tensors: Tensors | None) -> bytes:
-    """Return a head as JSON, in which thalweg says which of the tensors are PyTorch's. Raises PlanError."""
+    """Return a head as JSON, with thalweg's list of the tensors that are PyTorch's. Raises PlanError."""
     torch = frozenset() if tensors is None else tensors.torch
     if tensors is not None and torch:
         head = {OWN: {"torch": True if len(torch) == len(tensors) else sorted(torch)}, "head": head}
@@ -461,7 +475,7 @@ def _encode(head: Any, tensors: Tensors | None) -> bytes:
 
 
 def _judging(judge: Judge | None, fold: _core.Layout | None) -> Callable[[str, bytes, float], str | None] | None:
-    """Return the judge that the core calls. It refuses a result whose head cannot be read, and asks ``judge`` then.
+    """Return the judge that the core calls: it refuses a result whose head cannot be read, else it calls ``judge``.
 
     None if all results are accepted: there is no ``judge``, and results are not folded.
     """
@@ -483,7 +497,7 @@ def _judging(judge: Judge | None, fold: _core.Layout | None) -> Callable[[str, b
 
 
 def _received(text: bytes, core: _core.Arena | None, *, shared: bool) -> tuple[Any, Named]:
-    """Return the user's head and the tensors that came with it; ``shared`` as in ``Received``. Raises JsonError."""
+    """Return the user's head and its tensors; ``shared`` as in ``Received``. Raises JsonError."""
     head, torch = bounded_json.read(text) if text else None, None
     if isinstance(head, dict) and isinstance(own := head.get(OWN), dict):
         head, torch = head.get("head"), own.get("torch")
@@ -511,7 +525,7 @@ def _folded(
 
 
 def _shares(fold: _core.Layout | None, missing: float | Mapping[str, float]) -> list[float] | None:
-    """Return the share of each tensor of a mean that may be missing; None if nothing may."""
+    """Return the fraction of each tensor of a mean that may be missing; None if nothing may."""
     given = missing.values() if isinstance(missing, Mapping) else [missing]
     if not any(given):
         return None
