@@ -1,4 +1,4 @@
-"""``thalweg advise``: from measured records to the transport for a network and a model, and how sure that is."""
+"""``thalweg advise``: recommends a transport for a network and a model from measured records, with its certainty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thalweg.ui.verdict import Verdict, verdict
 
 __all__ = ["Question", "advise", "bench_plan"]
 
-# Questions, and what has to be least.
+# The questions, each with the value that should be least.
 VALUES: Final = {
     "fastest": evidence.communication,
     "least_bytes": evidence.wire,
@@ -32,14 +32,14 @@ VALUES: Final = {
 }
 ROUNDS: Final = 3
 CLIENTS: Final = 4
-# With more loss than this unifl with Cubic clients was far slower than ltp, in single runs that no data set has.
+# Above this loss rate unifl with Cubic clients was far slower than ltp, in single runs that no data set contains.
 MUCH_LOSS: Final = 0.05
 NO_REASON: Final = "its record does not say why"
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: a network in words, a model, and, where they matter, the number of clients and stress."""
+    """A question: a network in words, a model, and, if they matter, the number of clients and stress."""
 
     network: str
     model: str
@@ -47,11 +47,11 @@ class Question:
     stress: str = words.NONE
 
     def plan(self) -> Plan:
-        """Return a plan of it. Raises PlanError or ModelError if there is no such thing."""
+        """Return a plan of the question. Raises PlanError or ModelError if it is invalid."""
         return Plan.of(self.base(), "the question")
 
     def base(self) -> dict[str, Any]:
-        """Return the plan's table: an update of the model's size is moved, and nothing trained."""
+        """Return the table of the plan: it transfers updates of the model's size and trains nothing."""
         table: dict[str, Any] = {"job": {"clients": self.clients or CLIENTS, "rounds": ROUNDS}}
         words.apply(table, "model", self.model)
         words.apply(table, "network", self.network)
@@ -61,14 +61,14 @@ class Question:
 
 
 def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
-    """Answer a question from the records in folders: those of runs, benches, or folders of either.
+    """Answer a question from the records in ``records``: folders of runs, of benches, or of several of these.
 
-    Raises PlanError or ModelError for a question that means nothing, RecordError for a damaged bench.
+    Raises PlanError or ModelError for an invalid question, and RecordError for a damaged bench.
     """
     plan = question.plan()
     asked = condition_of(plan)
     runs, left_out = evidence.gather(records)
-    # What stays within a process is no advice for a network.
+    # A transport that works only within one machine is no advice for a network.
     can = {entry["name"]: entry["capabilities"]["remote"] for entry in registry.transports()}
     found = evidence.groups(run for run in runs if not asked.topology or can.get(run.scheme, True))
     ranked = sorted(((_apart(asked, group, question), group) for group in found), key=lambda pair: _rank(*pair))
@@ -96,16 +96,16 @@ def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
 
 
 def bench_plan(question: Question) -> BenchPlan:
-    """Return the bench plan that measures what was asked with every transport that this build has.
+    """Return the bench plan that measures the question with every transport of this build.
 
-    Each runs as often as it takes to prove a difference between any two of them.
+    Each transport runs often enough to prove a difference between any two of them.
     """
     table = {"repetitions": _repetitions(), "impossible": "skip", "base": question.base()}
     return BenchPlan.of({**table, "matrix": {"transport": _ways()}})
 
 
 def _notes(asked: Condition) -> list[str]:
-    """Return what is known of the network that was asked about, whatever the records have."""
+    """Return notes on the network of the question that do not depend on the records."""
     loss = max(asked.up.loss, asked.down.loss)
     if loss <= MUCH_LOSS:
         return []
@@ -122,7 +122,7 @@ def _apart(asked: Condition, group: Group, question: Question) -> list[Differenc
 
 
 def _rank(apart: Sequence[Difference], group: Group) -> tuple[bool, bool, float, int]:
-    """Order groups: those not far off, those in which something is compared, the nearest, those with most runs."""
+    """Return the sort key of a group: not far off, with a comparison, the nearest, with the most runs."""
     away = distance(apart)
     return away > FAR, len(group.compared) < 2, away, -sum(len(runs) for runs in group.runs.values())
 
@@ -145,7 +145,7 @@ def _verdict(apart: Sequence[Difference], group: Group) -> Verdict:
 
 
 def _failed(group: Group) -> list[dict[str, Any]]:
-    """Return the transports of which runs failed, and why."""
+    """Return the transports with failed runs, and the reasons."""
     found = []
     for name, runs in sorted(group.runs.items()):
         lost = [run for run in runs if run.numbers is None]
@@ -191,7 +191,7 @@ def _answers(group: Group, away: float) -> dict[str, Any]:
 
 
 def _unconstrained(ranked: Sequence[tuple[Sequence[Difference], Group]]) -> dict[str, Any] | None:
-    """Answer which transport is fastest where nothing limits it: on loopback, with the most similar update."""
+    """Return which transport is fastest if nothing limits it: on loopback, with the most similar update."""
     free = next((group for _, group in ranked if group.condition.is_free), None)
     answer = None if free is None else judge.least(free, evidence.communication, 0.0)
     return None if free is None or answer is None else {**_words(free.condition), **answer.table()}
@@ -209,9 +209,9 @@ def _condition(group: Group, away: float) -> dict[str, Any]:
 
 
 def _cost(asked: Plan, group: Group, told: Verdict) -> dict[str, Any]:
-    """Return what more runs would cost: those that the verdict needs, as measured, and a whole bench of what was asked.
+    """Return the cost of more runs: of those that the verdict needs, and of a whole bench of the question.
 
-    A run of what was asked takes what its links need, and what the measured runs took beyond that.
+    A run of the bench takes the minimum of its network, and the mean time that the measured runs took beyond that.
     """
     more, seconds = 0, 0.0
     beyond: list[float] = []
@@ -235,5 +235,5 @@ def _repetitions() -> int:
 
 
 def _ways() -> list[str]:
-    """Return the transports that a bench plan compares: those that this build has and that cross a network."""
+    """Return the transports that a bench plan compares: those of this build that work across a network."""
     return [one["name"] for one in registry.transports() if one["available"] and one["capabilities"]["remote"]]

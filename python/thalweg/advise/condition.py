@@ -1,4 +1,4 @@
-"""What a job was measured under, as numbers that can be compared with what somebody asks about."""
+"""The conditions of a measurement, as numbers that can be compared with the conditions of a question."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from thalweg.network.spec import Spec
     from thalweg.plan import Plan
 
-# Below these, delays and losses hardly tell networks apart.
+# Below these values, delays and losses hardly distinguish networks.
 LEAST_DELAY: Final = 0.001
 LEAST_LOSS: Final = 0.001
-# Distances of what has no size, in doublings.
+# Distances, in doublings, for differences that have no size.
 NO_LIMIT: Final = 10.0
 OTHER_STRESS: Final = 3.0
 OTHER_TOPOLOGY: Final = 2.0
@@ -33,7 +33,7 @@ OTHER_REST: Final = 0.5
 
 @dataclass(frozen=True)
 class Path:
-    """One direction between a client and the server: bits a second (None: no limit), seconds, share of packets."""
+    """One direction between a client and the server: bits a second (None: no limit), seconds, fraction of packets."""
 
     rate: int | None = None
     delay: float = 0.0
@@ -42,7 +42,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Condition:
-    """What a transport worked under. ``rest`` holds what else was said of the links, as text."""
+    """The conditions of a job's transport. ``rest`` has the other properties of the links, as text."""
 
     update_bytes: int
     clients: int
@@ -53,7 +53,7 @@ class Condition:
     stress: str = ""
     layers: str = ""
     is_trained: bool = False
-    # Whether what is lost is sent again until it is there: an update with holes is done sooner.
+    # Whether missing ranges are sent again until all have arrived. An update with holes takes less time.
     resend: bool = True
 
     @property
@@ -63,7 +63,7 @@ class Condition:
         return (self.up, self.down, self.stress, self.layers) == (free, free, "", "")
 
     def words(self, *, clients: bool = True) -> str:
-        """Return it on one line, with or without the number of clients."""
+        """Return the condition on one line, with or without the number of clients."""
         ways = [_path(self.up)] if self.up == self.down else [f"up {_path(self.up)}", f"down {_path(self.down)}"]
         network = "; ".join(ways) if self.topology else "loopback"
         if self.layers and not self.topology:
@@ -77,16 +77,16 @@ class Condition:
 
 @dataclass(frozen=True)
 class Difference:
-    """In what, and by how many doublings, what was measured is not what was asked."""
+    """One difference between a measured and an asked condition: its size in doublings, and words for it."""
 
     doublings: float
     words: str
 
 
 def condition_of(plan: Plan, size: int | None = None) -> Condition:
-    """Return what a plan's job works under; ``size`` is the bytes of its updates, where they were seen.
+    """Return the condition of a plan's job. ``size`` is the bytes of its updates, if they were measured.
 
-    Raises PlanError if a file that its network names cannot be read, or nobody knows the size.
+    Raises PlanError if a file that its network names cannot be read, or if the size is unknown.
     """
     size = update_bytes(plan) if size is None else size
     if size is None:
@@ -103,7 +103,7 @@ def condition_of(plan: Plan, size: int | None = None) -> Condition:
     if network is not None and network.emulator != "none":
         from thalweg.plan.emulated import network_of
 
-        # Ranges are drawn from the seed, which differs between repetitions of one condition.
+        # Random link values depend on the seed, which differs between repetitions of one condition.
         built = network_of(plan.merge({"job.seed": 0}))
         up, down, rest = _links(built)
         topology = network.topology
@@ -122,7 +122,7 @@ def condition_of(plan: Plan, size: int | None = None) -> Condition:
 
 
 def differences(asked: Condition, measured: Condition, *, clients: bool) -> list[Difference]:
-    """Return in what a measured condition differs from the asked one; ``clients``: whether their number counts."""
+    """Return how a measured condition differs from the asked one. ``clients``: whether their number counts."""
     found = [
         *_rates(asked, measured),
         _ratio("round trip", _rtt(asked), _rtt(measured), LEAST_DELAY, format_seconds),
@@ -141,7 +141,7 @@ def differences(asked: Condition, measured: Condition, *, clients: bool) -> list
 
 
 def distance(found: Sequence[Difference]) -> float:
-    """Return the sum of differences, in doublings."""
+    """Return the sum of all differences, in doublings."""
     return sum(one.doublings for one in found)
 
 
@@ -152,7 +152,7 @@ def _path(path: Path) -> str:
 
 
 def _links(spec: Spec) -> tuple[Path, Path, str]:
-    """Return the middle of all clients' paths up and down, and what else their links are."""
+    """Return the median path of all clients up and down, and the other properties of their links."""
     from thalweg.network.routes import routes
     from thalweg.network.topology import SERVER
 

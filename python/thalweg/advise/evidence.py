@@ -1,4 +1,4 @@
-"""Measured runs: found in folders, and grouped by what they were measured under."""
+"""Finds measured runs in folders, and groups them by condition."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NOT_KNOWN: Final = "not known"
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. ``numbers`` are those of ``bench.measure``; None if it failed, and ``reason`` says why.
+    """One run. ``numbers`` are those of ``bench.measure``. If it failed they are None, and ``reason`` says why.
 
-    ``emulation`` is None of a run that failed before anybody knew.
+    ``emulation`` is None if the run failed before its emulation was known.
     """
 
     transport: str
@@ -40,14 +40,14 @@ class Measured:
     least_seconds: float
     reason: str | None = None
     congestion: str | None = None
-    # The congestion control that it had because the system has it.
+    # The congestion control of the run, if it is the default of the system and not the plan's choice.
     unasked: str | None = None
 
 
 class Found(NamedTuple):
-    """A run's place: its record, if it left one, the seconds that it took in all, and why it failed, if it did.
+    """A run in a folder: its record if it has one, its duration in seconds, and why it failed, if it did.
 
-    ``plan`` is the file of its plan where there is no record.
+    ``plan`` is the file of its plan if there is no record.
     """
 
     record: Path | None
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """What it is known by."""
+        """The path that identifies the run: that of its record, else of its plan."""
         return (self.record or self.plan or Path()).resolve()
 
 
@@ -76,9 +76,9 @@ class Group:
 
 
 def gather(paths: Iterable[Path]) -> tuple[list[Measured], dict[str, str]]:
-    """Return the runs in folders, and by path why others cannot be used.
+    """Return the runs in folders, and for each run that cannot be used its path and the reason.
 
-    Raises RecordError for what is no folder, and for a bench that is damaged.
+    Raises RecordError for a path that is not a folder, and for a damaged bench.
     """
     found: list[Measured] = []
     left_out: dict[str, str] = {}
@@ -99,9 +99,9 @@ def gather(paths: Iterable[Path]) -> tuple[list[Measured], dict[str, str]]:
 
 
 def groups(runs: Iterable[Measured]) -> list[Group]:
-    """Return runs by condition, emulation and transport.
+    """Group runs by condition, emulation and transport.
 
-    Those that failed before their emulation was known belong to each group of their condition.
+    Runs that failed before their emulation was known belong to each group of their condition.
     """
     found: dict[tuple[Condition, str], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     unknown: list[Measured] = []
@@ -123,7 +123,7 @@ def _named(run: Measured) -> dict[str, Any]:
 
 
 def _records(paths: Iterable[Path]) -> Iterator[Found]:
-    """Yield the runs of folders; a bench knows how long each took, and why those failed that left no record."""
+    """Yield the runs in folders. For a bench this includes how long each took, and failed runs without a record."""
     for path in paths:
         folder = Folder(path)
         if not path.is_dir():
@@ -178,7 +178,7 @@ def _measured(run: Run, found: Found) -> Measured:
 
 
 def _never_began(path: Path, reason: str | None) -> Measured:
-    """Return a run that failed before it left a record, from its plan."""
+    """Return a run that failed before it left a record; its condition comes from its plan."""
     plan = Plan.load(path)
     return Measured(
         transport=transport_of(plan),
@@ -208,25 +208,25 @@ def communication(run: Measured) -> float | None:
 
 
 def incomplete(run: Measured) -> int:
-    """Return how many of a run's rounds ended without all updates whole."""
+    """Return how many of a run's rounds ended without all whole updates."""
     return 0 if run.numbers is None else sum(not row["complete"] for row in run.numbers["rounds"])
 
 
 def wire(run: Measured) -> float | None:
-    """Return the bytes on the wire by bytes of updates, or None."""
+    """Return the ratio of bytes on the wire to bytes of updates, or None."""
     ratio: float | None = None if run.numbers is None else run.numbers["wire_ratio"]
     return ratio
 
 
 def cpu(run: Measured) -> float | None:
-    """Return the CPU seconds of all parties together by rounds, or None."""
+    """Return the CPU seconds of all parties per round, or None."""
     used = _joined(run, "cpu_seconds", sum)
     rounds = 0 if run.numbers is None else len(run.numbers["rounds"])
     return divided(used, rounds)
 
 
 def memory(run: Measured) -> float | None:
-    """Return the most memory that any party had, or None."""
+    """Return the largest peak memory of any party in bytes, or None."""
     return _joined(run, "peak_rss_bytes", max)
 
 

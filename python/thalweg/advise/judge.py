@@ -1,4 +1,4 @@
-"""Which of several transports has the least of any value of a run, compared as verdicts compare times."""
+"""Finds which transport has the least of any value of a run, with the same statistics as verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = Callable[[Measured], "float | None"]
 
 @dataclass(frozen=True)
 class Answer:
-    """The best transport for one question, the next, and how they compare, if there is a next."""
+    """The best transport for one question, the next best, and their comparison, if there is a next one."""
 
     transport: str
     value: float
@@ -25,11 +25,11 @@ class Answer:
 
     @property
     def sure(self) -> str:
-        """How sure it is: yes, fairly or no."""
+        """How sure the answer is: yes, fairly or no."""
         return "no" if self.compared is None else self.compared.sure
 
     def table(self) -> dict[str, Any]:
-        """Return it as JSON has it; ``factor``: how many times as much the next one needs."""
+        """Return the answer as a table for JSON. ``factor``: how many times as much the next one needs."""
         keys = ("relation", "factor", "low", "high", "chance", "needed")
         compared = dict.fromkeys(keys) if self.compared is None else self.compared.table()
         return {
@@ -44,9 +44,9 @@ class Answer:
 
 
 def least(group: Group, value: Value, away: float) -> Answer | None:
-    """Return which transport of a group has the least of a value, a geometric mean over runs; None if no run has it.
+    """Return the transport of a group with the least geometric mean of a value over runs; None if no run has it.
 
-    ``away``: how far the group is from what was asked, in doublings.
+    ``away``: distance of the group from the conditions of the question, in doublings.
     """
     known = {name: found for name, runs in group.runs.items() if (found := _known(runs, value))}
     ranked = sorted(known, key=lambda name: center(known[name]))
@@ -57,7 +57,7 @@ def least(group: Group, value: Value, away: float) -> Answer | None:
         return Answer(best, center(known[best]), None, None, None, (f"only {best} was measured there",))
     compared = compare(known[best], known[following], pairs_of(len(ranked)), away)
     why = _why(compared, (len(known[best]), len(known[following])), len(ranked), away)
-    # What never came took no time.
+    # Data that never arrived took no time.
     short = sum(map(incomplete, group.runs[best]))
     why += (f"{short} rounds of {best} lacked some of their updates",) if short else ()
     return Answer(best, center(known[best]), following, center(known[following]), compared, why)

@@ -1,4 +1,4 @@
-"""``thalweg bench``: a matrix of jobs, each run several times by turns, and one table of what they came to."""
+"""``thalweg bench``: runs a matrix of jobs, each several times in turn, and writes one table of the results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from thalweg.bench.results import SHOWN
 from thalweg.report.senders import unasked_bbr
 from thalweg.ui.verdict import verdict
 
-# Axes of this section are ways, whose values are compared. Other axes belong to the place.
+# An axis of this section is part of the way, so its values are compared. Any other axis belongs to the place.
 SECTION: Final = "transport."
 Row = Mapping[str, Any]
 
@@ -24,13 +24,13 @@ def is_way(axis: str) -> bool:
 
 
 def way(row: Row) -> str:
-    """Return a cell's name in a comparison: its way, and the congestion control if the way does not name it."""
+    """Return a cell's name in a comparison: its way, and the congestion control if the settings do not name it."""
     words = [value for axis, value in row["settings"].items() if is_way(axis)]
     return " ".join([*words, *_sender(row)])
 
 
 def sender(row: Row) -> str:
-    """Return the congestion control of a cell's senders where its settings do not say it, else nothing."""
+    """Return the congestion control of a cell's senders if its settings do not name it, else an empty text."""
     return "".join(_sender(row))
 
 
@@ -41,7 +41,7 @@ def _sender(row: Row) -> list[str]:
 
 
 def answers(rows: Sequence[Row], accounting: str) -> list[dict[str, Any]]:
-    """Return a verdict for each place where several ways were tried; ``place`` has the other settings in words."""
+    """Return a verdict for each place with several ways; ``place`` has the other settings in words."""
     by_place: dict[str, list[Row]] = {}
     for row in rows:
         if row["status"] != "skipped":
@@ -56,7 +56,7 @@ def answers(rows: Sequence[Row], accounting: str) -> list[dict[str, Any]]:
 
 def _answer(rows: Sequence[Row], accounting: str) -> dict[str, Any]:
     names = {row["cell"]: way(row) for row in rows}
-    # If all runs of a cell failed, its name lacks the congestion control, which nobody knows.
+    # If all runs of a cell failed, its congestion control is unknown, so its name lacks it.
     values = {names[row["cell"]]: _known(row[f"{SHOWN[accounting]}_by_run"]) for row in rows}
     return verdict(values, {names[row["cell"]]: row["failed"] for row in rows}).table()
 

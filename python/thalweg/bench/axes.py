@@ -1,4 +1,4 @@
-"""The axes of a matrix: what each is called, and what a value of it does to a plan."""
+"""The axes of a matrix: their names, and how a value of each changes a plan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from thalweg.plan import Plan
 from thalweg.transports import registry
 
 NONE: Final = "none"
-# What a value that is a table may be called, for people.
+# Key of a table value: the label of the value, for people.
 NAME: Final = "name"
-# What it then means, if that is no table.
+# Key of a table value: the value itself, if it is not a table.
 IS: Final = "is"
-# Short names, in the order in which they are applied, and the key that each stands for.
+# Short names in the order in which they are applied, each with the key that it stands for.
 SHORT: Final[Mapping[str, str]] = {
     "case": "several sections",
     "transport": "transport.url",
@@ -31,9 +31,9 @@ SHORT: Final[Mapping[str, str]] = {
     "gather": "transport.gather",
     "compute": "training.compute",
 }
-# An axis whose values go over several sections of a plan at once.
+# An axis whose values set keys in several sections of a plan at once.
 CASE: Final = "case"
-# Set by the bench itself.
+# The key that the bench itself sets.
 OWN: Final = "record.folder"
 
 Table = dict[str, Any]
@@ -49,7 +49,7 @@ def flat(matrix: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def axes(matrix: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
-    """Return each axis with its values, checked: what they are called and that there are some. Raises PlanError."""
+    """Return each axis with its values. Raises PlanError for a wrong name, no values, or two values with one label."""
     found: dict[str, list[Any]] = {}
     meant: dict[str, str] = {}
     for name, values in flat(matrix):
@@ -84,7 +84,7 @@ def _check_name(name: str, source: str) -> None:
 
 
 def apply(table: Table, axis: str, value: Any) -> None:
-    """Set an axis to a value in a plan's table. Raises PlanError if the value means nothing."""
+    """Set an axis to a value in a plan's table. Raises PlanError for an invalid value."""
     if isinstance(value, Mapping):
         plain = {key: one for key, one in value.items() if key != NAME}
         value = plain[IS] if set(plain) == {IS} else plain
@@ -96,7 +96,7 @@ def apply(table: Table, axis: str, value: Any) -> None:
 
 
 def named(value: Any) -> str:
-    """Return what a value of an axis is called: the name that its table has, or the value as people write it."""
+    """Return the label of an axis's value: the name in its table, or the value as people write it."""
     return str(value[NAME]) if isinstance(value, Mapping) and NAME in value else shown(value)
 
 
@@ -113,9 +113,9 @@ def _put(table: Table, path: str, value: Any) -> None:
     *sections, key = path.split(".")
     for section in sections:
         inner = table.get(section)
-        # The short form of an app.
+        # An app may also be written as text, the short form.
         inner = {"object": inner} if section == "app" and isinstance(inner, str) else inner
-        # What is no table is refused by the plan's own check.
+        # The plan's own check refuses a section that is not a table.
         table[section] = dict(inner) if isinstance(inner, Mapping) else {}
         table = table[section]
     table[key] = value
@@ -164,7 +164,7 @@ def _loss(table: Table, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number and not isinstance(value, str):
         raise PlanError(f"a loss cannot be {value!r}", "Give a fraction as 0.01, or text in percent as '1%'")
-    # Without an exponent, which the words for a network do not have.
+    # Without an exponent, because the network parser does not accept one.
     text = format(Decimal(repr(value)), "f") if number else value
     table["network"] = inline.over(_section(table, "network"), f"loss={text}")
 

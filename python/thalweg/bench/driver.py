@@ -1,4 +1,4 @@
-"""Runs what of a bench has not been run yet, one run after the other, and writes the results."""
+"""Runs the missing runs of a bench, one after the other, and writes the results."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from thalweg.errors import PlanError, RecordError, ThalwegError
 from thalweg.plan import Plan
 from thalweg.report.cells import Lost
 
-# Runs a plan, with a file for what it says and a limit in seconds, and returns what ``process.execute`` does.
+# Runs a plan with a log file and a limit in seconds, and returns the same as ``process.execute``.
 Execute: TypeAlias = Callable[[Path, Path, float | None], Mapping[str, Any]]
 
 
 def name_of(cell: Cell, repetition: int) -> str:
-    """Return what the files of a run are called."""
+    """Return the name of a run's files, without the ending."""
     return f"{cell.number:04}.{repetition}"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench in its folder."""
+    """A bench with its folder and its matrix."""
 
     folder: Folder
     matrix: Matrix
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Return how each run that has ended did, by name. Raises RecordError for a damaged one."""
+        """Return the outcome of each run that has ended, by name. Raises RecordError for a damaged one."""
         names = (name_of(cell, repetition) for repetition, cell in self.matrix.runs())
         found = ((name, self.folder.outcome(name)) for name in names)
         return {name: outcome for name, outcome in found if outcome is not None}
 
     def missing(self, outcomes: Mapping[str, Mapping[str, Any]], *, retry: bool = False) -> list[tuple[int, Cell]]:
-        """Return the runs that are left, in their order; with ``retry`` also those that failed."""
+        """Return the runs that have not ended yet, in their order; with ``retry`` also those that failed."""
 
         def done(name: str) -> bool:
             return name in outcomes and not (retry and outcomes[name]["status"] == "failed")
@@ -56,7 +56,7 @@ class Bench:
         return [(repetition, cell) for repetition, cell in runs if not done(name_of(cell, repetition))]
 
     def estimate(self, outcomes: Mapping[str, Mapping[str, Any]]) -> Estimate:
-        """Return what is known of how long runs take."""
+        """Return an estimate of how long runs take, from the runs so far."""
         made = Estimate(self.matrix.cells)
         for outcome in outcomes.values():
             if outcome["status"] == "complete":
@@ -64,9 +64,9 @@ class Bench:
         return made
 
     def run(self, progress: Progress, *, retry: bool = False, execute: Execute = execute) -> dict[str, Any]:
-        """Run what is left and return the results. One that fails is kept with its reason, and the rest goes on.
+        """Run the missing runs and return the results. If a run fails, its reason is stored, and the next run starts.
 
-        If it is interrupted the results so far are written. Raises RecordError if nothing can be kept.
+        After an interruption the results so far are written. Raises RecordError if files cannot be written.
         """
         with self.folder.alone():
             outcomes = self.outcomes()
@@ -89,7 +89,7 @@ class Bench:
         return found
 
     def _one(self, cell: Cell, repetition: int, execute: Execute) -> dict[str, Any]:
-        """Run a cell once and keep how it ended. An interruption keeps nothing, so that it is run anew."""
+        """Run a cell once and store its outcome. An interrupted run stores nothing, so it is run again later."""
         name = name_of(cell, repetition)
         records = self.folder.under_way(name)
         text = cell.in_repetition(repetition, str(records)).to_toml()
@@ -111,7 +111,7 @@ class Bench:
         return outcome
 
     def results(self) -> dict[str, Any]:
-        """Return what is known so far, as ``bench.json`` has it. Raises RecordError if a run's file is damaged."""
+        """Return the results so far, in the form of ``bench.json``. Raises RecordError if a run's file is damaged."""
         outcomes = self.outcomes()
         plan = self.matrix.plan
         left = len(self.missing(outcomes))
@@ -133,14 +133,14 @@ class Bench:
         }
 
     def write(self) -> dict[str, Any]:
-        """Write ``bench.json`` and ``bench.csv`` and return what is in the former. Raises RecordError."""
+        """Write ``bench.json`` and ``bench.csv``; return the content of ``bench.json``. Raises RecordError."""
         found = self.results()
         self.folder.write(RESULTS, json.dumps(found, indent=1) + "\n")
         self.folder.write(TABLE, results.to_csv(self.matrix.axes, found["cells"]))
         return found
 
     def page(self) -> Path | None:
-        """Make the page of all runs; None if there is none. Raises RecordError."""
+        """Write the report page of all runs; return None if no run has ended. Raises RecordError."""
         from thalweg.report import report
 
         outcomes = self.outcomes()
@@ -158,7 +158,7 @@ class Bench:
                 yield Lost(Plan.load(path), path, outcome["reason"])
 
     def preview(self) -> dict[str, Any]:
-        """Return what would be run and how long that may take."""
+        """Return the runs that would be run, and how long they may take."""
         outcomes = self.outcomes() if self.folder.is_bench else {}
         missing = self.missing(outcomes)
         estimate = self.estimate(outcomes)
@@ -185,7 +185,7 @@ class Bench:
 
 
 def left_words(estimate: Estimate, missing: Sequence[tuple[int, Cell]]) -> str:
-    """Return how long the runs that are left may take, in words."""
+    """Return how long the remaining runs may take, in words."""
     if not missing:
         return "nothing left"
     seconds = estimate.left(Counter(cell.number for _, cell in missing))
@@ -195,7 +195,7 @@ def left_words(estimate: Estimate, missing: Sequence[tuple[int, Cell]]) -> str:
 
 
 def _judge(said: Mapping[str, Any], record: Path | None) -> dict[str, Any]:
-    """Return how a run ended: with numbers, or a reason."""
+    """Return the outcome of a run: its numbers, or the reason why it failed."""
     error = said.get("error")
     if error is None and record is None:
         error = {"cause": "it left no record", "hint": "See its log"}

@@ -1,4 +1,4 @@
-"""How long runs will take: what their links need at least, and what runs took beyond that so far."""
+"""Estimates how long runs will take: the minimum of the network, and how much longer than that past runs took."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.plan.least import has_known_links, least
 
 
 class _Least:
-    """The least seconds of cells; each Flower app among them is asked once how much it sends, where that matters."""
+    """The minimum seconds of cells. Each Flower app is asked once how much it sends, if that matters."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Size] = {}
@@ -33,7 +33,10 @@ class _Least:
 
 
 class Estimate:
-    """Seconds of runs to come. A cell that was run takes as long again; another what runs took beyond their least."""
+    """Estimates the seconds of future runs. A cell that was run is expected to take its mean time again.
+
+    Any other cell takes its minimum, and the mean excess over the minimum of the cells that were run.
+    """
 
     def __init__(self, cells: Iterable[Cell]) -> None:
         known = _Least()
@@ -41,7 +44,7 @@ class Estimate:
         self._taken: dict[int, list[float]] = defaultdict(list)
 
     def took(self, number: int, seconds: float) -> None:
-        """Take in that a run of a cell took so long."""
+        """Record that a run of a cell took ``seconds``."""
         self._taken[number].append(seconds)
 
     @property
@@ -50,12 +53,12 @@ class Estimate:
         return bool(self._taken)
 
     def cell(self, number: int) -> float:
-        """Return the seconds of a cell's next run; without any measurement the least."""
+        """Return the seconds of a cell's next run; without any measurement the minimum."""
         if number in self._taken:
             return fmean(self._taken[number])
         beyond = [fmean(taken) - self._least[other] for other, taken in self._taken.items()]
         return self._least[number] + (max(0.0, fmean(beyond)) if beyond else 0.0)
 
     def left(self, runs: Mapping[int, int]) -> float:
-        """Return the seconds of so many runs of each cell."""
+        """Return the seconds of all ``runs``: for each cell, the number of its runs."""
         return sum(count * self.cell(number) for number, count in runs.items())

@@ -1,14 +1,11 @@
-"""A bench's folder: its plan, what each run came to, and the records.
+"""A bench's folder: its plan, the outcome of each run, and the records.
 
 ================================  ==============================================================================
-``bench.toml``                    the bench plan
-``cells/NUMBER.REPETITION.toml``  the plan of a run
-``cells/NUMBER.REPETITION.log``   what the run said
-``cells/NUMBER.REPETITION.json``  how it ended and its numbers; written when it has ended, so that it is not run again
-``records/NUMBER.REPETITION``     its record
-``bench.json``, ``bench.csv``     the results
-``report.html``                   the page of all records
-================================  ==============================================================================
+``bench.toml``                    the bench plan ``cells/NUMBER.REPETITION.toml``  the plan of a run
+``cells/NUMBER.REPETITION.log``   the output of the run ``cells/NUMBER.REPETITION.json``  the outcome and the numbers of
+a run that has ended, and so is not run again ``records/NUMBER.REPETITION``     its record ``bench.json``, ``bench.csv``
+the results ``report.html``                   the page of all records ================================
+==============================================================================
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ PAGE: Final = "report.html"
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder at ``path``."""
+    """The folder of one bench at ``path``."""
 
     path: Path
 
@@ -48,7 +45,7 @@ class Folder:
         date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
         word = re.sub(r"[^A-Za-z0-9.]+", "-", name)
         folder = cls(parent / f"{date}-{word}-{secrets.token_hex(3)}")
-        plan.to_toml()  # raises before anything is made
+        plan.to_toml()  # Raises before a folder is made.
         with _writing(folder.path):
             for part in (folder.cells, folder.records):
                 part.mkdir(parents=True)
@@ -57,7 +54,7 @@ class Folder:
 
     @property
     def cells(self) -> Path:
-        """Return the folder of what is known of each run."""
+        """Return the folder with the plan, log and outcome of each run."""
         return self.path / "cells"
 
     @property
@@ -67,7 +64,7 @@ class Folder:
 
     @property
     def is_bench(self) -> bool:
-        """Whether it is a bench's."""
+        """Whether the folder is a bench's: it has a bench plan."""
         return (self.path / PLAN).is_file()
 
     def plan(self) -> BenchPlan:
@@ -79,11 +76,11 @@ class Folder:
         return BenchPlan.load(self.path / PLAN)
 
     def keep(self, plan: BenchPlan) -> None:
-        """Write its plan. Raises RecordError."""
+        """Write the bench plan. Raises RecordError."""
         self.write(PLAN, plan.to_toml())
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file whole or not at all and return its path. Raises RecordError."""
+        """Write a file atomically and return its path. Raises RecordError."""
         path = self.path / name
         part = path.with_name(f".{path.name}.part")
         with _writing(path):
@@ -96,7 +93,7 @@ class Folder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Let no other process run this bench meanwhile. Raises RecordError if one does."""
+        """Hold a lock, so that no other process runs this bench. Raises RecordError if another process holds it."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +106,7 @@ class Folder:
             os.close(descriptor)
 
     def outcome(self, name: str) -> dict[str, Any] | None:
-        """Return how a run ended, or None if it has not. Raises RecordError if that is damaged."""
+        """Return the outcome of a run, or None if it has not ended. Raises RecordError if the file is damaged."""
         path = self.cells / f"{name}.json"
         try:
             found = reading.document(path)
@@ -122,11 +119,11 @@ class Folder:
         return found
 
     def end(self, name: str, outcome: dict[str, Any]) -> None:
-        """Keep how a run ended. Raises RecordError."""
+        """Write the outcome of a run. Raises RecordError."""
         self.write(f"cells/{name}.json", json.dumps(outcome, indent=1) + "\n")
 
     def under_way(self, name: str) -> Path:
-        """Return the folder for the record of a run while it goes on; nothing of an earlier try of it stays."""
+        """Return the folder for a run's record while the run lasts. Files of an earlier attempt are removed."""
         path = self.records / f".{name}"
         with _writing(path):
             (self.cells / f"{name}.json").unlink(missing_ok=True)
@@ -136,7 +133,7 @@ class Folder:
         return path
 
     def settle(self, name: str) -> Path | None:
-        """Put the record of a run that has ended in its place and return that; None if it left no record."""
+        """Move the record of a run that has ended to its final place and return that; None if it left no record."""
         path = self.records / f".{name}"
         found = sorted(path.iterdir()) if path.is_dir() else []
         target = self.records / name

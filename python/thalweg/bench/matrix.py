@@ -1,4 +1,4 @@
-"""From a bench plan to its cells, each an ordinary plan, and to the order in which they are run."""
+"""Makes the cells of a bench plan, each an ordinary plan, and the order in which they are run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST_SEED: Final = 2**63
 
 @dataclass(frozen=True)
 class Cell:
-    """One place in the matrix. ``settings``: axis and value, in words."""
+    """One cell of the matrix. ``settings`` has the value of each axis, in words."""
 
     number: int
     settings: Mapping[str, str]
@@ -30,18 +30,21 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Return what tells it from the others."""
+        """Return the settings of the cell in words."""
         return label(self.settings)
 
     def in_repetition(self, repetition: int, folder: str) -> Plan:
-        """Return the plan that is run: in each repetition all cells have one seed, and the next one another."""
+        """Return the plan of a repetition.
+
+        Within a repetition all cells have the same seed; repetitions have different ones.
+        """
         seed = (self.plan.job.seed + repetition - 1) % LARGEST_SEED
         return self.plan.merge({"job.seed": seed, axes.OWN: folder}, f"cell {self.number}")
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A place in the matrix that cannot be, and why."""
+    """A cell of the matrix whose plan is impossible, and why."""
 
     number: int
     settings: Mapping[str, str]
@@ -50,7 +53,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Matrix:
-    """All cells of a bench plan. ``runs`` says in which order they are run."""
+    """All cells of a bench plan. ``runs`` returns the order in which they are run."""
 
     plan: BenchPlan
     axes: Mapping[str, Sequence[str]]
@@ -59,7 +62,7 @@ class Matrix:
 
     @classmethod
     def of(cls, plan: BenchPlan, source: str = "the bench plan") -> Matrix:
-        """Return the matrix of a bench plan, every cell checked as a plan is. Raises PlanError."""
+        """Return the matrix of a bench plan. Every cell is checked as a plan. Raises PlanError."""
         _check_base(plan, source)
         chosen = axes.axes(plan.matrix, source)
         count = math.prod(len(values) for values in chosen.values())
@@ -86,9 +89,9 @@ class Matrix:
         )
 
     def runs(self) -> list[tuple[int, Cell]]:
-        """Return repetition and cell of each run: all cells in an order drawn from the seed, then all again.
+        """Return repetition and cell of each run. A repetition runs all cells in an order drawn from the seed.
 
-        So a machine that becomes slower meanwhile does not count against one cell.
+        So if the machine becomes slower during the bench, that does not affect one cell alone.
         """
         found = []
         for repetition in range(1, self.plan.repetitions + 1):

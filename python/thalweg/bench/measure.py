@@ -1,4 +1,4 @@
-"""What one run came to, from its record."""
+"""Computes the numbers of one run from its record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def measure(path: Path) -> Numbers:
 
 
 def numbers(run: Run) -> Numbers:
-    """Return what a run's record says of its rounds, bytes, CPU time and memory; null is not known."""
+    """Return the numbers of a run's rounds, bytes, CPU time and memory, from its record; None if one is unknown."""
     each = rounds(run)
     moved = payload(run.transfers)
     wire, counted = _wire(run, each)
@@ -55,9 +55,10 @@ def numbers(run: Run) -> Numbers:
 
 
 def _wire(run: Run, each: Iterable[Numbers]) -> tuple[int | None, str | None]:
-    """Return the bytes that crossed clients' links both ways, and who counted them.
+    """Return the bytes that crossed clients' links in both directions, and who counted them.
 
-    On an emulated network those of IP with all headers, repeats and control messages; else the transport's own.
+    On an emulated network these are the bytes of IP packets, with all headers, retransmissions and control messages.
+    Else the transport counts them.
     """
     names = _clients(run)
     crossed = [row["bytes_in"] for row in run.links if row["source"] in names or row["target"] in names]
@@ -72,7 +73,7 @@ def _clients(run: Run) -> frozenset[str]:
 
 
 def _by_kind(run: Run, key: str, join: Any) -> dict[str, Any]:
-    """Return a party's number for the server, the clients together, and others (as a broker) together."""
+    """Return a party's number for the server, for all clients together, and for others (such as a broker) together."""
     names = _clients(run)
     kinds: dict[str, list[Any]] = {SERVER: [], "clients": [], "others": []}
     for row in run.parties:

@@ -61,7 +61,10 @@ class BenchPlan(Section):
         return BenchPlan.of({**self.model_dump(exclude_unset=True), "repetitions": repetitions}, "the command line")
 
     def to_toml(self) -> str:
-        """Return it as TOML that loads to an equal one. Raises PlanError for values that no plan has, as dates."""
+        """Return the bench plan as TOML that loads to an equal one.
+
+        Raises PlanError for values that no plan has, such as dates.
+        """
         try:
             return toml.dumps(self.model_dump(exclude_none=True)).replace("\n[", "\n\n[", 1)
         except TypeError as error:

@@ -1,4 +1,4 @@
-"""A worker process from its start to its end, whatever ends it."""
+"""Runs a worker process from its start to its end, however it ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import Any, Final
 from thalweg.machine.grace import within
 from thalweg.ui.units import format_seconds
 
-# A run that is told to end closes its links, its lab and its record.
+# Seconds for a worker to end after SIGTERM: it closes its links, its lab and its record.
 END_SECONDS: Final = 30.0
-# After a signal it has less; one that is killed takes its own programs with it, and is run anew in any case.
+# The same after this program got a signal. A worker that is killed takes its own programs with it, and its run is run
+# again in any case.
 HURRIED_SECONDS: Final = 1.5
 COMMAND: Final = (sys.executable, "-m", "thalweg.bench.worker")
 
 
 def execute(plan: Path, log: Path, limit: float | None) -> dict[str, Any]:
-    """Run a plan and return its result, or ``{"error": {"cause", "hint"}}``; what it says goes to ``log``.
+    """Run a plan and return its result, or ``{"error": {"cause", "hint"}}``. The worker's stderr goes to ``log``.
 
-    After ``limit`` seconds it is ended. Raises KeyboardInterrupt, after the process has ended.
+    After ``limit`` seconds the worker is ended. Raises KeyboardInterrupt, after the worker has ended.
     """
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -41,7 +42,7 @@ def execute(plan: Path, log: Path, limit: float | None) -> dict[str, Any]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        # Not SIGINT: it may have had a signal of its own, and a SIGINT after that would cut its end short.
+        # Not SIGINT: the worker may have got one already, and a second one would interrupt its cleanup.
         process.send_signal(signal.SIGTERM)
         try:
             process.communicate(timeout=within(END_SECONDS, HURRIED_SECONDS))

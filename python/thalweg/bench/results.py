@@ -1,4 +1,4 @@
-"""From what runs came to, to what each cell came to: the table, ``bench.json`` and ``bench.csv``."""
+"""Computes the results of each cell from its runs: the table, ``bench.json`` and ``bench.csv``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thalweg.report.numbers import divided, spread
 Outcome = Mapping[str, Any]
 KINDS: Final = ("server", "clients", "others")
 TIMES: Final = ("communication_seconds", "fedcomm_communication_seconds")
-# Which of them the table shows, by accounting.
+# The time that the table shows, by accounting.
 SHOWN: Final = {"measured": "communication_seconds", "fedcomm": "fedcomm_communication_seconds"}
 
 
 def cells(matrix: Matrix, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """Return what each cell came to, in the matrix's order, those that were skipped included."""
+    """Return the result of each cell in the matrix's order, including cells that were skipped."""
     by_cell: dict[int, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_cell[outcome["cell"]].append(outcome)
@@ -52,7 +52,7 @@ def _cell(cell: Cell, outcomes: Sequence[Outcome], repetitions: int) -> dict[str
 
 
 def figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of a cell from the numbers of its runs: times over rounds, the rest over runs."""
+    """Return the results of a cell from the numbers of its runs: times are over rounds, the rest over runs."""
     rounds = [row for run in runs for row in run["rounds"]]
     found: dict[str, Any] = {
         "rounds": len(rounds),
@@ -62,9 +62,10 @@ def figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     for key in TIMES:
         found[key] = spread(row[key] for row in rounds)
-        # Rounds of one run are alike: whoever compares cells compares these.
+        # Rounds within a run are alike, so comparisons of cells use these medians of runs.
         found[f"{key}_by_run"] = [_median(row[key] for row in run["rounds"]) for run in runs]
-    # FedComm's time has no such share: it begins when the model has been sent, and the bound is of both ways.
+    # Only the first of TIMES is compared with the bound. The bound covers sending the model and returning the updates,
+    # but FedComm's time starts after the model was sent.
     found["share_of_bound"] = _median(divided(row["bound_seconds"], row[TIMES[0]]) for row in rounds)
     for key in ("retransmissions", "update_bytes", "wire_bytes", "wire_ratio", "accuracy"):
         found[key] = _median(run[key] for run in runs)
@@ -82,7 +83,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def to_csv(axes: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return cells as CSV: a line a cell, its settings in columns of their own."""
+    """Return cells as CSV: one line for each cell, with one column for each axis."""
     axes = list(axes)
     text = io.StringIO()
     out = csv.writer(text)
@@ -93,7 +94,7 @@ def to_csv(axes: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _columns(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the columns behind the settings with a cell's values; of an empty row only the names count."""
+    """Return the columns after the settings, with a cell's values. For an empty row only the names are meaningful."""
     plain = ["status", "repetitions", "failed", "rounds", "incomplete_rounds"]
     found = [(key, row.get(key)) for key in plain]
     for key in (*TIMES, "round_seconds"):

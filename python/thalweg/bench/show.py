@@ -1,4 +1,4 @@
-"""What a person sees of a bench: how it goes on, and the table at its end."""
+"""What a bench shows on the terminal: its progress, and the tables at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALES: Final = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
 
 
 class Progress(Protocol):
-    """Hears how a bench goes on."""
+    """Shows the progress of a bench."""
 
     def note(self, text: str) -> None:
         """Show a line."""
@@ -40,7 +40,7 @@ class Progress(Protocol):
 
 
 class LineProgress:
-    """A line a run."""
+    """Shows one line for each run."""
 
     def note(self, text: str) -> None:
         sys.stderr.write(f"{text}\n")
@@ -54,7 +54,7 @@ class LineProgress:
 
 
 class Bar:
-    """A bar for the bench below the lines."""
+    """Shows a progress bar for the bench below the lines."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -92,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def run_line(done: int, total: int, what: str, outcome: Mapping[str, Any], left: str) -> str:
-    """Return a run that has ended in one line."""
+    """Return one line about a run that has ended."""
     head = f"[{done}/{total}] {what}: "
     if outcome["status"] != "complete":
         return f"{head}failed after {duration(outcome['seconds'])}: {outcome['reason']}; {left}"
@@ -103,7 +103,7 @@ def run_line(done: int, total: int, what: str, outcome: Mapping[str, Any], left:
 
 
 def tables(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[Table]:
-    """Return a bench's two tables of its cells: times, and what they cost."""
+    """Return the two tables of a bench's cells: times, and costs (CPU, memory, bytes)."""
     return [_time_table(rows, axes), _cost_table(rows, axes)]
 
 
@@ -122,12 +122,12 @@ def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str]) -> Table
 
 
 def middle(of: Mapping[str, float] | None) -> float | None:
-    """Return the median of times."""
+    """Return the median of a summary of times, or None without times."""
     return None if of is None else of["median"]
 
 
 def runs(row: Mapping[str, Any]) -> str:
-    """Return how many runs came to their end, how many failed, and how many of their rounds lacked something."""
+    """Return how many runs ended, how many failed, and how many of their rounds were incomplete."""
     told = [
         f"{row[key]} {word}" for key, word in (("failed", "failed"), ("incomplete_rounds", "rounds short")) if row[key]
     ]
@@ -156,7 +156,7 @@ def _cost_table(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table
 
 def _started(axes: Iterable[str], head: Iterable[str], caption: str) -> Table:
     made = terminal.table("cell", caption=caption)
-    # Settings may break into lines; numbers may not.
+    # Settings may wrap; numbers may not.
     made.add_column(", ".join(axes), min_width=LABEL, overflow="fold")
     for heading in head:
         made.add_column(heading, justify="right", no_wrap=True)
@@ -186,7 +186,7 @@ def times(of: Mapping[str, float] | None) -> str:
 
 
 def _short(value: float) -> str:
-    """Return three figures, without an exponent."""
+    """Return a number with three figures, without an exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

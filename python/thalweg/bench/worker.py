@@ -1,8 +1,8 @@
-"""One run of a cell: ``python -m thalweg.bench.worker``, a process of its own as ``thalweg run`` is.
+"""One run of a cell: ``python -m thalweg.bench.worker``, in a process of its own like ``thalweg run``.
 
-It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints what ``thalweg run --json`` does, or
+It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints the same as ``thalweg run --json``, or as
 ``thalweg flower run --json`` for a Flower app. A plan with virtual time runs inside a guest kernel. The process never
-outlives its parent; SIGTERM ends it in good order.
+outlives its parent. After SIGTERM it closes its links, its lab and its record, and ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and how it is read again."""
+"""Writes and reads the record of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checkpoints: the global model as a safetensors file, written from the arena without a copy of it.
 
-A new checkpoint is written beside the old one, brought to the disk and renamed over it. Until then, whatever
-happens, the old one is whole.
+A new checkpoint is written to a file beside the old one, synced to the disk, and renamed over the old one. So the old
+one stays whole until the new one is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thalweg.record.journal import write_all
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Name, safetensors dtype, shape and first byte in the arena, as ``Layout.tensors`` has them.
+# Name, safetensors dtype, shape and first byte in the arena, as in ``Layout.tensors``.
 Tensor: TypeAlias = tuple[str, str, Sequence[int], int]
 
 BYTES: Final = {
@@ -33,7 +33,7 @@ ROUND: Final = "thalweg_round"
 
 
 class Readable(Protocol):
-    """A file that is read: one of Python's without a buffer, or one of pyarrow's."""
+    """A file open for reading: an unbuffered file of Python, or one of pyarrow."""
 
     def read(self, size: int = -1, /) -> bytes | None:
         """Return the next bytes."""
@@ -45,8 +45,8 @@ class Readable(Protocol):
 def write(path: Path, tensors: Sequence[Tensor], arena: Buffer, number: int, *, record: Path | None = None) -> None:
     """Write the model in ``arena`` as the checkpoint of round ``number``.
 
-    ``record`` is the folder of the run's record, if ``path`` is not in it itself. Raises RecordError that names the
-    last good checkpoint, which stays, if it cannot be written.
+    ``record`` is the folder of the run's record, if ``path`` is not in it. If the file cannot be written, the old
+    checkpoint stays. Raises RecordError, which names it.
     """
     try:
         write_file(path, content(tensors, arena, number))
@@ -58,7 +58,7 @@ def write(path: Path, tensors: Sequence[Tensor], arena: Buffer, number: int, *, 
 
 
 def write_file(path: Path, pieces: Iterable[Buffer]) -> None:
-    """Write a file that appears whole or not at all, even if the machine goes down. Raises OSError."""
+    """Write a file atomically, even if the machine crashes. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb", buffering=0) as file:
@@ -73,7 +73,7 @@ def write_file(path: Path, pieces: Iterable[Buffer]) -> None:
 
 
 def content(tensors: Sequence[Tensor], arena: Buffer, number: int) -> Iterator[Buffer]:
-    """Yield a checkpoint of the model in ``arena``, piece by piece, without a copy of it."""
+    """Yield a checkpoint of the model in ``arena``, piece by piece, without a copy of the model."""
     header = {"__metadata__": {"format": "pt", ROUND: str(number)}, **_describe(tensors)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -92,7 +92,10 @@ def read(path: Path, tensors: Sequence[Tensor], arena: Buffer) -> int:
 
 
 def restore(name: str, file: Readable, size: int, tensors: Sequence[Tensor], arena: Buffer) -> int:
-    """Read a file of ``size`` bytes that is called ``name`` as ``read`` does. Raises RecordError, OSError."""
+    """Read a checkpoint of ``size`` bytes from ``file``, as ``read`` does. ``name`` is for errors.
+
+    Raises RecordError, OSError.
+    """
     header, start = _header(name, file, size)
     expected = _describe(tensors)
     found = {tensor: value for tensor, value in header.items() if tensor != "__metadata__"}
@@ -114,7 +117,7 @@ def round_of(path: Path) -> int | None:
 
 
 def check(name: str, file: Readable, size: int) -> int:
-    """Return the round of a file of ``size`` bytes. Raises RecordError if it is not a whole checkpoint."""
+    """Return the round of a checkpoint of ``size`` bytes. Raises RecordError if the checkpoint is not whole."""
     header, start = _header(name, file, size)
     try:
         end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
@@ -152,7 +155,7 @@ def _damaged(name: str) -> RecordError:
 
 
 def _header(name: str, file: Readable, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file and the byte behind it."""
+    """Return the header of a safetensors file, and the offset of the first byte after it."""
     damaged = _damaged(name)
     length = int.from_bytes(file.read(8) or b"", "little")
     if not 0 < length <= min(LARGEST_HEADER, size - 8):

@@ -1,7 +1,7 @@
-"""Columns of a record's tables: what they are, and Arrow's arrays of Python's values.
+"""Columns of a record's tables, and the conversion of Python's values to Arrow arrays.
 
-``pyarrow.array`` and ``Table.from_pylist`` import pandas wherever that is installed: 50 MB and half a second at the end
-of each run, for nothing that is used.
+This module exists because ``pyarrow.array`` and ``Table.from_pylist`` import pandas if it is installed. That costs 50
+MB and half a second at the end of each run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-# A line of the journal, and a row of a table.
+# An entry of the journal, and a row of a table.
 Entry: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = dict[str, Any]
 
 
 class Column(NamedTuple):
-    """A column: its name, its Arrow type, what it holds (times in seconds). Any value may be null."""
+    """A column: its name, its Arrow type, and its meaning (times are in seconds). Any value may be null."""
 
     name: str
     type: str
@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
 
 def array_of(values: Sequence[Any], kind: str) -> Any:
-    """Return a pyarrow array of ``values``, None being null; ``kind`` is string, bool, or a type of NumPy's numbers.
+    """Return a pyarrow array of ``values``; None becomes null. ``kind`` is string, bool, or a number type of NumPy.
 
     Raises TypeError, ValueError or OverflowError for a value of another kind.
     """

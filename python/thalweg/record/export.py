@@ -1,4 +1,4 @@
-"""Records in other formats."""
+"""Exports records to other formats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from thalweg.ui import strict_json
 
 
 def export_all(records: Sequence[Record], form: str, output: Path | None = None) -> list[Path]:
-    """Write records as ``export`` does; of several, ``output`` is a folder that gets a part for each, by its name.
+    """Write records as ``export`` does.
 
-    Raises PlanError and RecordError as that does, and PlanError for two records of the same name.
+    If there are several, ``output`` is a folder with one part for each, by its name.
+
+    Raises what ``export`` raises, and PlanError for two records of the same name.
     """
     if len(records) == 1 or output is None:
         return [path for record in records for path in export(record, form, output)]
@@ -42,9 +44,9 @@ def export_all(records: Sequence[Record], form: str, output: Path | None = None)
 def export(record: Record, form: str, output: Path | None = None) -> list[Path]:
     """Write ``record`` as ``csv``, ``json``, ``pickle`` or ``parquet`` and return the files.
 
-    ``output`` is a folder for csv and parquet, else a file; without it they go into the record. Parquet tables
-    are otherwise written when a run ends; this makes those of a run that was killed.
-    Raises PlanError for another format and RecordError if it cannot be written.
+    ``output`` is a folder for csv and parquet, else a file. Without it the files go into the record. A run writes its
+    Parquet tables when it ends; for a run that was killed, this function writes them. Raises PlanError for another
+    format and RecordError if it cannot be written.
     """
     if form not in FORMATS:
         raise PlanError(f"unknown format {form!r}", f"Give one of {', '.join(FORMATS)}")
@@ -79,11 +81,12 @@ def _json(record: Record, output: Path | None) -> list[Path]:
 
 
 def _pickle(record: Record, output: Path | None) -> list[Path]:
-    """Write what FedComm's own code leaves behind, under its keys, for scripts made for that.
+    """Write the pickle that FedComm's own code writes, with its keys, for scripts that read it.
 
-    Accuracy is in percent. Retransmissions, which FedComm section III.C step 8 promises and its code leaves out,
-    are the senders' sum in each round, or None where nobody counts them. A count that comes after the round's end is
-    in a later round, and the last one in none: ``resent`` in the manifest has the total.
+    Accuracy is in percent. FedComm section III.C step 8 promises retransmissions, but FedComm's code does not write
+    them. Here they are the sum over all senders in each round, or None if no sender counts them. A count that arrives
+    after the end of its round is in a later round. One that arrives after the last round is in none; ``resent`` in the
+    manifest has the total.
     """
     columns: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "training_time": lambda entry: _or(entry.get("fedcomm_seconds"), entry["seconds"]),
@@ -111,19 +114,19 @@ def _parquet(record: Record, output: Path | None) -> list[Path]:
     for name in _written(record):
         if folder != record.path:
             shutil.copy(record.path / f"{name}.parquet", folder)
-    # A run that was killed, or goes on, has only lines of them.
+    # A run that was killed, or still runs, has the samples only as lines of JSON.
     sampled = [samples.NAME] if samples.write(record.path, folder) else []
     return [folder / f"{name}.parquet" for name in (*record.journaled, *_written(record), *sampled)]
 
 
 def _written(record: Record) -> list[str]:
-    """Return the tables that the run wrote at its end, besides the journal's."""
+    """Return the tables that the run wrote at its end, without those of the journal."""
     names = [name for name in TABLES if name not in record.journaled and (record.path / f"{name}.parquet").exists()]
     return [name for name in names if name != samples.NAME or not (record.path / samples.FILE).exists()]
 
 
 def _tables(record: Record) -> dict[str, Iterable[dict[str, Any]]]:
-    """Return the rows of all tables that there are; those of the journal are read from it as one goes."""
+    """Return the rows of all tables of the record; rows of the journal's tables are read during iteration."""
     found: dict[str, Iterable[dict[str, Any]]] = {name: rows(name, record.rounds()) for name in record.journaled}
     found |= {name: read_table(record.path, name) for name in _written(record)}
     if (record.path / samples.FILE).exists():
@@ -146,7 +149,7 @@ def _retransmissions(entry: Mapping[str, Any]) -> int | None:
     return sum(counted) if counted else None
 
 
-# Formats that are one file, and how that is called.
+# Formats that consist of one file, with the suffix of that file.
 FILES: Final[Mapping[str, str]] = {"json": ".json", "pickle": ".pkl"}
 FORMATS: Final[Mapping[str, Callable[[Record, Path | None], list[Path]]]] = {
     "csv": _csv,

@@ -1,23 +1,19 @@
-"""A run's record: the folder that it leaves behind.
+"""A run's record: the folder with its plan, results and log.
 
 ==========================  ====================================================================================
-``plan.toml``               the plan as run, defaults and command line included
-``manifest.json``           commit, versions, kernel, congestion control, machine, seed, begin, end, how it ended
-``journal.jsonl``           a line a round, written through before the next round; the tables are made from it
-``rounds.parquet``          a row a round
-``transfers.parquet``       a row a round, client and direction
-``losses.parquet``          a row a round, client, direction and tensor of which something was missing
-``participants.parquet``    a row a round and client
+``plan.toml``               the plan as run, defaults and command line included ``manifest.json``           commit,
+versions, kernel, congestion control, machine, seed, begin, end, status ``journal.jsonl``           a line a round,
+synced to disk before the next round; the tables are made from it ``rounds.parquet``          a row a round
+``transfers.parquet``       a row a round, client and direction ``losses.parquet``          a row a round, client,
+direction and tensor of which bytes were missing ``participants.parquet``    a row a round and client
 ``iterations.parquet``      of a job on a graph, instead of these three: a row an iteration and node
-``exchanges.parquet``       likewise: a row an iteration, node and neighbour
-``evaluations.parquet``     likewise: a row an evaluation of a node's model
-``parties.parquet``         a row a party
-``links.parquet``           a row a direction of an emulated link, if there was a network
-``queues.parquet``          its queues over time; while the run goes on ``queues.jsonl``
-``log.txt``                 what happened when
-``checkpoint.safetensors``  the global model of the last round that was check-pointed, unless the plan says where else
-``nodes/``                  of a job on a graph, instead of this: the nodes' models (``thalweg.record.of_nodes``)
-==========================  ====================================================================================
+``exchanges.parquet``       likewise: a row an iteration, node and neighbour ``evaluations.parquet``     likewise: a row
+an evaluation of a node's model ``parties.parquet``         a row a party ``links.parquet``           a row a direction
+of an emulated link, if there was a network ``queues.parquet``          its queues over time; while the run goes on
+``queues.jsonl`` ``log.txt``                 events, each with its time ``checkpoint.safetensors``  the global model of
+the last checkpoint, unless the plan names another place ``nodes/``                  of a job on a graph, instead of
+this: the nodes' models (``thalweg.record.of_nodes``) ==========================
+====================================================================================
 """
 
 from __future__ import annotations
@@ -50,19 +46,19 @@ MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"
 LOG: Final = "log.txt"
 CHECKPOINT: Final = "checkpoint.safetensors"
-# Key of the manifest: the iteration that is the checkpoint of a job on a graph.
+# Key of the manifest: the iteration of the checkpoint of a job on a graph.
 MARKED: Final = "checkpoint_iteration"
-# The longest journal whose tables are written while a signal ends the command; about two seconds' work.
+# Size of the longest journal whose tables are still written while a signal ends the command: about two seconds' work.
 HURRIED_BYTES: Final = 4 << 20
-# Of the log, in bytes: what went wrong may name many clients.
+# Longest line of the log, in bytes: an error may name many clients.
 LONGEST_LINE: Final = 16_384
 
 
 class Record:
-    """A run's record that can be read. ``RunRecord`` is one that is being written."""
+    """A run's record, open for reading. ``RunRecord`` is a record that this process writes."""
 
     def __init__(self, path: Path) -> None:
-        """Open the record in folder ``path``. Raises RecordError if it is none."""
+        """Open the record in folder ``path``. Raises RecordError if the folder is not a record."""
         self.path = path
         if not (path / PLAN).is_file():
             raise RecordError(f"{path} is not the record of a run: it has no {PLAN}", "Name a folder below runs/")
@@ -70,7 +66,7 @@ class Record:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the run's numbers depend on."""
+        """The manifest: commit, versions, machine, seed, times, status."""
         try:
             manifest = reading.document(self.path / MANIFEST)
         except (OSError, ValueError) as error:
@@ -78,22 +74,22 @@ class Record:
         return manifest
 
     def rounds(self) -> Iterator[dict[str, Any]]:
-        """Yield the rounds so far, as ``tables.entry`` makes them, one in memory at a time."""
+        """Yield the rounds so far, as ``tables.entry`` makes them, with one in memory at a time."""
         return map(tables.restored, read(self.path / JOURNAL))
 
     @property
     def journaled(self) -> tuple[str, ...]:
-        """The tables that follow from the journal of this job."""
+        """The tables that are made from the journal of this job."""
         return tables.journaled(graph=self.plan.job.graph is not None)
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        """The rounds so far, all at once: a run of thousands takes tens of megabytes."""
+        """The rounds so far, all in memory at once: thousands of rounds take tens of megabytes."""
         return list(self.rounds())
 
     @property
     def store(self) -> stores.Store | None:
-        """Where checkpoints are kept instead of in this folder, if the plan says so. Raises RecordError."""
+        """The place outside this folder where checkpoints are stored, or None. Raises RecordError."""
         return _store(self.plan, self.path)
 
     @property
@@ -111,9 +107,10 @@ class RunRecord(Record):
     """A record that this process writes. Use ``create`` or ``resume``; end with ``finish``."""
 
     def __init__(self, path: Path, keep: int) -> None:
-        """Open the record for writing; keep rounds up to ``keep``."""
+        """Open the record for writing. The journal keeps rounds up to ``keep``."""
         super().__init__(path)
-        # Where the checkpoint of round ``_kept`` is, if it is not in this folder, and where later ones go.
+        # ``_source`` is the store with the checkpoint of round ``_kept``, if that is not in this folder. ``_keeper``
+        # writes later checkpoints.
         self._kept, self._source = keep, self.store
         self._keeper: Keeper | None = None
         self._journal = Journal(path / JOURNAL, keep)
@@ -127,7 +124,7 @@ class RunRecord(Record):
 
     @classmethod
     def create(cls, plan: Plan, facts: Mapping[str, Any]) -> RunRecord:
-        """Make the folder of a new run. ``facts`` join the manifest. Raises RecordError."""
+        """Make the folder of a new run. ``facts`` are added to the manifest. Raises RecordError."""
         path = Path(plan.record.folder) / _folder_name(plan)
         store = _store(plan, path)
         try:
@@ -144,10 +141,10 @@ class RunRecord(Record):
 
     @classmethod
     def resume(cls, path: Path, plan: Plan) -> RunRecord:
-        """Open a record to go on from its checkpoint with ``plan``.
+        """Open a record to continue from its checkpoint with ``plan``.
 
-        Rounds after the checkpoint are dropped, for they are run again. Raises RecordError if there is no
-        checkpoint, nothing is left to do, or ``plan`` would make another experiment of it.
+        Rounds after the checkpoint are dropped, because they are run again. Raises RecordError if there is no
+        checkpoint, if no round is left to run, or if ``plan`` describes another experiment.
         """
         old = Record(path)
         differences = old.plan.differences(plan)
@@ -166,7 +163,7 @@ class RunRecord(Record):
         record.replan(plan)
         record._keep_in(store)
         try:
-            (path / queues.FILE).unlink(missing_ok=True)  # of a clock that has ended
+            (path / queues.FILE).unlink(missing_ok=True)  # its times are on the clock of the earlier process
         except OSError as error:
             raise RecordError(
                 f"cannot remove {path / queues.FILE}: {error.strerror}", "Correct its permissions"
@@ -176,15 +173,15 @@ class RunRecord(Record):
 
     @property
     def log_path(self) -> Path:
-        """The log; client processes append to it as well."""
+        """The path of the log; client processes append to it as well."""
         return self.path / LOG
 
     def log(self, text: str) -> None:
-        """Append a line with the time to the log; one that cannot be written is left out."""
+        """Append a line with the time to the log. A line that cannot be written is dropped."""
         self._log.write(_core.plain_text(text, LONGEST_LINE))
 
     def replan(self, plan: Plan) -> None:
-        """Keep another plan of the same experiment, as with more rounds. Raises RecordError."""
+        """Replace the plan by another one of the same experiment, for example with more rounds. Raises RecordError."""
         try:
             (self.path / PLAN).write_text(plan.to_toml())
         except OSError as error:
@@ -193,19 +190,20 @@ class RunRecord(Record):
         self.plan = plan
 
     def watch(self, count: Callable[[Mapping[str, Any]], None]) -> None:
-        """Have ``count`` hear of each round that is kept from now on."""
+        """Call ``count`` for each round that is appended from now on."""
         self._count = count
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Keep a round. Raises RecordError."""
+        """Append a round to the journal. Raises RecordError."""
         self._journal.append(entry)
         if self._count is not None:
             self._count(entry)
 
     def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> list[str]:
-        """Make the global model of round ``number`` the checkpoint. Raises RecordError; the last one stays.
+        """Make the global model of round ``number`` the checkpoint. Raises RecordError; the old checkpoint then stays.
 
-        Where the plan says where checkpoints go, that is done in the background. Returns what came of earlier ones.
+        If the plan names a place for checkpoints, a thread writes them in the background. Returns notes about earlier
+        ones.
         """
         if self._keeper is None:
             checkpoint.write(self.path / CHECKPOINT, layout, arena, number)
@@ -214,7 +212,7 @@ class RunRecord(Record):
         return self._heard(self._keeper)
 
     def _keep_in(self, store: stores.Store | None) -> None:
-        """Keep checkpoints there from now on, or in this folder."""
+        """Write checkpoints to ``store`` from now on, or to this folder if it is None."""
         self._keeper = None if store is None else Keeper(store)
 
     def _heard(self, keeper: Keeper) -> list[str]:
@@ -231,7 +229,7 @@ class RunRecord(Record):
         return self._keeper.last or self._kept or None
 
     def mark(self, iteration: int) -> None:
-        """Make ``iteration`` of a job on a graph, of which nodes have kept their models, the checkpoint."""
+        """Make ``iteration`` of a job on a graph the checkpoint. All nodes have written their models of it."""
         self.note(**{MARKED: iteration})
         of_nodes.trim(self.path, iteration)
 
@@ -242,7 +240,7 @@ class RunRecord(Record):
             number = checkpoint.read(own, layout, arena)
         else:
             number = stores.restore(source, self._kept, layout, arena)
-        if keeper is not None:  # which may be another one than that it came from
+        if keeper is not None:  # the new store may differ from the one that was read
             keeper.put(number, layout, arena)
         return number
 
@@ -255,19 +253,19 @@ class RunRecord(Record):
             raise RecordError(f"cannot write {self.path / MANIFEST}: {error.strerror}", "Make room") from error
 
     def table(self, name: str, rows: Sequence[Row]) -> None:
-        """Have ``parties`` or ``links`` written when the run ends."""
+        """Set the rows of a table, such as ``parties`` or ``links``, that is written when the run ends."""
         self._written[name] = list(rows)
 
     def sample(self, samples: Sequence[Mapping[str, Any]], shift: float) -> None:
-        """Keep samples of queues, ``shift`` seconds later than they say. Raises RecordError."""
+        """Append samples of queues; ``shift`` seconds are added to their times. Raises RecordError."""
         if samples:
             queues.append(self.path, samples, shift)
 
     def finish(self, status: str) -> None:
-        """Write the tables and how the run ended: complete, failed or interrupted. Raises RecordError.
+        """Write the tables and the status of the run: complete, failed or interrupted. Raises RecordError.
 
-        While a signal ends the command nobody waits for long: how it ended is kept first, and tables of a long journal
-        are left out. Reports read the journal then, and ``thalweg export`` makes the tables that follow from it.
+        While a signal ends the command there is little time. Then the status is written first, and the tables of a long
+        journal are not written. Reports then read the journal, and ``thalweg export`` makes the tables from it.
         """
         try:
             self.end_checkpoints()
@@ -286,7 +284,7 @@ class RunRecord(Record):
             self.close()
 
     def end_checkpoints(self) -> list[str]:
-        """Wait until the last checkpoint is written, but not for long; return what came of it. Raises RecordError."""
+        """Wait a limited time for the last checkpoint to be written; return notes about it. Raises RecordError."""
         if self._keeper is None:
             return []
         self._keeper.close(within(LAST_SECONDS))
@@ -300,7 +298,10 @@ class RunRecord(Record):
         queues.finish(self.path)
 
     def close(self) -> None:
-        """Give the record free as it is, for another process to go on with. ``finish`` does so too."""
+        """Close the files without ending the run, so that another process can continue it.
+
+        ``finish`` closes them too.
+        """
         if self._keeper is not None:
             self._keeper.close(0)
         self._journal.close()
@@ -314,7 +315,7 @@ def _store(plan: Plan, path: Path) -> stores.Store | None:
 
 def _folder_name(plan: Plan) -> str:
     date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    # Of an app in a file, the file and the object are enough.
+    # For an app in a file, the name of the file and the object are enough.
     model = re.sub(r"[^A-Za-z0-9.]+", "-", plan.label.rpartition("/")[2])
     return f"{date}-{model}-{plan.scheme}-{secrets.token_hex(3)}"
 

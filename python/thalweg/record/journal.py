@@ -1,6 +1,6 @@
-"""One line of JSON a round, on disk before the next round begins. A crash loses at most the round under way.
+"""The journal: one line of JSON for each round, synced to disk before the next round. A crash loses at most one round.
 
-No entry stays in memory: who wants them reads them again.
+No entry stays in memory; readers read the file again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the entries, one in memory at a time; none if there is no journal.
 
-    A last line cut short by a crash is left out. Raises RecordError for anything else odd.
+    A last line cut short by a crash is skipped. Raises RecordError for any other damage.
     """
     try:
         with reading.opened(path) as stream:
@@ -36,7 +36,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse(path: Path, stream: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the entries of whole lines, each with the byte behind it."""
+    """Yield the entries of whole lines, each with the offset of the byte after its line."""
     end = 0
     for number, line in enumerate(reading.lines(stream), 1):
         if line.endswith(b"\n"):
@@ -62,15 +62,15 @@ def _damaged(path: Path, number: int) -> RecordError:
 
 
 class Journal:
-    """The journal of a run that is being written. Only one process at a time has it."""
+    """The journal of a run, open for writing. A lock ensures that only one process writes it."""
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        """Open or make the journal; keep entries of rounds up to ``keep``, drop later ones.
+        """Open or create the journal. It keeps entries of rounds up to ``keep`` and drops later ones.
 
         Raises RecordError if another process writes it.
         """
         self.path = path
-        # Without a buffer: what is left in one after a full disk would be written again when it is closed.
+        # Unbuffered: closing a buffered file after a full disk would write the rest of its buffer again.
         self._file: FileIO = path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,11 +85,11 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size of the journal in bytes."""
         return self._end
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write an entry through to the disk. Raises RecordError if that fails; earlier entries stay readable."""
+        """Write an entry and sync it to the disk. Raises RecordError if that fails; earlier entries stay readable."""
         line = strict_json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         try:
             write_all(self._file, line)
@@ -103,12 +103,12 @@ class Journal:
         self._end += len(line)
 
     def close(self) -> None:
-        """Give the journal free."""
+        """Close the file, which releases the lock."""
         self._file.close()
 
 
 def write_all(file: FileIO, content: Buffer) -> None:
-    """Write all of ``content`` to an unbuffered file, which may take it in several pieces. Raises OSError."""
+    """Write all of ``content`` to an unbuffered file, which may need several writes. Raises OSError."""
     rest = memoryview(content).cast("B")
     while rest:
         rest = rest[file.write(rest) :]

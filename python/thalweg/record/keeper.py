@@ -1,4 +1,4 @@
-"""Checkpoints that are written in the background, so that no round waits for storage (LIFL appendix B)."""
+"""Writes checkpoints in the background, so that no round waits for storage (LIFL appendix B)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from thalweg.record.checkpoint import Tensor
 
-# Seconds that the end of a job waits for the storage to take the last checkpoint.
+# Seconds that the end of a job waits until the storage has the last checkpoint.
 LAST_SECONDS: Final = 60.0
 
 
 @dataclass
 class _Copy:
-    """The model after a round."""
+    """A copy of the model after a round, to be written as its checkpoint."""
 
     number: int
     tensors: Sequence[Tensor]
@@ -29,7 +29,7 @@ class _Copy:
 
 
 class Keeper:
-    """Writes checkpoints one after the other. While one is being written, only the newest of all others waits.
+    """Writes checkpoints one after the other. While it writes one, only the newest of the later ones waits.
 
     So it needs two copies of the model, however slow the storage is.
     """
@@ -44,7 +44,7 @@ class Keeper:
         self._last: int | None = None
         self._notes: list[str] = []
         self._changed = threading.Condition()
-        # A storage that never answers must not keep the process from ending.
+        # A daemon thread: storage that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -54,7 +54,10 @@ class Keeper:
         return self._last
 
     def put(self, number: int, tensors: Sequence[Tensor], arena: Buffer) -> None:
-        """Have the model in ``arena`` written, which is copied first; one that still waits is left out."""
+        """Copy the model in ``arena`` and write the copy in the background.
+
+        It replaces a checkpoint that still waits.
+        """
         with self._changed:
             replaced, self._waiting = self._waiting, None
             if replaced is not None:
@@ -73,13 +76,13 @@ class Keeper:
             self._changed.notify_all()
 
     def notes(self) -> list[str]:
-        """Return what happened since the last call."""
+        """Return notes about events since the last call."""
         with self._changed:
             told, self._notes = self._notes, []
         return told
 
     def facts(self) -> dict[str, Any]:
-        """Return what the record says of the checkpoints."""
+        """Return the facts about checkpoints for the manifest."""
         with self._changed:
             return {
                 "url": self._store.url,
@@ -90,7 +93,7 @@ class Keeper:
             }
 
     def close(self, timeout: float = LAST_SECONDS) -> None:
-        """Wait until the newest checkpoint is written, at most so many seconds. Idempotent."""
+        """Wait at most ``timeout`` seconds until the newest checkpoint is written. Idempotent."""
         with self._changed:
             if self._is_closed:
                 return
@@ -110,12 +113,12 @@ class Keeper:
                 stores.save(self._store, copy.tensors, copy.model, copy.number)
             except RecordError as error:
                 failure = str(error)
-            except Exception as error:  # noqa: BLE001 - whatever a filesystem raises, the job goes on without it
+            except Exception as error:  # noqa: BLE001 - a filesystem may raise anything; the job goes on
                 failure = f"cannot write the checkpoint of round {copy.number}: {type(error).__name__}: {error}"
             self._done(copy, failure)
 
     def _next(self) -> _Copy | None:
-        """Wait for a checkpoint to be written; return None when there will be no more."""
+        """Wait for the next checkpoint to write; return None after ``close``, if none waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
             copy, self._waiting = self._waiting, None

@@ -1,4 +1,4 @@
-"""The log of a run: what happened when. Its file is held open, for when the process can open no more files."""
+"""The log of a run: events with their times. Its file stays open, in case the process cannot open more files later."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from thalweg.record.journal import write_all
 
 
 class Log:
-    """A log that is being written; client processes append to it as well.
+    """A log that is open for writing; client processes append to it as well.
 
-    A note that cannot be written is no reason to end a job: it is left out, and the next one that can be written says
-    how many were.
+    A note that cannot be written does not end the job. It is dropped, and the next note that can be written says how
+    many were dropped.
     """
 
     def __init__(self, path: Path, now: Callable[[], str]) -> None:
-        """Open or make the log. ``now`` gives the time that lines begin with. Raises RecordError."""
+        """Open or create the log. ``now`` returns the time at the start of a line. Raises RecordError."""
         self.path = path
         self._now = now
         self._missing = 0
@@ -34,12 +34,12 @@ class Log:
             lines.insert(0, f"{self._missing} notes could not be written here: {self._why}")
         try:
             write_all(self._file, "".join(f"{self._now()} {line}\n" for line in lines).encode())
-        except (OSError, ValueError) as error:  # ValueError: it is closed
+        except (OSError, ValueError) as error:  # ValueError: the file is closed
             self._missing += 1
             self._why = str(error)
         else:
             self._missing = 0
 
     def close(self) -> None:
-        """Give the file free; further notes are left out."""
+        """Close the file; further notes are dropped."""
         self._file.close()

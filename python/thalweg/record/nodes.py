@@ -1,7 +1,8 @@
 """The tables of a job on a graph, and the journal's entry of one iteration of all nodes.
 
-A node says of each iteration what it did, what the core reports of its waiting and mixing, and a sketch of its model
-before and after. An entry has the reports of all nodes that were in that iteration, and what they come to together.
+For each iteration a node reports what it did, the core's report of its waiting and mixing, and a sketch of its model
+before and after mixing. An entry has the reports of all nodes that took part in the iteration, and their means and
+sums.
 """
 
 from __future__ import annotations
@@ -81,15 +82,15 @@ TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "exchanges": EXCHANGES,
     "evaluations": EVALUATIONS,
 }
-# Of a node's line: its sketches are for the entry's two numbers, and are not kept.
+# Keys of a node's line that are not stored: drift and disagreement are computed from these sketches.
 SKETCHES: Final = ("before", "after")
 
 
 def entry(iteration: int, lines: Mapping[str, Mapping[str, Any]], expected: int) -> Row:
-    """Return the journal's entry of an iteration from the lines of its nodes, of ``expected`` in all.
+    """Return the journal's entry of an iteration from the lines of its nodes. The graph has ``expected`` nodes.
 
-    It has the keys of a round of a job with a server, so that whatever reads rounds reads it: times are means over
-    nodes, bytes are sums, accuracy and loss are means over the nodes that evaluated.
+    It has the keys of a round of a job with a server, so that the same code reads both: times are means over nodes,
+    bytes are sums, accuracy and loss are means over the nodes that evaluated.
     """
     kept = {name: _node(line) for name, line in lines.items()}
     tested = [line["evaluation"] for line in lines.values() if line.get("evaluation")]
@@ -123,7 +124,7 @@ def packed(sketch: NDArray[np.float64]) -> str:
 
 
 def unpacked(text: str) -> NDArray[np.float64]:
-    """Return the sketch in a text. Raises ValueError if it is none."""
+    """Return the sketch in a text of ``packed``. Raises ValueError if the text is invalid."""
     import numpy as np
 
     values = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
@@ -133,7 +134,7 @@ def unpacked(text: str) -> NDArray[np.float64]:
 
 
 def _node(line: Mapping[str, Any]) -> Row:
-    """Return what is kept of a node's line: its report's lists as counts, its times on the run's clock."""
+    """Return the part of a node's line that is stored: lists of its report as counts, times on the run's clock."""
     report = line["report"]
     shift = line["clock"]
     begin, ready, mixed = (report[f"{name}_at"] + shift for name in ("begin", "ready", "mixed"))
@@ -153,13 +154,13 @@ def _node(line: Mapping[str, Any]) -> Row:
 
 
 def _together(lines: Mapping[str, Mapping[str, Any]]) -> Row:
-    """Return drift and disagreement of the nodes that were in an iteration.
+    """Return drift and disagreement of the nodes that took part in an iteration.
 
-    Both are None for a node alone, and if a model is not finite.
+    Both are None if only one node took part, or if a model is not finite.
     """
     import numpy as np
 
-    if len(lines) < 2:  # one node has nobody to differ from
+    if len(lines) < 2:  # there is nothing to compare one node with
         return {"drift": None, "disagreement": None}
     before, after = (np.stack([unpacked(line[name]) for line in lines.values()]) for name in SKETCHES)
     found = {"drift": measures.drift(before, after), "disagreement": measures.disagreement(after)}

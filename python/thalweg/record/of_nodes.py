@@ -1,10 +1,10 @@
-"""Checkpoints of a job on a graph: each node's model, of an iteration that all nodes had reached.
+"""Checkpoints of a job on a graph: the model of each node after an iteration that all nodes had reached.
 
 Nodes write their models themselves, into ``nodes/PLACE-ITERATION.safetensors`` of the record. When all nodes that still
 work have passed an iteration, the process that writes the record marks it in the manifest and removes older files. So
-there is always one whole set, whatever happens.
+there is always one whole set, even after a crash.
 
-A node may skip iterations. Its first model after the one that is kept then stands for it.
+A node may skip iterations. If it has no model of the marked iteration, its first model after that is used instead.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NAME: Final = re.compile(r"(\d+)-(\d+)\.safetensors")
 
 
 class Due:
-    """Says when a model is to be kept: after every so many iterations, and after the last."""
+    """Decides which models are checkpoints: those after every ``every`` iterations, and the last."""
 
     def __init__(self, every: int, rounds: int, *, done: int = 0) -> None:
-        """Keep models of every ``every``-th iteration, 0 for none, of ``rounds``; those up to ``done`` are kept."""
+        """Save models of every ``every``-th iteration (0: none) of ``rounds``; those up to ``done`` are saved."""
         self._every, self._rounds, self._kept = every, rounds, done
 
     def after(self, number: int) -> int | None:
-        """Return the iteration whose model is to be kept now that ``number`` is over; None if none is."""
+        """Return the iteration whose checkpoint is due after iteration ``number``; None if none is due."""
         if not self._every:
             return None
         due = self._rounds if number >= self._rounds else number // self._every * self._every
@@ -43,7 +43,7 @@ class Due:
 
 
 def write(record: Path, place: int, iteration: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> None:
-    """Keep a node's model in the folder of a record. Raises RecordError; what was kept before stays."""
+    """Write a node's model to the folder of a record. Raises RecordError; earlier models stay."""
     folder = record / FOLDER
     try:
         folder.mkdir(exist_ok=True)
@@ -61,10 +61,10 @@ def trim(record: Path, iteration: int) -> None:
 
 
 def start_of(record: Path, place: int, nodes: int, iteration: int) -> Path:
-    """Return the model with which a node goes on after ``iteration``.
+    """Return the model with which a node continues after ``iteration``.
 
-    It is its own first one of that iteration or later; of a node that was gone, the first that another node has. Raises
-    RecordError if there is none.
+    It is the node's own first model of that iteration or later. If it has none, because the node was gone, it is the
+    first such model of another node. Raises RecordError if there is none.
     """
     found = _found(record)
     for owner in (place, *range(1, nodes + 1)):
@@ -75,7 +75,7 @@ def start_of(record: Path, place: int, nodes: int, iteration: int) -> Path:
 
 
 def _found(record: Path) -> dict[int, list[int]]:
-    """Return which iterations' models there are, by the node's place."""
+    """Return the iterations of the models in the folder, by the node's place."""
     found: dict[int, list[int]] = {}
     for path in (record / FOLDER).glob("*.safetensors"):
         match = _NAME.fullmatch(path.name)

@@ -1,7 +1,7 @@
-"""Reads files of records within bounds, since they may be damaged or somebody else's.
+"""Reads files of records within limits, because a file may be damaged or come from somebody else.
 
-Only ordinary files are opened: opening a pipe in place of one would wait for a writer for ever. JSON has the bounds of
-``thalweg.bounded_json``; lines and tables have a bound of bytes.
+Only ordinary files are opened: opening a named pipe would wait for a writer for ever. JSON has the limits of
+``thalweg.bounded_json``; lines and tables have a limit in bytes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from thalweg.errors import RecordError
 if TYPE_CHECKING:
     import pyarrow
 
-# Most bytes of a JSON document, as a manifest. That of a run with 10,000 clients in its network has 10 MB.
+# Most bytes of a JSON document, such as a manifest. The manifest of a run with 10,000 emulated clients has 10 MB.
 LONGEST_DOCUMENT: Final = 64 << 20
-# Most bytes of a line of a journal. A round of 10,000 clients has 20 MB.
+# Most bytes of a line of a journal. A round of 10,000 clients takes 20 MB.
 LONGEST_LINE: Final = 128 << 20
 # Most bytes of a table in memory, however small its compressed file is.
 LARGEST_TABLE: Final = 1 << 30
-# Most rows and bytes of a table that are decoded at once; long texts make the rows fewer.
+# Most rows and bytes of a table that are decoded at once; the longer the texts, the fewer the rows.
 ROWS_AT_ONCE: Final = 1 << 16
 BYTES_AT_ONCE: Final = 256 << 20
-# Rounds are 32-bit numbers on the wire and in tables.
+# The last round: rounds are 32-bit numbers on the wire and in tables.
 LAST_ROUND: Final = (1 << 32) - 1
 
 
 def opened(path: Path) -> BufferedReader:
-    """Open a file to read, if it is an ordinary one. Raises RecordError, OSError."""
+    """Open an ordinary file for reading. Raises RecordError for any other file, and OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -48,7 +48,7 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file; one that is longer than ``LONGEST_LINE`` comes without its end, and is the last."""
+    """Yield the lines of a file. A line longer than ``LONGEST_LINE`` is cut there, and is the last that is yielded."""
     while line := stream.readline(LONGEST_LINE):
         yield line
         if not line.endswith(b"\n"):
@@ -75,7 +75,7 @@ def table(path: Path) -> pyarrow.Table:
 
 
 def _rows_at_once(metadata: Any) -> int:
-    """Return how many rows are decoded at once: each may hold the longest text of its column."""
+    """Return how many rows to decode at once, if every row could hold the longest text of its column."""
     longest = 1
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)

@@ -1,4 +1,4 @@
-"""Samples of queues: a line each while the run goes on, so that memory does not grow with it, a table at the end."""
+"""Samples of queues: lines in a file while the run goes on, which use no memory, and a table at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH: Final = 2_000
 
 
 def append(folder: Path, samples: Iterable[Mapping[str, Any]], shift: float) -> None:
-    """Keep samples, ``shift`` seconds later than they say. Raises RecordError."""
+    """Append samples; ``shift`` seconds are added to their times. Raises RecordError."""
     try:
         with (folder / FILE).open("a") as stream:
             for sample in samples:
@@ -27,7 +27,7 @@ def append(folder: Path, samples: Iterable[Mapping[str, Any]], shift: float) -> 
 
 
 def batches(folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """Yield the samples kept so far, many at a time; a last line cut short by a crash is left out. Raises OSError."""
+    """Yield the samples so far, in batches; a last line cut short by a crash is skipped. Raises OSError."""
     batch: list[dict[str, Any]] = []
     with reading.opened(folder / FILE) as stream:
         for number, line in enumerate(reading.lines(stream), 1):
@@ -48,7 +48,7 @@ def _sample(folder: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def write(folder: Path, to: Path | None = None) -> bool:
-    """Make the table of the samples, in ``folder`` or in ``to``; return whether there are any. Raises OSError."""
+    """Write the table of the samples, in ``folder`` or in ``to``; return whether there are samples. Raises OSError."""
     from thalweg.record import tables
 
     there = (folder / FILE).exists()
@@ -58,6 +58,6 @@ def write(folder: Path, to: Path | None = None) -> bool:
 
 
 def finish(folder: Path) -> None:
-    """Make the table of the samples and remove the lines. Raises OSError."""
+    """Write the table of the samples and remove the lines. Raises OSError."""
     if write(folder):
         (folder / FILE).unlink()

@@ -1,8 +1,8 @@
-"""Where checkpoints of a run are kept beside its record: a folder, or an object store that pyarrow.fs reaches.
+"""Stores for checkpoints outside the record: a folder, or an object store that pyarrow.fs can reach.
 
-A checkpoint is a file ``round-00000012.safetensors`` in a folder named like the run's record. It appears whole or not
-at all: in a folder by a rename, in an object store because objects do. One that was cut short all the same is found by
-its size.
+A checkpoint is a file ``round-00000012.safetensors`` in a folder named like the run's record. It appears atomically: a
+folder needs a rename for this, an object store does not. A file that was cut short nevertheless is detected by its
+size.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 NAME: Final = re.compile(r"round-(\d{8})\.safetensors")
-# An older one is kept beside the newest, in case that one turns out to be damaged.
+# Number of checkpoints that stay: an older one too, in case the newest one is damaged.
 KEPT: Final = 2
-# Filesystems of pyarrow in which an object appears when it is whole, and in which to rename is to copy.
+# Filesystems of pyarrow in which an object appears only when it is whole, and in which a rename copies the object.
 OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})
 
 
 class Store(Protocol):
-    """A folder of checkpoints. All raise OSError, or ValueError for what the storage does not understand."""
+    """A folder of checkpoints. All methods raise OSError, or ValueError for input that the storage does not accept."""
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the folder."""
 
     def names(self) -> list[str]:
-        """Return the names of what is there; nothing if the folder is not there yet."""
+        """Return the names of its files; an empty list if the folder does not exist yet."""
 
     def write(self, name: str, content: Iterable[Buffer]) -> None:
-        """Write a file, which appears whole or not at all."""
+        """Write a file atomically."""
 
     def read(self, name: str) -> tuple[Any, int]:
-        """Open a file; return it and its bytes."""
+        """Open a file; return it and its size in bytes."""
 
     def remove(self, name: str) -> None:
         """Remove a file."""
@@ -73,10 +73,10 @@ class Folder:
 
 
 class Objects:
-    """A folder of a filesystem of pyarrow: an object store, as a rule."""
+    """A folder of a pyarrow filesystem, usually of an object store."""
 
     def __init__(self, files: Any, path: str, url: str) -> None:
-        """Take the filesystem, the folder in it, and what it is called."""
+        """Take the filesystem, the path of the folder in it, and its URL."""
         self._files, self._path, self._url = files, path.rstrip("/"), url
 
     @property
@@ -105,7 +105,7 @@ class Objects:
                 for piece in content:
                     file.write(piece)
         except BaseException:
-            # An object store may take what came so far for the whole object.
+            # Otherwise an object store may accept the bytes so far as the whole object.
             with suppress(OSError):
                 self._files.delete_file(path)
             raise
@@ -119,7 +119,10 @@ class Objects:
 
 
 def store_of(url: str, run: str) -> Store:
-    """Return the store of a run's checkpoints below ``url``, a folder or a URL. Raises RecordError if it is none."""
+    """Return the store of a run's checkpoints below ``url``, a folder or a URL.
+
+    Raises RecordError for an invalid one.
+    """
     whole = f"{url.partition('?')[0].rstrip('/')}/{run}"
     parts = urlsplit(url)
     if "://" not in url:
@@ -132,7 +135,7 @@ def store_of(url: str, run: str) -> Store:
         from pyarrow import fs
 
         files, path = fs.FileSystem.from_uri(url)
-    except (OSError, ValueError) as error:  # pyarrow's own are of these
+    except (OSError, ValueError) as error:  # these include pyarrow's own exceptions
         raise RecordError(
             f"checkpoints cannot be kept at {whole}: {_line(error)}",
             "Give a folder, file:///FOLDER, or a URL that pyarrow.fs understands, as s3://BUCKET/FOLDER",
@@ -141,7 +144,7 @@ def store_of(url: str, run: str) -> Store:
 
 
 def save(store: Store, tensors: Sequence[checkpoint.Tensor], arena: Buffer, number: int) -> None:
-    """Write the checkpoint of round ``number``, and remove older ones. Raises RecordError; older ones stay then."""
+    """Write the checkpoint of round ``number``, then remove old ones. Raises RecordError; old ones then stay."""
     try:
         store.write(f"round-{number:08}.safetensors", checkpoint.content(tensors, arena, number))
         for name in _checkpoints(store)[KEPT:]:
@@ -178,7 +181,7 @@ def restore(store: Store, number: int, tensors: Sequence[checkpoint.Tensor], are
 
 
 def _checkpoints(store: Store) -> list[str]:
-    """Return the names of checkpoints, the newest first."""
+    """Return the names of the checkpoints, the newest first."""
     return sorted(filter(NAME.fullmatch, store.names()), reverse=True)
 
 

@@ -1,7 +1,7 @@
 """The tables of a record: their columns, and how a round's journal entry becomes rows.
 
-Those that ``journaled`` names are made from the journal. Of the others ``parties`` is written when a run ends,
-``links`` and ``queues`` when one ends that had an emulated network.
+``journaled`` names the tables that are made from the journal. ``parties`` is written when a run ends; ``links`` and
+``queues`` are too, if the run had an emulated network.
 """
 
 from __future__ import annotations
@@ -165,24 +165,24 @@ TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "links": LINKS,
     "queues": QUEUES,
 }
-# What the server is called among the parties.
+# Name of the server among the parties.
 SERVER: Final = "server"
-# Rows of a table that are in memory at a time: a row group of the file.
+# Most rows of a table in memory at a time; also the size of a row group of the file.
 GROUP: Final = 2_000
-# Those that follow from the journal, whenever one wants them: of a job with a server, and of one with a graph.
+# Tables that can be made from the journal at any time: for a job with a server, and for a job on a graph.
 JOURNALED: Final = ("rounds", "transfers", "losses", "participants")
 ON_GRAPHS: Final = ("rounds", *nodes.TABLES)
 
 
 def journaled(*, graph: bool) -> tuple[str, ...]:
-    """Return the tables that follow from the journal of a job with a server, or with a graph."""
+    """Return the tables that are made from the journal of a job with a server, or of a job on a graph."""
     return ON_GRAPHS if graph else JOURNALED
 
 
 def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_seconds: float | None) -> Row:
     """Return the journal's entry of a round from the core's outcome and the global model's evaluation.
 
-    Raises MetricsError if ``accuracy`` or ``loss`` is no number.
+    Raises MetricsError if ``accuracy`` or ``loss`` is not a number.
     """
     compute = [used["train_seconds"] for used in map(usage_of, outcome["participants"]) if "train_seconds" in used]
     mean = fmean(compute) if compute else None
@@ -215,9 +215,9 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
 
 
 def ends_of(transfer: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return ``source`` and ``target`` of a transfer; a record of before there were any has ``direction`` alone.
+    """Return ``source`` and ``target`` of a transfer. They follow from its ``direction``, as older records lack them.
 
-    Both are None for a direction that is neither down nor up.
+    Both are None if the direction is neither down nor up.
     """
     ends = {"down": (SERVER, transfer["client"]), "up": (transfer["client"], SERVER)}
     source, target = ends.get(transfer["direction"], (None, None))
@@ -225,10 +225,11 @@ def ends_of(transfer: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _fedcomm_seconds(outcome: Mapping[str, Any]) -> float | None:
-    """Return the seconds from the last byte of the model that was given to the transport to the round's mean.
+    """Return the seconds from when the transport got the model's last byte to the mean of the round.
 
-    FedComm's server takes the time of train() and aggregate(). It has sent the model before, to all clients, when its
-    last call that did so returned; what of it was still under way then counts.
+    FedComm's server measures the time of train() and aggregate(). It has sent the model to all clients before that: the
+    time starts when its last send call has returned. So it includes the transfer of the bytes that were still in
+    flight.
     """
     sent = [way.get("send_end") for way in outcome["transfers"] if way["direction"] == "down"]
     known = [float(end) for end in sent if end is not None]
@@ -238,7 +239,7 @@ def _fedcomm_seconds(outcome: Mapping[str, Any]) -> float | None:
 
 
 def _congestion(transfer: Mapping[str, Any], outcome: Mapping[str, Any]) -> str | None:
-    """Return the congestion control of who sent: the server knows its own, a client reports it."""
+    """Return the congestion control of a transfer's sender. The server knows its own; a client reports it."""
     if transfer["direction"] == "down":
         own: str | None = outcome.get("congestion_control")
         return own
@@ -247,7 +248,10 @@ def _congestion(transfer: Mapping[str, Any], outcome: Mapping[str, Any]) -> str 
 
 
 def usage_of(participant: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a participant's process used; in records of before there was ``usage`` it is among the metrics."""
+    """Return the resource usage of a participant's process.
+
+    Older records lack ``usage`` and have it among the metrics.
+    """
     if "usage" in participant:
         usage: Mapping[str, Any] = participant["usage"]
         return usage
@@ -255,7 +259,7 @@ def usage_of(participant: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def restored(entry: Row) -> Row:
-    """Return a journal's entry with the numbers that are words in JSON, which are those that are not finite."""
+    """Return a journal's entry in which the strings for numbers that are not finite are numbers again."""
     for column in ROUNDS:
         if column.type == "float64" and column.name in entry:
             entry[column.name] = number(entry[column.name])
@@ -263,7 +267,7 @@ def restored(entry: Row) -> Row:
 
 
 def rows(table: str, entries: Iterable[Entry]) -> Iterator[Row]:
-    """Yield the rows of a table that follows from the journal, every column present."""
+    """Yield the rows of a table that is made from the journal. Every row has all columns."""
     make = _MAKERS[table]
     for entry in entries:
         for row in make(entry):
@@ -271,7 +275,7 @@ def rows(table: str, entries: Iterable[Entry]) -> Iterator[Row]:
 
 
 def write_parquet(folder: Path, entries: Iterable[Entry], names: Sequence[str] = JOURNALED) -> None:
-    """Write the tables that follow from the journal to ``folder``, in one pass over it. Raises OSError.
+    """Write the tables that are made from the journal to ``folder``, in one pass over it. Raises OSError.
 
     Memory does not grow with the number of entries.
     """
@@ -283,7 +287,7 @@ def write_parquet(folder: Path, entries: Iterable[Entry], names: Sequence[str] =
 
 
 def write_table(folder: Path, name: str, batches: Iterable[Iterable[Row]]) -> None:
-    """Write a table to ``folder``, batch by batch; it appears whole or not at all. Raises OSError."""
+    """Write a table to ``folder`` batch by batch. The file appears atomically. Raises OSError."""
     with _writing(folder, name) as write:
         for batch in batches:
             write(batch)
@@ -291,7 +295,7 @@ def write_table(folder: Path, name: str, batches: Iterable[Iterable[Row]]) -> No
 
 @contextmanager
 def _writing(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
-    """Give a function that adds rows to a table, of which few wait in memory at a time."""
+    """Give a function that adds rows to a table; at most ``GROUP`` rows wait in memory."""
     import pyarrow.parquet
 
     part, columns = folder / f".{name}.parquet.part", schema(name)
@@ -319,7 +323,7 @@ def _writing(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None
 
 
 def read_table(folder: Path, name: str) -> list[Row]:
-    """Return the rows of a written table; none if the run left none. Raises OSError."""
+    """Return the rows of a table in the record; an empty list if the run wrote none. Raises OSError."""
     path = folder / f"{name}.parquet"
     found: list[Row] = reading.table(path).to_pylist() if path.exists() else []
     return found
@@ -344,7 +348,7 @@ def _transfers(entry: Entry) -> list[Row]:
 
 
 def _losses(entry: Entry) -> list[Row]:
-    """Return a row for each tensor of which something was missing; a record of before there were any has none."""
+    """Return a row for each tensor of which bytes were missing. Older records have no such list."""
     return [
         {**loss, "round": entry["round"], "client": transfer["client"], "direction": transfer["direction"]}
         for transfer in entry["transfers"]

@@ -1,1 +1,1 @@
-"""What people see: units, tables, progress, errors in words, one JSON document."""
+"""Output for people: units, tables, progress, error messages, and one JSON document."""

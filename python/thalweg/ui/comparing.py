@@ -1,13 +1,14 @@
-"""How many times as long one transport takes as another, what that can be known to, and how many runs would settle it.
+"""Compares transports: the ratio of their times, its confidence interval, and how many runs would settle it.
 
-Runs are compared, not rounds, which are alike within a run. What is compared is the ratio of geometric means.
+Runs are compared, not rounds, because rounds within a run are alike. The compared value is the ratio of geometric
+means.
 
-- Its interval is Welch's, by Student's t on the logarithms. All intervals of a comparison hold together with 95 %: of k
-  transports there are k (k - 1) / 2 pairs, and each has its part of the 5 % (Bonferroni).
-- A permutation test proves a difference. It assumes nothing of how times are spread: of all ways to deal the runs out
-  to the two, it takes the share that parts them at least as far. That, times the pairs, is at most 5 %. So if
-  transports are the same, it is wrongly proven in at most 5 % of all cases. Two runs each prove nothing: of their six
-  deals two part them as far.
+- Its confidence interval is Welch's, by Student's t on the logarithms. All intervals of a comparison hold together with
+  95 %: k transports have k (k - 1) / 2 pairs, and each pair gets an equal part of the 5 % (Bonferroni).
+- A permutation test proves a difference. It assumes nothing about the distribution of times. Of all ways to divide the
+  runs between the two transports, it takes the fraction that separates them at least as far. That fraction, times the
+  number of pairs, must be at most 5 %. So equal transports are wrongly called different in at most 5 % of all cases.
+  Two runs of each prove nothing: two of their six divisions separate them as far.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from functools import lru_cache
 from statistics import fmean, variance
 from typing import Any, Final
 
-# The chance of a wrong "yes" that is accepted.
+# The significance level: the accepted probability of a wrong "yes".
 ALPHA: Final = 0.05
-# Ratios within this of 1 are no difference to anybody.
+# Ratios within this of 1 count as equal.
 ALIKE: Final = 0.02
-# Most ways to deal runs out to two transports that are tried; if there are more, so many random ones are.
+# Most divisions of runs between two transports that are tried; if there are more, this many random ones are.
 MOST_DEALS: Final = 20_000
 # A verdict never asks for more repetitions than this.
 MOST_RUNS: Final = 100
-# How sure something is, from the least on. The same words everywhere.
+# How sure a claim is, from the least on. The same words are used everywhere.
 SURE: Final = ("no", "fairly", "yes")
-# Distances between what was measured and what was asked, in doublings: from NEAR on at most "fairly", beyond FAR "no".
+# Distance between the measured and the requested conditions, in doublings: from NEAR on at most "fairly", beyond FAR
+# "no".
 NEAR: Final = 0.1
 FAR: Final = 2.0
 
@@ -45,11 +47,11 @@ ONE_RUN: Final = "one run"
 class Comparison:
     """How another transport compares with the best one.
 
-    ``relation``: slower, alike (by 2 % at most), undecided, or "one run", where nothing is known of the spread.
-    ``factor``: how many times as long it takes; infinite if the best takes no time. ``low`` and ``high``: its
-    interval, None if there is none. ``chance``: the probability that two equal transports differ at least as much,
-    two-sided, times the pairs. ``needed``: how many runs of each would prove it, if further runs are spread like these;
-    None if it is proven, or if even 100 runs would not prove it.
+    ``relation``: slower, alike (by 2 % at most), undecided, or "one run", if a transport has only one run, so the
+    spread is unknown. ``factor``: how many times as long it takes; infinite if the best takes no time. ``low`` and
+    ``high``: the confidence interval of ``factor``, None if there is none. ``chance``: the two-sided p-value times the
+    number of pairs. ``needed``: how many runs of each would prove the relation, if further runs are distributed like
+    these; None if it is proven, or if even 100 runs would not prove it.
     """
 
     relation: str
@@ -61,7 +63,7 @@ class Comparison:
     needed: int | None
 
     def table(self) -> dict[str, Any]:
-        """Return it as JSON has it; what is infinite is null."""
+        """Return the comparison as a table for JSON; an infinite factor is null."""
         finite = self.factor if math.isfinite(self.factor) else None
         return {
             "relation": self.relation, "factor": finite, "low": self.low, "high": self.high, "chance": self.chance,
@@ -72,8 +74,8 @@ class Comparison:
 def compare(best: Sequence[float], other: Sequence[float], pairs: int = 1, away: float = 0.0) -> Comparison:
     """Return how runs of another transport compare with those of the best one, each with at least one run.
 
-    ``pairs``: how many pairs of transports could have been compared; ``away``: how far what was measured is from what
-    was asked, in doublings.
+    ``pairs``: how many pairs of transports could have been compared. ``away``: distance between the measured and the
+    requested conditions, in doublings.
     """
     factor = ratio(center(other), center(best))
     fewest = min(len(best), len(other))
@@ -87,13 +89,13 @@ def compare(best: Sequence[float], other: Sequence[float], pairs: int = 1, away:
 
 
 def at_distance(sure: str, away: float) -> str:
-    """Return how sure something is that was measured so many doublings away from what was asked."""
+    """Return how sure a claim is if its measurement is ``away`` doublings from the requested conditions."""
     return "no" if away > FAR else "fairly" if away >= NEAR and sure == "yes" else sure
 
 
 def _relation(best: Sequence[float], other: Sequence[float], bounds: tuple[float | None, float | None]) -> str:
     low, high = bounds
-    if low is None or high is None:  # a time of nothing has no logarithm
+    if low is None or high is None:  # a time of 0 has no logarithm
         return SLOWER if max(best) < min(other) else ALIKE_WORD if {*best} == {*other} else UNDECIDED
     if low >= 1 / (1 + ALIKE) and high <= 1 + ALIKE:
         return ALIKE_WORD
@@ -101,19 +103,19 @@ def _relation(best: Sequence[float], other: Sequence[float], bounds: tuple[float
 
 
 def center(values: Sequence[float]) -> float:
-    """Return the geometric mean, or the arithmetic one where a value is not above 0."""
+    """Return the geometric mean, or the arithmetic mean if a value is not above 0."""
     if all(value > 0 for value in values):
         return math.exp(fmean(map(math.log, values)))
     return fmean(values)
 
 
 def ratio(one: float, other: float) -> float:
-    """Return how many times ``other`` ``one`` is; 1 where both are nothing."""
+    """Return ``one`` divided by ``other``; 1 if both are 0, infinite if only ``other`` is."""
     return one / other if other else math.inf if one else 1.0
 
 
 def interval(best: Sequence[float], other: Sequence[float], pairs: int = 1) -> tuple[float, float] | None:
-    """Return the interval of how many times as long the other takes; None for a single run, or a value not above 0."""
+    """Return the confidence interval of the ratio other / best; None for a single run, or for a value not above 0."""
     if min(len(best), len(other)) < 2 or min(*best, *other) <= 0:
         return None
     logs = [[math.log(value) for value in values] for values in (best, other)]
@@ -121,7 +123,7 @@ def interval(best: Sequence[float], other: Sequence[float], pairs: int = 1) -> t
     middle, error = fmean(logs[1]) - fmean(logs[0]), math.sqrt(sum(parts))
     if not error:
         return math.exp(middle), math.exp(middle)
-    # Welch and Satterthwaite's degrees of freedom.
+    # The degrees of freedom by Welch and Satterthwaite.
     degrees = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
     reach = error * student(1 - ALPHA / pairs, round(max(1.0, degrees), 3))
     return _exp(middle - reach), _exp(middle + reach)
@@ -132,9 +134,9 @@ def _exp(value: float) -> float:
 
 
 def chance_of(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return how likely runs dealt out by chance would part at least as far: a permutation test, two-sided.
+    """Return the two-sided p-value of a permutation test: how likely random divisions differ at least as much.
 
-    Exact where there are at most 20,000 ways to deal, else from as many drawn with a fixed seed.
+    Exact if there are at most 20,000 divisions, else from as many random ones, drawn with a fixed seed.
     """
     pooled = [*one, *other]
     pooled = [math.log(value) for value in pooled] if min(pooled) > 0 else pooled
@@ -150,7 +152,7 @@ def chance_of(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def pairs_of(transports: int) -> int:
-    """Return how many pairs of so many transports there are, at least 1."""
+    """Return how many pairs ``transports`` transports have, at least 1."""
     return max(1, math.comb(transports, 2))
 
 
@@ -163,7 +165,7 @@ def fewest_to_prove(pairs: int) -> int:
 def needed_runs(best: Sequence[float], other: Sequence[float], pairs: int = 1) -> int | None:
     """Return how many runs of each, more than there are, would prove that the transports differ, or are alike.
 
-    It assumes that further runs are spread like these. None if it takes more than ``MOST_RUNS``.
+    It assumes that further runs are distributed like these. None if more than ``MOST_RUNS`` are necessary.
     """
     fewest = min(len(best), len(other))
     least = max(fewest_to_prove(pairs), fewest + 1)

@@ -1,4 +1,4 @@
-"""Errors in words: the cause and the hint, and what exit code they mean."""
+"""Turns errors into words: the cause, the hint, and the exit code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from thalweg.ui import system
 
 USER: Final = 2
 FAILED: Final = 1
-# Of several jobs.
+# Exit code if some of several jobs failed.
 SOME_FAILED: Final = 3
 
-# Kinds of the core's errors -> what can be done where the core itself does not say.
+# Kinds of the core's errors, each with a hint for errors that have none of their own.
 _HINTS: Final = {
     "unreachable": "Start the server first, or check the address",
     "timeout": "Check the network between the machines, or whether the peer is overloaded",
@@ -33,14 +33,14 @@ def explain(error: Exception) -> tuple[str, str]:
         return system.explain(error)
     kind = getattr(error, "kind", "")
     cause, _, hint = str(error).rpartition("; ")
-    # Why a round fails is said by clients, who could write a hint of their own.
+    # Clients write the reason why a round fails, and could put a false hint into it.
     if cause and kind != "round":
         return cause, hint
     return str(error), _HINTS.get(kind, "See `thalweg doctor` for what this machine can do")
 
 
 def exit_code(error: Exception) -> int:
-    """Return 2 for what the user can fix in a plan or an argument, 1 for a job that cannot go on."""
+    """Return 2 for an error that the user can fix in a plan or an argument, 1 for a job that cannot go on."""
     by_user = (
         isinstance(error, (PlanError, DataError, ModelError, MetricsError)) or getattr(error, "kind", "") in _USER_KINDS
     )

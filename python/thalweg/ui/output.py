@@ -1,4 +1,4 @@
-"""What commands print: for people, or exactly one JSON document on standard output."""
+"""Prints the output of commands: text for people, or exactly one JSON document on standard output."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Emit: TypeAlias = Callable[[Any], None]
 def output(*, as_json: bool) -> Iterator[Emit]:
     """Give a function that takes the result.
 
-    With ``as_json`` it is printed at the end, and whatever else is written to standard output meanwhile, by any
-    library, goes to standard error. An error becomes ``{"error": {"cause", "hint"}}``. Otherwise nothing is done.
+    With ``as_json`` the result is printed at the end. Anything else that is written to standard output meanwhile, by
+    any library, goes to standard error. An error becomes ``{"error": {"cause", "hint"}}``. Without ``as_json`` nothing
+    is done.
     """
     if not as_json:
         yield lambda _: None
@@ -46,13 +47,13 @@ def print_document(value: Any) -> None:
 
 
 def nobody_reads(stream: Any) -> bool:
-    """Return whether the other end of a stream that is a pipe has been closed."""
+    """Return whether ``stream`` is a pipe whose reading end is closed."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
     except (OSError, ValueError):
-        return False  # it is no file, or closed
+        return False  # the stream has no descriptor, or is closed
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Objects as words with units: the keys of links and of stress, and what a link is like."""
+"""Turns settings into words with units: the keys of links and of stress, and the limits of a link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 
 def percent(value: float) -> str:
-    """Return a share, as ``93.10 %``; small ones with three figures."""
+    """Return a fraction as percent, such as ``93.10 %``; small ones with three figures."""
     return f"{100 * value:.2f} %" if value == 0 or value >= 0.001 else f"{100 * value:.3g} %"
 
 
@@ -20,7 +20,7 @@ def shortly(value: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as ``'a', 'b' and 3 more``: the first few if there are many."""
+    """Return names as ``'a', 'b' and 3 more``; at most ``FEW`` are named."""
     few = ", ".join(map(repr, names[:FEW]))
     return few if len(names) <= FEW else f"{few} and {len(names) - FEW} more"
 
@@ -41,13 +41,13 @@ SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
 
 
 def exactly(text: str) -> str:
-    """Return a number with its unit, without zeros at the end of its decimals: ``40.0 ms`` as ``40 ms``."""
+    """Return a number with its unit, without trailing zeros after the decimal point: ``40.0 ms`` as ``40 ms``."""
     number, space, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{space}{unit}"
 
 
 def phrase(of: Mapping[str, Any]) -> str:
-    """Return an object as words, as ``rate 60 Mbit/s, delay 20 ms``."""
+    """Return a table of settings as words, such as ``rate 60 Mbit/s, delay 20 ms``."""
     return ", ".join(f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in of.items())
 
 
@@ -62,5 +62,5 @@ def _value(name: str, value: object) -> str:
 
 
 def shape(nominal: Mapping[str, Any]) -> str:
-    """Return what a link was set to, in few words."""
+    """Return the configured limits of a link in a few words."""
     return phrase({name: value for name, value in nominal.items() if value not in (None, False, 0)}) or "no limits"

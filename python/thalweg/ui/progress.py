@@ -1,4 +1,4 @@
-"""What a person sees while rounds run: on a terminal a bar a round and what each client does, else a line a round."""
+"""Shows rounds while they run: on a terminal a bar for each round and client, else one line for each round."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SHOWN_CLIENTS: Final = 8
-# Of a line, in bytes.
+# Longest line, in bytes.
 LONGEST: Final = 4096
 FINAL_PHASES: Final = ("whole", "partial", "rejected", "lost", "late")
 
 
 class Progress(Protocol):
-    """Hears how a job goes on."""
+    """Shows the progress of a job."""
 
     def note(self, text: str) -> None:
         """Show a line."""
@@ -33,10 +33,10 @@ class Progress(Protocol):
         """Begin a round."""
 
     def observe(self, state: str) -> None:
-        """Take the core's account of the clients, as JSON, several times a second."""
+        """Show the state of the clients: JSON from the core, several times a second."""
 
     def end(self, entry: Mapping[str, Any]) -> None:
-        """Take the journal's entry of the round."""
+        """Show a round that has ended, from its journal entry."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -48,7 +48,7 @@ def progress_on_stderr() -> Progress:
 
 
 def round_line(entry: Mapping[str, Any], rounds: int) -> str:
-    """Return a round in one line."""
+    """Return one line about a round."""
     accuracy = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
     if not accuracy and entry["loss"] is not None:
         accuracy = f"loss {entry['loss']:.4g}, "
@@ -66,7 +66,7 @@ def round_line(entry: Mapping[str, Any], rounds: int) -> str:
 
 
 def iteration_line(entry: Mapping[str, Any], rounds: int) -> str:
-    """Return an iteration of all nodes of a graph in one line, from the journal's entry."""
+    """Return one line about an iteration of all nodes of a graph, from the journal's entry."""
     nodes = list(entry["nodes"].values())
     quality = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
     if not quality and entry["loss"] is not None:
@@ -82,7 +82,7 @@ def iteration_line(entry: Mapping[str, Any], rounds: int) -> str:
 
 
 def missing_words(entry: Mapping[str, Any]) -> list[str]:
-    """Return what did not come of a round's updates and models, as ``10 % missing``; nothing if all of it came."""
+    """Return the missing fractions of a round's updates and models, such as ``10 % missing``; none if all arrived."""
     found = []
     for direction, words in (("up", "missing"), ("down", "of the model missing")):
         ways = [transfer for transfer in entry["transfers"] if transfer["direction"] == direction]
@@ -94,13 +94,13 @@ def missing_words(entry: Mapping[str, Any]) -> list[str]:
 
 
 class LineProgress:
-    """A line a round."""
+    """Shows one line for each round."""
 
     def __init__(self) -> None:
         self._rounds = 0
 
     def note(self, text: str) -> None:
-        # Nobody may read it any more: that is no reason to end a job.
+        # If nobody reads standard error any more, the job still goes on.
         with suppress(OSError):
             sys.stderr.write(f"{_core.plain_text(text, LONGEST)}\n")
             sys.stderr.flush()
@@ -119,7 +119,7 @@ class LineProgress:
 
 
 class Bars:
-    """A bar for the round and one for each of the first clients; the rest are counted by phase."""
+    """Shows a bar for the round and one for each of the first clients; the other clients are counted by phase."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -161,7 +161,7 @@ class Bars:
         self.note(round_line(entry, self._rounds))
 
     def refresh(self) -> None:
-        """Draw at once what is otherwise drawn several times a second."""
+        """Draw at once, instead of at the next of several redraws a second."""
         self._bars.refresh()
 
     def close(self) -> None:

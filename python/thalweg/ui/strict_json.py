@@ -1,8 +1,8 @@
-"""JSON as RFC 8259 has it, which every reader takes: numbers that are not finite are written as words.
+"""JSON as in RFC 8259, which every parser accepts: numbers that are not finite are written as strings.
 
-``NaN``, ``Infinity`` and ``-Infinity`` are no JSON, though Python writes and reads them. Here they are the strings
-``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as in the JSON of protocol buffers. ``number`` turns them back where a
-number is expected.
+RFC 8259 has no ``NaN``, ``Infinity`` and ``-Infinity``, but Python writes and reads them. Here they become the strings
+``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as in the JSON of protocol buffers. ``number`` turns them back into
+numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def dumps(value: object, **settings: Any) -> str:
-    """Return ``value`` as ``json.dumps`` does with ``settings``, numbers that are not finite as words."""
+    """Return ``value`` as ``json.dumps`` does with ``settings``, but with strings for numbers that are not finite."""
     try:
         return json.dumps(value, allow_nan=False, **settings)
     except ValueError:
@@ -23,12 +23,12 @@ def dumps(value: object, **settings: Any) -> str:
 
 
 def number(value: Any) -> Any:
-    """Return the number that a word stands for, and any other value as it is."""
+    """Return the number that a string of ``WORDS`` stands for, and any other value unchanged."""
     return WORDS.get(value, value) if isinstance(value, str) else value
 
 
 def word(value: float) -> str | float:
-    """Return a number, or the word for one that is not finite."""
+    """Return a finite number unchanged, and the string for any other."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,4 +1,4 @@
-"""Errors of the operating system in words: what it refused, and what to do about that."""
+"""Turns errors of the operating system into words: what was refused, and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import subprocess
 from typing import Final
 
-# Those that this module puts in words. A command that meets one ends with a cause and a hint, never with a traceback.
+# Errors that this module explains. A command that gets one ends with a cause and a hint, never with a traceback.
 ERRORS: Final = (OSError, subprocess.SubprocessError)
 
 _ROOM: Final = "Make room on that disk, or give another folder"
@@ -46,7 +46,7 @@ _HINTS: Final = {
 
 
 def explain(error: OSError | subprocess.SubprocessError) -> tuple[str, str]:
-    """Return the cause and the hint of an error of the system, or of a program that was started."""
+    """Return the cause and the hint of an error of the operating system, or of a program that was started."""
     if isinstance(error, subprocess.TimeoutExpired):
         return f"{_program(error.cmd)} did not end within {error.timeout:g} s", _AGAIN
     if isinstance(error, subprocess.CalledProcessError):
@@ -58,7 +58,7 @@ def explain(error: OSError | subprocess.SubprocessError) -> tuple[str, str]:
 
 
 def _cause(error: OSError) -> str:
-    """Return what was refused, and what it was about where the error says so."""
+    """Return what was refused, with the paths if the error names them."""
     paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
     return f"{' to '.join(paths)}: {error.strerror or _plain(error)}" if paths else error.strerror or _plain(error)
 

@@ -1,4 +1,4 @@
-"""How results look on a terminal, and in a file when standard output is one."""
+"""Formats results for a terminal, or for a file if standard output is one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 110
 BAR: Final = 40
-# A bar's pieces, from a whole place down to an eighth of one.
+# Characters for the end of a bar, from a whole cell down to an eighth of one.
 _EIGHTHS: Final = "█▉▊▋▌▍▎▏"
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return standard output or error, as wide as the terminal, or wide enough for tables where it is none.
+    """Return a console on standard output or error: as wide as the terminal, or ``WIDTH`` columns if it is not one.
 
-    Nothing that is shown is markup: a client may be named ``[red]``, and a reason may have a link.
+    The console interprets no markup: a client may be named ``[red]``, and a reason may contain a link.
     """
     from rich.console import Console
 
@@ -28,7 +28,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*headings: str, right: bool = False, caption: str | None = None) -> Table:
-    """Return an empty table. With ``right`` its columns hold numbers: to the right, and never broken."""
+    """Return an empty table. With ``right`` its columns hold numbers: right-aligned, and never wrapped."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -39,10 +39,10 @@ def table(*headings: str, right: bool = False, caption: str | None = None) -> Ta
 
 
 def bars(rows: Sequence[tuple[str, float | None, str]], *, plain: bool | None = None) -> list[str]:
-    """Return a chart in text: a line a row of label, value and words, with a bar as long as the value.
+    """Return a bar chart as text. Each row has a label, a value and words; the bar is as long as the value.
 
-    The longest bar has ``BAR`` places; a row without a value has none. With ``plain``, which is the default where
-    standard output cannot show blocks, bars are made of ``#``.
+    The longest bar has ``BAR`` characters; a row without a value has none. With ``plain`` bars are made of ``#``. That
+    is the default if standard output cannot show block characters.
     """
     most = max((value for _, value, _ in rows if value is not None), default=0.0)
     room = max((len(label) for label, _, _ in rows), default=0)

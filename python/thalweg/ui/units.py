@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write and read them."""
+"""Parses and formats sizes, rates and times as people write them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TIMES: Final = {
     "min": Fraction(60),
     "h": Fraction(3600),
 }
-# The links of FedComm section III.C step 5.
+# The link rates of FedComm section III.C step 5, in bit/s.
 PROFILES: Final = {"3g": 5_000_000, "4g": 20_000_000, "wifi": 60_000_000}
 
 SIZE_FORM: Final = "a whole number of bytes, or one with a unit as 8MiB (B kB MB GB KiB MiB GiB)"
@@ -51,14 +51,14 @@ _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z/]*)", re
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that ``text`` (as ``8MiB``) means. Raises ValueError that says what is expected."""
+    """Return the bytes that ``text`` (such as ``8MiB``) means. Raises ValueError that says what is expected."""
     return _parse(text, SIZES, SIZE_FORM)
 
 
 def parse_rate(text: str) -> int:
-    """Return the bits a second that ``text`` (as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise.
+    """Return the bits a second that ``text`` (such as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise.
 
-    Text without a unit is refused, but for 0: a user who writes ``rate=100`` hardly means bits a second.
+    Text without a unit is refused, except 0: a user who writes ``rate=100`` hardly means bits a second.
     """
     if text.strip().isdecimal() and int(text) > 0:
         said = text.strip()
@@ -67,12 +67,12 @@ def parse_rate(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds that ``text`` (as ``40ms``) means. Raises ValueError likewise."""
+    """Return the seconds that ``text`` (such as ``40ms``) means. Raises ValueError likewise."""
     return float(_number(text, TIMES, TIME_FORM))
 
 
 def parse_fraction(text: str) -> float:
-    """Return the fraction that ``text`` (as ``1%`` or ``0.01``) means. Raises ValueError likewise."""
+    """Return the fraction that ``text`` (such as ``1%`` or ``0.01``) means. Raises ValueError likewise."""
     percent = text.strip().endswith("%")
     return float(_number(text.strip().removesuffix("%"), {}, FRACTION_FORM) / (100 if percent else 1))
 
@@ -85,7 +85,7 @@ def _parse(text: str, units: Mapping[str, int], form: str) -> int:
 
 
 def _number(text: str, units: Mapping[str, int] | Mapping[str, Fraction], form: str) -> Fraction:
-    """Return what ``text`` means exactly: a float would make 1.005 kB a fraction of a byte."""
+    """Return the exact value of ``text``: with a float, 1.005 kB would not be a whole number of bytes."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or (match[2] and match[2] not in units):
         raise ValueError(f"{text!r} is not {form}")
@@ -93,7 +93,7 @@ def _number(text: str, units: Mapping[str, int] | Mapping[str, Fraction], form: 
 
 
 def format_bytes(count: float) -> str:
-    """Return a size in binary units, as ``8.0 MiB``."""
+    """Return a size in binary units, such as ``8.0 MiB``."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -102,7 +102,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_rate(bits: float) -> str:
-    """Return bits a second in decimal units, as ``20.0 Mbit/s``."""
+    """Return bits a second in decimal units, such as ``20.0 Mbit/s``."""
     for unit in ("bit/s", "kbit/s", "Mbit/s"):
         if bits < 1000:
             return f"{bits:.1f} {unit}"
@@ -111,7 +111,7 @@ def format_rate(bits: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration with three figures or so, as ``85.2 ms`` or ``12.3 s``."""
+    """Return a duration with about three figures, such as ``85.2 ms`` or ``12.3 s``."""
     if abs(seconds) < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"

@@ -1,8 +1,8 @@
-"""Which of several transports is fastest, in one sentence: by how much, within which bounds, and how sure that is.
+"""Says in one sentence which transport is fastest, by how much, within which interval, and how sure that is.
 
-``comparing`` has the method. ``sure`` is "yes" if a permutation test proves what is said, under what was asked;
-"fairly" if the interval says it and there are too few runs to prove it, or what was measured is near what was asked;
-else "no".
+``comparing`` has the method. ``sure`` is "yes" if a permutation test proves the claim under the requested conditions.
+It is "fairly" if the interval supports the claim but there are too few runs to prove it, or if the measured conditions
+are only near the requested ones. Else it is "no".
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from thalweg.ui.comparing import (
     pairs_of,
 )
 
-# From this factor on "times as long" reads better than percent.
+# From this factor on, "times as long" reads better than percent.
 TIMES: Final = 2.0
-# Beyond these factors an interval has no end that says anything.
+# An end of an interval beyond these factors says nothing useful.
 MOST_TIMES: Final = 1000.0
 MOST_NAMED: Final = 4
-# The way to give the number of runs to a bench.
+# The option of ``thalweg bench`` for the number of runs.
 OPTION: Final = "--repetitions"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The fastest transport, if a run came to its end; how others compare with it; those that failed.
+    """The fastest transport (None if no run ended), how the others compare with it, and those that failed.
 
-    ``compared`` has the others by name, the faster first. ``failed``: for each transport with failures, how many of how
-    many runs failed. ``runs``: the fewest and the most runs of a transport.
+    ``compared`` has the others by name, the faster first. ``failed``: for each transport with failures, the number of
+    failed runs and of all runs. ``runs``: the fewest and the most runs of a transport.
     """
 
     best: str | None
@@ -51,29 +51,29 @@ class Verdict:
 
     @property
     def leaders(self) -> list[str]:
-        """The fastest and those that are not known to be slower."""
+        """The fastest transport, and those that are not known to be slower."""
         return [*([self.best] if self.best else []), *self._of(ALIKE_WORD), *self._of(UNDECIDED)]
 
     @property
     def sure(self) -> str:
-        """How sure the least sure claim is: that others are slower, or alike. Without a claim it is no."""
+        """How sure the least sure claim is, of those that others are slower or alike. Without a claim it is "no"."""
         claims = [one.sure for one in self.compared.values() if one.relation != UNDECIDED]
         return at_distance(min(claims, key=SURE.index, default="no"), self.away)
 
     @property
     def repetitions(self) -> int | None:
-        """How many runs of each would prove all that is open; None if nothing is open, or 100 are too few."""
+        """How many runs of each would prove all open claims; None if none is open, or if 100 are too few."""
         return max((one.needed for one in self.compared.values() if one.needed is not None), default=None)
 
     @property
     def sentence(self) -> str:
-        """Return it in one sentence."""
+        """Return the verdict in one sentence."""
         parts = [self._first(), self._named(), self._failed()]
         sure = f"sure: {self.sure}, {self._runs()}{self._needed()}{self._away()}"
         return "; ".join([*(part for part in parts if part), sure])
 
     def table(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the verdict as a table for JSON."""
         return {
             "sentence": self.sentence,
             "leaders": self.leaders,
@@ -133,10 +133,10 @@ def verdict(
     failed: Mapping[str, int] | None = None,
     away: float = 0.0,
 ) -> Verdict:
-    """Return the verdict on transports of whose runs ``values`` has the seconds, less being better.
+    """Return the verdict on transports. ``values`` has the seconds of each transport's runs; less is better.
 
-    ``failed``: how many further runs of each failed. ``away``: how far what was measured is from what was asked, in
-    doublings.
+    ``failed``: how many further runs of each failed. ``away``: distance between the measured and the requested
+    conditions, in doublings.
     """
     known = {name: list(found) for name, found in values.items() if found}
     lost = {name: count for name, count in (failed or {}).items() if count}
@@ -153,7 +153,7 @@ def verdict(
 
 
 def how_much(one: Comparison) -> str:
-    """Return by how much something takes longer, as ``is 9 % slower (6 to 12 %)`` or ``takes 7.0 times as long``."""
+    """Return how much slower one is, such as ``is 9 % slower (6 to 12 %)`` or ``takes 7.0 times as long``."""
     if one.relation == ONE_RUN:
         return f"took {_times(one.factor)} times as long"
     if one.factor >= TIMES:
@@ -164,7 +164,7 @@ def how_much(one: Comparison) -> str:
 
 
 def between(one: Comparison) -> str:
-    """Return the interval in words, as ``5.1 to 9.7``; without one the factor."""
+    """Return the interval in words, such as ``5.1 to 9.7``; without an interval the factor."""
     if one.low is None or one.high is None:
         return _times(one.factor)
     return f"{_times(one.low)} to {_times(one.high)}"
@@ -182,5 +182,5 @@ def _percent(factor: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names in words, as ``tcp, udp and mqtt``."""
+    """Return names in words, such as ``tcp, udp and mqtt``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
