@@ -1,4 +1,4 @@
-"""A report of one or more records or traces: a page that stands alone, and figures for a paper."""
+"""A report of one or more records or traces: a self-contained HTML page, and figures for a paper."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def report(
 ) -> dict[str, Any]:
     """Write the page of ``records`` to ``out`` and, if asked for, figures to the folder ``figures``.
 
-    Files among ``records`` are traces. ``lost`` are runs that failed before they left a record. Return what was
-    written, what was left out and why, the verdicts, the numbers of each cell and run, and those of traced links: sizes
-    in bytes, times in seconds. Raises RecordError or PlanError if a record cannot be read, RecordError if something
-    cannot be written.
+    Files among ``records`` are traces. ``lost`` are runs that failed before they left a record. Returns the written
+    files, what was left out and why, the verdicts, the numbers of each cell and run, and those of traced links: sizes
+    in bytes, times in seconds. Raises RecordError or PlanError if a record cannot be read, RecordError if a file cannot
+    be written.
     """
     from thalweg.report.cells import cells, verdicts, warnings
     from thalweg.report.page import page
@@ -60,7 +60,7 @@ def report(
 
 
 def read_runs(records: Sequence[Path]) -> list[Run]:
-    """Read records, each once, and give them names that tell them apart."""
+    """Read records, each once, and give each a different name."""
     paths = list({path.resolve(): path for path in records}.values())
     runs = [read_run(path) for path in paths]
     return [replace(run, label=label) for run, label in zip(runs, labels(runs), strict=True)]

@@ -1,4 +1,4 @@
-"""What a report answers first: a verdict for each network, and a row for each transport there, failures included."""
+"""Groups runs into cells: a verdict for each network, and a row for each transport there, including failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True)
 class Lost:
-    """A run that failed before it left a record: its plan, where that is, and why it failed."""
+    """A run that failed before it left a record: its plan, the path of the plan, and why it failed."""
 
     plan: Plan
     path: Path
@@ -32,7 +32,7 @@ class Lost:
     setting: str = ""
 
     def numbers(self) -> dict[str, Any]:
-        """Return what a cell needs of it, under the names of a run's numbers."""
+        """Return the numbers that a cell needs of the run, with the keys of a run's numbers."""
         plan = self.plan
         return {
             "record": str(self.path), "status": FAILED, "reason": self.reason, "transport": transport_of(plan),
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def by_run(self) -> list[float]:
-        """Seconds of communication of a round, the median of each run that has any."""
+        """For each run that has any: the median seconds of communication over its rounds."""
         each = ([row["communication_seconds"] for row in run["each_round"]] for run in self.done)
         known = ([value for value in values if value is not None] for values in each)
         return [median(values) for values in known if values]
@@ -64,16 +64,16 @@ class Cell:
 
     @property
     def failed(self) -> list[Numbers]:
-        """Those that did."""
+        """The runs that failed."""
         return [run for run in self.runs if run["status"] == FAILED]
 
     @property
     def reasons(self) -> list[str]:
-        """Why, each reason once."""
+        """The reasons of the failures, each once."""
         return list(dict.fromkeys(run.get("reason") or NO_REASON for run in self.failed))
 
     def table(self) -> dict[str, Any]:
-        """Return it as JSON has it: medians over rounds with the least and the most, and over runs."""
+        """Return the cell as a table for JSON: medians over rounds, with minimum and maximum, and medians over runs."""
         rounds = [row for run in self.done for row in run["each_round"]]
         bounds = [row["bound_seconds"] for row in rounds if row["bound_seconds"] is not None]
         return {
@@ -117,7 +117,7 @@ def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
 
 
 def warnings(found: Sequence[Cell]) -> list[str]:
-    """Return warnings that make a comparison misleading."""
+    """Return warnings about runs whose comparison would mislead."""
     every = ((cell.transport, run.get("unasked_congestion_control")) for cell in found for run in cell.runs)
     return unasked_bbr(every)
 

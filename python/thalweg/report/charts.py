@@ -1,4 +1,4 @@
-"""The page's plots, as Plotly's basic bundle takes them: traces and a layout in plain JSON values."""
+"""The page's plots, in the form that Plotly's basic bundle reads: traces and a layout in plain JSON values."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ GREY: Final = "#8a94a0"
 SPLIT_COLOURS: Final = {TRAINING: GREY, COMMUNICATION: "#3f7fbf", WAITING: "#d9b44a"}
 BOUND: Final = "lower bound"
 BAR: Final = 30
-# Most characters of a name in a legend beside a plot; most points of a line that are marked with symbols.
+# Most characters of a name in a legend beside a plot, and most points of a line that are marked with symbols.
 BESIDE: Final = 24
 MOST_MARKERS: Final = 100
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot: its name on the page, what it shows, traces and layout, or why there is none."""
+    """A plot: its name on the page, its traces and layout, and notes, for example why it has no traces."""
 
     name: str
     traces: list[Trace] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     height: int = 420
-    # The axis that can be made logarithmic.
+    # The axis that readers can make logarithmic.
     scaled: str = "yaxis"
 
     def content(self) -> dict[str, Any]:
-        """Return what the page's script draws."""
+        """Return the plot as the page's script reads it."""
         return {"name": self.name, "traces": self.traces, "layout": {**self.layout, "height": self.height}}
 
 
 def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
-    """Return a layout with two titles."""
+    """Return a layout with titles for both axes."""
     return {
         "xaxis": {"title": {"text": x}, **more.pop("xaxis", {})},
         "yaxis": {"title": {"text": y}, "rangemode": "tozero", **more.pop("yaxis", {})},
@@ -53,7 +53,10 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Style:
-    """How a cell's lines look: its transport's colour, its network's dash and symbol; ``group`` names its lines."""
+    """The look of a cell's lines: its transport's colour, its network's dash and symbol.
+
+    ``group`` is their legend group.
+    """
 
     group: str
     colour: str
@@ -75,9 +78,9 @@ def styles(cells: Sequence[Cell]) -> list[Style]:
 def lines(
     name: str, runs: Sequence[Numbers], columns: tuple[str, str], bound: tuple[str, str] | None, factor: float = 1
 ) -> Chart:
-    """Return a line for each cell over its rounds, of ``columns`` x and y, with the spread over its runs.
+    """Return one line for each cell over its rounds, of ``columns`` x and y, with the spread over its runs.
 
-    ``bound`` are the columns of a dotted line; those of several cells that are the same are drawn once.
+    ``bound`` has the columns of a dotted line; equal bounds of several cells are drawn once.
     """
     traces: list[Trace] = []
     bounds: dict[str, Trace] = {}
@@ -106,7 +109,7 @@ def _legend(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def by_round(runs: Sequence[Numbers], y: str) -> dict[str, Any]:
-    """Return the axes of a plot against rounds, which have no halves."""
+    """Return the axes of a plot against rounds, with ticks at whole rounds."""
     few = all(len(run["each_round"]) <= 20 for run in runs)
     return axes("round", y, xaxis={"dtick": 1} if few else {})
 
@@ -129,7 +132,7 @@ def _line(cell: Cell, each: Sequence[Numbers], columns: tuple[str, str], style: 
 
 
 def _band(each: Sequence[Numbers], x: str, style: Style, factor: float) -> list[Trace]:
-    """Return the least and the most over runs, and the colour between them."""
+    """Return the minimum and the maximum over runs, with the area between them filled."""
     channels = ", ".join(str(int(style.colour[at : at + 2], 16)) for at in (1, 3, 5))
     return [
         {
@@ -142,7 +145,7 @@ def _band(each: Sequence[Numbers], x: str, style: Style, factor: float) -> list[
 
 
 def _bound_line(cell: Cell, columns: tuple[str, str], style: Style, factor: float) -> Trace | None:
-    """Return a cell's dotted line, if it has one."""
+    """Return a cell's dotted line for the bound, or None if it has no bound."""
     each = thinned(cell.over_rounds(*columns))
     if not each:
         return None
@@ -159,14 +162,14 @@ def _bound_line(cell: Cell, columns: tuple[str, str], style: Style, factor: floa
 
 
 def accuracy_rounds(runs: Sequence[Numbers]) -> Chart:
-    """Return the global model's accuracy against rounds."""
+    """Return a plot of the global model's accuracy against rounds."""
     chart = lines("accuracy-rounds", runs, ("round", "accuracy"), None, 100)
     chart.layout.update(by_round(runs, "accuracy (%)"))
     return chart
 
 
 def client_accuracy_rounds(runs: Sequence[Numbers]) -> Chart:
-    """Return the mean accuracy of the models that clients trained against rounds."""
+    """Return a plot of the mean accuracy of the models that clients trained, against rounds."""
     chart = lines("client-accuracy-rounds", runs, ("round", "client_accuracy"), None, 100)
     chart.layout.update(by_round(runs, "clients' own accuracy (%)"))
     return chart
@@ -181,7 +184,7 @@ def accuracy_time(runs: Sequence[Numbers]) -> Chart:
 
 
 def communication_rounds(runs: Sequence[Numbers]) -> Chart:
-    """Return the communication time of each round beside its lower bound."""
+    """Return a plot of the communication time of each round, with its lower bound."""
     bound = ("round", "bound_seconds")
     chart = lines("communication-rounds", runs, ("round", "communication_seconds"), bound)
     chart.layout.update(by_round(runs, "communication (s)"))
@@ -198,7 +201,7 @@ def communication_time(runs: Sequence[Numbers]) -> Chart:
         members = [group for group in found if group.transport == transport]
         traces.append(_bars(members, transport, index, colours[transport]))
         marks += _bound_marks(members, index, named=not marks)
-    # Side by side only where a network has several transports.
+    # Bars stand side by side only if a network has several transports.
     places = len({group.place for group in found})
     mode, gap = ("group" if places < len(found) else "overlay"), (0.35 if len(found) > 3 else 0.65)
     layout = axes("", "communication of a round (s)", barmode=mode, scattermode=mode, bargap=gap, scattergap=gap)
@@ -210,7 +213,7 @@ def communication_time(runs: Sequence[Numbers]) -> Chart:
 
 
 def category(place: str) -> str:
-    """Return a network's name as it stands below a plot, in lines that are short enough to stand side by side."""
+    """Return a network's name for the axis of a plot, broken into short lines so that names fit side by side."""
     return escaped(place).replace(", ", ",<br>")
 
 
@@ -252,7 +255,7 @@ def _bound_marks(members: Sequence[Group], index: int, *, named: bool) -> list[T
 
 
 def _marks(x: Sequence[Any], y: Sequence[Any], width: int, name: str) -> Trace:
-    """Return short horizontal lines; the page gives them the colour of its text."""
+    """Return short horizontal lines. The page's script gives them the colour of its text."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -266,7 +269,7 @@ def _marks(x: Sequence[Any], y: Sequence[Any], width: int, name: str) -> Trace:
 
 
 def split_rounds(run: Numbers) -> Chart:
-    """Return a stacked bar for each round of one run: what its time went into."""
+    """Return a stacked bar for each round of one run: training, communication and waiting."""
     known = thinned([row for row in run["each_round"] if row["split"] is not None])
     rounds = [row["round"] for row in known]
     traces: list[Trace] = [
@@ -282,12 +285,15 @@ def split_rounds(run: Numbers) -> Chart:
 
 
 def _parts_of(splits: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the parts that took any time: a payload, for one, trains nothing."""
+    """Return the parts that took any time; a payload, for example, has no training."""
     return [part for part in PARTS if any(one[part] > 0 for one in splits)]
 
 
 def round_time(runs: Sequence[Numbers]) -> Chart:
-    """Return a horizontal stacked bar for each cell: what a round's time went into; marked: training + lower bound."""
+    """Return a horizontal stacked bar for each cell: the parts of its rounds' time.
+
+    A mark shows training + lower bound.
+    """
     found = round_times(runs)
     names = [escaped(one.name) for one in found]
     known = [one for one in found if one.split is not None]

@@ -1,4 +1,4 @@
-"""One colour for each transport, the same in every plot and on every page."""
+"""Gives each transport one colour, the same in every plot and on every page."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 
 from thalweg.transports import registry
 
-# Chosen so that colour-blind readers can tell them apart, on light and on dark paper; the first are Okabe's and Ito's.
-# Transports get them in the registry's order.
+# Chosen so that colour-blind readers can distinguish them on light and dark backgrounds; the first are those of Okabe
+# and Ito. Transports get them in the registry's order.
 COLOURS: Final = (
     "#0a84c6", "#e0782f", "#009e73", "#cc79a7", "#b8860b", "#7b61d1", "#d02060", "#56b4e9", "#8c564b", "#6b8e23",
     "#17a2a2", "#9a5fb4",
 )  # fmt: skip
-# Without dots, which mean lower bounds.
+# No dotted line, because dots mean lower bounds.
 DASHES: Final = ("solid", "dash", "dashdot", "longdash", "longdashdot")
-# The shade of the first, second, third, ... name of one transport: how far from its colour to white, or to black.
+# Shades for the names of one transport: the fraction of the way from its colour to white, or, if negative, to black.
 SHADES: Final = (0.0, -0.35, 0.4, -0.6, 0.65)
 
 
 def colour(index: int) -> str:
-    """Return the colour of the line ``index``, for lines that belong to no transport, such as links."""
+    """Return the colour of line ``index``, for lines that belong to no transport, such as those of links."""
     return COLOURS[index % len(COLOURS)]
 
 
@@ -44,13 +44,13 @@ def _order() -> tuple[str, ...]:
 
 
 def _base(scheme: str) -> str:
-    """Return a transport's colour, also of one that this build does not have."""
+    """Return a transport's colour, even if this build does not have the transport."""
     known = _order()
     return colour(known.index(scheme) if scheme in known else len(known) + sum(scheme.encode()))
 
 
 def _shade(hexed: str, part: float) -> str:
-    """Return a colour moved ``part`` of the way to white, or if that is negative to black."""
+    """Return a colour moved by the fraction ``part`` to white, or, if that is negative, to black."""
     goal = 255 if part > 0 else 0
     channels = (int(hexed[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(one + (goal - one) * abs(part)):02x}" for one in channels)

@@ -1,4 +1,4 @@
-"""The plots of one run: who sent and received when, and what its links carried."""
+"""The plots of one run: the timeline of its transfers, and the throughput and queues of its links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from thalweg.report.split import COMMUNICATION
 from thalweg.report.text import escaped
 
 COLOUR_OF: Final = {"down": "#7fb0dd", "training": GREY, "up": SPLIT_COLOURS[COMMUNICATION], "broken off": "#d02060"}
-# Of all runs on a page together; with many runs each gets less.
+# Limits for all runs of a page together; the more runs, the less for each.
 BARS_OF_ALL: Final = 20_000
 BINS_OF_ALL: Final = 100_000
 MOST_LINES: Final = 60
@@ -34,12 +34,12 @@ DASHES: Final = {"ba": "dot"}
 
 
 def timeline_chart(run: Run, runs: int) -> Chart:
-    """Return the lanes of a run's clients with what they sent, received and trained when, on a page of ``runs``."""
+    """Return the timeline of a run's clients: when each sent, received and trained. The page has ``runs`` runs."""
     return _lanes("timeline", timeline(run, _bars_of_each(runs)), {kind: COLOUR_OF[kind] for kind in KINDS})
 
 
 def workers_chart(run: Run, runs: int) -> Chart:
-    """Return the lanes of a run's workers with what each did when, on a page of ``runs``."""
+    """Return the timeline of a run's workers. The page has ``runs`` runs."""
     colours = {kind: workers.COLOUR_OF[kind] for kind in workers.KINDS}
     return _lanes("workers", workers.timeline(run, _bars_of_each(runs)), colours)
 
@@ -81,7 +81,7 @@ def _stretches(shown: Timeline, kind: str, shade: str) -> Trace:
         "y": [escaped(bar.lane) for bar in bars],
         "base": [bar.start for bar in bars],
         "x": [bar.end - bar.start for bar in bars],
-        # The line keeps visible what is shorter than a pixel.
+        # The line keeps a bar visible that is narrower than a pixel.
         "marker": {"color": shade, "line": {"width": 1, "color": shade}},
         "opacity": 0.45 if kind == "training" else 1,
         "hovertext": [_bar_words(bar) for bar in bars],
@@ -104,7 +104,7 @@ def _bar_words(bar: Bar) -> str:
 
 
 def links_chart(run: Run, runs: int) -> Chart:
-    """Return throughput above, and below it what waited in the queue, of each direction of each link."""
+    """Return a plot of the throughput of each direction of each link, with its queue below."""
     directions = max(1, min(MOST_SERIES, len(run.samples)))
     bins = max(50, min(MOST_BINS, BINS_OF_ALL // (directions * runs)))
     shown, note = links_over_time(run, bins)

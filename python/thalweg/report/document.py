@@ -15,10 +15,10 @@ from thalweg.report.charts import Chart
 from thalweg.report.source import Run
 from thalweg.report.text import LONGEST_SENTENCE, embedded, escaped
 
-# Most runs whose timelines and links are drawn. Tables and comparisons have all runs.
+# Most runs whose timelines and links are drawn. Tables and comparisons include all runs.
 MOST_RUNS: Final = 12
 SCALED: Final = frozenset({"communication-time", "communication-rounds", "round-time"})
-# Plotly's basic bundle, as npm has it in plotly.js-basic-dist-min (decision 0073).
+# Plotly's basic bundle, from the npm package plotly.js-basic-dist-min (decision 0073).
 LIBRARY: Final = "plotly-basic.min.js"
 NO_PLOTS: Final = "The plots need JavaScript, and a browser of 2023 or later; the tables need neither."
 
@@ -42,11 +42,11 @@ class Page:
         self.parts.append(f'<p class="muted">{text}</p>' if text else "")
 
     def sentence(self, text: str) -> None:
-        """Add a sentence that readers are to see first."""
+        """Add a sentence in the style of a verdict."""
         self.parts.append(f'<p class="verdict">{escaped(text, LONGEST_SENTENCE)}</p>')
 
     def chart(self, chart: Chart) -> None:
-        """Add a plot, if there is anything to draw, and its notes."""
+        """Add a plot, if it has traces, and its notes."""
         if chart.traces:
             place = f"plot-{len(self.charts)}"
             scale = f'<label class="scale"><input type="checkbox" value="{place}"> logarithmic</label>'
@@ -64,14 +64,14 @@ class Page:
         self.parts.append(f'<ul class="notes">{lines}</ul>' if lines else "")
 
     def folded(self, tables: Sequence[Sequence[str]]) -> None:
-        """Add tables, one for each run; several are inside a part that readers unfold."""
+        """Add tables, one for each run. Several tables are inside a part that readers can unfold."""
         found = [part for table in tables for part in table]
         if len(tables) > 1 and found:
             found = [f"<details><summary>Tables of {len(tables)} runs</summary>", *found, "</details>"]
         self.parts += found
 
     def each(self, runs: Sequence[Run], make: Callable[[Run, int], Chart]) -> None:
-        """Add a plot for each run, the first unfolded."""
+        """Add a plot for each run, with the first one unfolded."""
         for place, run in enumerate(runs[:MOST_RUNS]):
             if len(runs) > 1:
                 self.parts.append(f"<details{'' if place else ' open'}><summary>{escaped(run.label)}</summary>")
@@ -82,7 +82,7 @@ class Page:
 
 
 def document(made: Page, title: str, numbers: Sequence[Mapping[str, Any]]) -> str:
-    """Return the file: the page's parts, its numbers and plots, and the scripts that draw them."""
+    """Return the HTML file: the page's parts, its numbers and plots, and the scripts that draw them."""
     library, script = _file(LIBRARY), _file("page.js")
     return "\n".join(
         [
@@ -107,12 +107,12 @@ def _library() -> str:
 
 
 def packed(text: str) -> str:
-    """Return text as the page's script unpacks it: gzip in base64, the same for the same text."""
+    """Return text in the form that the page's script unpacks: gzip in base64. The same text gives the same result."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _policy(*scripts: str) -> str:
-    """Return a policy under which only these scripts run and nothing is loaded."""
+    """Return a policy that allows only these scripts, and loads nothing."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"

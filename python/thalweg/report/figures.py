@@ -41,16 +41,17 @@ HEIGHT: Final = 2.3
 DOTS: Final = 300
 MARKERS: Final = "osD^vX*P"
 LINES: Final = {"ba": ":"}
-# Characters that have room below an axis, and in a legend.
+# Most characters of a name below an axis, and in a legend.
 TICK: Final = 28
 LEGEND: Final = 56
-# Characters of all names side by side, lines of one of them, names that may be slanted, points for all upright ones.
+# Limits for names below an axis: characters of all names side by side, lines of one name, names that may be slanted,
+# and points of height for upright names.
 ROOM: Final = 44
 MOST_TICK_LINES: Final = 3
 MOST_SLANTED: Final = 6
 UPRIGHT: Final = 190
 MOST_LABELS: Final = 8
-# More would be narrower than a line.
+# More bins would be narrower than a line.
 BINS: Final = 500
 BOUND: Final = "lower bound"
 FLOOR: Final = "training and the lower bound of communication"
@@ -71,17 +72,20 @@ SETTINGS: Final[dict[Any, Any]] = {
     "lines.markersize": 3.5,
     "svg.hashsalt": "thalweg",
     "svg.fonttype": "path",
-    # A client may be called $x$.
+    # Otherwise a client named $x$ would be drawn as a formula.
     "text.parse_math": False,
 }
 
 
 class NothingToDrawError(Exception):
-    """A figure that would be empty; the message says why."""
+    """The figure would be empty; the message says why."""
 
 
 def draw(runs: Sequence[Run], numbers: Sequence[Numbers], folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """Write the figures to ``folder``; return the files, and by name why others were left out. Raises RecordError."""
+    """Write the figures to ``folder``; return the files, and for each other figure why there is none.
+
+    Raises RecordError.
+    """
     written: list[Path] = []
     left_out: dict[str, str] = {}
     try:
@@ -117,7 +121,7 @@ def _slug(label: str) -> str:
 
 
 def _save(folder: Path, name: str, make: Callable[[Figure], None]) -> tuple[list[Path], str | None]:
-    """Draw a figure and write it; return its files, or why there are none."""
+    """Draw a figure and write it; return its files, or why it was not drawn."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -141,14 +145,14 @@ def _save(folder: Path, name: str, make: Callable[[Figure], None]) -> tuple[list
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep quiet about characters that no font here has: a box stands for them."""
+    """Suppress warnings about characters that no installed font has; a box is drawn instead."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*[Gg]lyph.*")
         yield
 
 
 def _name(text: object, longest: int = LEGEND) -> str:
-    """Return a name that has room; its end is kept, for that is what tells runs apart."""
+    """Return a name cut to ``longest`` characters. Its end stays, because runs differ there."""
     line = plain(text)
     half = longest // 2
     return line if len(line) <= longest else f"{line[: half - 1]}…{line[-half:]}"
@@ -186,7 +190,7 @@ def _whole_rounds(axes: Axes) -> None:
 
 
 def _legend(figure: Figure, axes: Axes, *, columns: int | None = None) -> None:
-    """Put a legend above, each name once, if there are any."""
+    """Put a legend above the plot, with each name once, if there are names."""
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     names = sorted(handles, key=lambda name: name in (BOUND, FLOOR))
     if not names:
@@ -208,7 +212,7 @@ def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
     axes = figure.add_subplot()
     places = list(dict.fromkeys(group.place for group in found))
     transports = list(dict.fromkeys(group.transport for group in found))
-    # Side by side only where a network has several transports.
+    # Bars stand side by side only if a network has several transports.
     columns = len(transports) if len(places) < len(found) else 1
     width = 0.8 / columns if columns > 1 else 0.5
     colours = of_transports(transports)
@@ -229,7 +233,7 @@ def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
 
 
 def _ticks(figure: Figure, axes: Axes, at: Sequence[int], names: Sequence[str]) -> None:
-    """Put names below an axis so that none runs into another: in lines, else slanted, else upright."""
+    """Put names below an axis so that they do not overlap: in lines, else slanted, else upright."""
     shown = [_name(name, TICK) for name in names]
     slot = ROOM // max(1, len(names))
     lines = [wrap(_name(name, MOST_TICK_LINES * slot), slot, break_long_words=False) or [name] for name in names]
@@ -279,7 +283,7 @@ def _workers(figure: Figure, run: Run) -> None:
 
 
 def _lanes(figure: Figure, shown: Timeline, colours: Mapping[str, str], nothing: str) -> None:
-    """Draw lanes with bars of kinds; ``nothing`` says why there are none."""
+    """Draw the lanes of a timeline. If there are no bars, ``nothing`` says why."""
     if not shown.bars:
         raise NothingToDrawError(nothing)
     figure.set_figheight(max(1.6, min(8.0, 0.9 + 0.17 * len(shown.lanes))))
@@ -296,7 +300,7 @@ def _lanes(figure: Figure, shown: Timeline, colours: Mapping[str, str], nothing:
                 (rows[lane] - 0.35, 0.7),
                 color=shade,
                 alpha=0.4 if kind == "training" else 1,
-                # The line keeps visible what is narrower than a dot.
+                # The line keeps a bar visible that is narrower than a dot.
                 linewidth=0 if kind == "training" else 0.5,
                 label=kind,
             )
@@ -312,7 +316,7 @@ def _lanes(figure: Figure, shown: Timeline, colours: Mapping[str, str], nothing:
 
 
 def _graph(figure: Figure, of: Numbers) -> None:
-    """Draw a graph, slow nodes red (udp-dpsgd, figure 3)."""
+    """Draw a graph, with slow nodes in red (udp-dpsgd, figure 3)."""
     figure.set_figheight(WIDTH)
     drawn = figure.add_subplot()
     places, slow = graphs.positions(len(of["nodes"]), of["edges"]), set(of["slow"])
@@ -327,12 +331,12 @@ def _graph(figure: Figure, of: Numbers) -> None:
 
 
 def _clock(note: str | None) -> str:
-    """Return what an axis of time says, with what was left out."""
+    """Return the label of a time axis, with a note about what was left out."""
     return "time on the server's clock of the run (s)" + ("\n" + note.replace(", ", "\n") if note else "")
 
 
 def _room(axes: Axes, begin: float, end: float) -> None:
-    """Leave a little room at both ends of time."""
+    """Leave some room at both ends of the time axis."""
     margin = 0.02 * (end - begin) or 0.5
     axes.set_xlim(begin - margin, end + margin)
 

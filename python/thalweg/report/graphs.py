@@ -1,4 +1,4 @@
-"""A job on a graph: which nodes are slow, how long others wait for them, and where they are in the graph."""
+"""Reports on a job on a graph: which nodes are slow, how long others wait for them, and where they are in the graph."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thalweg.ui.units import format_seconds
 if TYPE_CHECKING:
     from thalweg.report.source import Row, Run
 
-# From so many times the training of the median node on, a node is slow.
+# A node is slow if its training takes more than this many times that of the median node.
 SLOW: Final = 1.5
 # Most slow nodes that a sentence names.
 NAMED: Final = 5
-# Most nodes that are placed by springs, which takes a second or so; more stand on a circle.
+# Most nodes that are placed by a force-directed layout, which takes about a second; more nodes are put on a circle.
 MOST_SPRINGS: Final = 400
 RED: Final = "#d02020"
 BLUE: Final = "#0a84c6"
@@ -27,7 +27,7 @@ Numbers = dict[str, Any]
 
 
 def graph(run: Run) -> Numbers | None:
-    """Return the numbers of a job on a graph: its nodes, edges, slow nodes and what they cost; None of any other."""
+    """Return the numbers of a job on a graph: its nodes, edges, slow nodes and their cost. None for any other job."""
     said = run.manifest.get("graph")
     if not isinstance(said, dict) or not isinstance(said.get("nodes"), list):
         return None
@@ -58,7 +58,7 @@ def graph(run: Run) -> Numbers | None:
 
 
 def chart(found: Mapping[str, Any]) -> Chart:
-    """Draw the graph: slow nodes are red, and each node says its numbers."""
+    """Draw the graph. Slow nodes are red, and a node shows its numbers when pointed at."""
     places = positions(len(found["nodes"]), found["edges"])
     slow = set(found["slow"])
     lines: dict[str, list[float | None]] = {"x": [], "y": []}
@@ -82,7 +82,7 @@ def chart(found: Mapping[str, Any]) -> Chart:
 
 
 def positions(nodes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Return where nodes are drawn, the same each time: by springs, many nodes on a circle."""
+    """Return the positions of nodes, the same each time: a force-directed layout, or a circle for many nodes."""
     import networkx
 
     drawn = networkx.Graph()
@@ -127,7 +127,7 @@ def _are_whole(values: Sequence[object]) -> bool:
 
 
 def _node(name: str, degree: int, rows: Sequence[Row]) -> Numbers:
-    """Return a node's numbers: medians over its iterations, and when it finished the last one."""
+    """Return a node's numbers: medians over its iterations, and the time at which it finished the last one."""
     return {
         "node": name,
         "degree": degree,
@@ -143,7 +143,7 @@ def _node(name: str, degree: int, rows: Sequence[Row]) -> Numbers:
 
 
 def _slow(nodes: Sequence[Numbers]) -> list[str]:
-    """Return the nodes whose own training takes much longer than that of the median node, slowest first."""
+    """Return the nodes whose training takes much longer than that of the median node, the slowest first."""
     known = [node for node in nodes if node["train_seconds"] is not None]
     if not known:
         return []
@@ -153,7 +153,7 @@ def _slow(nodes: Sequence[Numbers]) -> list[str]:
 
 
 def _sentence(nodes: Sequence[Numbers], around: Mapping[str, Sequence[str]], slow: Sequence[str]) -> str:
-    """Say which nodes are slow, and what that costs their neighbours."""
+    """Return a sentence that says which nodes are slow, and what that costs their neighbours."""
     known = {node["node"]: node for node in nodes if node["train_seconds"] is not None}
     if not known:
         return "no node finished an iteration"

@@ -1,4 +1,4 @@
-"""The numbers of a run: what the page's tables show, its plots draw, and ``--json`` prints."""
+"""The numbers of a run, for the page's tables and plots and for ``--json``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 LINK_KEYS: Final = frozenset(LinkSection.model_fields) - {"profile"}
-# Of these a network's name says only that they were there.
+# The name of a network says only whether it has these parts.
 KEPT_LOST: Final = "losses not resent"
 PARTS: Final = ("clients", "bottleneck", "links", "changes", "trace")
 
 
 def numbers(run: Run, setting: str = "") -> dict[str, Any]:
-    """Return a run's numbers; ``setting``: the other settings in which its plan differs from those of the other runs.
+    """Return a run's numbers. ``setting``: the other settings in which its plan differs from those of the other runs.
 
-    Sizes are bytes, times seconds, rates bits a second; null is not known.
+    Sizes are in bytes, times in seconds, rates in bits a second; None if a number is unknown.
     """
     each = rounds(run)
     machine, build = _object(run.manifest.get("machine")), _object(run.manifest.get("thalweg"))
@@ -84,12 +84,15 @@ def numbers(run: Run, setting: str = "") -> dict[str, Any]:
 
 
 def last(each: Sequence[Row], key: str) -> Any:
-    """Return what the last round has under ``key`` in which it is known; None if there is no such round."""
+    """Return the value of ``key`` in the last round that has one; None if there is no such round."""
     return next((row[key] for row in reversed(each) if row[key] is not None), None)
 
 
 def rounds(run: Run) -> list[dict[str, Any]]:
-    """Return a row a round, in order; ``elapsed_seconds`` is the sum so far, ``bound`` the least communication."""
+    """Return a row for each round, in order.
+
+    ``elapsed_seconds`` is the sum so far, ``bound`` the least communication.
+    """
     transfers: dict[int, list[Row]] = defaultdict(list)
     for transfer in run.transfers:
         transfers[transfer["round"]].append(transfer)
@@ -133,7 +136,7 @@ def rounds(run: Run) -> list[dict[str, Any]]:
 
 
 def payload(transfers: Sequence[Row]) -> tuple[int, int, int] | None:
-    """Return the bytes of updates down and up, and on how many links; None where nobody wrote them down."""
+    """Return the bytes of updates down and up, and the number of their links; None if transfers were not recorded."""
     if not transfers:
         return None
     down, up = (sum(t["bytes"] or 0 for t in transfers if t["direction"] == way) for way in ("down", "up"))
@@ -141,7 +144,7 @@ def payload(transfers: Sequence[Row]) -> tuple[int, int, int] | None:
 
 
 def bound_of(run: Run) -> Bound | None:
-    """Return the lower bound that the manifest has, or None."""
+    """Return the lower bound in the manifest, or None."""
     said = _object(run.manifest.get("bound"))
     known = {field.name: said[field.name] for field in fields(Bound) if field.name in said}
     try:
@@ -151,14 +154,14 @@ def bound_of(run: Run) -> Bound | None:
 
 
 def transport(run: Run) -> str:
-    """Return the transport with what distinguishes it, as ``tcp cubic``, also where that is the system's choice."""
+    """Return the transport with its congestion control, such as ``tcp cubic``, even if the system chose that."""
     return transport_of(run.plan, tls=run.manifest.get("tls") is True, congestion=congestion(run))
 
 
 def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None = None) -> str:
-    """Return the same of a plan; ``tls``: whether links were encrypted, None if only the plan says so.
+    """Return the same for a plan. ``tls``: whether links were encrypted, None if only the plan says so.
 
-    ``congestion``: the congestion control that senders had, None for the one that the plan asks for.
+    ``congestion``: the congestion control of the senders, None for the one in the plan.
     """
     section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
     words = [plan.scheme, congestion or asked(plan) or "", "tls" if encrypted else ""]
@@ -169,30 +172,30 @@ def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None 
 
 
 def repair(run: Run) -> str:
-    """Return what becomes of what is lost, where it is not sent again until all is there; else nothing."""
+    """Return in words that lost bytes are not sent again until all have arrived, or an empty text if they are."""
     return repair_of(run.plan)
 
 
 def repair_of(plan: Plan) -> str:
-    """Return likewise for a plan."""
+    """Return the same for a plan."""
     return "" if plan.repair.resend else KEPT_LOST
 
 
 def network(run: Run) -> str:
-    """Return what the network was, as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
+    """Return the network in words, such as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
     local = links.is_local(str(run.manifest.get("address")))
     return _network(run.plan, _object(run.manifest.get("network")), local=local)
 
 
 def network_of(plan: Plan) -> str:
-    """Return what the network of a plan for this machine is called."""
+    """Return the network of a plan for this machine, in words."""
     asked = plan.network
     emulated = asked is not None and asked.emulator != "none"
     return _network(plan, {"profile": asked.profile, "topology": asked.topology} if asked and emulated else {})
 
 
 def _network(plan: Plan, said: Mapping[str, Any], *, local: bool = True) -> str:
-    """Return what the links were, and the graph on them, if there was one."""
+    """Return the links in words, and the graph on them, if there was one."""
     links_of = _links(plan, said, local=local)
     return links_of if plan.job.graph is None else f"{links_of}, graph {plan.job.graph}"
 
@@ -216,7 +219,7 @@ def _fault(name: str, value: float) -> str:
 
 
 def _set(plan: Plan) -> list[str]:
-    """Return what the plan itself says of every link, and which other parts it has."""
+    """Return the plan's own settings of all links in words, and which other parts of a network it has."""
     asked = plan.network
     said = {} if asked is None else asked.model_dump(exclude_none=True, exclude_unset=True)
     keys = phrase({name: value for name, value in said.items() if name in LINK_KEYS})
@@ -224,7 +227,7 @@ def _set(plan: Plan) -> list[str]:
 
 
 def link(row: Row) -> dict[str, Any]:
-    """Return a direction of a link with the shares lost, its nominal shape as an object."""
+    """Return a direction of a link with the fractions that it lost, and its configured shape as an object."""
     return {
         **row,
         "nominal": json_object(row["nominal"]),
@@ -234,12 +237,12 @@ def link(row: Row) -> dict[str, Any]:
 
 
 def parties(run: Run) -> list[dict[str, Any]]:
-    """Return what each party used; where the record has no table of it, what clients said of themselves."""
+    """Return the resource usage of each party. Without the table of parties it is what clients reported."""
     if run.parties:
         return [{**row, "stress": json_object(row["stress"]) or None} for row in run.parties]
     peaks: dict[str, int] = {}
     for part in run.participants:
-        # A record of before there was usage has it among the metrics.
+        # Older records have usage among the metrics.
         peak = checked_usage(json_object(part["usage"] or part["metrics"]))[0].get("peak_rss_bytes")
         if peak is not None:
             peaks[part["client"]] = max(peak, peaks.get(part["client"], 0))
@@ -247,10 +250,10 @@ def parties(run: Run) -> list[dict[str, Any]]:
 
 
 def retransmissions(run: Run) -> int | None:
-    """Return the segments sent again in a run, None unless all who sent are counted.
+    """Return the segments retransmitted in a run; None unless the counts of all senders are known.
 
-    Senders count them until the last transfer is confirmed (``resent`` in the manifest). Where that is not whole, the
-    emulated hosts may have counted all of them. Rows of transfers have no total: they lack what was counted last.
+    Senders count them until the last transfer is confirmed (``resent`` in the manifest). If that is incomplete, the
+    emulated hosts may have counted all of them. The sum over transfers would lack the segments that were counted last.
     """
     told = _object(run.manifest.get("resent"))
     counts = [told.get("down"), told.get("up")]
@@ -260,13 +263,13 @@ def retransmissions(run: Run) -> int | None:
 
 
 def _sent_again_by_hosts(run: Run) -> int | None:
-    """Return what all emulated hosts sent again, where all that the job sends goes over their kernels' TCP."""
+    """Return the segments that all emulated hosts retransmitted, if all traffic of the job uses their kernels' TCP."""
     first = _object(run.manifest.get("resent")).get("first", 1)
     is_whole = run.status == "complete" and first == 1 and run.manifest.get("resumed_after_round") is None
     is_tcp = _able(run, "retransmissions") and _able(run, "congestion")
     if not (is_whole and is_tcp and run.emulation.startswith("packet")):
         return None
-    # A broker that has no host of its own is on another one, whose count has it.
+    # A broker without a host of its own runs on another host, whose count includes it.
     away = {"broker"} - {_object(run.manifest.get("broker")).get("party")}
     counts = [row["retransmitted_segments"] for row in run.parties if row["party"] not in away]
     return None if None in counts else total(counts)
@@ -277,7 +280,7 @@ def _able(run: Run, what: str) -> bool:
 
 
 def spread(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Return count, least, median and most of the known values; None if there are none."""
+    """Return count, minimum, median and maximum of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -291,17 +294,17 @@ def total(values: Iterable[int | None]) -> int | None:
 
 
 def add(one: float | None, other: float | None, factor: float = 1.0) -> float | None:
-    """Return one + factor * other, or None if either is not known."""
+    """Return one + factor * other, or None if either is unknown."""
     return None if one is None or other is None else one + factor * other
 
 
 def divided(one: float | None, other: float | None) -> float | None:
-    """Return one / other, or None if either is not known or the second is nothing."""
+    """Return one / other, or None if either is unknown or ``other`` is 0."""
     return None if one is None or not other else one / other
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Return a name for each run: what they differ in, and part of the record's name where that is no help."""
+    """Return a name for each run: the facts in which runs differ, then part of the record's name if those are equal."""
     if len(runs) <= 1:
         return [run.label for run in runs]
     facts = [

@@ -1,4 +1,4 @@
-"""What the page of one run says first: how it ended, how good its model is, and who failed."""
+"""The first part of the page of one run: how it ended, how good its model is, and which clients failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_LINES: Final = 12
 
 
 def headline(run: Run, of: Numbers) -> str:
-    """Return in one sentence what ran, how it ended, and how good its model is."""
+    """Return one sentence: what ran, how it ended, and how good its model is."""
     parts = [f"{_what(run, of)}: {_end(of)}", _quality(of), _missed(run)]
     return "; ".join(part for part in parts if part)
 
@@ -82,7 +82,7 @@ def failures(run: Run) -> list[str]:
 
 
 def _of_clients(run: Run) -> Iterator[str]:
-    """Yield a line for each reason; those of the most rounds come first."""
+    """Yield a line for each reason; reasons of the most rounds come first."""
     rounds: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for part in run.participants:
         if part["state"] != "whole":
@@ -106,7 +106,7 @@ def _names(clients: Sequence[str]) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Return ascending rounds in words, as ``rounds 1 to 3, 5``."""
+    """Return ascending rounds in words, such as ``rounds 1 to 3, 5``."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:

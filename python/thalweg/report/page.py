@@ -1,4 +1,7 @@
-"""The sections of a page and their order. The first ones depend on what ran: one run or several, and of which kind."""
+"""The sections of a page and their order.
+
+The first sections depend on the number of runs, and on the kind of the job.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def _title(runs: Sequence[Run], numbers: Numbers, links: Sequence[LinkTrace]) ->
 
 
 def _one_run(made: Page, run: Run, of: Mapping[str, Any]) -> None:
-    """Begin with how a run ended and who failed; then add what is particular to its kind, and its rounds."""
+    """Add how a run ended and which clients failed, then the section of its kind of job, and its rounds."""
     made.section("run", "Run")
     made.sentence(headline(run, of))
     made.notes(failures(run))
@@ -65,7 +68,7 @@ def _one_run(made: Page, run: Run, of: Mapping[str, Any]) -> None:
 
 
 def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequence[Lost]) -> None:
-    """Begin with the fastest transport of each network; then add a plot, and a table by transport and network."""
+    """Add the fastest transport of each network, then a plot, and a table by transport and network."""
     found = cells(numbers, lost)
     made.section("answer", "Answer")
     told = verdicts(found)
@@ -93,7 +96,7 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
 
 
 def _communication(made: Page, numbers: Numbers) -> None:
-    """Draw each round's communication, if any time of it is known."""
+    """Draw each round's communication time, if any is known."""
     chart = charts.communication_rounds(numbers)
     if chart.traces:
         made.section(
@@ -103,12 +106,12 @@ def _communication(made: Page, numbers: Numbers) -> None:
 
 
 def _has_curve(numbers: Numbers, key: str = "accuracy") -> bool:
-    """Whether any run has more than one accuracy."""
+    """Whether any run has more than one value of ``key``."""
     return any(sum(row[key] is not None for row in run["each_round"]) > 1 for run in numbers)
 
 
 def _client_accuracy(made: Page, numbers: Numbers) -> None:
-    """Draw what clients said of their own models, if they evaluated in more than one round."""
+    """Draw the accuracy that clients reported of their own models, if they evaluated in more than one round."""
     if _has_curve(numbers, "client_accuracy"):
         about = f"{CLIENT_ACCURACY} {OVER_RUNS}" if _is_repeated(numbers) else CLIENT_ACCURACY
         made.section("clients", "Clients' own accuracy", about)
@@ -126,7 +129,7 @@ def _failures(cell: Cell) -> list[str]:
 
 
 def _graphs(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
-    """Say of jobs on a graph which nodes are slow, and draw where they are."""
+    """For jobs on a graph, add which nodes are slow, and draw the graph."""
     found = {run.label: of["graph"] for run, of in zip(runs, numbers, strict=True) if of["graph"] is not None}
     if not found:
         return
@@ -140,7 +143,7 @@ def _graphs(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
 
 
 def _trees(made: Page, runs: Sequence[Run]) -> None:
-    """Show the nodes of aggregation trees and what their workers did."""
+    """Show the nodes of aggregation trees and the work of their workers."""
     found = [run for run in runs if workers.has_workers(run)]
     if not found:
         return
@@ -155,7 +158,7 @@ def _trees(made: Page, runs: Sequence[Run]) -> None:
 
 
 def _details(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
-    """Add tables of facts of runs, and what their clients, links and parties did."""
+    """Add tables of facts about runs, and details of their clients, links and parties."""
     made.section("summary", "Summary", SUMMARY)
     made.parts += tables.facts(numbers)
     moved = [run for run in runs if run.transfers]

@@ -1,7 +1,7 @@
-"""A run of an aggregation tree, played again by the simulator: what decides whether simulated times count.
+"""Replays a run of an aggregation tree in the simulator, to check whether simulated times can be trusted.
 
-Costs are what the record has of single updates: hand-over, fold, and making the model. Arrivals are the record's, round
-by round. The completion time is the simulator's own, and is compared with the run's.
+The costs come from the record: hand-over and fold of single updates, and the time to make the model. So do the
+arrivals, round by round. The simulator's completion time is then compared with the run's.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from thalweg import _core, trees
 from thalweg.errors import RecordError
 from thalweg.record import Record
 
-# A simulated time is met by a live one that differs by no more than this share.
+# A simulated time counts as correct if it differs from the live one by at most this fraction.
 MARGIN: Final = 0.15
-# The simulator's defaults: how fast updates and sums are read in a pass (decision 0046).
+# The simulator's defaults: bytes a second at which one pass reads updates and sums (decision 0046).
 FOLD: Final = 13.1e9
 SUMS: Final = 22.5e9
 
 
 def replayed(folder: Path, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return a run's completion time beside the simulator's, with the costs that were measured.
+    """Return a run's completion time and the simulator's, with the measured costs.
 
-    A run in which no update found a worker without work does not say what an update costs. It has the costs of one of
-    the ``others``, if that had the same system and size of updates: what was returned of runs that are played already.
+    If no update of a run found an idle worker, the run does not show what an update costs. It then takes the costs of
+    one of the ``others`` with the same system and update size. ``others`` are earlier results of this function.
 
-    Raises RecordError if it is no finished run of a tree with one node, or if its costs are not known.
+    Raises RecordError if ``folder`` is not a finished run of a tree with one node, or if its costs are unknown.
     """
     record = Record(folder)
     tree, rounds = record.manifest.get("tree"), list(record.rounds())
@@ -70,7 +70,7 @@ def replayed(folder: Path, others: Sequence[Mapping[str, Any]] = ()) -> dict[str
 
 
 def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the simulator's costs as a run's record has them. A rate of 0 takes no time."""
+    """Return the simulator's costs from a run's record. A rate of 0 takes no time."""
     size, on = told["bytes"], told["switches"]
     handed = tree["handover_us"]["p50"] / 1e6
     fold = max(tree["fold_us"]["p50"] / 1e6 - handed, 1e-6)
@@ -78,7 +78,7 @@ def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Ma
     copied = int(size / handed)
     moved = 0.0 if on["data_plane"] == "pool" else handed
     # The simulator has aggregators above the leaves: a middle if there are several leaves, and a top if no worker
-    # becomes it. In a run of one node its server does their work, while it finishes the round.
+    # becomes the top. In a run of one node the server does their work at the end of the round.
     leaves = tree["workers"] if told["config"]["split"] == "clients" else 1
     middle = 0.0 if leaves == 1 else leaves * (moved + size / (FOLD / slower)) + size / (SUMS / slower)
     top = 0.0 if on["reuse"] else moved + fold
@@ -97,7 +97,7 @@ def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Ma
 def _lent(
     tree: Mapping[str, Any], told: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Return another run of this system and size, if there is one."""
+    """Return the result of another run with this system and update size, or None."""
     wanted = (tree["system"], told["bytes"])
     return next((one for one in others if (one["system"], one["update_bytes"]) == wanted), None)
 
@@ -109,7 +109,7 @@ def _one(told: Mapping[str, Any], measured: Mapping[str, Any], entry: Mapping[st
         if way["direction"] == "up" and way["receive_end"] is not None
     }
     first = min(ends.values(), default=0.0)
-    # The first of two rounds starts the workers, which a run has from its first round on.
+    # The first of two rounds starts the workers. In the run they have started before.
     scenario = {**told, "rounds": 2, "costs": measured, "arrivals": sorted(end - first for end in ends.values())}
     _, outcome = json.loads(_core.tree_simulate(json.dumps(scenario)))
     return float(outcome["completion_seconds"])

@@ -1,4 +1,4 @@
-"""The congestion control of a run's senders. It is part of a transport's name, even if the system has chosen it."""
+"""The congestion control of a run's senders. It is part of a transport's name, even if the system chose it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDES: Final = (
 
 
 def asked(plan: Plan) -> str | None:
-    """Return the congestion control that a plan asks for, as ``cubic``, or ``bbr+cubic`` if clients differ, or None."""
+    """Return the congestion control that a plan names: ``cubic``, ``bbr+cubic`` if clients differ, or None."""
     section = plan.transport
     if section.client_congestion:
         return MORE.join(sorted(set(section.client_congestion)))
@@ -30,9 +30,9 @@ def asked(plan: Plan) -> str | None:
 
 
 def congestion(run: Run) -> str | None:
-    """Return the congestion control that a run's updates were sent with; None if nobody knows, or there is none.
+    """Return the congestion control of a run's senders; None if it is unknown, or if there is none.
 
-    It is what the plan asks for, else what the clients' kernels said, else the server's, else the system's.
+    It is the one in the plan, else the one that the clients' kernels reported, else the server's, else the system's.
     """
     for way in ("up", "down"):
         found = {row["congestion_control"] for row in run.transfers if row["direction"] == way} - {None}
@@ -48,14 +48,14 @@ def _system(run: Run) -> str | None:
 
 
 def unasked(run: Run) -> str | None:
-    """Return a run's congestion control if the plan asked for none, so that the system chose it; else None."""
+    """Return a run's congestion control if the plan names none, so that the system chose it; else None."""
     return None if asked(run.plan) else congestion(run)
 
 
 def unasked_bbr(runs: Iterable[tuple[str, str | None]]) -> list[str]:
-    """Return a warning if runs of several transports are compared, of which some have BBR because the system does.
+    """Return a warning if several transports are compared, and some use BBR only because the system does.
 
-    ``runs``: the transport of each, and the congestion control that nobody asked for.
+    ``runs``: the transport of each run, and its congestion control if the plan names none.
     """
     every = list(runs)
     hidden = sorted({transport for transport, system in every if system is not None and BBR in system})
@@ -65,10 +65,10 @@ def unasked_bbr(runs: Iterable[tuple[str, str | None]]) -> list[str]:
 
 
 def with_system(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
-    """Return the name of a failed run's transport, with the congestion control that other runs had.
+    """Return the name of a failed run's transport, with the congestion control of other runs.
 
-    A run without a record does not say which one the system chose. ``runs`` are those in the same place: if all of them
-    that are ``name`` and a congestion control are called the same, so is this one.
+    Without a record it is unknown which one the system chose. ``runs`` are those in the same place. If all of them with
+    transport ``name`` have the same congestion control, the failed run gets it too.
     """
     known = [(run["transport"], run["congestion_control"]) for run in runs if run["congestion_control"] is not None]
     found = {transport for transport, word in known if _without(transport, word) == name}

@@ -1,4 +1,4 @@
-"""What the plots draw, the same for the page and the figures, with a bound on its size."""
+"""The data of the plots, for the page and for the figures, with limits on their size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_LANES: Final = 64
 MOST_SERIES: Final = 16
 MOST_BINS: Final = 2000
 LEAST_BIN: Final = 0.02
-# A link that carries something is sampled every 10 ms; what a later sample adds was carried shortly before it.
+# A busy link is sampled every 10 ms. So the bytes that a sample adds were carried shortly before it.
 SAMPLING: Final = 0.01
 KINDS: Final = ("down", "training", "up", "broken off")
 
@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 
 
 def thinned(items: Sequence[Item], most: int = MOST_POINTS) -> list[Item]:
-    """Return at most ``most`` items in order, evenly chosen, the first and the last among them."""
+    """Return at most ``most`` items in order, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
@@ -38,7 +38,7 @@ def thinned(items: Sequence[Item], most: int = MOST_POINTS) -> list[Item]:
 
 @dataclass(frozen=True)
 class Group:
-    """Communication of all rounds of all runs with the same transport and place: network, repair, model, clients."""
+    """Communication of all runs with the same transport and place: network, repair, model, clients."""
 
     transport: str
     place: str
@@ -53,7 +53,7 @@ class Group:
 
 
 def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """Return the groups of runs (their numbers) that have rounds, in the order in which they come."""
+    """Return the groups of runs (their numbers) that have rounds, in order of appearance."""
     made = []
     for cell in by_cell(runs):
         each = [row for row in cell.rounds if row["communication_seconds"] is not None]
@@ -66,7 +66,7 @@ def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs with the same transport and place. ``name`` says in what it differs from the other cells of the page."""
+    """Runs with the same transport and place. ``name`` distinguishes it from the other cells of the page."""
 
     name: str
     transport: str
@@ -79,9 +79,9 @@ class Cell:
         return [row for run in self.runs for row in run["each_round"]]
 
     def over_rounds(self, *columns: str) -> list[dict[str, Any]]:
-        """Return a row for each round in which ``columns`` are known: medians over runs, and the ``runs`` counted.
+        """Return a row for each round with all ``columns``: their medians over runs, and the number of ``runs``.
 
-        ``least`` and ``most`` are of the last column.
+        ``least`` and ``most`` are the minimum and maximum of the last column.
         """
         found: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         for row in self.rounds:
@@ -96,7 +96,7 @@ class Cell:
 
 
 def by_cell(runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    """Return the cells of runs (their numbers), network after network, in the order in which they come."""
+    """Return the cells of runs (their numbers), by network, in order of appearance."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     names = places(runs)
     for run, place in zip(runs, names, strict=True):
@@ -114,9 +114,9 @@ def by_cell(runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """How long the rounds of a cell took: ``seconds`` of each, and the mean of each part of them.
+    """The times of a cell's rounds, in seconds: ``seconds`` of each round, and the means of its parts in ``split``.
 
-    ``floor`` is the median of training with communication at its lower bound; all in seconds.
+    ``floor`` is the median of training plus the lower bound of communication.
     """
 
     name: str
@@ -127,7 +127,7 @@ class RoundTimes:
 
 
 def round_times(runs: Sequence[Mapping[str, Any]]) -> list[RoundTimes]:
-    """Return the times of rounds by cell."""
+    """Return the times of rounds by cell, without cells that have no rounds."""
     made = [_round_times(cell) for cell in by_cell(runs)]
     return [one for one in made if one.seconds]
 
@@ -144,7 +144,7 @@ def _round_times(cell: Cell) -> RoundTimes:
 
 
 def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what the network of each run is called, with what of the job else differs between them."""
+    """Return a name of each run's network, with the other properties of the job that differ between runs."""
     models, clients = ({run[key] for run in runs} for key in ("model", "clients"))
 
     def name(run: Mapping[str, Any]) -> str:
@@ -156,7 +156,7 @@ def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time in a lane of a timeline. ``row`` is the transfer, if it is one; ``words`` say more of it."""
+    """A bar in a lane of a timeline. ``row`` is its transfer, if it shows one; ``words`` are further details."""
 
     lane: str
     kind: str
@@ -169,7 +169,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Who sent, trained and received when; ``note`` says what was left out, ``starts`` when rounds began."""
+    """When parties sent, trained and received. ``note`` says what was left out; ``starts`` are the begins of rounds."""
 
     lanes: Sequence[str]
     bars: Sequence[Bar]
@@ -206,7 +206,7 @@ def _transfer(row: Row) -> Bar | None:
 
 
 def _training(run: Run, transfers: Sequence[Row]) -> list[Bar]:
-    """Return the stretches between the two transfers of clients that say that they trained."""
+    """Return the bars of training: from the end of the model's transfer to the start of the update's."""
     if run.trains_nothing:
         return []
     trained = {(part["round"], part["client"]) for part in run.participants if part["train_seconds"] is not None}
@@ -229,10 +229,10 @@ def natural(name: str) -> tuple[str, int, str]:
 
 @dataclass(frozen=True)
 class LinkSeries:
-    """One direction of a link in bins of time; ``edges`` has one more than the others, NaN is not known.
+    """One direction of a link in bins of time; ``edges`` has one more than the others. NaN means unknown.
 
-    ``rate`` is what the link was set to and ``throughput`` what it carried, in bits a second; ``queue_bytes`` the
-    most that waited in each bin.
+    ``rate`` is the configured rate and ``throughput`` the carried bytes, both in bits a second. ``queue_bytes`` is the
+    longest queue in each bin.
     """
 
     name: str
@@ -245,7 +245,7 @@ class LinkSeries:
 
 
 def links_over_time(run: Run, most_bins: int = MOST_BINS) -> tuple[list[LinkSeries], str | None]:
-    """Return the busiest directions of links in bins of the same width, and what was left out."""
+    """Return the busiest directions of links in bins of the same width, and a note about what was left out."""
     if not run.samples:
         return [], None
     busiest = sorted(run.samples, key=lambda one: -one.bytes_out[-1])[:MOST_SERIES]
@@ -263,7 +263,7 @@ def links_over_time(run: Run, most_bins: int = MOST_BINS) -> tuple[list[LinkSeri
 
 
 def _round_up(width: float) -> float:
-    """Return the next of 1, 2, 5, 10, ... that is no less."""
+    """Return the smallest of 1, 2, 5, 10, ... that is at least ``width``."""
     if width <= 0:
         return 0.0
     decade = 10.0 ** math.floor(math.log10(width))
@@ -274,14 +274,15 @@ def _binned(one: Samples, name: str, begin: float, width: float, bins: int) -> L
     import numpy as np
 
     edges = np.linspace(begin, begin + width * bins, bins + 1)
-    # The sum of bytes as a line that rises only shortly before a sample: between two that lie apart the link idled.
+    # The sum of bytes as a line. It rises only shortly before a sample: if two samples are far apart, the link was
+    # idle.
     before = np.concatenate(([begin], one.seconds[:-1]))
     rises = np.maximum(before, one.seconds - 2 * SAMPLING)
     sums = np.concatenate(([0.0], one.bytes_out))
     times = np.column_stack((rises, one.seconds)).ravel()
     carried = np.interp(edges, times, np.column_stack((sums[:-1], sums[1:])).ravel())
     places = np.clip(((one.seconds - begin) / width).astype(np.int64), 0, bins - 1)
-    # A queue stays as it was seen last: one that changes is seen again.
+    # A queue keeps its length until the next sample, because each change is sampled.
     queue = np.zeros(bins)
     np.maximum.at(queue, places, one.queue_bytes)
     last = np.searchsorted(one.seconds, edges[1:], side="left")
@@ -293,7 +294,7 @@ def _binned(one: Samples, name: str, begin: float, width: float, bins: int) -> L
 
 
 def distinct_rates(shown: Sequence[LinkSeries], most: int = 4) -> list[LinkSeries]:
-    """Return links whose rates over time differ from one another; none if they are too many to tell apart."""
+    """Return links whose rates over time differ from each other; none if there are too many to distinguish."""
     limited = [one for one in shown if any(map(math.isfinite, one.rate.tolist()))]
     kept = list({one.rate.tobytes(): one for one in limited}.values())
     return kept if len(kept) <= most else []

@@ -1,4 +1,4 @@
-"""The settings in which the plans of runs differ, without those that a run's name has already.
+"""The settings in which the plans of runs differ, without those that are in the names of the runs.
 
 Runs that differ in any of them are not repetitions of each other.
 """
@@ -13,7 +13,7 @@ from thalweg.ui.phrases import phrase
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Sections whose settings are in a run's name, or do not affect what is measured.
+# Sections whose settings are in a run's name, or do not affect the measurements.
 NAMED_SECTIONS: Final = frozenset({"model", "network", "layers", "security", "record", "hosts", "algorithm"})
 NAMED: Final = frozenset(
     {
@@ -50,6 +50,6 @@ def _words(one: Mapping[str, Any], differing: Sequence[str]) -> str:
 
 
 def _word(key: str) -> str:
-    """Return a key as it stands in a name: a shape alone says nothing, ``aggregation tree`` does."""
+    """Return the short form of a key for a name. A bare ``tree`` would be unclear, so ``shape`` becomes its section."""
     section, _, name = key.rpartition(".")
     return section if name == "shape" else name

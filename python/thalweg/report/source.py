@@ -1,4 +1,4 @@
-"""A run's record as the report reads it: every table with the types it must have, or why it is not there."""
+"""Reads a run's record for the report: every table with its types, or the reason why it is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, Any]
 
-# Without these a row says nothing.
+# Keys of each table. Rows without them are skipped.
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "rounds": ("round",),
     "transfers": ("round", "client", "direction"),
@@ -35,7 +35,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "exchanges": ("round", "node", "neighbour"),
     "evaluations": ("round", "node"),
 }
-# Those that a run writes at its end; the others follow from its journal.
+# Tables that a run writes at its end; the others are made from its journal.
 WRITTEN: Final = ("links", "queues", "parties")
 _NAMES: Final = ("link", "direction")
 _SAMPLED: Final = ("seconds", "queue_bytes", "bytes_out", "rate")
@@ -43,10 +43,10 @@ _SAMPLED: Final = ("seconds", "queue_bytes", "bytes_out", "rate")
 
 @dataclass(frozen=True)
 class Samples:
-    """What one direction of a link carried over time.
+    """Samples of one direction of a link.
 
-    ``seconds`` ascend on the server's clock of the run; ``queue_bytes`` are those waiting then, ``bytes_out`` the
-    sum so far, ``rate`` bits a second or NaN where there was no limit. All float64 of the same length.
+    ``seconds`` ascend, on the server's clock of the run. ``queue_bytes`` is the queue at that time, ``bytes_out`` the
+    sum of bytes so far, ``rate`` the limit in bits a second, or NaN without one. All are float64 and equally long.
     """
 
     link: str
@@ -59,7 +59,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Run:
-    """A record that was read. ``label`` is what the report calls it."""
+    """A record that was read. ``label`` is its name in the report."""
 
     label: str
     path: Path
@@ -72,40 +72,40 @@ class Run:
     links: Sequence[Row]
     parties: Sequence[Row]
     samples: Sequence[Samples]
-    # Of a job on a graph; else empty.
+    # Tables of a job on a graph; empty for any other job.
     iterations: Sequence[Row] = ()
     exchanges: Sequence[Row] = ()
     evaluations: Sequence[Row] = ()
 
     @property
     def status(self) -> str:
-        """How the run ended."""
+        """The status of the run, such as complete or failed."""
         return str(self.manifest.get("status") or "not known")
 
     @property
     def reason(self) -> str | None:
-        """Why it failed, if it did and says so."""
+        """The reason of the failure, if the run failed and the record has one."""
         reason = self.manifest.get("reason")
         return reason if isinstance(reason, str) else None
 
     @property
     def is_flower(self) -> bool:
-        """Whether a Flower app ran: then its strategy aggregates updates."""
+        """Whether the run was of a Flower app. Then the app's strategy aggregates updates."""
         return self.plan.app is not None and self.plan.app.object.startswith(FLOWER)
 
     @property
     def trains_nothing(self) -> bool:
-        """Whether its clients only send a payload: the training time that they report is that of an empty call."""
+        """Whether clients only send a payload. The training time that they then report is that of an empty call."""
         return self.plan.is_payload and not self.plan.training.compute
 
     @property
     def algorithm(self) -> str:
-        """What made a model of updates: an algorithm's name, or that of a Flower app's strategy."""
+        """The name of the aggregation algorithm, or of a Flower app's strategy."""
         return self.strategy or "the Flower app's own" if self.is_flower else self.plan.algorithm.name
 
     @property
     def strategy(self) -> str | None:
-        """The strategy of a Flower app that runs Flower's own loop of rounds, as ``Flower's FedAvg``."""
+        """The strategy of a Flower app with Flower's own loop of rounds, such as ``Flower's FedAvg``; else None."""
         strategy = self.manifest.get("strategy")
         return f"Flower's {strategy}" if isinstance(strategy, str) else None
 
@@ -118,17 +118,17 @@ class Run:
 
     @property
     def emulation(self) -> str:
-        """What kind of emulation there was, in the manifest's words."""
+        """The kind of emulation, in the manifest's words."""
         return str(self.manifest.get("emulation") or "none")
 
     def why_no_links(self) -> str:
-        """Say why there is nothing about links."""
+        """Return why there are no data about links."""
         if not self.emulation.startswith("packet"):
             return f"links are looked into by packet-level emulation only, and the run's emulation is {self.emulation}"
         return f"the run is {self.status} and left no table of its links"
 
     def why_no_accuracy(self) -> str:
-        """Say why there is no accuracy."""
+        """Return why there is no accuracy."""
         if not self.rounds:
             return self.why_no_rounds()
         if self.plan.is_payload:
@@ -140,12 +140,12 @@ class Run:
         return "no round of it was evaluated"
 
     def why_no_rounds(self) -> str:
-        """Say why there are no rounds."""
+        """Return why there are no rounds."""
         return f"the run is {self.status} and has no finished round"
 
 
 def read_run(path: Path) -> Run:
-    """Read the record in folder ``path``. Raises RecordError or PlanError if it is none, or damaged."""
+    """Read the record in folder ``path``. Raises RecordError or PlanError if it is missing or damaged."""
     record = Record(path)
     manifest = finite(record.manifest)
     if not isinstance(manifest, dict):
@@ -166,12 +166,12 @@ def read_run(path: Path) -> Run:
 
 
 def _with_ends(transfer: Row) -> Row:
-    """Return a transfer with its two parties, which a table of before there were such columns does not have."""
+    """Return a transfer with its source and target; older tables lack these columns."""
     return transfer if transfer["source"] is not None else {**transfer, **ends_of(transfer)}
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with null for numbers that JSON does not have: a loss that ran away, say."""
+    """Return a JSON value with None for numbers that are not finite, such as a loss that diverged."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -180,7 +180,7 @@ def finite(value: Any) -> Any:
 
 
 def _journaled(record: Record, manifest: Mapping[str, Any], name: str) -> Any:
-    """Return a table that follows from the journal. While a run goes on, also again, the journal is newer."""
+    """Return a table that is made from the journal. While a run goes on, the journal is newer than the table's file."""
     path = record.path / f"{name}.parquet"
     if manifest.get("status") != "running" and path.exists():
         return _parquet(path, name, f"Make it anew: thalweg export {record.path} --format parquet")
@@ -225,7 +225,7 @@ def _parquet(path: Path, name: str, hint: str) -> Any:
 
 
 def _keyed(table: Any, keys: Sequence[str]) -> Any:
-    """Return which rows have all of ``keys``."""
+    """Return which rows have values for all ``keys``."""
     import pyarrow.compute
 
     mask = pyarrow.compute.is_valid(table[keys[0]])
@@ -235,7 +235,7 @@ def _keyed(table: Any, keys: Sequence[str]) -> Any:
 
 
 def _samples(table: Any) -> list[Samples]:
-    """Return the samples of each direction of each link, by name."""
+    """Return the samples of each direction of each link, sorted by name."""
     if table is None or not table.num_rows:
         return []
     import numpy as np
@@ -255,7 +255,7 @@ def _samples(table: Any) -> list[Samples]:
 
 
 def json_object(text: str | None) -> dict[str, Any]:
-    """Return the object that a cell's JSON text is, or an empty one."""
+    """Return the object in a cell's JSON text, or an empty one."""
     try:
         value = bounded_json.read(text or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the time of a round went into: training, communication and waiting, as the mean over clients."""
+"""Splits the time of a round into training, communication and waiting, as the mean over clients."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def splits(run: Run) -> dict[int, Split]:
     """Return the seconds of each part by round, without rounds whose transfers are not recorded.
 
     A client communicates from the first byte sent of its model or update until the last one is received. It trains
-    from the end of the model to the begin of the update. The rest of the round it waits, for other clients and the
-    server. A graph's node communicates during its exchange, without the time in which it waits for neighbours.
+    between the end of the model and the begin of the update. For the rest of the round it waits, for other clients and
+    the server. A graph's node communicates during its exchange, without the time in which it waits for neighbours.
     """
     return _of_nodes(run) if run.iterations else _of_clients(run)
 
@@ -47,7 +47,7 @@ def _of_clients(run: Run) -> dict[int, Split]:
     found = {}
     for row in run.rounds:
         number, total = row["round"], row["seconds"]
-        # A Flower app's round has the seconds of its training, but the transfers of its evaluation too.
+        # ``seconds`` of a Flower app's round covers only training, but its transfers include those of the evaluation.
         total = total + (row["evaluation_seconds"] or 0.0) if total is not None and run.is_flower else total
         clients = [
             _client(own, total, has_trained=run.is_flower or (number, name) in trained)

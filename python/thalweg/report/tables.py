@@ -29,7 +29,7 @@ WORDS: Final = frozenset(
 )
 UNKNOWN: Final = "-"
 EMPTY: Final = frozenset({UNKNOWN, ""})
-# Columns of which a zero says that nothing happened.
+# Columns in which 0 means that nothing happened.
 RARE: Final = frozenset(
     {
         "failed", "link down", "overflow", "duplicated", "reordered", "receive buffer drops", "limiter drops",
@@ -37,17 +37,17 @@ RARE: Final = frozenset(
     }
 )  # fmt: skip
 NOTHING: Final = EMPTY | {"0"}
-# Up to so many runs are shown unfolded.
+# Most runs whose table is shown unfolded.
 FEW: Final = 6
 
 
 def known(show: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Return ``show`` with a dash for what is not known."""
+    """Return ``show`` with a dash for None."""
     return lambda value: UNKNOWN if value is None else show(value)
 
 
 def spread(show: Callable[[float], str]) -> Callable[[Any], str]:
-    """Return a function that shows a median with the least and the most."""
+    """Return a function that shows a median with minimum and maximum."""
     return known(lambda of: f"{show(of['median'])} ({show(of['min'])} to {show(of['max'])})")
 
 
@@ -164,7 +164,7 @@ CELLS: Final[Columns] = (
 
 
 def cells(rows: Sequence[Numbers]) -> str:
-    """Return a row for each transport in each network."""
+    """Return a table with a row for each transport in each network."""
     return _table(CELLS, rows, "cells")
 
 
@@ -184,22 +184,22 @@ def facts(runs: Sequence[Numbers]) -> list[str]:
 
 
 def links(label: str | None, rows: Sequence[Numbers]) -> list[str]:
-    """Return what the links of a run did to packets, if there are any."""
+    """Return a table of the links of a run, if there are any."""
     return _titled(label, LINKS, rows)
 
 
 def parties(label: str | None, rows: Sequence[Numbers]) -> list[str]:
-    """Return what the parties of a run used, if it is known."""
+    """Return a table of the resource usage of a run's parties, if it is known."""
     return _titled(label, PARTIES, rows)
 
 
 def tree_nodes(label: str | None, rows: Sequence[Numbers]) -> list[str]:
-    """Return what each node of an aggregation tree did."""
+    """Return a table of the nodes of an aggregation tree."""
     return _titled(label, TREE_NODES, rows)
 
 
 def nodes(label: str | None, rows: Sequence[Numbers]) -> list[str]:
-    """Return what each node of a graph did."""
+    """Return a table of the nodes of a graph."""
     return _titled(label, NODES, rows)
 
 
@@ -214,7 +214,7 @@ def _titled(label: str | None, columns: Columns, rows: Sequence[Numbers]) -> lis
 
 
 def _table(columns: Columns, rows: Sequence[Numbers], kind: str = "") -> str:
-    """Return a table without the columns that are empty in all rows."""
+    """Return a table without columns that are empty in all rows."""
     found = [(name, [show(row) for row in rows]) for name, show in columns]
     shown = [(name, values) for name, values in found if not set(values) <= (NOTHING if name in RARE else EMPTY)]
     values = zip(*(values for _, values in shown), strict=True)
@@ -222,5 +222,5 @@ def _table(columns: Columns, rows: Sequence[Numbers], kind: str = "") -> str:
 
 
 def dropped(packets: int | None, of_all: float | None) -> str:
-    """Return how many packets, and what share of those that came."""
+    """Return the number of packets, and their fraction of all packets."""
     return UNKNOWN if packets is None else f"{packets:,}" + (f" ({percent(of_all)})" if packets and of_all else "")

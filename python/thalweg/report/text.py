@@ -1,4 +1,4 @@
-"""Text of records, which anybody may have written, made harmless for where it is shown."""
+"""Makes text of records harmless for where it is shown, because anybody may have written it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final
 
 LONGEST: Final = 200
-# Sentences that tell why something failed.
+# Longest sentence that says why something failed.
 LONGEST_SENTENCE: Final = 600
 
 
@@ -20,20 +20,20 @@ def plain(value: object, longest: int = LONGEST) -> str:
 
 
 def escaped(value: object, longest: int = LONGEST) -> str:
-    """Return a value as text in HTML, in attributes too. Plotly's texts know the same entities and tags."""
+    """Return a value as HTML text, also for attributes. Plotly's texts have the same entities and tags."""
     return html.escape(plain(value, longest), quote=True)
 
 
 def embedded(value: Any) -> str:
-    """Return JSON that can stand inside of a script element."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "", words: Container[str] = ()) -> str:
-    """Return an HTML table whose cells are escaped; the first of each row is its heading.
+    """Return an HTML table with escaped cells. The first cell of each row is its heading.
 
-    Columns whose heads are in ``words`` hold no numbers.
+    Columns whose heads are in ``words`` are text; all others are numbers.
     """
     marks = [' class="word"' if name in words else "" for name in head]
     names = "".join(f'<th scope="col"{mark}>{escaped(name)}</th>' for name, mark in zip(head, marks, strict=True))
@@ -48,12 +48,12 @@ def _cells(cells: Sequence[object], marks: Sequence[str]) -> str:
 
 
 def is_dirty(commit: str | None) -> bool:
-    """Whether a build's commit, as ``git describe --dirty`` writes it, had changes that no commit has."""
+    """Whether the commit of a build, as ``git describe --dirty`` writes it, had uncommitted changes."""
     return commit is not None and commit.endswith("-dirty")
 
 
 def commit_words(commit: str | None) -> str:
-    """Return a build's commit; if it is ``-dirty`` with what that means, since nobody can build the same again."""
+    """Return a build's commit. If it is ``-dirty``, say so in words, because nobody can repeat that build."""
     if commit is None:
         return "no commit"
     return f"{commit}, with uncommitted changes" if is_dirty(commit) else commit

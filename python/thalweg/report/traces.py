@@ -1,4 +1,4 @@
-"""Traces: what senders believed about their paths, from files that the option ``trace`` of a transport wrote."""
+"""Reads and draws traces: a sender's estimates of its path, written by the option ``trace`` of a transport."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from thalweg.report.colours import colour
 from thalweg.report.text import plain, table
 from thalweg.ui.units import format_bytes, format_seconds
 
-# Of a link, so many lines are kept at most: of longer traces every second one, every fourth, and so on.
+# Most lines of a link that are stored. Of a longer trace, every second line is stored, or every fourth, and so on.
 MOST_LINES: Final = 20_000
-# Points of a link in a plot, and links in a file.
+# Most points of a link in a plot, and most links in a file.
 MOST_POINTS: Final = 500
 MOST_LINKS: Final = 1024
-# Seconds without a line that are a pause between two updates: after a line that says "idle", and in any case.
+# Seconds without a line that count as a pause: after a line that says "idle", and after any line.
 IDLE_PAUSE: Final = 0.05
 PAUSE: Final = 2.0
 NUMBERS: Final = (
@@ -41,7 +41,7 @@ UNKNOWN: Final = "A trace is what --option trace=FILE of udp, ltp or unifl write
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one end believed at a moment, in seconds and bytes; ``waits`` is None where nobody says."""
+    """The estimates of one end at one time, in seconds and bytes. ``waits`` is None if it is unknown."""
 
     time: float
     waits: str | None
@@ -50,7 +50,7 @@ class Line:
 
 @dataclass
 class LinkTrace:
-    """The lines of one end of a link, thinned if there are many, and the file they are from."""
+    """The lines of one end of a link (thinned if there are many), and the name of their file."""
 
     file: str
     link: str
@@ -60,7 +60,7 @@ class LinkTrace:
     seen: int = 0
 
     def add(self, line: Line) -> None:
-        """Keep each ``stride``-th line."""
+        """Store the line if it is the next ``stride``-th one."""
         if self.seen % self.stride == 0:
             self.lines.append(line)
         self.seen += 1
@@ -68,7 +68,7 @@ class LinkTrace:
             self.lines, self.stride = self.lines[::2], 2 * self.stride
 
     def numbers(self) -> dict[str, Any]:
-        """Return what is known of the link as a whole."""
+        """Return the numbers of the whole link."""
         known = [line.values["rtt_latest"] for line in self.lines]
         rtts = [rtt for rtt in known if rtt is not None]
         least = [rtt for line in self.lines if (rtt := line.values["rtt_min"]) is not None]
@@ -90,7 +90,10 @@ class LinkTrace:
 
 
 def read_traces(path: Path) -> list[LinkTrace]:
-    """Read a trace. Returns its links, those first over which most was delivered. Raises RecordError if it is none."""
+    """Read a trace. Return its links, those with the most delivered bytes first.
+
+    Raises RecordError if it is invalid.
+    """
     links: dict[tuple[str, str], LinkTrace] = {}
     for number, text in _texts(path):
         found = _line(text)
@@ -109,7 +112,7 @@ def read_traces(path: Path) -> list[LinkTrace]:
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Return the whole lines; a last one without its end was still being written."""
+    """Yield the whole lines with their numbers. A last line without its end was still being written."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for number, text in enumerate(lines, 1):
@@ -139,7 +142,7 @@ def _number(value: object) -> float | None:
 
 
 def stretches(lines: Sequence[Line]) -> list[list[Line]]:
-    """Return the lines between pauses, in which nothing was sent."""
+    """Return the lines in stretches, split at the pauses in which nothing was sent."""
     found: list[list[Line]] = []
     for line in lines:
         last = found[-1][-1] if found else None
@@ -151,7 +154,7 @@ def stretches(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def _waiting(lines: Sequence[Line]) -> dict[str, float]:
-    """Return for how many seconds it waited for what: each line counts until the next one."""
+    """Return the seconds that the sender waited, by reason. Each line counts until the next one."""
     waited: dict[str, float] = defaultdict(float)
     for stretch in stretches(lines):
         for line, after in pairwise(stretch):
@@ -167,7 +170,7 @@ def _shares(waited: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Point:
-    """Several lines in a row as one point of a plot."""
+    """Several consecutive lines as one point of a plot."""
 
     start: float
     end: float
@@ -182,7 +185,7 @@ def points(lines: Sequence[Line], most: int = MOST_POINTS) -> list[Point | None]
     for stretch in stretches(lines):
         found += [None] if found else []
         for at in range(0, len(stretch), size):
-            # With the next line, as what a line says holds until then.
+            # Includes the first line of the next point, because a line is valid until the next one.
             found.append(_point(stretch[at : at + size + 1]))
     return found
 
@@ -205,11 +208,11 @@ def _point(lines: Sequence[Line]) -> Point:
 
 def _grown(first: Line, last: Line, name: str) -> float | None:
     before, after = first.values[name], last.values[name]
-    # What counted as lost may come after all.
+    # Segments that counted as lost may arrive after all.
     return None if before is None or after is None else max(0.0, after - before)
 
 
-# Rows of a plot: the title, a factor, and what is drawn: of each line its key, name and dash.
+# Rows of a plot: the title, a factor, and for each line its key, name and dash.
 ROWS: Final = (
     ("RTT (ms)", 1e3, (
         ("rtt_latest", "longest sample", "solid"), ("rtt", "smoothed", "solid"), ("rtt_min", "minimum", "dot"),
@@ -225,7 +228,7 @@ WAITING: Final = "waits (% of time)"
 
 
 def chart(trace: LinkTrace, since: float) -> Chart:
-    """Draw a link over the time ``since`` the first line of its file: plots one above the other, on one time axis."""
+    """Draw a link over the time since ``since``, the first line of its file: plots in rows, with one time axis."""
     found = points(trace.lines)
     known = [point for point in found if point is not None]
     drawn: list[Trace] = []

@@ -1,4 +1,4 @@
-"""What each node of an aggregation tree did, over all rounds of a run."""
+"""Reports the work of each node of an aggregation tree, over all rounds of a run."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Node:
-    """A node: its clients, how many of their updates count, and what its workers did. None is not known."""
+    """A node: its clients, how many of their updates are in the mean, and the work of its workers.
+
+    None means unknown.
+    """
 
     node: str
     clients: int | None = None
     counted: int | None = None
     folds: int = 0
     fold_seconds: float = 0.0
-    # Rounds in which it took the mean.
+    # Rounds in which the node computed the mean.
     top: int = 0
     reasons: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     def heard(self, said: Mapping[str, Any]) -> None:
-        """Add what a round's entry says of the node."""
+        """Add the node's part of a round's entry."""
         self.clients = said.get("clients")
         self.counted = (self.counted or 0) + (said.get("counted") or 0)
         why = said.get("reason")
         self.reasons += [str(why)] if why and str(why) not in self.reasons else []
 
     def worked(self, stretch: Mapping[str, Any]) -> None:
-        """Add a piece of work of one of its workers."""
+        """Add one piece of work of one of the node's workers."""
         if stretch["what"] == "fold":
             self.folds += 1
             self.fold_seconds += stretch["end"] - stretch["start"]

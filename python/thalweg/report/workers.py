@@ -1,4 +1,4 @@
-"""What each worker of an aggregation tree did when (LIFL figures 4 and 7c), from the folds of a run's rounds."""
+"""Draws the work of each worker of an aggregation tree over time (LIFL figures 4 and 7c), from a run's rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from thalweg.report.series import MOST_BARS, MOST_LANES, Bar, Timeline, natural
 from thalweg.report.source import Run, json_object
 
-# What the journal says, and what it is called.
+# Kinds of work in the journal, each with its name in the plot.
 CALLED: Final = {
     "start": "starting",
     "fold": "folding",
@@ -30,9 +30,9 @@ COLOUR_OF: Final = {
     "taking the mean": "#009e73",
     "died": "#d02060",
 }
-# One node has the server's name in a record.
+# If there is only one node, its name in a record is that of the server.
 ONE_NODE: Final = "server"
-# Between the names of a node and of its worker.
+# Separates the names of a node and of its worker.
 WORKER: Final = " worker "
 
 
@@ -78,7 +78,7 @@ def _place(lane: str) -> tuple[tuple[str, int, str], tuple[str, int, str]]:
 
 
 def _begins(run: Run) -> dict[int, float]:
-    """Return when each round sent its first byte."""
+    """Return the time of each round's first byte."""
     begins: dict[int, float] = {}
     for way in run.transfers:
         if way["send_start"] is not None:
@@ -87,7 +87,7 @@ def _begins(run: Run) -> dict[int, float]:
 
 
 def did(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield what workers did, as far as it can be drawn: a journal may be damaged."""
+    """Yield the pieces of work that can be drawn. Others are skipped, because a journal may be damaged."""
     did = found.get("did")
     for one in did if isinstance(did, list) else ():
         if isinstance(one, dict) and one.get("what") in CALLED:
@@ -97,7 +97,7 @@ def did(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _round(number: int, did: Iterable[Mapping[str, Any]], begin: float | None) -> Iterator[Bar]:
-    """Yield the bars of one round: what workers did, and that they waited between."""
+    """Yield the bars of one round: the work of workers, and their waiting between."""
     lanes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for one in did:
         node, worker = one.get("node", ONE_NODE), one.get("worker")
