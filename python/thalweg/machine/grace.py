@@ -1,9 +1,9 @@
-"""What ends a command from outside, and how long the programs that it has started get to end by themselves.
+"""Handles signals that end a command, and limits how long the programs that it started may take to end.
 
-SIGTERM (``docker stop``, ``kubectl delete``, Slurm) and SIGHUP (a terminal that is closed) do what Ctrl-C does: the
-command ends in good order, and its exit code is 128 and the signal's number. Whoever waits for a program to end asks
-``within``. While a command is being ended that is hardly any time, so that it has ended with all its programs within
-two seconds, and its record within five.
+SIGTERM (``docker stop``, ``kubectl delete``, Slurm) and SIGHUP (a closed terminal) do the same as Ctrl-C: the command
+cleans up and ends, and its exit code is 128 plus the signal's number. Code that waits for a program to end calls
+``within`` for its timeout. After a signal that timeout is short. So the command and all its programs end within two
+seconds, and its record is complete within five.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final, NoReturn
 
-# For each of the programs of a command; together they get less than two seconds.
+# Timeout for each program of a command after a signal; together they get less than two seconds.
 HURRIED_SECONDS: Final = 0.4
 
 
 # The signals that end a command.
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# How often, and for how long at most, Ctrl-C waits for an import to end.
+# How often, and for how many seconds at most, a signal waits for an import to end.
 LOOK_SECONDS: Final = 0.02
 IMPORT_SECONDS: Final = 5.0
 IMPORTERS: Final = "<frozen importlib"
 
-# The signals that came, each with its time.
+# The signals that arrived, each with its time.
 _interrupts: list[tuple[int, float]] = []
 
 
@@ -69,9 +69,9 @@ def remember_interrupts() -> None:
 
 
 def _leave_out_forks() -> None:
-    """Let SIGTERM and SIGHUP end forked processes at once, as PyTorch's data loaders: their parent ends them so.
+    """Let SIGTERM and SIGHUP end forked processes at once, because their parent (PyTorch's data loader) ends them so.
 
-    During a fork both signals are blocked, since Python forgets a signal that comes to a process just forked.
+    During a fork both signals are blocked, because Python loses a signal that arrives at a process just forked.
     """
     before: list[set[int]] = []
 
@@ -127,7 +127,7 @@ def end_if_interrupted() -> None:
 
 
 def is_hurried() -> bool:
-    """Return whether the calling thread is ending things because of a signal: in a ``finally`` or ``with``, say."""
+    """Return whether the calling thread cleans up because of a signal, for example in a ``finally`` or ``with``."""
     error = sys.exc_info()[1]
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
@@ -149,5 +149,5 @@ def leave(code: int) -> NoReturn:
 
 
 def within(seconds: float, hurried: float = HURRIED_SECONDS) -> float:
-    """Return ``seconds``; while a command is being ended by a signal, ``hurried`` ones if that is less."""
+    """Return ``seconds``; while a signal ends the command, ``hurried`` seconds if that is less."""
     return min(seconds, hurried) if is_hurried() else seconds

@@ -1,4 +1,4 @@
-"""That a process ends when the one that started it does."""
+"""Ensures that a process ends when its parent ends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def tied() -> list[str]:
-    """Return what to write before a command, so that it is killed when the process that started it ends.
+    """Return a prefix for a command, with which the kernel kills the command when its parent ends.
 
-    It is empty where ``setpriv`` is not installed.
+    It is empty if ``setpriv`` is not installed.
     """
     found = shutil.which("setpriv")
     return [] if found is None else [found, "--pdeathsig", "KILL"]

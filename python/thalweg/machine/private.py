@@ -19,10 +19,10 @@ _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_private(path: Path, *, make: bool = True) -> int:
-    """Return a descriptor of a folder that this user alone can write; with ``make`` it is made if it is not there.
+    """Return a descriptor of a folder that only this user can write; with ``make`` a missing folder is created.
 
-    The folders above it must be this user's or root's, and no other user may replace their content: they are not
-    writable for others, or are sticky as /tmp is. Raises PermissionError for a folder that is not so, OSError.
+    The folders above it must belong to this user or to root, and no other user may replace their content: others cannot
+    write them, or they are sticky as /tmp is. Raises PermissionError if that is not so, and OSError.
     """
     whole = path.absolute()
     # Links in the existing part are the system's, as /var/run is. The folders behind them are checked like others.

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Seconds that one call of the core or of a queue waits at most; who has to wait longer calls again.
+#: Seconds that one call of the core or of a queue waits at most. To wait longer, call again.
 WAIT_SLICE: Final = 0.2

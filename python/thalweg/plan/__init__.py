@@ -43,7 +43,7 @@ from thalweg.sections.trees import NodesSection, TreeSection
 __all__ = ["FaultLayer", "Plan", "check_transport"]
 
 LARGEST_FILE: Final = 1 << 20
-# What a run that goes on may change without becoming another experiment.
+# Keys that a resumed run may change: with another value it is still the same experiment.
 _MAY_DIFFER: Final = (
     "job.rounds",
     "job.deadline",
@@ -62,7 +62,7 @@ _MAY_DIFFER: Final = (
     "training.threads",
     "aggregation.staging",
 )
-# What all nodes of a job on a graph must have alike: keys of other sections may differ from machine to machine.
+# Keys that must be equal at all nodes of a job on a graph. Other keys may differ from machine to machine.
 _COMMON: Final[Any] = {
     "job": {"rounds", "clients", "graph", "seed", "wait", "share"},
     "model": True,
@@ -108,7 +108,7 @@ class Plan(Section):
     @model_validator(mode="before")
     @classmethod
     def _count_hosts(cls, given: Any) -> Any:
-        """Hosts that are listed need not be counted."""
+        """Set ``job.clients`` to the number of listed hosts, if it is not given."""
         hosts = given.get("hosts") if isinstance(given, dict) else None
         listed = hosts.get("clients") or hosts.get("nodes") if isinstance(hosts, dict) else None
         job = given.get("job", {}) if isinstance(given, dict) else None
@@ -119,7 +119,7 @@ class Plan(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_algorithm(cls, given: Any) -> Any:
-        """Name the algorithm of a job with a graph, for there is one."""
+        """Set the algorithm of a job on a graph, if it is not given."""
         job = given.get("job") if isinstance(given, dict) else None
         on_graph = isinstance(job, dict) and job.get("graph") is not None
         chosen = given.get("algorithm", {}) if on_graph else None
@@ -137,8 +137,8 @@ class Plan(Section):
     def of(cls, table: Mapping[str, Any], source: str = "the plan", *, complete: bool = True) -> Plan:
         """Return the plan in a table of sections. ``source`` names it in errors.
 
-        A table that is not ``complete`` gets more values from options: each key and value is checked, but not whether
-        they go together.
+        If the table is not ``complete``, options will add further values: each key and value is checked, but not their
+        combination.
         """
         try:
             return cls.model_validate(dict(table), context={"complete": complete})
@@ -152,17 +152,17 @@ class Plan(Section):
 
     @classmethod
     def load(cls, path: Path, *, complete: bool = True) -> Plan:
-        """Return the plan in a file; ``complete`` as ``of`` takes it."""
+        """Return the plan in a file; ``complete`` as in ``of``."""
         return cls.of(read(path), str(path), complete=complete)
 
     def given(self) -> dict[str, Any]:
-        """Return what was said, as a table, without what is default."""
+        """Return the values that were given, as a table without defaults."""
         return self.model_dump(exclude_unset=True)
 
     def merge(self, overrides: Mapping[str, object], source: str = "the command line") -> Plan:
         """Return this plan with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
 
-        ``{"network": "wan,loss=2%"}`` goes over [network] as ``thalweg.network.inline`` says.
+        ``{"network": "wan,loss=2%"}`` overrides keys of [network]; ``thalweg.network.inline`` has the syntax.
         """
         return Plan.of(overlay(self.given(), overrides), source)
 
@@ -171,7 +171,7 @@ class Plan(Section):
         return toml.dumps(self.model_dump(exclude_none=True, exclude=self._unused()))
 
     def _unused(self) -> dict[str, Any]:
-        """Return the keys that mean nothing in this job, as pydantic's exclude."""
+        """Return the keys that have no meaning in this job, in the form of pydantic's exclude."""
         training = set(TrainingSection.model_fields)
         if self.app is not None:
             return {"model": {"name"}, "data": True, "training": training - combinations.OF_APPS}
@@ -181,12 +181,12 @@ class Plan(Section):
 
     @property
     def label(self) -> str:
-        """What is trained or moved: the app's name, or the model's."""
+        """The name of the app, or of the model."""
         return self.model.name if self.app is None else self.app.object
 
     @property
     def payload(self) -> int | None:
-        """Bytes of a payload model; None for a network."""
+        """Bytes of a payload model; None for a neural network."""
         return models.payload_bytes(self.model.name)
 
     @property
@@ -196,7 +196,7 @@ class Plan(Section):
 
     @property
     def url(self) -> str:
-        """Where to listen, as scheme://host:port."""
+        """The URL at which the server listens, as scheme://host:port."""
         url = self.transport.url
         return url if "://" in url else f"{url}://127.0.0.1:0"
 
@@ -214,7 +214,7 @@ class Plan(Section):
 
     @property
     def wait(self) -> str:
-        """What a graph's nodes wait for."""
+        """What a node of a graph waits for before it mixes."""
         return self.job.wait or "all"
 
     @property
@@ -242,7 +242,7 @@ class Plan(Section):
 
     @property
     def precision(self) -> str:
-        """The accumulator that is used."""
+        """The accumulator's number format: f32, f64 or exact."""
         chosen = self.aggregation
         return chosen.precision or ("exact" if chosen.deterministic else "f32")
 
@@ -253,19 +253,19 @@ class Plan(Section):
         return every if every is not None else int(not self.is_payload and self.job.graph is None)
 
     def digest(self) -> str:
-        """Return a digest, in hex, of what all nodes of a job must have alike."""
+        """Return a digest, in hex, of the settings that must be equal at all nodes of a job."""
         common = self.model_dump(include=_COMMON, exclude={"data": {"root"}, "training": {"threads"}})
         return sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Plan) -> list[str]:
-        """Return the keys in which ``other`` would be another experiment, each as ``key: ours, theirs``."""
+        """Return the keys by which ``other`` is another experiment, each as ``key: ours, theirs``."""
         ours, theirs = _flat(self.model_dump()), _flat(other.model_dump())
         keys = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         return [f"{key}: {ours.get(key)!r}, {theirs.get(key)!r}" for key in keys if not _may_differ(key)]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a plan file as a table, unchecked. Raises PlanError if that cannot be done."""
+    """Read a plan file as a table, without checks. Raises PlanError if it cannot be read."""
     try:
         with path.open("rb") as stream:
             content = stream.read(LARGEST_FILE + 1)
@@ -282,7 +282,8 @@ def read(path: Path) -> dict[str, Any]:
 def overlay(table: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
     """Return ``table`` with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
 
-    A network in words, as ``{"network": "wan,loss=2%"}``, goes over the table's. Raises PlanError if it is none.
+    A network in words, such as ``{"network": "wan,loss=2%"}``, overrides keys of the table's network. Raises PlanError
+    if the words are invalid.
     """
     merged = _copy(table)
     for path, value in overrides.items():
@@ -299,7 +300,7 @@ def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(table: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """Return the section at ``path``, made where there is none."""
+    """Return the section at ``path``; a missing one is created."""
     for name in path:
         if table.get(name) is None:
             table[name] = {}

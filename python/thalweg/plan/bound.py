@@ -1,8 +1,9 @@
-"""The physical lower bound that a round's communication is held against.
+"""The physical lower bound of a round's communication time.
 
-On loopback it is the best that raw TCP streams reached when the run began, as many at once as there are clients,
-each of an update's size; with a throttle it is the bytes divided by the rate of the links, down and then up; on an
-emulated network it is what its links need for all updates (``thalweg.network.bound``); elsewhere it is not known.
+On loopback it follows from the best rate of raw TCP streams, measured at the start of the run: one stream for each
+client at once, each of an update's size. With a throttle it is the bytes divided by the rate of the links, down and
+then up. On an emulated network it is the time that its links need for all updates (``thalweg.network.bound``).
+Elsewhere it is unknown.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "raw TCP over loopback when the run began, a stream for each client at once, best of five"
 PROBE_BYTES: Final = 32 << 20
 PROBE_SECONDS: Final = 30.0
-# In a process of its own: the buffers it needs would count in the server's peak memory.
+# In a process of its own, because its buffers would count in the server's peak memory.
 _PROBE: Final = "import sys; from thalweg import _core; print(_core.probe_loopback(*map(int, sys.argv[1:])))"
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What the links can carry, and how that is known."""
+    """The lower bound, and where it comes from."""
 
     source: str
     link_bits_per_second: float | None = None
     total_bytes_per_second: float | None = None
-    # Of a round in which everyone who takes part receives and sends the whole update, which is so many bytes.
+    # Seconds and bytes of a round in which every participant receives and sends the whole update.
     round_seconds: float | None = None
     round_bytes: int | None = None
 
     def seconds(self, bytes_down: int, bytes_up: int, links_used: int) -> float | None:
-        """Return the least seconds in which so many bytes can pass on ``links_used`` links, or None if unknown."""
+        """Return the least seconds in which these bytes can cross ``links_used`` links, or None if unknown."""
         total = bytes_down + bytes_up
         if self.round_seconds is not None:
             return self.round_seconds if total == self.round_bytes else None
@@ -53,11 +54,11 @@ class Bound:
 
 
 def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) -> Bound:
-    """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound.
+    """Return the bound of a job whose server is at ``url``. Measures the loopback if the job uses it.
 
-    ``spec`` is the network that is emulated.
+    ``spec`` is the emulated network.
     """
-    # At message level too: the layer counts the headers of packets that are not there.
+    # Also at message level: the layer counts the headers that packets would have.
     if spec is not None:
         return _emulated(spec, plan, update_bytes)
     rate = plan.layers.throttle
@@ -75,7 +76,7 @@ def _emulated(spec: Spec, plan: Plan, update_bytes: int) -> Bound:
     from thalweg.network import bound
 
     can, clients, chunk = registry.can(plan.scheme), plan.participants, plan.transport.chunk
-    # What is not over the kernel's TCP is datagrams; those that are larger than a packet go in fragments.
+    # Transports that do not use the kernel's TCP send datagrams; those larger than a packet are fragmented.
     fragments = not can["sender_unmodified"] and min(chunk or 0, can["max_chunk"]) > spec.mtu
     seconds = bound.seconds(spec, update_bytes, clients, broker=can["broker"], fragments=fragments)
     return Bound(bound.SOURCE, round_seconds=seconds, round_bytes=2 * clients * update_bytes)

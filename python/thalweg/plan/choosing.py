@@ -1,4 +1,4 @@
-"""``transport.url = "auto"``: which transport a run whose parties are all on this machine takes, and why."""
+"""``transport.url = "auto"``: chooses the transport of a run on one machine, and says why."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 AUTO: Final = "auto"
-# What is taken where a network is meant, and what if all is within the machine.
+# The transport if the plan needs a network, and the one if it does not.
 NETWORK: Final = "tcp"
 LOCAL: Final = "shm"
 
 
 def settled(plan: Plan) -> tuple[Plan, str | None]:
-    """Return the plan with a transport in place of ``auto``, and the reason for it; any other plan as it is, and None.
+    """Return the plan with a transport in place of ``auto``, and the reason.
 
-    It is for runs on one machine: shared memory, unless something is asked for that only a network has.
+    Any other plan is returned as it is, with None.
+
+    It is for runs on one machine. It chooses shared memory, unless the plan needs something that only a network has.
     """
     if plan.transport.url != AUTO:
         return plan, None
@@ -29,7 +31,7 @@ def settled(plan: Plan) -> tuple[Plan, str | None]:
 
 
 def _network_asked(plan: Plan) -> str | None:
-    """Return why it cannot be shared memory, or None."""
+    """Return why the transport cannot be shared memory, or None if it can."""
     entry = next((one for one in registry.transports() if one["name"] == LOCAL), None)
     asked = {
         f"the transport {LOCAL} is not available: {entry['reason'] if entry else 'this build has none'}": (

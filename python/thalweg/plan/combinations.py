@@ -1,4 +1,4 @@
-"""Combinations of choices that cannot be, each refused with what to change."""
+"""Refuses impossible combinations of settings. Each error says what to change."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from thalweg.sections.network import NetworkSection
 
 
-# Keys of [training] that mean something for an app of one's own.
+# Keys of [training] that also apply to the user's own app.
 OF_APPS: Final = frozenset({"threads"})
-# Keys of [app] that mean something for a Flower app alone.
+# Keys of [app] that apply to Flower apps only.
 OF_FLOWER: Final = ("fold", "processes", "memory", "largest_reply")
 
 
 def check(plan: Plan) -> None:
-    """Refuse what cannot be, whatever the machine. Raises PlanError, ModelError or DataError."""
+    """Refuse a plan that is impossible on any machine. Raises PlanError, ModelError or DataError."""
     algorithms.find(plan.algorithm.name)
     _app(plan)
     if effects.job_of(plan) != "flower":
@@ -49,7 +49,7 @@ def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
 
     ``entries`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
     """
-    # Checked here, and not when the plan is read: in a record of a Flower app, the plan has the rounds that there were.
+    # Checked here, and not when the plan is read: the record of a Flower app has the number of rounds that took place.
     effects.check(plan)
     on_trees.check(plan)
     known = {entry["name"]: entry for entry in entries}
@@ -109,9 +109,9 @@ def _options(plan: Plan, name: str, settings: Sequence[Mapping[str, Any]], can: 
 
 
 def _need(key: str, need: Mapping[str, Any], options: Mapping[str, Any], chunk: int) -> None:
-    """Refuse an option that has no effect beside the others, or beyond a chunk of so many bytes. Raises PlanError.
+    """Refuse an option that has no effect with the other options, or is larger than a chunk. Raises PlanError.
 
-    ``chunk`` is 0 if the server says how long a chunk is.
+    ``chunk`` is the length of a chunk in bytes, or 0 if the server chooses it.
     """
     if need["type"] == "word" and options[need["name"]] not in need["among"]:
         other, word = need["name"], options[need["name"]]
@@ -166,7 +166,7 @@ def _app(plan: Plan) -> None:
             f"app.{given[0]} is of Flower apps, and {plan.app.object} is none",
             f"Remove it, or name a Flower app's folder: app = '{apps.FLOWER}APP_DIR'",
         )
-    # Whether the app can be loaded is looked at when it runs: its file may be on another machine.
+    # The app is loaded only when it runs, because its file may be on another machine.
     place, colon, attribute = plan.app.object.rpartition(":")
     if not (place and colon and attribute):
         raise PlanError(f"app is {plan.app.object!r}, which does not name an app", apps.FORM)
@@ -343,7 +343,7 @@ def _network(plan: Plan) -> None:
         from thalweg.network import message
 
         message.check(network)
-    # Files that a plan names may be on another machine: what is in them is looked at when it runs.
+    # Files that a plan names may be on another machine, so their content is checked when the plan runs.
     if not _names_files(network):
         from thalweg.plan.emulated import network_of
 

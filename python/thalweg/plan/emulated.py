@@ -1,4 +1,4 @@
-"""From a plan to the network that is emulated: at packet level a whole network, at message level layers of links."""
+"""Makes the emulated network of a plan: a whole network at packet level, or layers around links at message level."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def network_of(plan: Plan, homes: Mapping[str, str] | None = None) -> Spec:
-    """Return the network of a plan. Raises PlanError if it has none, or one that cannot be.
+    """Return the network of a plan. Raises PlanError if it has none, or an impossible one.
 
-    ``homes`` are the nodes of a tree's clients; without them clients are dealt to nodes in turn.
+    ``homes`` has the node of each client of a tree. Without it, clients are assigned to nodes in turn.
     """
     if plan.network is None:
         raise PlanError("the plan has no [network]", "Add [network] with a profile or keys, or give --network")

@@ -1,4 +1,4 @@
-"""What a plan's links need at least for its updates."""
+"""The minimum time that a plan's links need for its updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from thalweg.plan import Plan
 
 
 def update_bytes(plan: Plan) -> int | None:
-    """Return the bytes of a plan's update, gaps between tensors included; None if only its model can say."""
+    """Return the bytes of a plan's update, with gaps between tensors; None if only the loaded model can tell."""
     if plan.app is not None or plan.model.tensors is not None:
         return None
     payload = plan.payload
@@ -17,9 +17,9 @@ def update_bytes(plan: Plan) -> int | None:
 def least(plan: Plan, size: int | None = None, rounds: int | None = None) -> float:
     """Return the seconds that a job's links need for its updates, and a payload's computation.
 
-    ``size`` is that of an update in bytes, and ``rounds`` are their number, where the plan does not say it. Of a job
-    on a graph what its links need is not known, and left out. Raises PlanError if a file that its network names cannot
-    be read.
+    ``size`` is the size of an update in bytes and ``rounds`` the number of rounds, if the plan does not have them. The
+    links' time of a job on a graph is unknown and not included. Raises PlanError if a file that the network names
+    cannot be read.
     """
     size, clients = size or update_bytes(plan) or 0, plan.participants
     each = 0.0
@@ -36,6 +36,6 @@ def least(plan: Plan, size: int | None = None, rounds: int | None = None) -> flo
 
 
 def has_known_links(plan: Plan) -> bool:
-    """Whether it is known how fast a plan's links are."""
+    """Whether the rates of a plan's links are known."""
     emulated = plan.network is not None and plan.network.emulator != "none"
     return emulated or plan.layers.throttle is not None

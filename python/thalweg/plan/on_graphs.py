@@ -1,4 +1,4 @@
-"""What a job with a graph cannot have, and what only it can: each refused with what to change."""
+"""Refuses settings that do not go with a graph, or only with one. Each error says what to change."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from thalweg.graphs import Schedule
     from thalweg.plan import Plan
 
-# Ways to wait that a deadline ends.
+# Values of ``job.wait`` with which a deadline ends the wait.
 TIMED: Final = ("first-chunk", "deadline")
 
 
 def check(plan: Plan) -> None:
-    """Refuse what cannot be together, whatever the machine. Raises PlanError."""
+    """Refuse combinations that are impossible on any machine. Raises PlanError."""
     if plan.job.graph is None:
         _check_star(plan)
         return
@@ -30,12 +30,12 @@ def check(plan: Plan) -> None:
 
 
 def reach(can: Mapping[str, Any]) -> str:
-    """Return within what a transport stays that crosses no network."""
+    """Return how far a transport reaches that crosses no network: one process or one machine."""
     return "one process" if can["in_process"] else "one machine"
 
 
 def check_transport(plan: Plan, can: Mapping[str, Any]) -> None:
-    """Refuse a transport, of which ``can`` has the capabilities, that a graph's links cannot have. Raises PlanError."""
+    """Refuse a transport that cannot carry a graph's links. ``can`` has its capabilities. Raises PlanError."""
     if plan.job.graph is None:
         return
     # A machine holds all nodes of `thalweg run`; those of [hosts.nodes] may be on several.
@@ -59,7 +59,7 @@ def check_transport(plan: Plan, can: Mapping[str, Any]) -> None:
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """Draw the graph of a plan that has one. Raises PlanError if it cannot be."""
+    """Draw the graph of a plan. Raises PlanError if the plan has no graph or an impossible one."""
     text = plan.job.graph
     if text is None:
         raise PlanError("the plan has no graph", "Give job.graph, as ring or 3-regular")
@@ -79,7 +79,7 @@ def gamma_of(plan: Plan, schedule: Schedule) -> float | None:
 
 
 def graph_line(plan: Plan, schedule: Schedule) -> str:
-    """Say what a plan's graph is like."""
+    """Return one line that describes a plan's graph."""
     degrees = [len(sources) for sources in schedule.at(1).hears]
     least, most = min(degrees), max(degrees)
     gap = mixing.gap(schedule)
@@ -91,7 +91,7 @@ def graph_line(plan: Plan, schedule: Schedule) -> str:
 
 
 def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> dict[str, Any]:
-    """Return what a record's manifest says of a job on a graph."""
+    """Return the facts about a job on a graph for the record's manifest."""
     return {
         "address": address,
         "tls": tls,
@@ -121,7 +121,7 @@ def _check_keys(plan: Plan) -> None:
 
 
 def _check_replicas(plan: Plan) -> None:
-    """Refuse what would leave neighbours with another replica of a node's model than it thinks. Raises PlanError."""
+    """Refuse settings that would make a neighbour's replica of a model differ from the node's own. Raises PlanError."""
     if plan.algorithm.name != choco.NAME:
         if plan.algorithm.gamma is not None:
             raise PlanError(
@@ -161,7 +161,7 @@ def _check_waiting(plan: Plan) -> None:
 
 def _check_graph(plan: Plan, text: str) -> None:
     word = graphs.parse(text)
-    # A file that a plan names may be on another machine: what is in it is looked at when it runs.
+    # A file that a plan names may be on another machine, so its content is checked when the plan runs.
     if word.kind != "file":
         making.check(word, plan.job.clients)
     if word.kind == "one-peer" and plan.weights == "symmetric":

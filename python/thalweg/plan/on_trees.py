@@ -1,4 +1,4 @@
-"""What a job with an aggregation tree cannot have yet, and what only it can: each refused with what to change."""
+"""Refuses settings that do not go with an aggregation tree, or only with one. Each error says what to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thalweg.transports import registry
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Where a server listens that other machines are to reach.
+# The address at which a server listens that other machines must reach.
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - with TLS and tokens
 
 
@@ -41,7 +41,7 @@ def has_nodes(plan: Plan) -> bool:
 
 
 def grouped(plan: Plan) -> list[str]:
-    """Return the keys by which a plan has groups of clients with nodes of their own."""
+    """Return the keys by which groups of clients have nodes of their own."""
     given = {
         "tree.tag": None if plan.tree is None else plan.tree.tag,
         "nodes.groups": None if plan.nodes is None else plan.nodes.groups,
@@ -50,7 +50,7 @@ def grouped(plan: Plan) -> list[str]:
 
 
 def nodes_of(plan: Plan) -> list[str]:
-    """Return the names of the nodes that a plan may use, if these are several."""
+    """Return the names of the nodes of a plan with several nodes, else an empty list."""
     return [f"node-{place}" for place in range(plan.nodes.count)] if plan.nodes is not None and has_nodes(plan) else []
 
 
@@ -60,12 +60,12 @@ def is_spread(plan: Plan) -> bool:
 
 
 def reached(plan: Plan) -> str:
-    """Return the URL by which the trust of a run's links is chosen: that of all machines if nodes may be elsewhere."""
+    """Return the URL that decides the security of a run's links: one for all machines if nodes may be elsewhere."""
     return f"{plan.scheme}://{EVERYWHERE}:0" if is_spread(plan) else plan.url
 
 
 def _engine(plan: Plan, *, several: bool) -> None:
-    """Refuse an engine where it has nothing to do, or cannot do it."""
+    """Refuse an engine that has nothing to do, or that cannot run the plan."""
     nodes = plan.nodes or NodesSection()
     if nodes.engine != "ray" or not several:
         return

@@ -1,6 +1,6 @@
-"""From a plan to the options of the core's servers and clients: transport, trust, layers.
+"""Turns a plan into the options of the core's servers and clients: transport, trust, layers.
 
-Which key is which option stands at the key (``thalweg.sections.marks.Core``).
+The mark ``thalweg.sections.marks.Core`` at a key names the option that the key sets.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from thalweg.transports.links import login
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Of the options of a server those that one of tasks has too.
+# Options of a server of rounds that a server of tasks has too.
 OF_TASKS: Final = frozenset(
     ["transport", "layers", "seed", "issuer", "token", "job", "chunk", "liveness", "grace", "precision", "staging"]
 )
 
-# Rules of mixing -> how the core mends what is missing.
+# Rules of mixing, each with the core's name for how missing chunks are filled in.
 MIXING: Final[Mapping[str, str]] = {
     "metropolis": "complement",
     "paper": "paper",
     "renormalise": "renormalise",
     "symmetric": "symmetric",
 }
-# Graphs all of whose nodes have the same degree. There the paper's weights do not depend on how many are heard.
+# Graphs whose nodes all have the same degree. There the paper's weights do not depend on how many models arrive.
 REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
 
 
 def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the core's options of a server; ``trust`` has ``tls``, ``issuer`` or ``token``, ``login``.
 
-    ``emulate`` is a layer that makes links like those of a network.
+    ``emulate`` is a layer that emulates a network's links.
     """
     options = _core(plan, trust, emulate, client=False)
     # What follows from several keys.
@@ -71,9 +71,9 @@ def node_options(
 ) -> dict[str, Any]:
     """Return the core's options of a node of a graph.
 
-    ``trust`` has ``tls``, what it shows where it dials (``own_token``), and what it asks of those that dial (``issuer``
-    or ``token``). ``number`` is its place from 1, ``job`` that of the job, ``digests`` are of what all nodes must have
-    alike: ``plan``, ``graph`` and ``start``.
+    ``trust`` has ``tls``, the token that the node shows when it dials (``own_token``), and what it demands from nodes
+    that dial it (``issuer`` or ``token``). ``number`` is its place from 1. ``job`` is the number of the job.
+    ``digests`` are of the settings that must be equal at all nodes: ``plan``, ``graph`` and ``start``.
     """
     options = _core(plan, trust, emulate, client=True)
     options |= {key: trust.get(key) for key in ("issuer", "token", "own_token")}
@@ -93,14 +93,14 @@ def of_both_ends(plan: Plan) -> dict[str, Any]:
 
 
 def mixing_of(plan: Plan) -> str:
-    """Return the core's word for how a node mixes. Models are put aside only where that makes a difference."""
+    """Return the core's word for how a node mixes. Models are stored separately only if that makes a difference."""
     if plan.weights == "paper" and graphs.parse(plan.job.graph or "").kind in REGULAR:
         return MIXING["metropolis"]
     return MIXING[plan.weights]
 
 
 def _core(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None, *, client: bool) -> dict[str, Any]:
-    """Return what keys and trust say of one end; of the keys those that have a value."""
+    """Return the options of one end from the keys that have a value, and from ``trust``."""
     options: dict[str, Any] = {"transport": {}, "layers": {} if emulate is None else {"emulate": dict(emulate)}}
     for key in keys(type(plan)):
         core = key.core
@@ -118,7 +118,7 @@ def _core(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | Non
 
 
 def _value(plan: Plan, path: str) -> Any:
-    """Return the value of a key, a section as a table; None for a key of a section that is not there."""
+    """Return the value of a key, a section as a table; None if the section of the key is missing."""
     value: Any = plan
     for name in path.split("."):
         value = getattr(value, name, None)

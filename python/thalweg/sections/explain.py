@@ -1,4 +1,4 @@
-"""From pydantic's findings to one error that names each wrong key, its section, the cause and the hint."""
+"""Turns pydantic's findings into one error that names each wrong key, its section, the cause and the hint."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _EXPECTED: Final = {
 
 
 def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> PlanError:
-    """Return the findings of ``error`` about a plan ``model`` read from ``source`` as one PlanError.
+    """Return the findings of ``error`` about the plan ``model`` from ``source`` as one PlanError.
 
-    It names every key that is wrong, each once: a key that may have one of several types has a finding for each type.
+    It names each wrong key once, although a key with several possible types has one finding for each type.
     """
     found: dict[tuple[str, str], Finding] = {}
     for details in error.errors(include_url=False):
         finding = _explain(details, model)
         found.setdefault((finding.where, finding.key), finding)
-    # One about what is missing comes last: it may be there under a wrong name.
+    # A finding about a missing key comes last: the key may be present under a wrong name.
     findings = sorted(found.values(), key=lambda finding: finding.is_missing)
     if len(findings) == 1:
         return PlanError(f"{source}: {findings[0].cause}", f"{findings[0].guess}{findings[0].rest}")
@@ -47,10 +47,10 @@ def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> P
 
 
 class Finding(NamedTuple):
-    """What is wrong with a key.
+    """The error of one key.
 
-    ``where`` is how its section is written. ``guess`` says what may be meant, and may be empty; ``rest`` is the other
-    part of the hint.
+    ``where`` is its section as written in TOML. ``guess`` suggests what was meant, and may be empty; ``rest`` is the
+    other part of the hint.
     """
 
     where: str
@@ -110,7 +110,7 @@ def _owner(model: type[BaseModel], location: Sequence[int | str]) -> tuple[type[
 
 
 def _place(names: Sequence[str], number: int) -> str:
-    """Return how a section is written; in a list of sections, which one it is."""
+    """Return a section as written in TOML; in a list of sections, with its number."""
     path = ".".join(names)
     return f"[[{path}]] {number}" if number else f"[{path}]" if names else ""
 

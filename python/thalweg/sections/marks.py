@@ -1,8 +1,8 @@
-"""What a key of a plan says of itself besides its values: its type in words, its place in the core, its option.
+"""Marks at a plan's key: the name of its type, its option of the core, and its options on the command line.
 
-Together with its type, default and description this is the one definition of a key. The check of a plan, the core's
-options (``thalweg.plan.options``), the command line (``thalweg.cli.plans``) and the reference
-(scripts/docs_tables.py) follow from it.
+Together with its type, default and description they are the only definition of a key. The check of a plan, the core's
+options (``thalweg.plan.options``), the command line (``thalweg.cli.plans``) and the reference (scripts/docs_tables.py)
+are made from it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Words:
 
 @dataclass(frozen=True)
 class Core:
-    """Where the core's options have a key.
+    """The option of the core that a key sets.
 
-    ``path`` as ``transport.streams``, without it the key's own name. A server is told, with ``client`` a client too.
-    ``write`` makes the core's value of the plan's.
+    ``path`` is the option, such as ``transport.streams``; without it, the key's own name. Servers get the option;
+    clients get it too if ``client`` is true. ``write`` converts the plan's value to the core's.
     """
 
     path: str | None = None
@@ -37,10 +37,10 @@ class Core:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of commands that sets a key; a key may have several.
+    """A command-line option that sets a key; a key may have several.
 
-    ``name`` is what stands behind ``--``, without it the key's own name; ``of`` are the commands. ``help`` is said
-    instead of the key's description.
+    ``name`` is the option without ``--``; without it, the key's own name. ``of`` lists the commands. ``help`` replaces
+    the key's description.
     """
 
     name: str | None = None
@@ -73,7 +73,7 @@ class Key:
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """Yield all keys of a plan's model, each section before what is in it; not those of lists of sections."""
+    """Yield all keys of a plan's model, each section before its keys. Keys of lists of sections are not included."""
     for name, field in model.model_fields.items():
         yield Key(prefix + name, field)
         for kind in (field.annotation, *get_args(field.annotation)):

@@ -1,4 +1,4 @@
-"""``thalweg forward``: what its core is told, and its events in words."""
+"""``thalweg forward``: the settings for its core, and its events in words."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from thalweg.sections import SecuritySection
 from thalweg.transports import links
 from thalweg.ui.units import format_bytes
 
-# Where programs connect if only a port is named: nobody else may speak through the near end's token.
+# Where the near end listens if only a port is given. Others must not speak with the near end's token.
 THIS_MACHINE: Final = "127.0.0.1"
-# The core takes no longer message of an answer.
+# Most bytes of the message of an answer; the core refuses a longer one.
 MOST_MESSAGE: Final = 1 << 20
 
 
 def host_and_port(option: str, text: str) -> str:
-    """Return ``host:port`` from ``host:port`` or ``:port``, which is this machine's. Raises PlanError."""
+    """Return ``host:port`` from ``host:port``, or from ``:port``, which means this machine. Raises PlanError."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535 or "://" in text:
         raise PlanError(f"{option} is {text!r}", "Write it as host:port, or as :port for this machine")
@@ -39,12 +39,15 @@ def far_end(
 
 
 def near_end(listen: str, url: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the core's settings of a near end; ``options`` are those of a client of that name. Raises PlanError."""
+    """Return the settings for the core of a near end, to which programs connect. Raises PlanError.
+
+    ``options`` are the client options for the client ``name``.
+    """
     return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **options}
 
 
 def answers(options: Iterable[str], *, grpc: bool, near: bool) -> list[dict[str, str]]:
-    """Return the core's settings of methods that a near end answers, each ``METHOD`` or ``METHOD=FILE``.
+    """Return the core's settings of methods that a near end answers, each given as ``METHOD`` or ``METHOD=FILE``.
 
     Raises PlanError.
     """
@@ -96,7 +99,7 @@ def _promises(methods: Iterable[str]) -> str:
 
 
 def _calls(event: Mapping[str, Any]) -> str:
-    """Return what became of a connection's calls, if HTTP/2 ends here."""
+    """Return the outcome of a connection's calls, if HTTP/2 ends here."""
     if "calls" not in event:
         return ""
     text = f", {event['calls']} calls"

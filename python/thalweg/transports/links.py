@@ -1,4 +1,4 @@
-"""What links to a server need: whether they are encrypted, and who trusts whom."""
+"""The security of links to a server: whether they are encrypted, and which keys and tokens each end trusts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def uses_tls(chosen: SecuritySection, url: str) -> bool:
 def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
     """Return ``tls`` and ``issuer`` of a server at ``url`` from its pki folder.
 
-    Raises LinkError if ``url`` can be reached from elsewhere and no such folder is named.
+    Raises LinkError if other machines can reach ``url`` and no such folder is given.
     """
     from thalweg.transports import pki
 
@@ -61,10 +61,10 @@ def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
 def remote_trust(
     url: str, token: Token | None, authority: str | None, identity: Mapping[str, str] | None, tls: str
 ) -> dict[str, Any]:
-    """Return ``tls`` and ``token`` of a client of the server at ``url``, all certificates in PEM.
+    """Return ``tls`` and ``token`` of a client of the server at ``url``, with all certificates in PEM.
 
-    ``tls`` is auto, on or off; auto encrypts where an authority is known, and beyond this machine one must be.
-    Raises LinkError if it is not.
+    ``tls`` is auto, on or off. auto encrypts if an authority is known; beyond this machine it must be known. Raises
+    LinkError if it is not.
     """
     known = authority or (token.authority if token else None) or None
     trust: dict[str, Any] = {} if token is None else {"token": token.token}
@@ -79,7 +79,7 @@ def remote_trust(
 
 
 def local_trust(chosen: SecuritySection, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the trust of the server and of the clients of one run on this machine, made for this run alone."""
+    """Return the trust of the server and of the clients of a run on this machine. It is made for this run alone."""
     from thalweg import _core
 
     token = _core.pki_secret()
@@ -94,10 +94,10 @@ def local_trust(chosen: SecuritySection, url: str) -> tuple[dict[str, Any], dict
 
 
 def mutual_trust(chosen: SecuritySection, url: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the trust of each node of one run on this machine, made for this run alone.
+    """Return the trust of each node of a run on this machine. It is made for this run alone.
 
-    ``token`` is what a node asks of those that dial it, ``own_token`` what it shows where it dials; under ``tls`` it
-    has one certificate for both, in its own name.
+    A node demands ``token`` from nodes that dial it, and shows ``own_token`` when it dials. With ``tls`` it has one
+    certificate for both, in its own name.
     """
     from thalweg import _core
 
@@ -118,9 +118,9 @@ def mutual_trust(chosen: SecuritySection, url: str, names: Sequence[str]) -> dic
 def node_trust(
     url: str, authority: str | None, identity: Mapping[str, str] | None, tls: str = "auto"
 ) -> dict[str, Any]:
-    """Return the trust of a node that listens at ``url``, on several machines: certificates on both ends of each link.
+    """Return the trust of a node on several machines that listens at ``url``: both ends of a link have certificates.
 
-    ``authority`` and ``identity`` are PEM. Raises LinkError if others can reach ``url`` and there are none.
+    ``authority`` and ``identity`` are PEM. Raises LinkError if others can reach ``url`` and these are missing.
     """
     if identity is not None and authority is not None and tls != "off":
         return {"tls": {"authority": authority, "identity": identity, "require_client": True}}
@@ -135,9 +135,9 @@ def node_trust(
 def tree_node_trust(url: str, token: Token | None, identity: Mapping[str, str] | None) -> dict[str, Any]:
     """Return ``tls`` and ``issuer`` of a node of a tree that listens at ``url`` for its clients.
 
-    It checks clients' tokens by what its own ``token`` says of their issuer, and shows them ``identity``, its
-    certificate and key in PEM. It has no secret, so it cannot make up a client. Raises LinkError if others can reach
-    ``url``, and it has not both.
+    The node checks clients' tokens with the issuer's public key from its own ``token``. It shows clients ``identity``,
+    its certificate and key in PEM. It does not have the issuer's secret, so it cannot issue tokens. Raises LinkError if
+    others can reach ``url`` and one of the two is missing.
     """
     if token is None or (identity is None and not is_local(url)):
         if token is None and identity is None and is_local(url):

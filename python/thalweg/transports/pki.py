@@ -1,6 +1,6 @@
-"""The files that let peers trust each other: a certificate authority, the server's certificate, clients' tokens.
+"""The files by which peers trust each other: a certificate authority, the server's certificate, clients' tokens.
 
-Private files can be read by their owner alone. No file is ever overwritten.
+Only their owner can read private files. No file is ever overwritten.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ AUTHORITY_KEY: Final = "ca.key"
 SERVER: Final = "server.crt"
 SERVER_KEY: Final = "server.key"
 SECRET: Final = "secret"  # noqa: S105 - the name of a file
-# The public side of the secret, by which tokens are checked.
+# The public key of the secret, with which tokens are checked.
 ISSUER: Final = "issuer.pub"
 PRIVATE: Final = 0o600
 TOKEN_HEAD: Final = "thalweg token 2"  # noqa: S105 - the first line of a file
 # The first line of tokens of earlier releases, which name no role.
 OLD_TOKEN_HEAD: Final = "thalweg token 1"  # noqa: S105 - as above
-# What a token and a certificate may be for: each gets in where it belongs, and nowhere else.
+# Roles of tokens and certificates. Each admits its holder only as that role.
 ROLES: Final = tuple(_core.pki_roles())
-# Those that others connect to.
+# Roles to which other parties connect.
 LISTENING: Final = ("tree-node", "graph-node")
 LARGEST_FILE: Final = 1 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -38,9 +38,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @dataclass(frozen=True)
 class Token:
-    """What a party needs to get in: its name and role, and its token in hex.
+    """The content of a party's token file: its name and role, and its token in hex.
 
-    ``issuer`` is the public key by which tokens are checked, in hex, ``authority`` whom the server answers to (PEM).
+    ``issuer`` is the public key, in hex, with which tokens are checked. ``authority`` is the certificate of the
+    authority that signed the server's certificate (PEM).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""``thalweg unifl proxy``: what its core is told, and its events in words."""
+"""``thalweg unifl proxy``: the settings for its core, and its events in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thalweg.transports import registry, serving
 from thalweg.ui.units import format_bytes
 
 STDOUT: Final = "-"
-# Events that the hole map has too.
+# Events that are also written to the hole map.
 MAPPED: Final = ("connection", "end")
 
 

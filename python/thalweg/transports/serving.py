@@ -1,4 +1,4 @@
-"""What commands share that carry other programs' connections until they are stopped."""
+"""Code for commands that carry other programs' connections until they are stopped."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from thalweg.ui.units import parse_size
 
 
 class Service(Protocol):
-    """A ``_core.Forwarder`` or ``_core.Proxy``: it listens, and tells events as JSON."""
+    """A ``_core.Forwarder`` or ``_core.Proxy``: it listens, and reports events as JSON."""
 
     @property
     def listening(self) -> str:
-        """Its first event: where it listens."""
+        """The first event, as JSON: the address at which the service listens."""
 
     def serve(self, observe: Callable[[str], None], /) -> None:
         """Serve until it is closed or interrupted."""
@@ -34,7 +34,7 @@ def size(option: str, text: str) -> int:
 
 
 def listening(service: Service) -> dict[str, Any]:
-    """Return what a service says of where it listens."""
+    """Return the event with the address at which a service listens."""
     event: dict[str, Any] = json.loads(service.listening)
     return event
 
