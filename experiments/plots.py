@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEIGHT: Final = 2.6
-# Of a panel, and of one that has the figure for itself.
+# Width in inches of a panel among several, and of a single panel.
 PANEL: Final = 3.2
 ALONE: Final = 5.6
-# More names than these go on two lines.
+# A figure's legend with more entries than this takes two rows.
 ABREAST: Final = 6
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What of a cell is drawn: its number, how it is written, and the number of the black mark beside it."""
+    """What a plot draws of a cell: the key of a number, its label, its scale, and the key of its black mark."""
 
     number: str
     words: str
@@ -35,12 +35,12 @@ class Quantity:
     mark: str | None = None
 
     def of(self, cell: Cell) -> float | None:
-        """Return it as it is written; None if it is not known."""
+        """Return the cell's number times the factor; None if it is unknown."""
         value = cell.numbers.get(self.number)
         return None if value is None else self.factor * value
 
     def runs(self, cell: Cell) -> list[float]:
-        """Return it of each run."""
+        """Return the number of each run of the cell, times the factor."""
         return [self.factor * value for value in cell.numbers[f"{self.number}_by_run"] if value is not None]
 
     def marked(self, cell: Cell) -> float | None:

@@ -1,8 +1,8 @@
-"""Apps of one's own: how a plan names one, how it is loaded, and what it is asked.
+"""The user's own apps: how a plan names an app, how it is loaded, and how its methods are called.
 
 An app is an object with ``model()`` and ``train(model, data, config)``. It may have ``client_data(name, index, clients,
 seed)`` or ``train_data()`` for a client's data, ``test_data()`` and ``evaluate(model, data)`` for the server, and
-``tensors``, which says what travels. docs/how-to/own-model.md describes them.
+``tensors``, which says which tensors travel. docs/how-to/own-model.md describes them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from thalweg.errors import AppError, PlanError, ThalwegError
 
 T = TypeVar("T")
 
-# What names an unmodified Flower app, before its folder.
+# The prefix of a Flower app's folder in the name of an app.
 FLOWER: Final = "flower:"
 FORM: Final = "Write module:object as my_app:App, or path/to/file.py:object"
 HOOKS: Final = "An app has model() and train(model, data, config); see docs/how-to/own-model.md"
 NEEDED: Final = ("model", "train")
 EVALUATING: Final = "Give it test_data() and evaluate(model, data), or remove job.evaluate"
-# Characters of a value that are shown.
+# Most characters of a value in an error.
 LONGEST: Final = 80
 # NumPy takes seeds of 32 bits.
 NUMPY_SEEDS: Final = 1 << 32
@@ -38,7 +38,7 @@ NUMPY_SEEDS: Final = 1 << 32
 
 @dataclass(frozen=True)
 class Part:
-    """Which client of a job one is: its name, its place from 0, how many there are, and the job's seed."""
+    """A client's place in its job: its name, its index from 0, the number of clients, and the job's seed."""
 
     name: str
     index: int
@@ -49,8 +49,9 @@ class Part:
 def load(text: str, options: Mapping[str, Any] | None = None) -> Any:
     """Return the app that ``module:object`` or ``path/to/file.py:object`` names.
 
-    A module is looked for in the working directory first, a file is taken relative to it. A class or a function is
-    called, with ``options`` as keyword arguments; any other object is the app itself. Raises PlanError.
+    A module is searched first in the working directory; the path of a file is relative to that. If the object is a
+    class or a function, it is called with ``options`` as keyword arguments; any other object is the app itself. Raises
+    PlanError.
     """
     place, colon, attribute = text.rpartition(":")
     if text.startswith(FLOWER):
@@ -70,7 +71,7 @@ def load(text: str, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def name_of(app: Any) -> str:
-    """Return how ``thalweg run --app`` would name an app's class, as my_app:App; a script's is path/to/file.py:App."""
+    """Return the name of an app's class for ``thalweg run --app``: my_app:App, or path/to/file.py:App for a script."""
     kind = app if isinstance(app, type) else type(app)
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
@@ -79,7 +80,7 @@ def name_of(app: Any) -> str:
 
 
 def facts(text: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a record keeps of a loaded app: what it is called, and the file that it is in, with its hash."""
+    """Return the facts about a loaded app for the record: its name and options, its file, and the hash of that file."""
     place = text.rpartition(":")[0]
     name = Path(place).stem if place.endswith(".py") else place
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -89,7 +90,7 @@ def facts(text: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def changed(before: object, now: Mapping[str, Any]) -> str | None:
-    """Say that an app's file is not what it was when its record was made; None if it is, or nobody knows."""
+    """Return a warning if an app's file has changed since its record was made; None if not, or if it is unknown."""
     kept = before.get("sha256") if isinstance(before, Mapping) else None
     if kept is None or now["sha256"] is None or kept == now["sha256"]:
         return None
@@ -97,7 +98,7 @@ def changed(before: object, now: Mapping[str, Any]) -> str | None:
 
 
 def part_of(name: str, config: Mapping[str, Any]) -> Part | None:
-    """Return which client ``name`` is, from what the server tells with a round; None if it does not say."""
+    """Return the place of client ``name`` from the config that the server sends with a round; None if it lacks that."""
     names, clients, seed = config.get("names"), config.get("clients"), config.get("seed")
     if not (isinstance(names, list) and isinstance(clients, int) and isinstance(seed, int) and clients > 0 <= seed):
         return None
@@ -105,23 +106,23 @@ def part_of(name: str, config: Mapping[str, Any]) -> Part | None:
 
 
 def place_of(name: str, names: Sequence[str], clients: int) -> int:
-    """Return which part of the data is that of client ``name``, 0 to ``clients`` - 1.
+    """Return the index of client ``name``'s part of the data, from 0 to ``clients`` - 1.
 
-    One that joined after the round's list was made takes a part that follows from its name.
+    For a client that joined after the round's list was made, the index follows from its name.
     """
     place = names.index(name) if name in names else zlib.crc32(name.encode())
     return place % clients
 
 
 def model_of(app: Any, seed: int | None = None) -> Any:
-    """Return a new model of an app; a seed makes its initial values follow from it. Raises AppError."""
+    """Return a new model of an app. With a seed, its initial values follow from the seed. Raises AppError."""
     if seed is not None:
         seed_all(seed)
     return ask(app.model, "model()")
 
 
 def client_data(app: Any, part: Part | None) -> Any:
-    """Return a client's data: of ``client_data``, else of ``train_data``, else None. Raises AppError, PlanError."""
+    """Return a client's data: from ``client_data``, else from ``train_data``, else None. Raises AppError, PlanError."""
     if hasattr(app, "client_data"):
         if part is None:
             raise PlanError("the server does not say which clients there are", "Use the same version on both sides")
@@ -130,9 +131,9 @@ def client_data(app: Any, part: Part | None) -> Any:
 
 
 def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | None:
-    """Return which tensors travel: those that are asked for, else those that the app says; None for all.
+    """Return which tensors travel: ``tensors`` if given, else those of the app; None for all tensors.
 
-    Raises ModelError for what is no pattern.
+    Raises ModelError for an invalid pattern.
     """
     from thalweg.tensors.choosing import Choice
 
@@ -140,12 +141,12 @@ def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | No
 
 
 def evaluates(app: Any) -> bool:
-    """Return whether a server can evaluate an app by itself: it has ``test_data`` and ``evaluate``."""
+    """Return whether the server can evaluate the app's model: the app has ``test_data`` and ``evaluate``."""
     return all(callable(getattr(app, hook, None)) for hook in ("test_data", "evaluate"))
 
 
 def trained(returned: Any) -> tuple[int, dict[str, Any]]:
-    """Return samples and metrics that ``train()`` returned. Raises AppError if they are not that."""
+    """Return the samples and metrics that ``train()`` returned. Raises AppError if ``returned`` is anything else."""
     try:
         samples, metrics = returned
         count, said = operator.index(samples.item() if hasattr(samples, "item") else samples), dict(metrics)
@@ -161,7 +162,7 @@ def trained(returned: Any) -> tuple[int, dict[str, Any]]:
 
 
 def ask(hook: Callable[[], T], name: str) -> T:
-    """Return what an app's hook returns. Raises AppError that says where it failed, if it raises anything."""
+    """Call a hook of an app and return its result. Raises AppError, which names the hook, if the hook raises."""
     try:
         return hook()
     except ThalwegError:
@@ -173,7 +174,7 @@ def ask(hook: Callable[[], T], name: str) -> T:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception in one line: its type, its text, and the line that raised it."""
+    """Return an exception on one line: its type, its text, and the line of code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())
@@ -186,7 +187,7 @@ def seed_all(*parts: int) -> None:
 
     state = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
     random.seed(state)
-    np.random.seed(state % NUMPY_SEEDS)  # what an app draws from without a generator of its own
+    np.random.seed(state % NUMPY_SEEDS)  # for apps that use NumPy's global generator
     if "torch" in sys.modules:
         import torch
 
@@ -194,7 +195,7 @@ def seed_all(*parts: int) -> None:
 
 
 def _module(text: str, place: str) -> Any:
-    """Return the module in a file, or of that name. Its folder stays on the path, for what the app imports later."""
+    """Return the module in a file, or with a name. Its folder stays on the path, for later imports of the app."""
     is_file = place.endswith(".py")
     path = Path(place).resolve()
     if is_file and not path.is_file():
@@ -219,7 +220,7 @@ def _module(text: str, place: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    """Return the module of a file under the name of the file, loaded once."""
+    """Return the module of a file, named like the file. It is loaded only once."""
     known = sys.modules.get(path.stem)
     if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path:
         return known
@@ -252,7 +253,7 @@ def _attribute(module: Any, text: str, path: str) -> Any:
 
 
 def _made(found: Any, text: str, options: dict[str, Any]) -> Any:
-    """Return the app: what a class or function makes, or the object itself."""
+    """Return the app: the result of a class or function, or the object itself."""
     is_app = not isinstance(found, type) and all(callable(getattr(found, hook, None)) for hook in NEEDED)
     if is_app or not callable(found):
         if options:

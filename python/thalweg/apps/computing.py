@@ -1,4 +1,4 @@
-"""A client's computation as a parameter: so long in each round, of a payload that nobody trains."""
+"""Simulates a client's computation: it takes a given time in each round, for a payload that nobody trains."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from thalweg.errors import PlanError
 
-# The keys of [training] that say it.
+# The keys of [training] that set the computation.
 KEYS: Final = frozenset({"compute", "compute_load"})
 LONGEST: Final = 1e6
 _BLOCK: Final = bytes(1 << 16)
 
 
 def compute(asked: Mapping[str, Any]) -> None:
-    """Take as long as the table from the server says.
+    """Compute as the table from the server says.
 
-    Either ``compute`` seconds pass, or with ``compute_load`` cpu this thread works until it has had that much CPU
-    time. Raises PlanError if the table means nothing.
+    Either sleep for ``compute`` seconds, or, with ``compute_load`` cpu, keep this thread busy for that much CPU time.
+    Raises PlanError if the table is invalid.
     """
     seconds: Any = asked.get("compute")
     load = asked.get("compute_load", "none")

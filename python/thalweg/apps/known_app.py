@@ -1,6 +1,6 @@
-"""The app that ``thalweg run`` trains: a known model, of images or of text, on one of the known data sets.
+"""The app that ``thalweg run`` trains: a known model of images or text, on one of the known data sets.
 
-It shows what any app has: ``model()``, ``train(model, data, config)`` and ``evaluate(model, data)``. PyTorch is
+It has the methods of any app: ``model()``, ``train(model, data, config)`` and ``evaluate(model, data)``. PyTorch is
 imported by the first of these calls, not by this module.
 """
 
@@ -51,12 +51,12 @@ class KnownApp:
         local_steps: int | None = None,
         threads: int | None = None,
     ) -> None:
-        """Note the settings; nothing is loaded yet.
+        """Store the settings; nothing is loaded yet.
 
-        ``client`` is 0..clients-1, or None for a server, whose training data are the whole set. ``data_root`` is the
-        folder of the data set. ``samples`` of the training set and ``test_samples`` of the test set are used, drawn by
-        the seed; None takes all of it. ``threads`` is the number of PyTorch's threads, for the whole process; None
-        leaves it as it is. Raises ModelError, DataError or PlanError for a setting that cannot work.
+        ``client`` is 0..clients-1, or None for a server, which gets the whole training set. ``data_root`` is the folder
+        of the data set. ``samples`` of the training set and ``test_samples`` of the test set are drawn with the seed;
+        None takes all of the set. ``threads`` is the number of PyTorch's threads, for the whole process; None does not
+        change it. Raises ModelError, DataError or PlanError for a setting that cannot work.
         """
         self._spec = models.find(model)
         self._data = datasets.find(data)
