@@ -30,7 +30,7 @@ from thalweg.errors import BrokerError
 from thalweg.lab.state import is_alive, start_time
 from thalweg.machine.grace import is_hurried
 
-# No broker needs so long; RabbitMQ takes more than a minute on a machine whose cores are busy.
+# Longest start of a broker, in seconds; RabbitMQ takes more than a minute on a machine whose cores are busy.
 READY_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 5.0
 # A port that was free may be taken before the broker listens.
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Login:
-    """Who a party is to a broker. It is never printed."""
+    """The login of a party at a broker. It is never printed."""
 
     user: str
     password: str = field(repr=False)
@@ -76,7 +76,7 @@ class Place:
     party: str = "server"
 
     def within(self, do: Callable[[], T]) -> T:
-        """Return what ``do`` returns where the broker is."""
+        """Return the result of ``do``, called in the broker's network namespace."""
         from thalweg.lab import namespaces
 
         return do() if self.namespace is None else namespaces.within(self.namespace, do)
@@ -95,7 +95,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Tls:
-    """What a broker shows and whom it trusts, in PEM. With ``require_client`` clients must show a certificate."""
+    """The broker's certificates, in PEM. With ``require_client`` clients must show a certificate too."""
 
     authority: str
     certificate: str
@@ -105,7 +105,10 @@ class Tls:
 
 @dataclass(frozen=True)
 class Site:
-    """What a broker is configured with. ``folder`` is its own: only this user can read it, and it goes at the end."""
+    """The configuration of a broker.
+
+    ``folder`` is its own: only this user can read it, and it is removed at the end.
+    """
 
     folder: Path
     place: Place
@@ -141,14 +144,14 @@ class Sign:
 
 
 class Program(Protocol):
-    """A broker program."""
+    """A broker program, such as mosquitto."""
 
     @property
     def name(self) -> str:
-        """Its name, which is that of its package."""
+        """The name of the program, which is also that of its package."""
 
     def find(self) -> str | None:
-        """Return where it is installed, or None."""
+        """Return the path of the program, or None if it is not installed."""
 
     def version(self) -> str | None:
         """Return its version, or None if it does not say."""
@@ -200,7 +203,7 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port at which the broker listens."""
         return self._run.site.port
 
     @property
@@ -210,11 +213,11 @@ class Broker:
 
     @property
     def folder(self) -> Path:
-        """Where its configuration is."""
+        """The folder of the broker's configuration."""
         return self._run.site.folder
 
     def url(self, scheme: str) -> str:
-        """Return where parties connect."""
+        """Return the address to which parties connect."""
         return f"{scheme}://{self.place.address}:{self.port}"
 
     def use(self) -> dict[str, Any]:
@@ -228,7 +231,7 @@ class Broker:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return what the manifest says of it."""
+        """Return the facts about the broker for the manifest."""
         return {
             "program": self.program.name,
             "version": self.program.version(),
@@ -238,13 +241,13 @@ class Broker:
         }
 
     def stop(self) -> None:
-        """End it and remove its folder. Idempotent."""
+        """End the broker and remove its folder. Idempotent."""
         self._ending.set()
         self._run.stop()
         self._watcher.join()
 
     def _start(self, port: int | None) -> _Run:
-        """Start it at a port, or at any that is free."""
+        """Start the broker at a port, or at any free one."""
         for _ in range(MOST_TRIES):
             run = _Run(self.program, self._site(port or self.place.free_port()), self._event)
             try:
@@ -265,7 +268,7 @@ class Broker:
         return Site(Path(tempfile.mkdtemp(prefix=own)), self.place, port, self.login, self._tls, **self._limits)
 
     def _watch(self) -> None:
-        """Start it again whenever it dies."""
+        """Start the broker again whenever it dies."""
         for restarts in range(MOST_RESTARTS + 1):
             self._run.ended.wait()
             if self._ending.is_set():
@@ -307,7 +310,7 @@ class _Run:
         self.how = "ended"
         self.ended = threading.Event()
         self._program, self._event = program, event
-        self._settled = threading.Event()  # it is ready, or never will be
+        self._settled = threading.Event()  # set when the broker is ready, or never will be
         self._ready = False
         self._answered = threading.Event()
         self._keeper = self._spawn()
@@ -335,7 +338,7 @@ class _Run:
             raise BrokerError("the keeper of the broker does not answer", "Start again")
 
     def stop(self) -> None:
-        """End it. Idempotent."""
+        """End the process. Idempotent."""
         self._say("kill" if is_hurried() else "stop")
         with suppress(OSError, ValueError):
             if self._keeper.stdin is not None:
@@ -394,7 +397,7 @@ class _Run:
             self._answered.set()
 
     def _read(self, stream: IO[bytes]) -> None:
-        """Read the broker's log."""
+        """Read the broker's log, line by line."""
         with stream:
             while line := stream.readline(LONGEST_LINE):
                 text = line.decode(errors="replace").strip()
