@@ -140,8 +140,10 @@ class App:
 
 
 def star(folder: Path, dead: list[str], enough: int | None) -> Plan:
-    (folder / "mortal_app.py").write_text(APP)
-    app = {"object": f"{folder / 'mortal_app.py'}:App", "options": {"dead": ",".join(dead)}}
+    # The tests of a process load one app each, and a module is loaded once.
+    file = folder / f"mortal_{folder.name}.py"
+    file.write_text(APP)
+    app = {"object": f"{file}:App", "options": {"dead": ",".join(dead)}}
     job = {"clients": 4, "rounds": 2} | ({} if enough is None else {"enough": enough})
     return Plan.of({"job": job, "model": {}, "app": app, "record": {"folder": str(folder / "runs")}})
 
