@@ -83,11 +83,25 @@ class RunningLab:
             self.last = self._ask({"do": "down", "grace": grace}, within(ANSWER_SECONDS, 3 * grace))
         if self._process is not None:
             self._end_process(self._process)
+        else:
+            self._await_exit(within(END_SECONDS))
 
     def check(self) -> None:
         """Raise LabError if the lab has failed."""
         if self.failure is not None:
             raise LabError(self.failure, "Start again; if it happens again, see the keeper's words in the log")
+
+    def _await_exit(self, seconds: float) -> None:
+        """Wait at most so long until a lab's process that another process started has ended: it answers before that."""
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self.state.pid)
+            try:
+                if states.is_alive(self.state.pid, self.state.started):
+                    poll = select.poll()
+                    poll.register(descriptor, select.POLLIN)
+                    poll.poll(seconds * 1000)
+            finally:
+                os.close(descriptor)
 
     def _end_process(self, process: subprocess.Popen[bytes]) -> None:
         if process.stdin is not None:
