@@ -189,7 +189,8 @@ def test_a_near_end_resets_programs_of_lying_far_ends_and_goes_on(stack: ExitSta
     liar.start()
     near = End(listen=f"{LOCAL}:0", via=url, name="honest")
     for number, told in enumerate(lies, 1):
-        with pytest.raises(OSError, match=r"reset|pipe"):
+        # By what call the program learns of the reset depends on when it arrives.
+        with pytest.raises(OSError, match=r"reset|pipe|not connected"):
             ask(near.port, b"a question")
         check(told, near.until(is_down, number)[-1])
     liar.join(LIMIT)

@@ -196,4 +196,6 @@ def test_the_model_is_the_mix_of_the_bytes_that_count(stack: ExitStack, seed: in
         assert waits or not one.lie.is_honest or all(report["whole"] == [HUB] for report in one.reports[:ROUNDS])
     assert {name for name, lie in members.items() if lie.is_honest} <= set(json.loads(hub.connected()))
     left = {event["peer"]: event["text"] for event in json.loads(hub.events()) if event["kind"] == "left"}
-    assert left == {name: "left: it leaves" for name, lie in members.items() if "leaves" in lie.does}
+    assert set(left) == {name for name, lie in members.items() if "leaves" in lie.does}
+    # The hub may be sending when a neighbour leaves. Then it may notice the broken link before the goodbye.
+    assert all(text == "left: it leaves" or "the link broke" in text for text in left.values())

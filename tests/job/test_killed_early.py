@@ -98,12 +98,9 @@ def test_clients_of_a_tree_node_that_is_killed_too_often_get_another(dying: Dyin
     told = Told()
     run(plan("tree", tmp_path, restarts=1), told)
     assert all(counted(row) == 4 for row in rounds_of(tmp_path))
-    # Between its first message and its death the root may or may not have asked it to open.
-    said = (
-        "node-1 is gone: killed by signal 9 (SIGKILL), before it",
-        "node-1 does not come back; these go on at node-0:",
-    )
-    assert [note for note in told.notes if note.startswith(said)], told.notes
+    # What the root says besides depends on whether it had asked the node to open before it was killed.
+    assert "starting node-1 again" in told.notes
+    assert sum(note.startswith("node-1 is gone: killed by signal 9 (SIGKILL)") for note in told.notes) >= 2
 
 
 def test_a_tree_whose_only_nodes_are_killed_says_so(dying: Dying, tmp_path: Path) -> None:
