@@ -269,18 +269,22 @@ def _cell(value: object) -> str:
 
 def capabilities() -> str:
     """Return what each capability means, from the Rust type's docs."""
-    rows = [
-        (f"`{name}`", meaning) for meaning, name in re.findall(r"/// (.+)\n    pub (\w+):", CAPABILITIES.read_text())
-    ]
+    rows = [(f"`{name}`", meaning) for name, meaning in documented(CAPABILITIES.read_text(), r"pub (\w+):")]
     return table(("capability", "meaning"), rows)
+
+
+def documented(text: str, declaration: str) -> list[tuple[str, str]]:
+    """Return each declared name of Rust code with its doc comment, whose lines are joined."""
+    found = re.findall(rf"((?:    /// .+\n)+)    {declaration}", text)
+    return [(name, " ".join(re.findall(r"/// (.+)\n", doc))) for doc, name in found]
 
 
 def errors() -> str:
     """Return the kinds of a transport's errors, from the Rust type's docs."""
     text = ERRORS.read_text().partition("pub enum ErrorKind {")[2].partition("\n}")[0]
     retried = re.findall(r"ErrorKind::(\w+)", ERRORS.read_text().partition("matches!(self,")[2].partition("\n")[0])
-    found = re.findall(r"/// (.+)\n    (\w+),", text)
-    rows = [(f"`{name.lower()}`", meaning, "yes" if name in retried else "no") for meaning, name in found]
+    found = documented(text, r"(\w+),")
+    rows = [(f"`{name.lower()}`", meaning, "yes" if name in retried else "no") for name, meaning in found]
     return table(("kind", "meaning", "may succeed later"), rows)
 
 
