@@ -26,7 +26,8 @@ pub(crate) const MAX_UNITS: u128 = 1 << 100;
 const ONE_UNITS: u128 = 1 << 60;
 const UNITS: f64 = ONE_UNITS as f64;
 
-/// The weight of one contribution, as an integer number of units and as the multiplier.
+/// The weight of one contribution in two forms: `units`, an integer number of 2^-60, and `value`, the float by
+/// which the values of its update are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Weight {
     /// The multiplier: exactly `units` times 2^-60.

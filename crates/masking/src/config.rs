@@ -76,8 +76,8 @@ pub enum Ecn {
 /// later.
 #[derive(Debug, Clone, Copy)]
 pub struct Reorder {
-    /// Limit in segments that arrive after the gap, until the flow has seen more reordering; `None` for no
-    /// such limit.
+    /// A gap counts as a hole after this many later segments have arrived. The number grows when the flow sees
+    /// more reordering. `None`: no limit by number.
     pub packets: Option<u32>,
     /// Time limit as a multiple of the minimum RTT.
     pub share: f64,

@@ -52,7 +52,10 @@ class Choice:
         return not self.words
 
     def takes(self, tensor: Named) -> bool:
-        """Return whether a tensor travels: a word includes it, and no word excludes it. Any of its names may match."""
+        """Return whether a tensor is sent: no word with ``!`` matches it, and, if there are others, one of them does.
+
+        A word matches if it fits any of the tensor's names.
+        """
         if any(_fits(rule, tensor) for _, rule in self._takes):
             return False
         return not self._adds or any(_fits(rule, tensor) for _, rule in self._adds)

@@ -129,8 +129,9 @@ pub(super) fn pieces(chunk: Range) -> impl Iterator<Item = Range> {
     })
 }
 
-/// The length of the plain chunk, and the checksum in the payload. `None` if the payload does not have
-/// exactly the pieces of a chunk of this length at `offset`.
+/// Reads the length of the uncompressed chunk and the checksum from the head of a payload, without decoding it.
+/// `None` if the length is over [`MAX_CHUNK`], or the rest is not exactly the encoded blocks of such a chunk at
+/// `offset`.
 pub(super) fn holds(offset: u64, payload: &[u8]) -> Option<(u32, u32)> {
     let (length, rest) = payload.split_first_chunk()?;
     let (sum, mut rest) = rest.split_first_chunk()?;
