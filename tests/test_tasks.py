@@ -323,7 +323,7 @@ class Answered:
 @pytest.mark.parametrize("again", [Given.answer, lambda given: given.refuse("not today")])
 def test_a_second_answer_is_an_error_while_the_first_is_on_its_way(again: Callable[[Given], None]) -> None:
     # Which of the two cases a real server makes is a matter of who is quicker; a test of the state machine has it in
-    # virtual time (crates/proto/tests/tasks.rs).
+    # virtual time (crates/proto/tests/machines/tasks.rs).
     def given(core: Any) -> Given:
         return Given(core, 7, b"", None, None)
 

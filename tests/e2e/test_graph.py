@@ -197,7 +197,7 @@ def test_a_node_that_is_twenty_times_slower_skips_iterations_and_is_heard(start:
     mine = {f"node-{n}": [row for row in rows if row["node"] == f"node-{n}"] for n in range(1, 7)}
     slow = mine.pop("node-3")
     # It takes its neighbours' numbers, so that they use its models. That nobody waits for it is tested in virtual time
-    # (crates/proto/tests/node): here that depends on what else the machine does.
+    # (crates/proto/tests/machines/node): here that depends on what else the machine does.
     assert len(slow) < min(len(of_node) for of_node in mine.values())
     assert sum(row["skipped"] for row in slow) > 0
     heard = {row["round"] for row in read_table(record, "exchanges") if row["neighbour"] == "node-3" and row["bytes"]}

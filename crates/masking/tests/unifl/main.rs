@@ -11,7 +11,7 @@ mod estimator;
 mod fuzz;
 mod hostile;
 mod properties;
-#[path = "../../../proto/tests/common/recorded.rs"]
+#[path = "../../../proto/tests/machines/common/recorded.rs"]
 mod recorded;
 mod rounds;
 mod sender;

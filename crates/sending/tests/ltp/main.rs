@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 mod paths;
-#[path = "../../../proto/tests/common/recorded.rs"]
+#[path = "../../../proto/tests/machines/common/recorded.rs"]
 mod recorded;
 mod repair;
 mod sharing;

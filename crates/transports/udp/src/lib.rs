@@ -23,7 +23,7 @@ pub mod listener;
 mod paths;
 mod receive;
 #[cfg(test)]
-#[path = "../../../proto/tests/common/recorded.rs"]
+#[path = "../../../proto/tests/machines/common/recorded.rs"]
 mod recorded;
 pub mod said;
 pub mod secure;

@@ -1,8 +1,6 @@
 //! A client dies at every point of a round. Tests what its update counts for, and how the client comes back.
 
-mod common;
-
-use common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
 use thalweg_proto::{Partial, RoundPlan, State, Transfer, Verdict};
 
 const VICTIM: usize = 1;
@@ -141,7 +139,7 @@ fn the_same_process_goes_on_where_it_was() {
         let whole = |t: &Transfer| t.complete && t.bytes == world.server.bytes() as u64;
         assert!(result.outcome.transfers.iter().all(whole), "{point:?}: {:?}", result.outcome.transfers);
         let bytes = world.server.bytes() as u64;
-        for end in [common::End::Server, common::End::Client] {
+        for end in [crate::common::End::Server, crate::common::End::Client] {
             let sent = world.net.payload(VICTIM, end);
             assert!(sent <= bytes + 3 * 512, "{point:?}: {sent} of {bytes} sent by {end:?}");
         }
@@ -172,7 +170,7 @@ fn a_new_process_starts_over() {
         }
         assert!(result.outcome.complete, "{point:?}: {:?}", result.outcome);
         world.pass(SECOND);
-        let sent = world.net.payload(VICTIM, common::End::Client) as f64;
+        let sent = world.net.payload(VICTIM, crate::common::End::Client) as f64;
         let bytes = world.server.bytes() as f64;
         if partial == Partial::Discard && matches!(point, Point::Update(_)) {
             assert!(sent >= bytes + came, "{point:?}: its old half is worth nothing");

@@ -1,8 +1,6 @@
 //! Lost bytes that are not asked for again: which updates count, what the report says, and that rounds go on.
 
-mod common;
-
-use common::{plan, profile, End, Path, Profile, RoundResult, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, End, Path, Profile, RoundResult, Setup, World, MS, SECOND};
 use thalweg_proto::{Direction, Partial, RoundPlan, State, Transfer, Verdict};
 use thalweg_wire::control::StandIn;
 

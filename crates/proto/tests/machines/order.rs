@@ -1,9 +1,7 @@
 //! Serves one client after the other, as FedComm's server does: models, updates, and clients that are not
 //! waited for.
 
-mod common;
-
-use common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
 use thalweg_proto::{Direction, Fanout, Gather, Partial, RoundPlan, Span, State};
 
 const NAMES: [&str; 4] = ["client-1", "client-2", "client-3", "client-10"];

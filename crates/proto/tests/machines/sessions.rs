@@ -1,15 +1,12 @@
 //! Which peers a server lets in, which it refuses, and with which reasons.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 
-use common::{Action, ClientAction};
+use crate::common::{Action, ClientAction};
 use thalweg_wire::control::Purpose;
 
-use common::party::ServerParty;
-use common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
+use crate::common::party::ServerParty;
+use crate::common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{Client, ClientConfig, LinkId, Time};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
 use thalweg_wire::{Dtype, Layout, LayoutHash, TensorSpec};
@@ -167,7 +164,7 @@ fn a_proof_heard_on_one_connection_is_worth_nothing_on_another() {
     assert_eq!(server.party.machine.connected_clients().count(), 1, "and the first is left in peace");
 }
 
-/// The layout of [`common::party::layout`], but with `elements` elements in "b".
+/// The layout of [`crate::common::party::layout`], but with `elements` elements in "b".
 fn other(elements: u64) -> Arc<Layout> {
     let tensors = [("a", 333), ("b", elements), ("c", 334)];
     Arc::new(Layout::pack(tensors.map(|(name, n)| (name, Dtype::F32, vec![n]))).expect("a valid layout"))
@@ -178,7 +175,7 @@ const HINT: &str = "use the same model and the same tensors at both ends";
 #[test]
 fn both_ends_name_the_first_tensor_that_differs() {
     let setup = Setup { elements: 1000, ..Setup::default() };
-    assert_eq!(common::party::layout(1000), *other(334));
+    assert_eq!(crate::common::party::layout(1000), *other(334));
     let mut world = World::joined(&setup, [profile("good")]);
     world.add(Profile { layout: Some(other(7)), ..profile("c") });
     world.pass(SECOND);
@@ -241,7 +238,7 @@ fn what_a_tensor_is_at_the_server_the_server_knows_itself() {
     let count = says.len();
     for (link, (tensor, spec, expected)) in (1..).zip(says) {
         let name = format!("c{link}");
-        assert_eq!(differing(&mut server, link, &name), common::party::layout(1000));
+        assert_eq!(differing(&mut server, link, &name), crate::common::party::layout(1000));
         let actions = server.say(link, Control::Differs { tensor: tensor.into(), spec });
         assert_eq!(refusal(&actions, link).0, Refusal::Layout);
         let [(client, reason)] = turned_away(&actions)[..] else { unreachable!("{actions:?}") };

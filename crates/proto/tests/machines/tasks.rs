@@ -1,12 +1,10 @@
 //! Tasks whose results have any layout and are folded or handed over, whatever happens to members and links.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::network::Path;
-use common::tasks::{config, plan, tensors, Does, TaskWorld, CHUNK};
-use common::{MS, SECOND};
+use crate::common::network::Path;
+use crate::common::tasks::{config, plan, tensors, Does, TaskWorld, CHUNK};
+use crate::common::{MS, SECOND};
 use thalweg_proto::{Answer, Direction, ReplyState, TaskAction, TaskConfig, TaskPlan, TaskVerdict, Time};
 use thalweg_wire::control::{Content, Control, Parcel};
 use thalweg_wire::{Allowance, Dtype, Layout, LayoutHash, Tolerance, WHOLE};

@@ -1,14 +1,11 @@
 //! Nodes of a graph over a network in virtual time. Whatever happens to chunks and links, every node goes on,
 //! and the weights with which it mixes sum to 1.
-#![allow(clippy::unwrap_used)]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod faults;
 mod fuzz;
 mod world;
 
-use common::{Path, MS, SECOND};
+use crate::common::{Path, MS, SECOND};
 use thalweg_proto::{Time, Waiting, Weighing};
 use world::{complete, line, ring, World};
 

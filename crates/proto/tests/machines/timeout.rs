@@ -1,10 +1,8 @@
 //! A client's timeout ends its attempts, whatever the peer does instead of letting it in.
 
-mod common;
+use crate::common::ClientAction;
 
-use common::ClientAction;
-
-use common::{profile, Profile, Setup, World, SECOND};
+use crate::common::{profile, Profile, Setup, World, SECOND};
 use thalweg_proto::{Client, ClientConfig, Time};
 
 fn short_timeout() -> Profile {

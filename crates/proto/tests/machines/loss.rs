@@ -1,18 +1,14 @@
 //! The cost of loss as a table under version control, so that a review shows how a change of the protocol
 //! affects it.
 //!
-//! `THALWEG_REWRITE=1 cargo test -p thalweg-proto --test loss` writes the table again.
-
-mod common;
-#[path = "common/recorded.rs"]
-mod recorded;
+//! `THALWEG_REWRITE=1 cargo test -p thalweg-proto --test machines loss` writes the table again.
 
 use std::fmt::Write;
 
-use common::{plan, profile, End, Path, Profile, Setup, World, MS, SECOND};
-use recorded::assert_recorded;
+use crate::common::recorded::assert_recorded;
+use crate::common::{plan, profile, End, Path, Profile, Setup, World, MS, SECOND};
 
-const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/loss.txt");
+const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/snapshots/loss.txt");
 /// An update has 64 KiB, and two gaps between tensors.
 const ELEMENTS: u64 = 16 << 10;
 

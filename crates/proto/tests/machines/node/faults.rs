@@ -5,9 +5,9 @@ use thalweg_proto::{Action, Neighbour, Node, NodeConfig, NodePlace, NodeStep, Ti
 use thalweg_wire::control::{Alike, Control, Hello, Holding, Interval, Purpose, Refusal, VERSIONS};
 use thalweg_wire::{ChunkHeader, Range, Ranges};
 
-use super::common::{Path, JOB, MS, SECOND};
 use super::world::{complete, layout, line, ring, World};
 use super::{lossy, WAITS};
+use crate::common::{Path, JOB, MS, SECOND};
 
 #[test]
 fn parts_of_a_graph_go_on_and_come_together_again() {
@@ -55,7 +55,7 @@ fn a_node_whose_neighbours_are_all_gone_trains_alone_and_dials_on() {
 
 /// A node with the name b, which expects a to dial it.
 fn node_of(config: NodeConfig) -> Node {
-    let mut node = Node::new(config, Box::new(super::common::Doors { token: None }));
+    let mut node = Node::new(config, Box::new(crate::common::Doors { token: None }));
     node.meet("a", 1).unwrap();
     node
 }

@@ -1,13 +1,11 @@
 //! One update from its offer to its result, message by message.
 
-mod common;
-
-use common::{model_offer, update_offer, Action, ClientAction};
+use crate::common::{model_offer, update_offer, Action, ClientAction};
 use thalweg_proto::{RoundAction, RoundStep};
 use thalweg_wire::control::{Parcel, Purpose};
 
-use common::party::{layout, ServerParty};
-use common::{plan, Setup, JOB, MS};
+use crate::common::party::{layout, ServerParty};
+use crate::common::{plan, Setup, JOB, MS};
 use thalweg_proto::{Client, ClientConfig, LinkId, Span, Time, Verdict};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
 use thalweg_wire::{ChunkHeader, LayoutHash, Range, Ranges};

@@ -1,8 +1,6 @@
 //! Rounds on perfect links: bytes, means, outcomes, transfers, deadlines.
 
-mod common;
-
-use common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{Direction, Partial, RoundPlan, State, Transfer, Verdict};
 
 fn profiles(clients: u64) -> Vec<Profile> {
@@ -229,7 +227,7 @@ fn the_model_of_a_round_that_is_over_is_sent_no_further() {
     let result = world.round(limited, 2 * SECOND);
     assert_eq!(result.of("slow").state, State::Late);
     world.pass(10 * SECOND);
-    let sent = world.net.payload(1, common::End::Server);
+    let sent = world.net.payload(1, crate::common::End::Server);
     assert!((100..1200).contains(&sent), "{sent} bytes in a second at 1 kB/s");
 }
 

@@ -1,8 +1,6 @@
 //! The staging area has room for only a few updates.
 
-mod common;
-
-use common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{RoundPlan, State};
 
 fn with_rate(name: &str, rate: u64) -> Profile {

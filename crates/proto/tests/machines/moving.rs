@@ -2,11 +2,9 @@
 //! confirmed there and is not folded again. A client that has lost its node asks the other nodes where its
 //! home is.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::{plan, profile, ClientAction, Profile, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, ClientAction, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{Client, ClientConfig, Homes, State, Verdict};
 use thalweg_wire::control::{Control, Welcome, MAX_OTHERS};
 

@@ -1,9 +1,7 @@
 //! Critical tensors, and budgets for missing bytes: over any link, the session asks again for bytes that must
 //! arrive.
 
-mod common;
-
-use common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
 use thalweg_proto::{Direction, Partial, RoundPlan, State, Transfer, Verdict};
 use thalweg_wire::control::StandIn;
 use thalweg_wire::{Allowance, Tolerance, WHOLE};
@@ -90,7 +88,7 @@ fn within_the_budget_nothing_is_sent_twice() {
         let result = world.round(plan(1, CLIENTS), 60 * SECOND);
         world.check(&result);
         for i in 0..CLIENTS as usize {
-            assert_eq!(world.net.payload(i, common::End::Client), bytes);
+            assert_eq!(world.net.payload(i, crate::common::End::Client), bytes);
         }
     });
 }
@@ -150,7 +148,8 @@ fn a_model_lacks_nothing_that_is_critical() {
         for transfer in lossy {
             assert!(transfer.missing > 0 && transfer.missing < most / 2, "{transfer:?}");
         }
-        let asked: u64 = (0..CLIENTS as usize).map(|i| world.net.payload(i, common::End::Server)).sum();
+        let asked: u64 =
+            (0..CLIENTS as usize).map(|i| world.net.payload(i, crate::common::End::Server)).sum();
         assert!(asked > u64::from(CLIENTS) * world.server.bytes() as u64, "it was asked for again");
     });
 }

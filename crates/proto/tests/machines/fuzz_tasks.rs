@@ -1,14 +1,12 @@
 //! Servers and clients of tasks keep a consistent state when they get random messages, most of them nearly
 //! valid.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::senseless::{chunk, from_client, from_server, hello};
-use common::tasks::{config, plan, tensors};
-use common::{Doors, Rng, MS, SECOND};
+use crate::common::senseless::{chunk, from_client, from_server, hello};
+use crate::common::tasks::{config, plan, tensors};
+use crate::common::{Doors, Rng, MS, SECOND};
 use thalweg_proto::{
     Action, Answer, ClientAction, ClientConfig, Fit, LinkId, Span, TaskAction, TaskClient, TaskPlace,
     TaskServer, TaskStep, Time,
@@ -144,9 +142,9 @@ fn a_client_told_anything_keeps_in_step() {
                 0 if !up => {
                     up = true;
                     client.connected(now, [0; 32], rng.chance(0.5));
-                    client.control(now, common::senseless::challenge(&mut rng));
+                    client.control(now, crate::common::senseless::challenge(&mut rng));
                     client.proven(now, None);
-                    client.control(now, common::senseless::welcome(&mut rng, &layout));
+                    client.control(now, crate::common::senseless::welcome(&mut rng, &layout));
                 }
                 0..=4 => {
                     let message = from_server(&mut rng, &layout);

@@ -1,5 +1,4 @@
 //! Both ends of forwarded streams over a link that delays, reorders and loses chunks, in virtual time.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

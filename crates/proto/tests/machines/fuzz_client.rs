@@ -1,13 +1,11 @@
 //! Gives a client well-formed input in a senseless order. Nothing may panic, and the invariants must hold.
 
-mod common;
-
-use common::{model_offer, ClientAction};
+use crate::common::{model_offer, ClientAction};
 use thalweg_proto::RoundStep;
 
-use common::party::layout;
-use common::senseless::{challenge, chunk, from_server, welcome};
-use common::{Rng, MS, SECOND};
+use crate::common::party::layout;
+use crate::common::senseless::{challenge, chunk, from_server, welcome};
+use crate::common::{Rng, MS, SECOND};
 use thalweg_proto::{Client, ClientConfig, Span, Time};
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Layout, Ranges};

@@ -13,8 +13,8 @@ use thalweg_proto::{
 use thalweg_wire::control::{Alike, Control};
 use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges};
 
-use super::common::network::{Event, Frame, Network};
-use super::common::{Doors, End, Path, Rng, JOB, SECOND};
+use crate::common::network::{Event, Frame, Network};
+use crate::common::{Doors, End, Path, Rng, JOB, SECOND};
 
 const ELEMENTS: u64 = 200;
 const CHUNK: u32 = 128;

@@ -1,8 +1,6 @@
 //! A peer that makes no progress loses its link; a slow peer that makes some keeps it.
 
-mod common;
-
-use common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{RoundPlan, Time, Verdict};
 
 /// A client with these paths on its first connection, and perfect ones after it.

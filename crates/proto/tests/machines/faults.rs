@@ -1,8 +1,6 @@
 //! Loss, reordering, duplicates, damage and cuts, over many seeds.
 
-mod common;
-
-use common::{plan, profile, Path, Profile, Rng, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Path, Profile, Rng, Setup, World, MS, SECOND};
 use thalweg_proto::{Choice, Fanout, Gather, Partial, RoundPlan, State, Verdict};
 
 /// A path that can have every fault, drawn from `rng`.
@@ -132,7 +130,8 @@ fn after_a_cut_only_what_is_missing_is_sent() {
                 let result = world.round(plan(1, 1), 10 * SECOND);
                 world.check(&result);
                 let bytes = world.server.bytes() as u64;
-                let sent = [common::End::Server, common::End::Client].map(|end| world.net.payload(0, end));
+                let sent = [crate::common::End::Server, crate::common::End::Client]
+                    .map(|end| world.net.payload(0, end));
                 // Only the chunks in flight when the link broke are sent twice: 5 ms at 50 kB/s, and one
                 // more.
                 let again = 250 + 2 * u64::from(world.server.chunk);
@@ -179,8 +178,8 @@ fn stragglers_of_an_unordered_link_are_not_asked_for_again() {
     let result = world.round(plan(1, 1), 5 * SECOND);
     world.check(&result);
     let bytes = world.server.bytes() as u64;
-    assert_eq!(world.net.payload(0, common::End::Server), bytes);
-    assert_eq!(world.net.payload(0, common::End::Client), bytes);
+    assert_eq!(world.net.payload(0, crate::common::End::Server), bytes);
+    assert_eq!(world.net.payload(0, crate::common::End::Client), bytes);
     let span = result.outcome.span;
     assert!(span.end - span.start < 210 * MS, "whole is whole: nothing to settle for, {span:?}");
 }

@@ -6,8 +6,8 @@ use thalweg_wire::control::{
 };
 use thalweg_wire::{ChunkHeader, LayoutHash, Range, Ranges};
 
-use super::common::{Doors, Rng, JOB, MS, SECOND};
 use super::world::layout;
+use crate::common::{Doors, Rng, JOB, MS, SECOND};
 
 fn number(rng: &mut Rng) -> u32 {
     match rng.below(4) {

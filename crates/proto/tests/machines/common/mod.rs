@@ -1,6 +1,5 @@
 //! A job in virtual time: the machines (`party`), the work of their drivers (`world`, `events`, `actions`),
 //! the network between them (`network`, `link`), and the checks of a round's result (`check`).
-#![allow(dead_code, unused_imports)] // each test file uses only a part
 
 pub mod actions;
 pub mod check;
@@ -8,6 +7,7 @@ pub mod events;
 pub mod link;
 pub mod network;
 pub mod party;
+pub mod recorded;
 pub mod senseless;
 pub mod tasks;
 pub mod world;

@@ -1,8 +1,6 @@
 //! Lazy folding: updates are folded together, when no other can come or all places are taken.
 
-mod common;
-
-use common::{plan, profile, Profile, Setup, World, MS, SECOND};
+use crate::common::{plan, profile, Profile, Setup, World, MS, SECOND};
 use thalweg_proto::{RoundPlan, State, Time};
 
 fn lazy(places: u64) -> Setup {

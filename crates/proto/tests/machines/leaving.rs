@@ -1,14 +1,11 @@
 //! Clients that leave, and the text that they send: it is bounded, made plain, and reported.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{update_offer, Action};
+use crate::common::{update_offer, Action};
 use thalweg_proto::RoundAction;
 use thalweg_wire::control::Purpose;
 
-use common::party::ServerParty;
-use common::{plan, profile, Setup, World, MS, SECOND};
+use crate::common::party::ServerParty;
+use crate::common::{plan, profile, Setup, World, MS, SECOND};
 use thalweg_proto::{LinkId, RoundPlan, Time};
 use thalweg_wire::control::{Control, Hello, Holding, Refusal, MAX_METRICS, MAX_REASON, VERSIONS};
 use thalweg_wire::text::is_plain;

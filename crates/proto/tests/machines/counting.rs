@@ -1,14 +1,11 @@
 //! Only the result of a fold decides whether an update, or a part of it, is in the mean.
-#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
-mod common;
-
-use common::{update_offer, Action};
+use crate::common::{update_offer, Action};
 use thalweg_proto::RoundAction;
 use thalweg_wire::control::Purpose;
 
-use common::party::{ServerParty, MAX_WEIGHT};
-use common::{plan, profile, Path, Profile, RoundResult, Setup, World, JOB, MS, SECOND};
+use crate::common::party::{ServerParty, MAX_WEIGHT};
+use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, JOB, MS, SECOND};
 use thalweg_proto::{LinkId, Partial, Place, RoundPlan, State, Time, Traffic, Verdict};
 use thalweg_wire::control::{Control, Hello, Holding, Interval, StandIn, VERSIONS};
 use thalweg_wire::{ChunkHeader, Range};

@@ -1,15 +1,13 @@
 //! Gives a server well-formed input in a senseless order. Nothing may panic, and the invariants must hold.
 
-mod common;
-
-use common::Action;
+use crate::common::Action;
 use thalweg_proto::RoundAction;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::party::ServerParty;
-use common::senseless::{chunk, from_client};
-use common::{plan, Rng, Setup, JOB, MS, SECOND};
+use crate::common::party::ServerParty;
+use crate::common::senseless::{chunk, from_client};
+use crate::common::{plan, Rng, Setup, JOB, MS, SECOND};
 use thalweg_proto::{Choice, Fanout, Gather, LinkId, Outcome, Partial, Place, RoundPlan, Span, State, Time};
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};

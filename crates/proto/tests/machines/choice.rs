@@ -1,11 +1,9 @@
 //! Rounds with some of the clients, chosen by lot. Tests which clients are chosen, which client replaces one
 //! that is lost, and that clients that are not chosen can wait.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{plan, profile, Path, Profile, RoundResult, Setup, World, SECOND};
+use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, SECOND};
 use thalweg_proto::{Choice, Partial, RoundPlan, State, Verdict};
 
 const CLIENTS: usize = 12;
