@@ -436,6 +436,32 @@ def test_a_node_that_cannot_be_started_again_stays_lost() -> None:
         assert set(asked) == {"node-2"}
 
 
+def test_the_end_of_a_nodes_process_is_the_reason_even_if_its_link_broke_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"transport": {}, "workers": {"count": 1, "split": "ranges"}}
+    own = {"token": TOKEN, "grace": 0.2, "transport": {}, "tree": True}
+    tree = Tree(_core.Arena(layout()), URL, Placed({"node-1": ["a"], "node-2": ["b"]}, []), told, own, top="dedicated")
+
+    def there(_seconds: float) -> bool:
+        """Find all nodes there, of which one ends before it can be asked to open."""
+        tree.lost("node-1", "killed by signal 9")
+        return True
+
+    def look() -> None:
+        notes.extend(tree.notes())
+        if notes:
+            raise KeyboardInterrupt
+
+    notes: list[str] = []
+    monkeypatch.setattr(tree, "_there", there)
+    tree.returning.is_over = lambda node: node.name == "node-1"
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tree.open(look)
+    finally:
+        tree.close("the test is over")
+    assert notes == ["node-1 is gone: killed by signal 9, before it was open; its clients get other nodes"]
+
+
 @pytest.mark.parametrize("top", TOPS)
 def test_clients_of_a_node_that_does_not_come_back_go_on_at_others(top: str) -> None:
     def before(made: Job, client: str, number: int) -> None:

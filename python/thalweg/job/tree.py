@@ -127,6 +127,8 @@ class Tree:
         self._moved: dict[str, int] = {}
         # Clients whose processes have ended.
         self._ended: dict[str, str] = {}
+        # How the last process of a node ended. A broken link, which the root may notice first, says less.
+        self._ends: dict[str, str] = {}
         self.returning = Returning(self)
         # Where nodes log, for people.
         self.log = "the record's log.txt"
@@ -170,7 +172,9 @@ class Tree:
             homes, reasons = self._place(
                 node.name, node.clients, {name: len(one.clients) for name, one in left.items()}
             )
-        why = f"{(node.gone or '').removeprefix('its node ')}, before it was open"
+        end = self._ends.get(node.name)
+        gone = f"{node.name} is gone: {end}" if end else (node.gone or "").removeprefix("its node ")
+        why = f"{gone}, before it was open"
         homeless = [client for client in node.clients if client not in homes]
         if homeless:
             no_room = "; ".join(reasons) or "there is no other node"
@@ -436,6 +440,7 @@ class Tree:
         """Wait no more for a node whose process has ended; from now on its clients are lost with it."""
         node = next(node for node in self._nodes if node.name == name)
         self.returning.lost(node)
+        self._ends[name] = why
         node.gone = f"its node {name} is gone: {why}"
         if self._closed:
             return

@@ -62,7 +62,7 @@ class Local(Fleet):
         self._note_of_run = note
         self._orders: dict[str, Mapping[str, Any]] = {}
         self._restarts: Counter[str] = Counter()
-        # Held while the run is notified of a node's end, so that `restart` cannot replace the node before that is done.
+        # Held while the run is notified of a node's end, so that nobody replaces the node before that is done.
         self._telling = threading.Lock()
 
     def start(self, names: Sequence[str], orders: Ordering) -> None:
@@ -86,7 +86,8 @@ class Local(Fleet):
         return True
 
     def is_over(self, name: str) -> bool:
-        return self._has_ended(name) and self._restarts[name] >= self._most
+        with self._telling:
+            return self._has_ended(name) and self._restarts[name] >= self._most
 
     def facts(self) -> dict[str, Any]:
         return {"name": "local"}
