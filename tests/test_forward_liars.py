@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -106,7 +107,12 @@ def reverser() -> Iterator[int]:
 def ask(port: int, message: bytes) -> bytes:
     with socket.create_connection((LOCAL, port), timeout=LIMIT) as program:
         program.sendall(message)
-        program.shutdown(socket.SHUT_WR)
+        try:
+            program.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            # The connection has ended already. How it ended is what the next read says.
+            if error.errno != errno.ENOTCONN:
+                raise
         return b"".join(iter(lambda: program.recv(1 << 16), b""))
 
 
@@ -189,8 +195,7 @@ def test_a_near_end_resets_programs_of_lying_far_ends_and_goes_on(stack: ExitSta
     liar.start()
     near = End(listen=f"{LOCAL}:0", via=url, name="honest")
     for number, told in enumerate(lies, 1):
-        # By what call the program learns of the reset depends on when it arrives.
-        with pytest.raises(OSError, match=r"reset|pipe|not connected"):
+        with pytest.raises(OSError, match=r"reset|pipe"):
             ask(near.port, b"a question")
         check(told, near.until(is_down, number)[-1])
     liar.join(LIMIT)
