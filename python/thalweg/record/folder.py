@@ -33,9 +33,9 @@ from thalweg.machine.grace import is_hurried, within
 from thalweg.plan import Plan
 from thalweg.record import checkpoint, of_nodes, reading, stores, tables
 from thalweg.record import samples as queues
+from thalweg.record.checkpoint_writer import LAST_SECONDS, CheckpointWriter
 from thalweg.record.columns import Row
 from thalweg.record.journal import Journal, read
-from thalweg.record.keeper import LAST_SECONDS, Keeper
 from thalweg.record.log import Log
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ class RunRecord(Record):
     def __init__(self, path: Path, keep: int) -> None:
         """Open the record for writing. The journal keeps rounds up to ``keep``."""
         super().__init__(path)
-        # ``_source`` is the store with the checkpoint of round ``_kept``, if that is not in this folder. ``_keeper``
+        # ``_source``: the store that holds the checkpoint of round ``_kept``, unless it is in this folder. ``_writer``
         # writes later checkpoints.
         self._kept, self._source = keep, self.store
-        self._keeper: Keeper | None = None
+        self._writer: CheckpointWriter | None = None
         self._journal = Journal(path / JOURNAL, keep)
         try:
             self._log = Log(path / LOG, _now)
@@ -136,7 +136,7 @@ class RunRecord(Record):
                 f"cannot make the record {path}: {error.strerror}", "Give another folder with --record"
             ) from error
         record = cls(path, keep=0)
-        record._keep_in(store)
+        record._write_checkpoints_to(store)
         return record
 
     @classmethod
@@ -161,7 +161,7 @@ class RunRecord(Record):
         store = _store(plan, path)
         record = cls(path, keep=done)
         record.replan(plan)
-        record._keep_in(store)
+        record._write_checkpoints_to(store)
         try:
             (path / queues.FILE).unlink(missing_ok=True)  # its times are on the clock of the earlier process
         except OSError as error:
@@ -205,18 +205,18 @@ class RunRecord(Record):
         If the plan names a place for checkpoints, a thread writes them in the background. Returns notes about earlier
         ones.
         """
-        if self._keeper is None:
+        if self._writer is None:
             checkpoint.write(self.path / CHECKPOINT, layout, arena, number)
             return []
-        self._keeper.put(number, layout, arena)
-        return self._heard(self._keeper)
+        self._writer.put(number, layout, arena)
+        return self._log_notes(self._writer)
 
-    def _keep_in(self, store: stores.Store | None) -> None:
+    def _write_checkpoints_to(self, store: stores.Store | None) -> None:
         """Write checkpoints to ``store`` from now on, or to this folder if it is None."""
-        self._keeper = None if store is None else Keeper(store)
+        self._writer = None if store is None else CheckpointWriter(store)
 
-    def _heard(self, keeper: Keeper) -> list[str]:
-        notes = keeper.notes()
+    def _log_notes(self, writer: CheckpointWriter) -> list[str]:
+        notes = writer.notes()
         for note in notes:
             self.log(note)
         return notes
@@ -224,9 +224,9 @@ class RunRecord(Record):
     @property
     def checkpoint_round(self) -> int | None:
         """The round of the checkpoint, or None. Raises RecordError."""
-        if self._keeper is None:
+        if self._writer is None:
             return super().checkpoint_round
-        return self._keeper.last or self._kept or None
+        return self._writer.last or self._kept or None
 
     def mark(self, iteration: int) -> None:
         """Make ``iteration`` of a job on a graph the checkpoint. All nodes have written their models of it."""
@@ -235,13 +235,13 @@ class RunRecord(Record):
 
     def restore(self, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> int:
         """Read the checkpoint into ``arena`` and return its round. Raises RecordError."""
-        own, source, keeper = self.path / CHECKPOINT, self._source, self._keeper
+        own, source, writer = self.path / CHECKPOINT, self._source, self._writer
         if source is None or checkpoint.round_of(own) == self._kept:
             number = checkpoint.read(own, layout, arena)
         else:
             number = stores.restore(source, self._kept, layout, arena)
-        if keeper is not None:  # the new store may differ from the one that was read
-            keeper.put(number, layout, arena)
+        if writer is not None:  # the new store may differ from the one that was read
+            writer.put(number, layout, arena)
         return number
 
     def note(self, **facts: object) -> None:
@@ -285,11 +285,11 @@ class RunRecord(Record):
 
     def end_checkpoints(self) -> list[str]:
         """Wait a limited time for the last checkpoint to be written; return notes about it. Raises RecordError."""
-        if self._keeper is None:
+        if self._writer is None:
             return []
-        self._keeper.close(within(LAST_SECONDS))
-        self.note(checkpoints=self._keeper.facts())
-        return self._heard(self._keeper)
+        self._writer.close(within(LAST_SECONDS))
+        self.note(checkpoints=self._writer.facts())
+        return self._log_notes(self._writer)
 
     def _write_tables(self) -> None:
         tables.write_parquet(self.path, self.rounds(), self.journaled)
@@ -302,8 +302,8 @@ class RunRecord(Record):
 
         ``finish`` closes them too.
         """
-        if self._keeper is not None:
-            self._keeper.close(0)
+        if self._writer is not None:
+            self._writer.close(0)
         self._journal.close()
         self._log.close()
 

@@ -14,7 +14,7 @@ from tests.record.conftest import TENSORS, round_entry
 from thalweg.errors import PlanError, RecordError
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord, stores
-from thalweg.record.keeper import Keeper
+from thalweg.record.checkpoint_writer import CheckpointWriter
 
 TIMEOUT = 60.0
 
@@ -135,21 +135,21 @@ def _whole(store: stores.Store) -> list[bytes]:
 def test_slow_storage_gets_the_newest_and_nobody_waits_for_it(tmp_path: Path, arena: bytearray) -> None:
     slow = Slow(fs.LocalFileSystem())
     store = stores.Objects(fs.PyFileSystem(slow), str(tmp_path / "run"), "slow://run")
-    keeper = Keeper(store)
+    writer = CheckpointWriter(store)
     arena[0] = 1
-    keeper.put(1, TENSORS, arena)
+    writer.put(1, TENSORS, arena)
     assert slow.asked.acquire(timeout=TIMEOUT)
     for number in (2, 3, 4):
         arena[0] = number
-        keeper.put(number, TENSORS, arena)
-    assert keeper.facts() == {"url": "slow://run", "written": 0, "left_out": 2, "failed": 0, "last": None}
+        writer.put(number, TENSORS, arena)
+    assert writer.facts() == {"url": "slow://run", "written": 0, "left_out": 2, "failed": 0, "last": None}
     left_out = "the checkpoint of round {} is left out: storage still writes that of round 1"
-    assert keeper.notes() == [left_out.format(2), left_out.format(3)]
+    assert writer.notes() == [left_out.format(2), left_out.format(3)]
     assert list(tmp_path.rglob("*.safetensors")) == []
     arena[0] = 99  # rounds go on
     slow.go_on.set()
-    keeper.close(TIMEOUT)
-    assert (keeper.facts()["written"], keeper.last, keeper.notes()) == (2, 4, [])
+    writer.close(TIMEOUT)
+    assert (writer.facts()["written"], writer.last, writer.notes()) == (2, 4, [])
     again = bytearray(len(arena))
     assert stores.rounds(store) == [4, 1]
     assert [(stores.restore(store, number, TENSORS, again), again[0]) for number in (1, 4)] == [(1, 1), (4, 4)]
@@ -157,13 +157,13 @@ def test_slow_storage_gets_the_newest_and_nobody_waits_for_it(tmp_path: Path, ar
 
 def test_storage_that_never_answers_does_not_keep_the_job_from_ending(tmp_path: Path, arena: bytearray) -> None:
     slow = Slow(fs.LocalFileSystem())
-    keeper = Keeper(stores.Objects(fs.PyFileSystem(slow), str(tmp_path / "run"), "slow://run"))
-    keeper.put(1, TENSORS, arena)
+    writer = CheckpointWriter(stores.Objects(fs.PyFileSystem(slow), str(tmp_path / "run"), "slow://run"))
+    writer.put(1, TENSORS, arena)
     assert slow.asked.acquire(timeout=TIMEOUT)
-    keeper.close(0)
-    keeper.close(0)
+    writer.close(0)
+    writer.close(0)
     said = "the storage did not take the checkpoint of round 1 within 0 s; the last that it has is that of round None"
-    assert keeper.notes() == [said]
+    assert writer.notes() == [said]
     slow.go_on.set()
 
 
@@ -175,12 +175,12 @@ def test_storage_that_never_answers_does_not_keep_the_job_from_ending(tmp_path: 
     ],
 )
 def test_a_failure_is_said_and_the_next_one_is_tried(arena: bytearray, error: Exception, said: str) -> None:
-    keeper = Keeper(Full(error))
-    keeper.put(1, TENSORS, arena)
-    keeper.close(TIMEOUT)
-    (note,) = keeper.notes()
+    writer = CheckpointWriter(Full(error))
+    writer.put(1, TENSORS, arena)
+    writer.close(TIMEOUT)
+    (note,) = writer.notes()
     assert note.startswith(said)
-    assert (keeper.facts()["failed"], keeper.last) == (1, None)
+    assert (writer.facts()["failed"], writer.last) == (1, None)
 
 
 def test_a_record_goes_on_from_the_storage(tmp_path: Path, arena: bytearray) -> None:

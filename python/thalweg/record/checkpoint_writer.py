@@ -28,7 +28,7 @@ class _Copy:
     model: bytearray
 
 
-class Keeper:
+class CheckpointWriter:
     """Writes checkpoints one after the other. While it writes one, only the newest of the later ones waits.
 
     So it needs two copies of the model, however slow the storage is.
@@ -62,8 +62,8 @@ class Keeper:
             replaced, self._waiting = self._waiting, None
             if replaced is not None:
                 self._left_out += 1
-                said = f"the checkpoint of round {replaced.number} is left out: storage still writes that of round"
-                self._notes.append(f"{said} {self._writing}")
+                cause = f"storage still writes that of round {self._writing}"
+                self._notes.append(f"the checkpoint of round {replaced.number} is left out: {cause}")
                 self._spare.append(replaced.model)
             spare = self._spare.pop() if self._spare else bytearray()
         view = memoryview(arena).cast("B")
@@ -78,8 +78,8 @@ class Keeper:
     def notes(self) -> list[str]:
         """Return notes about events since the last call."""
         with self._changed:
-            told, self._notes = self._notes, []
-        return told
+            notes, self._notes = self._notes, []
+        return notes
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about checkpoints for the manifest."""
@@ -103,8 +103,8 @@ class Keeper:
         with self._changed:
             lost = self._waiting.number if self._waiting is not None else self._writing
             if lost is not None:
-                said = f"the storage did not take the checkpoint of round {lost} within {timeout:g} s"
-                self._notes.append(f"{said}; the last that it has is that of round {self._last}")
+                failure = f"the storage did not take the checkpoint of round {lost} within {timeout:g} s"
+                self._notes.append(f"{failure}; the last that it has is that of round {self._last}")
 
     def _run(self) -> None:
         while (copy := self._next()) is not None:
