@@ -103,7 +103,7 @@ def wait_end(pid: int) -> None:
 
 def test_it_starts_with_files_nobody_else_reads_and_leaves_nothing(heard: Heard) -> None:
     program = Played()
-    with Broker(program, Place(), heard=heard) as broker:
+    with Broker(program, Place(), on_event=heard) as broker:
         (site,) = program.sites
         assert stat.S_IMODE(site.folder.stat().st_mode) == 0o700
         login = site.folder / "login"
@@ -124,7 +124,7 @@ def test_it_starts_with_files_nobody_else_reads_and_leaves_nothing(heard: Heard)
 
 def test_one_that_dies_is_started_again_at_its_port(heard: Heard) -> None:
     program = Played()
-    with Broker(program, Place(), heard=heard) as broker:
+    with Broker(program, Place(), on_event=heard) as broker:
         port = broker.port
         os.kill(broker.pid, signal.SIGKILL)
         heard.wait("was killed by signal 9")
@@ -138,7 +138,7 @@ def test_one_that_dies_is_started_again_at_its_port(heard: Heard) -> None:
 
 def test_it_is_not_started_again_for_ever(heard: Heard) -> None:
     program = Played()
-    with Broker(program, Place(), heard=heard) as broker:
+    with Broker(program, Place(), on_event=heard) as broker:
         for number in range(1, MOST_RESTARTS + 2):
             os.kill(broker.pid, signal.SIGKILL)
             heard.wait("was killed by signal 9", number)
@@ -193,9 +193,9 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
     assert run.stdout is not None
     with run.stdout as said:
         pid, child, folder = said.readline().split()
-        keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         run.kill()
         run.wait()
-    for process in (int(pid), int(child), keeper):
+    for process in (int(pid), int(child), supervisor):
         wait_end(process)
     assert not Path(folder).exists()

@@ -77,7 +77,7 @@ def test_other_ports_are_taken_where_somebody_was_faster() -> None:
 @needs_rabbitmq
 def test_only_its_login_gets_in_and_nothing_of_it_is_left() -> None:
     heard = Heard()
-    with Broker(RabbitMq(), Place(), heard=heard) as broker:
+    with Broker(RabbitMq(), Place(), on_event=heard) as broker:
         assert log_in(broker.port, broker.login) == TUNE
         assert log_in(broker.port, Login(broker.login.user, "guess")) == CLOSE
         assert log_in(broker.port, Login("guest", "guest")) == CLOSE

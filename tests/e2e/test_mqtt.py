@@ -27,7 +27,7 @@ Run = Callable[..., Any]
 
 
 def mosquittos(parent: int) -> list[int]:
-    """Return the Mosquittos below a process: keepers are its children, brokers theirs."""
+    """Return the Mosquittos below a process: supervisors are its children, brokers theirs."""
     parents, names = {}, {}
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():

@@ -1,4 +1,4 @@
-"""Brokers that a run starts for itself: which there are for which transport."""
+"""The broker programs that a run can start for a transport."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from thalweg.brokers.rabbitmq import RabbitMq
 
 __all__ = ["Broker", "Launch", "Login", "Place", "Program", "Sign", "Site", "Tls", "programs"]
 
-# By scheme, in the order they are tried: the first that is installed is taken.
+# By the transport's scheme. A run takes the first that is installed.
 _PROGRAMS: Final[dict[str, tuple[Program, ...]]] = {"amqp": (RabbitMq(),), "mqtt": (Mosquitto(),)}
 
 
 def programs(scheme: str) -> tuple[Program, ...]:
-    """Return the broker programs that a transport's messages can go through."""
+    """Return the broker programs that can carry the messages of the transport ``scheme``."""
     return _PROGRAMS.get(scheme, ())

@@ -1,9 +1,9 @@
 """Private brokers: started for a run with a configuration and a login of their own, watched, and ended with it.
 
-A broker program is a ``Program``, in a file of its own. It gets a ``Site``: a folder that only this user can read, an
-address, a port and a login; it writes its configuration there, says how it is started, and reads its log's lines.
-``Broker`` does the rest for all of them. Neither a run that ends nor one that is killed leaves a process or a folder:
-the broker lives under a keeper (``keeper.py``), which ends with the run.
+Each broker program is a ``Program`` in a file of its own. It gets a ``Site``: a folder that only this user can read, an
+address, a port and a login. It writes its configuration there, returns the command that starts it, and interprets the
+lines of its log. ``Broker`` does the rest for all programs. The broker's parent process is a supervisor
+(``supervisor.py``), which ends with the run. So no process or folder is left, even if the run is killed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ READY_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 5.0
 # A port that was free may be taken before the broker listens.
 MOST_TRIES: Final = 5
-# Times that a broker which died by itself is started again in one run.
+# Most restarts of a broker in one run, each after it has died.
 MOST_RESTARTS: Final = 3
+# Lines of the log that are kept, and how many of them an error quotes.
 KEPT_LINES: Final = 50
-# Of those, how many an error quotes.
 LAST_LINES: Final = 3
 LONGEST_LINE: Final = 1 << 12
 SBIN: Final = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/rabbitmq/bin")
@@ -55,7 +55,7 @@ class Login:
 
     @classmethod
     def make(cls) -> Login:
-        """Return a login nobody else knows."""
+        """Return a login with a random password."""
         return cls("thalweg", secrets.token_hex(24))
 
     def write(self, path: Path) -> None:
@@ -65,9 +65,9 @@ class Login:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a broker is: the address clients reach it at, the namespace of its host in a lab, its group.
+    """Where a broker runs: the address for its clients, the network namespace of its host in a lab, and its cgroup.
 
-    ``party`` is the host it is on. FedComm has it on the server's (section IV.A).
+    ``party`` names its host. In FedComm the broker runs on the server's host (section IV.A).
     """
 
     address: str = "127.0.0.1"
@@ -76,21 +76,21 @@ class Place:
     party: str = "server"
 
     def within(self, do: Callable[[], T]) -> T:
-        """Return the result of ``do``, called in the broker's network namespace."""
+        """Call ``do`` in the broker's network namespace and return its result."""
         from thalweg.lab import namespaces
 
         return do() if self.namespace is None else namespaces.within(self.namespace, do)
 
     def free_port(self) -> int:
-        """Return a port of the address that nobody has now."""
+        """Return a port of the address that is free now."""
 
-        def look() -> int:
+        def find() -> int:
             host = self.address.strip("[]")
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as any_socket:
                 any_socket.bind((host, 0))
                 return int(any_socket.getsockname()[1])
 
-        return self.within(look)
+        return self.within(find)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Site:
     port: int
     login: Login
     tls: Tls | None = None
-    # Most bytes of one message, and of those that wait for one client.
+    # Largest message, and most bytes of messages that wait for one client.
     message_bytes: int = 8 << 20
     queue_bytes: int = 64 << 20
 
@@ -128,7 +128,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a broker is started: the command, what its environment has besides, and its seconds to end by itself."""
+    """How to start a broker: the command, additional environment variables, and seconds to wait for it to end."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Sign:
-    """What a line of a broker's log means: ``ready``, ``port taken``, or an ``event`` that the record names."""
+    """The meaning of a line of a broker's log. ``kind``: ``ready``, ``port taken``, or ``event`` with a ``text``."""
 
     kind: str
     text: str = ""
@@ -148,26 +148,26 @@ class Program(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the program, which is also that of its package."""
+        """The program's name, also the name of its Debian package."""
 
     def find(self) -> str | None:
         """Return the path of the program, or None if it is not installed."""
 
     def version(self) -> str | None:
-        """Return its version, or None if it does not say."""
+        """Return its version, or None if it is unknown."""
 
     def launch(self, site: Site) -> Launch:
-        """Write its configuration and say how it is started. Raises OSError, BrokerError."""
+        """Write its configuration and return how to start it. Raises OSError, BrokerError."""
 
     def read(self, line: str) -> Sign | None:
-        """Return what a line of its log means, if that matters."""
+        """Return what a line of its log means; None for a line without a meaning here."""
 
 
 class Broker:
-    """A broker that runs. Use it as a context manager: at the end nothing of it is left.
+    """A running broker, as a context manager: its end ends the broker's processes and removes its folder.
 
-    One that dies by itself is started again at the same port, ``MOST_RESTARTS`` times at most. ``heard`` gets each
-    event in words, from a thread of its own.
+    A broker that dies is started again at the same port, at most ``MOST_RESTARTS`` times. ``on_event`` is called with
+    the text of each event, in a thread of the broker.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Broker:
         *,
         tls: Tls | None = None,
         limits: Mapping[str, int] | None = None,
-        heard: Callable[[str], None] = lambda _: None,
+        on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Start it and wait until it takes connections. ``limits`` are those of ``Site``. Raises BrokerError."""
         if program.find() is None:
@@ -187,7 +187,7 @@ class Broker:
         reap()
         self.program, self.place, self.login = program, place, Login.make()
         self.events: list[dict[str, Any]] = []
-        self._tls, self._limits, self._heard = tls, dict(limits or {}), heard
+        self._tls, self._limits, self._on_event = tls, dict(limits or {}), on_event
         self._began = time.monotonic()
         self._ending = threading.Event()
         self._used = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
@@ -221,7 +221,7 @@ class Broker:
         return f"{scheme}://{self.place.address}:{self.port}"
 
     def use(self) -> dict[str, Any]:
-        """Return ``cpu_seconds`` since it was ready and ``peak_rss_bytes`` of all its processes, restarts included."""
+        """Return ``cpu_seconds`` since it was ready, and ``peak_rss_bytes``, both of all its processes and restarts."""
         with suppress(BrokerError):
             self._run.ask_use()
         now = self._run.used
@@ -260,8 +260,8 @@ class Broker:
             run.stop()
             if port is not None or not run.port_taken:
                 break
-        last = "; ".join(list(run.lines)[-LAST_LINES:]) or "it said nothing"
-        raise BrokerError(f"{self.program.name} did not start: {last}", "Fix what it says, or give a broker's URL")
+        last = "; ".join(list(run.lines)[-LAST_LINES:]) or "its log is empty"
+        raise BrokerError(f"{self.program.name} did not start: {last}", "Correct that, or give a broker's URL")
 
     def _site(self, port: int) -> Site:
         own = f"thalweg-broker-{os.getpid()}-{start_time(os.getpid()) or 0}-"
@@ -285,7 +285,7 @@ class Broker:
                 self._event(str(error))
                 return
             self._run = again
-            if self._ending.is_set():  # who ended it may have ended the one before
+            if self._ending.is_set():  # ``stop`` may have stopped the run before this one
                 again.stop()
                 return
             self._event(f"the broker {self.program.name} was started again")
@@ -297,11 +297,11 @@ class Broker:
 
     def _event(self, text: str) -> None:
         self.events.append({"seconds": time.monotonic() - self._began, "what": text})
-        self._heard(text)
+        self._on_event(text)
 
 
 class _Run:
-    """One process of a broker, under its keeper, from its start to its end."""
+    """One process of a broker under its supervisor, from its start to its end."""
 
     def __init__(self, program: Program, site: Site, event: Callable[[str], None]) -> None:
         self.site, self.pid, self.port_taken = site, 0, False
@@ -310,40 +310,40 @@ class _Run:
         self.how = "ended"
         self.ended = threading.Event()
         self._program, self._event = program, event
-        self._settled = threading.Event()  # set when the broker is ready, or never will be
+        self._settled = threading.Event()  # set when the broker is ready, or has ended
         self._ready = False
         self._answered = threading.Event()
-        self._keeper = self._spawn()
+        self._supervisor = self._spawn()
         self._threads = [
             threading.Thread(target=read, args=(stream,), daemon=True)
-            for read, stream in ((self._hear, self._keeper.stdout), (self._read, self._keeper.stderr))
+            for read, stream in ((self._receive, self._supervisor.stdout), (self._read, self._supervisor.stderr))
         ]
         for thread in self._threads:
             thread.start()
 
     def wait(self) -> bool:
-        """Wait until it takes connections; False if it never will."""
+        """Wait until it accepts connections; return False if it has ended or is not ready in time."""
         self._settled.wait(READY_SECONDS)
         if self._ready:
-            self._say("count")
+            self._request("count")
         elif not self._settled.is_set():
             self.lines.append(f"it was not ready after {READY_SECONDS:.0f} s")
         return self._ready
 
     def ask_use(self) -> None:
-        """Have ``used`` brought up to date. Raises BrokerError."""
+        """Bring ``used`` up to date. Raises BrokerError."""
         self._answered.clear()
-        self._say("use")
+        self._request("use")
         if not self._answered.wait(ANSWER_SECONDS) and not self.ended.is_set():
-            raise BrokerError("the keeper of the broker does not answer", "Start again")
+            raise BrokerError("the supervisor of the broker does not answer", "Start again")
 
     def stop(self) -> None:
         """End the process. Idempotent."""
-        self._say("kill" if is_hurried() else "stop")
+        self._request("kill" if is_hurried() else "stop")
         with suppress(OSError, ValueError):
-            if self._keeper.stdin is not None:
-                self._keeper.stdin.close()
-        self._keeper.wait()
+            if self._supervisor.stdin is not None:
+                self._supervisor.stdin.close()
+        self._supervisor.wait()
         for thread in self._threads:
             thread.join()
         shutil.rmtree(self.site.folder, ignore_errors=True)
@@ -351,8 +351,8 @@ class _Run:
     def _spawn(self) -> subprocess.Popen[bytes]:
         try:
             launch = self._program.launch(self.site)
-            keeper = subprocess.Popen(
-                [sys.executable, "-m", "thalweg.brokers.keeper"],
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", "thalweg.brokers.supervisor"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -368,30 +368,30 @@ class _Run:
             "place": {"namespace": self.site.place.namespace, "cgroup": self.site.place.cgroup},
             "grace": launch.grace,
         }
-        _write(keeper.stdin, order)
-        return keeper
+        _write(supervisor.stdin, order)
+        return supervisor
 
-    def _say(self, word: str) -> None:
-        _write(self._keeper.stdin, word)
+    def _request(self, request: str) -> None:
+        _write(self._supervisor.stdin, request)
 
-    def _hear(self, stream: IO[bytes]) -> None:
-        """Hear the keeper, until it ends with the broker."""
+    def _receive(self, stream: IO[bytes]) -> None:
+        """Receive the supervisor's messages until it ends with the broker."""
         with stream:
             for line in stream:
-                self._told(json.loads(line))
-        self._keeper.wait()
+                self._handle(json.loads(line))
+        self._supervisor.wait()
         self._settled.set()
         self.ended.set()
         self._answered.set()
 
-    def _told(self, words: Mapping[str, Any]) -> None:
-        self.pid = words.get("started", self.pid)
-        if "error" in words:
-            self.lines.append(words["error"])
-        if "ended" in words:
-            code = words["ended"]
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        self.pid = message.get("started", self.pid)
+        if "error" in message:
+            self.lines.append(message["error"])
+        if "ended" in message:
+            code = message["ended"]
             self.how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        used = words if "ended" in words else words.get("use")
+        used = message if "ended" in message else message.get("use")
         if used is not None:
             self.used = {key: used[key] for key in self.used}
             self._answered.set()
@@ -403,9 +403,9 @@ class _Run:
                 text = line.decode(errors="replace").strip()
                 if text:
                     self.lines.append(text)
-                    self._heed(self._program.read(text))
+                    self._handle_sign(self._program.read(text))
 
-    def _heed(self, sign: Sign | None) -> None:
+    def _handle_sign(self, sign: Sign | None) -> None:
         if sign is None:
             return
         if sign.kind == "ready":
@@ -418,7 +418,7 @@ class _Run:
 
 
 def reap() -> None:
-    """Remove the folders of runs that were killed together with their keepers."""
+    """Remove the folders of runs that were killed together with their supervisors."""
     for folder in Path(tempfile.gettempdir()).iterdir():
         owner = _FOLDER.fullmatch(folder.name)
         with suppress(OSError):
@@ -431,19 +431,19 @@ def reap() -> None:
 
 
 def installed(name: str) -> str | None:
-    """Return where a program is, also where only root's PATH leads; None if it is not."""
+    """Return the path of a program, from PATH or root's usual folders; None if it is not installed."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *SBIN]))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read. Raises OSError, also if it is there already."""
+    """Write a file that only this user can read. Raises OSError, also if the file exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(text)
 
 
-def _write(stream: IO[bytes] | None, words: object) -> None:
-    # A keeper that has ended says so itself.
+def _write(stream: IO[bytes] | None, message: object) -> None:
+    # If the supervisor has ended, ``_receive`` notices it.
     with suppress(OSError, ValueError):
         if stream is not None:
-            stream.write(json.dumps(words).encode() + b"\n")
+            stream.write(json.dumps(message).encode() + b"\n")
             stream.flush()

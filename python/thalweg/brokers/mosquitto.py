@@ -14,14 +14,14 @@ from typing import Final
 from thalweg.brokers.base import Launch, Login, Sign, Site, installed
 
 NAME: Final = "mosquitto"
-# Messages of at most the window of a link wait for a client; this many of the smallest are never reached.
+# Not reached: a link's window bounds the messages that wait for a client, and holds fewer even of the smallest.
 MOST_QUEUED: Final = 4096
 MOST_INFLIGHT: Final = 1024
 KEY_ROUNDS: Final = 101
 _READY: Final = re.compile(r"mosquitto version \S+ running")
 _PORT_TAKEN: Final = re.compile(r"Address already in use")
 _VERSION: Final = re.compile(r"mosquitto version (\S+)")
-# What a record should name: messages it did not take or pass on, clients it did not let in, memory it did not get.
+# Events for the record: messages that the broker dropped or refused, clients that it refused, memory that it lacked.
 _EVENTS: Final = re.compile(
     r"being dropped|out of memory|memory limit|not authori[sz]ed|exceeds? .*limit|oversize|payload too large",
     re.IGNORECASE,
@@ -30,21 +30,21 @@ _STAMP: Final = re.compile(r"^\d+: ")
 
 
 class Mosquitto:
-    """The program of that name."""
+    """The broker program ``mosquitto``."""
 
     name: str = NAME
 
     def find(self) -> str | None:
-        """Return where it is installed, or None."""
+        """Return the program's path, or None if it is not installed."""
         return installed(NAME)
 
     def version(self) -> str | None:
-        """Return its version, or None if it does not say."""
+        """Return its version, or None if it is unknown."""
         program = self.find()
         if program is None:
             return None
-        said = subprocess.run([program, "-h"], check=False, capture_output=True, text=True, timeout=10).stdout
-        found = _VERSION.search(said)
+        usage = subprocess.run([program, "-h"], check=False, capture_output=True, text=True, timeout=10).stdout
+        found = _VERSION.search(usage)
         return None if found is None else found[1]
 
     def launch(self, site: Site) -> Launch:
@@ -54,7 +54,7 @@ class Mosquitto:
         return Launch([self.find() or NAME, "-c", str(path)])
 
     def read(self, line: str) -> Sign | None:
-        """Return what a line of its log means, if that matters."""
+        """Return what a line of its log means; None for a line without a meaning here."""
         text = _STAMP.sub("", line)
         if _READY.search(text):
             return Sign("ready")
@@ -72,7 +72,7 @@ def configuration(site: Site) -> str:
         "allow_anonymous false",
         f"password_file {passwords}",
         f"acl_file {access}",
-        # Started as root it would otherwise become a user who cannot read these files.
+        # Without this, a broker that root starts changes to a user who cannot read these files.
         f"user {pwd.getpwuid(os.geteuid()).pw_name}",
         "persistence false",
         "log_dest stderr",
@@ -84,7 +84,7 @@ def configuration(site: Site) -> str:
         "sys_interval 0",
         "set_tcp_nodelay true",
         f"message_size_limit {site.message_bytes}",
-        # With room for the header, so that the limit on messages is the one that is met.
+        # Leave room for the header, so that ``message_size_limit`` applies first.
         f"max_packet_size {site.message_bytes + (64 << 10)}",
         f"max_inflight_messages {MOST_INFLIGHT}",
         f"max_queued_messages {MOST_QUEUED}",

@@ -1,8 +1,8 @@
 """RabbitMQ, the broker of FedComm's AMQP (section IV.A): one private node, without plugins or peers.
 
-A node is an Erlang program that other nodes could join, so it asks for more ports than its own: that of its
-distribution and that of epmd, Erlang's register of names. Both are its own and on loopback, and its cookie is in its
-folder.
+A node is an Erlang program that other nodes can join. So it needs two more ports: one for Erlang's distribution
+protocol, and one for epmd, the Erlang port mapper. This node has its own epmd; both ports are on loopback. Its Erlang
+cookie is in its folder.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from thalweg.errors import BrokerError
 from thalweg.machine.parent import tied
 
 NAME: Final = "rabbitmq-server"
-# Debian's program of this name becomes another user first; the node's own script is here.
+# Debian's ``rabbitmq-server`` in PATH changes to another user first. The scripts here do not.
 SCRIPTS: Final = Path("/usr/lib/rabbitmq/bin")
 ERLANG: Final = Path("/usr/lib/erlang/bin")
 NODE: Final = "thalweg@localhost"
 GRACE_SECONDS: Final = 10.0
-# Of the machine's memory, above which the node takes no more messages; RabbitMQ's own default.
+# The node accepts no messages while it uses more than this share of the machine's memory: RabbitMQ's default.
 MEMORY_SHARE: Final = 0.4
 FREE_DISK_BYTES: Final = 64 << 20
-# Times the bytes that wait for one client: all clients' updates wait for the server in one queue.
+# A queue holds ``queue_bytes`` of so many clients: the updates of all clients wait for the server in one queue.
 QUEUES: Final = 4
-# epmd stays the child of what the shell becomes, and ends with it.
+# The shell starts epmd and becomes the node by exec. So epmd is the node's child.
 START: Final = '"$@" & exec "$THALWEG_NODE"'
 _READY: Final = re.compile(r"Server startup complete")
-# No distribution: what has epmd's port is no epmd.
+# ``nodistribution``: another program has taken epmd's port.
 _PORT_TAKEN: Final = re.compile(
     r"eaddrinuse|port_in_use|distribution port \d+|dist_port_already_used|already in use|nodistribution", re.IGNORECASE
 )
-# What a record should name: memory and disk it did not get, clients it did not let in, messages it did not take.
+# Events for the record: alarms of memory and disk, clients that the broker refused, messages that it refused.
 _EVENTS: Final = re.compile(
     r"resource limit alarm|alarm (?:set|cleared)|login refused|not found|missed heartbeats|larger than configured"
     r"|has timed out|no space left",
@@ -51,17 +51,17 @@ _VERSION: Final = re.compile(r"rabbitmq_server-([\d.]+)")
 
 
 class RabbitMq:
-    """The program of that name."""
+    """The broker program ``rabbitmq-server``."""
 
     name: str = NAME
 
     def find(self) -> str | None:
-        """Return where it is installed, or None."""
+        """Return the program's path, or None if it is not installed."""
         own = SCRIPTS / NAME
         return str(own) if own.is_file() else installed(NAME)
 
     def version(self) -> str | None:
-        """Return its version, or None if its folder does not say. Asking the program takes seconds."""
+        """Return its version from its folder's name, or None. The program itself takes seconds to print it."""
         program = self.find()
         found = None if program is None else _VERSION.search(str(Path(program).resolve()))
         return None if found is None else found[1]
@@ -74,12 +74,12 @@ class RabbitMq:
         site.write("enabled_plugins", "[].\n")
         site.write("environment", "")
         site.write(".erlang.cookie", secrets.token_hex(16))
-        register = site.place.free_port()
-        command = ["/bin/sh", "-c", START, "sh", *_register(), "-port", str(register), "-address", "127.0.0.1"]
-        return Launch(command, _environment(site, self.find() or NAME, register), GRACE_SECONDS)
+        epmd_port = site.place.free_port()
+        command = ["/bin/sh", "-c", START, "sh", *_epmd(), "-port", str(epmd_port), "-address", "127.0.0.1"]
+        return Launch(command, _environment(site, self.find() or NAME, epmd_port), GRACE_SECONDS)
 
     def read(self, line: str) -> Sign | None:
-        """Return what a line of its log means, if that matters."""
+        """Return what a line of its log means; None for a line without a meaning here."""
         text = _STAMP.sub("", _COLOUR.sub("", line))
         if _READY.search(text):
             return Sign("ready")
@@ -88,24 +88,24 @@ class RabbitMq:
         return Sign("event", f"{NAME}: {text}") if _EVENTS.search(text) else None
 
 
-def _register() -> list[str]:
-    """Return how epmd is started: so that it ends with its node even if that is killed, where the system can."""
+def _epmd() -> list[str]:
+    """Return the command that starts epmd. On Linux epmd then ends with its node, even if the node is killed."""
     found = shutil.which("epmd") or (str(ERLANG / "epmd") if (ERLANG / "epmd").is_file() else None)
     if found is None:
         raise BrokerError("epmd is not installed, which a RabbitMQ node needs", "Install Erlang (erlang-base)")
     return [*tied(), found]
 
 
-def _environment(site: Site, program: str, register: int) -> dict[str, str]:
-    """Return what the node's script reads. What a user has set for other nodes is not for this one."""
+def _environment(site: Site, program: str, epmd_port: int) -> dict[str, str]:
+    """Return the environment of the node's script, without the user's settings for other nodes."""
     at = {name: str(site.folder / name) for name in ("mnesia", "log", "generated", "feature_flags", "pid")}
     return {
         **{name: "" for name in os.environ if name.startswith("RABBITMQ_")},
         "THALWEG_NODE": program,
         "HOME": str(site.folder),
-        # The script becomes the node, and is no parent that translates signals.
+        # The script becomes the node by exec, instead of staying its parent and translating signals.
         "detached": "yes",
-        "ERL_EPMD_PORT": str(register),
+        "ERL_EPMD_PORT": str(epmd_port),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODENAME": NODE,
         "RABBITMQ_DIST_PORT": str(site.place.free_port()),
@@ -151,20 +151,20 @@ def configuration(site: Site) -> str:
 
 
 def definitions(site: Site) -> str:
-    """Return its users and limits as JSON: one user, and so no guest; no queue without a bound."""
+    """Return the broker's users and limits as JSON: one user, so RabbitMQ's default user is absent; bounded queues."""
     bound = {"max-length-bytes": QUEUES * site.queue_bytes, "overflow": "reject-publish"}
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
-    words = {
+    content = {
         "users": [user(site.login)],
         "vhosts": [{"name": "/"}],
         "permissions": [{"user": site.login.user, "vhost": "/", **everything}],
         "policies": [{"vhost": "/", "name": "bound", "pattern": "", "apply-to": "queues", "definition": bound}],
     }
-    return json.dumps(words)
+    return json.dumps(content)
 
 
 def user(login: Login) -> dict[str, str]:
-    """Return a user as RabbitMQ keeps it: four bytes of salt, then SHA-256 of these and the password."""
+    """Return a user in RabbitMQ's format: four bytes of salt, then SHA-256 of the salt and the password."""
     salt = secrets.token_bytes(4)
     hashed = hashlib.sha256(salt + login.password.encode()).digest()
     return {

@@ -75,7 +75,7 @@ def attached(
     spec = network.spec
     party = SERVER if network.lab is None or spec is None else spec.broker_host
     place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
-    with Broker(program, place, tls=_certificates(trust), heard=heard) as broker:
+    with Broker(program, place, tls=_certificates(trust), on_event=heard) as broker:
         heard(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
         yield Attached(broker.url(plan.scheme), broker, _told(broker, trust))
 

@@ -1,12 +1,14 @@
-"""The process that a broker lives under: ``python -m thalweg.brokers.keeper``.
+"""The parent process of a broker: ``python -m thalweg.brokers.supervisor``.
 
-It reads one line of JSON from standard input, ``{"command", "environment", "folder", "place", "grace"}``, starts the
-broker in a session of its own, where ``place`` says, and prints ``{"started": pid}`` or ``{"error": reason}``. The
-broker writes its log to this process's standard error. Then it answers ``"count"``, from where on CPU time counts, and
-``"use"`` with ``{"cpu_seconds", "peak_rss_bytes"}``. It ends with the broker, after printing ``{"ended": code, ...}``
-with the same; or ends the broker with ``"stop"``, SIGTERM, SIGHUP, or the end of standard input, which is that of its
-parent; with ``"kill"`` the broker gets hardly any time for that. Whatever the broker started ends too, also what left
-its session, and ``folder`` is removed.
+1. It reads one line of JSON from standard input: ``{"command", "environment", "folder", "place", "grace"}``.
+2. It starts the broker in a session of its own, in the namespace and cgroup of ``place``, and prints ``{"started":
+   pid}`` or ``{"error": reason}``. The broker writes its log to this process's standard error.
+3. It reads requests from standard input, a JSON string on each line. ``"count"`` starts the count of CPU time.
+   ``"use"`` is answered with ``{"use": {"cpu_seconds", "peak_rss_bytes"}}``.
+4. ``"stop"``, SIGTERM, SIGHUP or the end of standard input (when the parent ends) ends the broker, which gets
+   ``grace`` seconds. ``"kill"`` gives it ``HURRIED_SECONDS``.
+5. When the broker has ended, it ends all other processes that the broker has started, prints ``{"ended": code,
+   "cpu_seconds", "peak_rss_bytes"}``, removes ``folder`` and ends.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ _PARENT: Final = 1
 _TIMES: Final = slice(11, 15)
 
 
-class Keeper:
-    """A broker that runs, and what it has used."""
+class Supervisor:
+    """Starts a broker, and measures its CPU time and memory until it ends."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        """Start it. Raises OSError."""
+        """Start the broker. Raises OSError."""
         self._grace = float(order["grace"])
         self._counted = 0.0
         self._used = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
@@ -59,14 +61,14 @@ class Keeper:
         self.pid = self._process.pid
 
     def serve(self) -> int:
-        """Answer until the broker ends or is to end; return how."""
+        """Answer requests until the broker ends or a request ends it; return its exit code."""
         requests, rest = sys.stdin.fileno(), b""
         watch = os.pidfd_open(self.pid)
         while True:
             ready = select.select([requests, watch], [], [], LOOK_SECONDS)[0]
             if watch in ready:
                 return self.end()
-            self._look()
+            self._measure()
             self._reap()
             if requests not in ready:
                 continue
@@ -83,10 +85,10 @@ class Keeper:
     def end(self) -> int:
         """End the broker and all that it started, and return its exit code. Idempotent."""
         _on_request_to_end(signal.SIG_IGN)
-        for ask in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
-                self._look()
-                os.killpg(self.pid, ask)
+                self._measure()
+                os.killpg(self.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(self._grace)
         self._end_orphans()
@@ -94,19 +96,19 @@ class Keeper:
 
     @property
     def used(self) -> dict[str, float | int]:
-        """What it has used, as last seen."""
+        """CPU seconds since ``"count"`` and the peak memory of the broker's processes, when they were last measured."""
         return {**self._used, "cpu_seconds": max(0.0, self._used["cpu_seconds"] - self._counted)}
 
     def _answer(self, line: bytes) -> None:
         if line == b'"count"':
-            self._look()
+            self._measure()
             self._counted = self._used["cpu_seconds"]
         elif line == b'"use"':
-            self._look()
-            say({"use": self.used})
+            self._measure()
+            send({"use": self.used})
 
-    def _look(self) -> None:
-        """See what the broker's processes have used: what is gone with one of them stays counted."""
+    def _measure(self) -> None:
+        """Measure the broker's processes. The maximum is kept, since the sum falls when one of them ends."""
         cpu, peak = 0.0, 0
         for pid in descendants(os.getpid()):
             cpu += cpu_of(pid)
@@ -117,14 +119,14 @@ class Keeper:
         }
 
     def _reap(self) -> None:
-        """Let go of orphans that have ended: a RabbitMQ node starts epmd again every minute, which ends at once."""
+        """Reap orphans that have ended: a RabbitMQ node starts epmd every minute, which ends at once."""
         peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, peek)) is not None and ended.si_pid != self.pid:
                 os.waitpid(ended.si_pid, 0)
 
     def _end_orphans(self) -> None:
-        """End what left the broker's session: it became a child of this process when its parent ended."""
+        """End processes that left the broker's session. They became children of this one when their parents ended."""
         deadline = time.monotonic() + self._grace
         while left := [pid for pid in descendants(os.getpid()) if pid != self.pid]:
             for pid in left:
@@ -139,7 +141,7 @@ class Keeper:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below one, at this moment."""
+    """Return the ids of all processes that descend from ``root``, without ``root``."""
     parents: dict[int, int] = {}
     for pid, fields in _stats():
         parents[pid] = int(fields[_PARENT])
@@ -157,53 +159,53 @@ def cpu_of(pid: int) -> float:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent: if the keeper is killed, so is the broker."""
+    """Ask the kernel to end this process with its parent: if the supervisor is killed, so is the broker."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def say(words: Mapping[str, Any]) -> None:
-    """Tell the run. One that has ended needs no words."""
+def send(message: Mapping[str, Any]) -> None:
+    """Send the run a message, unless the run has ended."""
     with suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
 
 def main() -> int:
-    """Keep a broker until it ends. Returns the exit code of this process."""
-    # The run ends its broker in good order when it hears Ctrl-C.
+    """Supervise a broker until it ends. Returns the exit code of this process."""
+    # On Ctrl-C the run asks for the broker's end; the signal must not end the broker before that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = bytearray()
-    while not line.endswith(b"\n"):  # not through a buffer, which would hide what comes after
+    while not line.endswith(b"\n"):  # unbuffered: a buffer would swallow the requests after this line
         if not (byte := os.read(sys.stdin.fileno(), 1)):
             return 1
         line += byte
     order = json.loads(line)
     try:
         _on_request_to_end(lambda *_: sys.exit(1))
-        return keep(order)
+        return supervise(order)
     finally:
         shutil.rmtree(order["folder"], ignore_errors=True)
 
 
-def keep(order: Mapping[str, Any]) -> int:
-    """Start a broker, answer for it until it ends, and leave nothing of it."""
+def supervise(order: Mapping[str, Any]) -> int:
+    """Start a broker, serve requests until it ends, and end all processes that it started. Returns an exit code."""
     from thalweg.lab import inside
 
     try:
         inside.settle(order["place"])
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        keeper = Keeper(order)
+        supervisor = Supervisor(order)
     except OSError as error:
-        say({"error": f"{order['command'][0]}: {error.strerror or error}"})
+        send({"error": f"{order['command'][0]}: {error.strerror or error}"})
         return 1
     try:
-        say({"started": keeper.pid})
-        code = keeper.serve()
+        send({"started": supervisor.pid})
+        code = supervisor.serve()
     finally:
-        keeper.end()
-    say({"ended": code, **keeper.used})
+        supervisor.end()
+    send({"ended": code, **supervisor.used})
     return 0
 
 
