@@ -103,7 +103,7 @@ class Watch:
             self.failure = str(error)
 
     def _lab(self) -> state.State | None:
-        """Return the lab whose keeper descends from this process, once there is one; None if the run ended before."""
+        """Wait for the lab whose supervisor descends from this process; return None if the run ends before."""
         while not self._ended.wait(LOOK):
             for one in state.live():
                 if HOST in one.hosts and os.getpid() in ancestors(one.pid):

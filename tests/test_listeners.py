@@ -1,8 +1,9 @@
 """Every listening socket of this program has a rule that bounds what a peer can take, and a test of that rule.
 
-A new listener fails here until it is listed with its rule and the tests of it. All ports share one rule: whoever
-connects is in an admission queue (``crates/transport/src/admission_queue.rs``) until something comes that counts, and
-then one of a bounded number (``connections.rs``). docs/explanation/security.md has the figures.
+A new listener fails here until it is listed with its rule and the tests of it. All ports share one rule: a new
+connection waits in an admission queue (``crates/transport/src/admission_queue.rs``) until the peer sends what the port
+asks for. Then it counts towards a bounded number of connections (``connections.rs``). docs/explanation/security.md has
+the figures.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ class Shown(NamedTuple):
 
 
 class Port(NamedTuple):
-    """How many listeners a file has that others can reach, the words by which it keeps the rule, and tests of it.
+    """How many listeners a file has that others can reach, the call that enforces the rule, and tests of it.
 
-    Each of these ports is bounded in number, for each address, and in time. ``keeper`` or the file has the words.
+    Each of these ports is bounded in number, for each address, and in time. ``enforced_in`` is the file of ``call``, if
+    that is another one.
     """
 
     times: int
-    words: str
+    call: str
     number: Shown
     address: Shown
     time: Shown
-    keeper: str | None = None
+    enforced_in: str | None = None
 
 
 class Own(NamedTuple):
@@ -59,7 +61,7 @@ UNAUTHENTICATED, CONNECTIONS, QUEUE = (
 FULL = Shown(UNAUTHENTICATED, "when_it_is_full_the_address_with_the_most_gives_way")
 SHARE = Shown(UNAUTHENTICATED, "beyond_its_share_an_address_displaces_its_own_oldest_silent_one")
 TIMEOUT = Shown(QUEUE, "an_unauthenticated_peer_has_to_go_in_time")
-# Behind the admission queue, where no handshake tells who comes: permits for connections.
+# Ports without a handshake that authenticates the peer: permits for connections.
 CARRIED = Shown(CONNECTIONS, "carried_connections_are_bounded_in_number")
 OF_AN_ADDRESS = Shown(CONNECTIONS, "carried_connections_are_bounded_for_each_address")
 VISITORS = "crates/transports/zmq/src/visitors.rs"
@@ -109,10 +111,10 @@ LISTENERS: dict[str, Port | Own] = {
         "a Unix socket for readers of this user: 16 of them, and one that does not read is dropped after 10 s",
         Shown(READERS, "each_reader_has_each_line_and_one_that_goes_holds_up_nobody"),
     ),
-    "python/thalweg/lab/keeper.py": Own(
+    "python/thalweg/lab/supervisor.py": Own(
         1,
         "a Unix socket in a folder of this user: 64 connections, 1 MiB a request",
-        Shown("tests/lab/test_keeper.py", "test_who_never_ends_a_line_is_hung_up_on"),
+        Shown("tests/lab/test_supervisor.py", "test_who_never_ends_a_line_is_hung_up_on"),
     ),
     "crates/workers/src/copying.rs": Own(1, OWN, Shown("crates/workers/src/copying.rs", "connected")),
     "crates/workers/src/routes/mod.rs": Own(1, OWN, Shown("crates/workers/src/routes/mod.rs", "pair")),
@@ -121,7 +123,7 @@ LISTENERS: dict[str, Port | Own] = {
 
 
 def found() -> dict[str, int]:
-    """How often each file listens, its unit tests left out."""
+    """Count the calls that listen in each file, without its unit tests."""
     counts = {}
     for folder, suffix, pattern in (("crates", "rs", RUST), ("python", "py", PYTHON)):
         for path in sorted((ROOT / folder).rglob(f"*.{suffix}")):
@@ -141,7 +143,7 @@ def test_each_listener_is_listed_with_its_rule() -> None:
 def test_each_port_is_bounded_in_number_for_each_address_and_in_time(path: str, bound: str) -> None:
     rule = LISTENERS[path]
     assert isinstance(rule, Port)
-    assert rule.words in (ROOT / (rule.keeper or path)).read_text(), "it does not keep the rule"
+    assert rule.call in (ROOT / (rule.enforced_in or path)).read_text(), "it does not keep the rule"
     assert is_there(getattr(rule, bound))
 
 

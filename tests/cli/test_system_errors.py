@@ -241,4 +241,4 @@ def test_a_lab_that_is_starting_has_a_status(capsys: pytest.CaptureFixture[str])
     relay = {"failure": None}
     status: dict[str, Any] = {"elapsed": None, "relay": relay, "links": [], "hosts": {}}
     module_of("lab")._show([{"name": "wan", "pid": 7, "hosts": {}, "status": status}])
-    assert "wan: is starting, keeper 7" in capsys.readouterr().out
+    assert "wan: is starting, supervisor 7" in capsys.readouterr().out

@@ -82,10 +82,10 @@ def ended(pid: int) -> bool:
 
 
 def nothing_left_of(state: State) -> bool:
-    """Whether no process is inside a lab's namespaces, and its keeper and folder are gone."""
+    """Whether no process is inside a lab's namespaces, and its supervisor and folder are gone."""
     left = {
         "inside": namespaces.inside(state.hosts.values()),
-        "keeper": state.alive,
+        "supervisor": state.alive,
         "folder": state.folder.exists(),
     }
     assert not any(left.values()), left
@@ -161,19 +161,19 @@ def test_a_run_that_is_killed_leaves_nothing(start: Start, tmp_path: Path, labs:
     assert len(groups_of(pid)) == 1
     program.process.kill()
     program.end()
-    assert ended(state.pid), "the keeper outlived its run"
+    assert ended(state.pid), "the supervisor outlived its run"
     assert nothing_left_of(state)
     assert groups_of(pid) == []
 
 
-def test_a_keeper_that_is_killed_ends_the_run_with_that_reason(start: Start, tmp_path: Path, labs: Path) -> None:
+def test_a_supervisor_that_is_killed_ends_the_run_with_that_reason(start: Start, tmp_path: Path, labs: Path) -> None:
     program = start("run", "--model", "payload:1MiB", "--clients", "2", "--rounds", "1000", "--network", "rate=20mbit")
     program.until("round 1/1000")
     state = only(labs)
     os.kill(state.pid, signal.SIGKILL)
     code, _, err = program.end()
     assert code == 1
-    assert "error: the keeper of the lab was killed by signal 9" in err
+    assert "error: the supervisor of the lab was killed by signal 9" in err
     assert "hint: " in err
     assert nothing_left_of(state)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -293,7 +293,7 @@ def test_down_ends_what_runs_inside(start: Start, result: Run, labs: Path) -> No
     assert nothing_left_of(state)
 
 
-def test_what_a_killed_keeper_left_is_cleaned_up(start: Start, result: Run, labs: Path) -> None:
+def test_what_a_killed_supervisor_left_is_cleaned_up(start: Start, result: Run, labs: Path) -> None:
     result("lab", "up", "--network", "lan", "--name", "one")
     state = only(labs)
     program = start("lab", "exec", "--", *SLEEP)

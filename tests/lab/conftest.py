@@ -1,4 +1,4 @@
-"""Labs without a network: a folder of their own, and a core that plays its part."""
+"""Labs without a network: each has a real folder and supervisor, and a fake core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from thalweg import _core
 from thalweg.lab import state as states
 from thalweg.lab.client import RunningLab
-from thalweg.lab.keeper import Keeper
+from thalweg.lab.supervisor import Supervisor
 
 SPEC = {
     "hosts": [{"name": "server"}, {"name": "client-1"}],
@@ -24,7 +24,7 @@ SHAPE: dict[str, Any] = {"rate": 100_000_000, "delay": 0.02, "loss": 0.01, "burs
 
 
 class FakeLab:
-    """What ``_core.Lab`` says, from memory."""
+    """A fake ``_core.Lab`` that keeps shapes in memory."""
 
     def __init__(self) -> None:
         self.shapes = {"ab": dict(SHAPE), "ba": dict(SHAPE)}
@@ -73,27 +73,27 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-Keep = Callable[..., tuple[RunningLab, FakeLab, Keeper]]
+StartLab = Callable[..., tuple[RunningLab, FakeLab, Supervisor]]
 
 
 @pytest.fixture
-def keep(runtime: Path) -> Iterator[Keep]:
-    """Keep labs in threads of this process; what still runs at the end is ended."""
-    kept: list[tuple[Keeper, threading.Thread]] = []
+def start_lab(runtime: Path) -> Iterator[StartLab]:
+    """Supervise labs in threads of this process; end those that still run after the test."""
+    running: list[tuple[Supervisor, threading.Thread]] = []
 
-    def begin(name: str = "wan") -> tuple[RunningLab, FakeLab, Keeper]:
+    def start(name: str = "wan") -> tuple[RunningLab, FakeLab, Supervisor]:
         lab = FakeLab()
         state = states.claim(name, unique=True)
         state = states.State(state.name, os.getpid(), state.started, json.loads(lab.hosts()), tuple(SPEC["links"]), ())
         state.write()
-        keeper = Keeper(lab, state)
-        thread = threading.Thread(target=keeper.serve)
+        supervisor = Supervisor(lab, state)
+        thread = threading.Thread(target=supervisor.serve)
         thread.start()
-        kept.append((keeper, thread))
-        return RunningLab(state), lab, keeper
+        running.append((supervisor, thread))
+        return RunningLab(state), lab, supervisor
 
-    yield begin
-    for keeper, thread in kept:
-        keeper.end()
+    yield start
+    for supervisor, thread in running:
+        supervisor.end()
         thread.join(30)
         assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""Names of labs are taken by one keeper at a time; what a dead one left is told apart from what lives."""
+"""One supervisor at a time has a lab's name. The folder of a dead supervisor is told apart from a running lab's."""
 
 from __future__ import annotations
 

@@ -198,12 +198,12 @@ def down(
 
 
 def _clean() -> list[str]:
-    """Remove what keepers that were killed have left, and say so."""
+    """Remove what supervisors that were killed have left, and say so."""
     from thalweg.lab import reaper
 
     names = reaper.reap()
     for name in names:
-        _say(f"removed what the lab {name} left, whose keeper was killed")
+        _say(f"removed what the lab {name} left, whose supervisor was killed")
     return names
 
 
@@ -308,7 +308,7 @@ def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
     relay = status["relay"]
     failed = "" if relay["failure"] is None else f"; FAILED: {relay['failure']}"
     begun = "is starting" if status["elapsed"] is None else f"{status['elapsed']:.1f} s"
-    console.print(f"{lab['name']}: {begun}, keeper {lab['pid']}{failed}", soft_wrap=True, markup=False)
+    console.print(f"{lab['name']}: {begun}, supervisor {lab['pid']}{failed}", soft_wrap=True, markup=False)
     links = terminal.table(*words.HEAD[:2], caption="up: from client to server; packets since the lab began")
     for heading in words.HEAD[2:]:
         links.add_column(heading, justify="right", no_wrap=True)

@@ -264,7 +264,7 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     contradicts itself.
     """
     for reaped in reaper.reap():
-        note(f"removed what {reaped} left, whose keeper was killed")
+        note(f"removed what {reaped} left, whose supervisor was killed")
     asked, homes = plan.stress, live.placed(plan).homes if has_nodes(plan) else {}
     idle = set(nodes_of(plan)) - set(homes.values())
     if asked is not None and idle & set(asked.parties or ()):

@@ -1,1 +1,1 @@
-"""Running labs: the keeper process of a lab, its clients, stress on parties, and cleaning up after crashes."""
+"""Running labs: the supervisor process of a lab, its clients, stress on parties, and cleaning up after crashes."""

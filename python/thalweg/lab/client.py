@@ -1,4 +1,4 @@
-"""The client side of a lab: starts a keeper process, and sends it requests over its Unix socket."""
+"""The client side of a lab: starts a supervisor process, and sends it requests over its Unix socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunningLab:
     """A running lab. ``hosts`` has namespace, ipv4, ipv6 and device of each host, by name."""
 
     def __init__(self, state: states.State, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Take control of a lab. ``process`` is its keeper if the lab is attached: then it ends with this process."""
+        """Take control of a lab. ``process``: the supervisor of an attached lab, which ends with this process."""
         self.state = state
         self.name = state.name
         self.hosts = state.hosts
@@ -50,9 +50,9 @@ class RunningLab:
         """Return a host by name, as client-1 or client1. Raises LabError."""
         return self.state.host(name)
 
-    def on_failure(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell`` called with the reason if the lab fails, in the thread that watches the keeper."""
-        self._on_failure = tell
+    def on_failure(self, notify: Callable[[str], None]) -> None:
+        """Call ``notify`` with the reason if the lab fails, in the thread that watches the supervisor."""
+        self._on_failure = notify
 
     def start(self) -> float:
         """Start the clock of the lab's changes and samples; return its start on the monotonic clock, in seconds."""
@@ -73,11 +73,11 @@ class RunningLab:
         self._ask({"do": "set", "link": link, "direction": direction, "shape": shape})
 
     def down(self) -> None:
-        """Take the lab down and wait until nothing of it is left. Idempotent; works on a failed lab too."""
+        """Take the lab down and wait until its processes and its folder are gone. Idempotent, also for a failed lab."""
         if self._ending:
             return
         self._ending = True
-        # The keeper gives programs inside `grace` seconds to end, and answers when all have ended.
+        # The supervisor gives programs inside `grace` seconds to end, and answers when all have ended.
         grace = within(namespaces.GRACE_SECONDS)
         with suppress(LabError):
             self.last = self._ask({"do": "down", "grace": grace}, within(ANSWER_SECONDS, 3 * grace))
@@ -89,10 +89,10 @@ class RunningLab:
     def check(self) -> None:
         """Raise LabError if the lab has failed."""
         if self.failure is not None:
-            raise LabError(self.failure, "Start again; if it happens again, see the keeper's words in the log")
+            raise LabError(self.failure, "Start again; if it happens again, see the supervisor's messages in the log")
 
     def _await_exit(self, seconds: float) -> None:
-        """Wait at most so long until a lab's process that another process started has ended: it answers before that."""
+        """Wait at most ``seconds`` for the end of a supervisor that another process started. It answers before that."""
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.state.pid)
             try:
@@ -107,12 +107,12 @@ class RunningLab:
         if process.stdin is not None:
             with suppress(OSError):
                 process.stdin.close()
-        for last in (process.terminate, process.kill):
+        for end in (process.terminate, process.kill):
             try:
                 process.wait(within(END_SECONDS))
                 break
             except subprocess.TimeoutExpired:
-                last()
+                end()
         process.wait()
         if self._watcher is not None:
             self._watcher.join(END_SECONDS)
@@ -125,17 +125,17 @@ class RunningLab:
             return
         with process.stdout as stream:
             for line in stream:
-                self._told(json.loads(line))
+                self._handle(json.loads(line))
         code = process.wait()
         if not self._ending:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._fail(f"the keeper of the lab {how}")
+            self._fail(f"the supervisor of the lab {how}")
 
-    def _told(self, words: Mapping[str, Any]) -> None:
-        if "failed" in words:
-            self._fail(f"the relay of the lab failed: {words['failed']}")
-        if "status" in words:
-            self.last = words["status"]
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        if "failed" in message:
+            self._fail(f"the relay of the lab failed: {message['failed']}")
+        if "status" in message:
+            self.last = message["status"]
 
     def _fail(self, why: str) -> None:
         if self.failure is None:
@@ -160,22 +160,22 @@ def statuses(labs: Iterable[RunningLab]) -> list[tuple[RunningLab, dict[str, Any
 
     Raises LabError if a lab does not answer and does not end either.
     """
-    asked = [(lab, _status(lab)) for lab in labs]
-    return [(lab, status) for lab, status in asked if status is not None]
+    answers = [(lab, _status(lab)) for lab in labs]
+    return [(lab, status) for lab, status in answers if status is not None]
 
 
 def _status(lab: RunningLab) -> dict[str, Any] | None:
     try:
         return lab.status()
     except LabError:
-        # A keeper answers no more requests once it has begun to end.
+        # A supervisor that is ending answers no more requests.
         if not states.has_ended(lab.state, END_SECONDS):
             raise
         return None
 
 
 def exchange(state: states.State, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Send a lab's keeper a request and return its answer. Raises OSError after ``seconds``, ValueError."""
+    """Send a lab's supervisor a request and return its answer. Raises OSError after ``seconds``, ValueError."""
     with connect(state, seconds) as caller, caller.makefile("rwb") as lines:
         lines.write(json.dumps(request).encode() + b"\n")
         lines.flush()
@@ -184,7 +184,7 @@ def exchange(state: states.State, request: Mapping[str, Any], seconds: float = A
 
 
 def connect(state: states.State, seconds: float = ANSWER_SECONDS) -> socket.socket:
-    """Return a connection to a lab's keeper, with a timeout of ``seconds`` for each operation. Raises OSError."""
+    """Return a connection to a lab's supervisor, with a timeout of ``seconds`` for each operation. Raises OSError."""
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     caller.settimeout(seconds)
     try:
@@ -210,11 +210,11 @@ def start(
 ) -> RunningLab:
     """Start a lab and wait until it is ready. With ``unique`` a number is added to a name that is in use.
 
-    An attached lab ends with this process, any other with ``down``. ``log`` is a descriptor for the keeper's standard
-    error. Raises LabError; PlanError for a spec that the core refuses.
+    An attached lab ends with this process, any other with ``down``. ``log`` is a descriptor for the supervisor's
+    standard error. Raises LabError; PlanError for a spec that the core refuses.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "thalweg.lab.keeper"],
+        [sys.executable, "-m", "thalweg.lab.supervisor"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -222,10 +222,10 @@ def start(
     )
     order = {"spec": spec, "name": name, "unique": unique, "attached": attached, "cgroups": list(cgroups)}
     try:
-        said = _order(process, order)
-        if "error" in said:
-            raise error_of(said["error"])
-        state = states.find(said["ready"]["name"])
+        answer = _order(process, order)
+        if "error" in answer:
+            raise error_of(answer["error"])
+        state = states.find(answer["ready"]["name"])
     except BaseException:
         process.kill()
         _close(process)
@@ -235,33 +235,33 @@ def start(
     if attached:
         return RunningLab(state, process)
     _close(process)
-    # The keeper outlives this process. A return code stops Popen's warning that a child still runs.
+    # The supervisor outlives this process. A return code stops Popen's warning that a child still runs.
     process.returncode = 0
     return RunningLab(state)
 
 
-def error_of(said: Mapping[str, Any]) -> LabError | PlanError:
-    """Return the exception for a keeper's answer ``{"error": ...}``."""
-    kind, cause, hint = str(said.get("kind")), str(said["cause"]), str(said["hint"])
+def error_of(error: Mapping[str, Any]) -> LabError | PlanError:
+    """Return the exception for ``error`` of a supervisor's answer ``{"error": error}``."""
+    kind, cause, hint = str(error.get("kind")), str(error["cause"]), str(error["hint"])
     return PlanError(cause, hint) if kind == "config" else LabError(cause, hint, kind)
 
 
 def _order(process: subprocess.Popen[bytes], order: Mapping[str, Any]) -> dict[str, Any]:
     if process.stdin is None or process.stdout is None:
-        raise LabError("the keeper has no pipes", "Start again")
-    died = LabError("the keeper of the lab ended before the lab was there", "See what it said above, or in the log")
+        raise LabError("the supervisor has no pipes", "Start again")
+    died = LabError("the supervisor of the lab ended before the lab was ready", "See its messages above, or in the log")
     try:
         process.stdin.write(json.dumps(order).encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError as error:
         raise died from error
     if not select.select([process.stdout], [], [], READY_SECONDS)[0]:
-        raise LabError(f"the lab was not there after {READY_SECONDS:.0f} s", "Try again, or with fewer clients")
+        raise LabError(f"the lab was not ready after {READY_SECONDS:.0f} s", "Try again, or with fewer clients")
     line = process.stdout.readline()
     if not line:
         raise died
-    said: dict[str, Any] = json.loads(line)
-    return said
+    answer: dict[str, Any] = json.loads(line)
+    return answer
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Cleans up after keepers and runs that were killed: ends their processes, removes their cgroups and folders.
+"""Cleans up after supervisors and runs that were killed: ends their processes, removes their cgroups and folders.
 
 The kernel removes namespaces and devices itself when no process uses them any more.
 """
@@ -11,7 +11,7 @@ from thalweg.lab import cgroups, namespaces, state
 
 
 def reap() -> list[str]:
-    """Remove what dead keepers and runs have left; return the names of the dead labs. Running labs stay."""
+    """Remove what dead supervisors and runs have left; return the names of the dead labs. Running labs stay."""
     names = []
     for folder, found in state.dead():
         if found.hosts:

@@ -1,8 +1,8 @@
-"""The folders of labs. A keeper makes one for its lab, and removes it when it ends.
+"""The folders of labs. A supervisor makes one for its lab, and removes it when it ends.
 
-``lab.json`` names the keeper by its process id and start time, so that a later process with the same id is not taken
-for it. It names each host's namespace by inode and cookie. ``socket`` is the keeper's Unix socket, and ``hosts`` the
-/etc/hosts of programs inside.
+``lab.json`` names the supervisor by its process id and start time, so that a later process with the same id is not
+taken for it. It names each host's namespace by inode and cookie. ``socket`` is the supervisor's Unix socket, and
+``hosts`` the /etc/hosts of programs inside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEAD: Final = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 class State:
     """What ``lab.json`` holds. ``hosts``: namespace, inode, cookie, ipv4, ipv6 and device of each host, by name.
 
-    ``pid`` and ``started`` are the keeper's process id and start time, in ticks since boot.
+    ``pid`` and ``started`` are the supervisor's process id and start time, in ticks since boot.
     """
 
     name: str
@@ -54,7 +54,7 @@ class State:
 
     @property
     def alive(self) -> bool:
-        """Whether the lab's keeper runs."""
+        """Whether the lab's supervisor runs."""
         return is_alive(self.pid, self.started)
 
     def write(self) -> None:
@@ -131,20 +131,20 @@ def live() -> list[State]:
 
 
 def dead() -> Iterator[tuple[Path, State]]:
-    """Yield the folders that dead keepers have left, each with its state."""
+    """Yield the folders that dead supervisors have left, each with its state."""
     for folder in _folders():
         claimed = _CLAIM.fullmatch(folder.name)
         if claimed:
             state = State(folder.name, int(claimed[1]), int(claimed[2]))
         else:
             state = _read(folder) or State(folder.name, 0, 0)
-        # A keeper that ended properly since the folders were listed has removed its folder.
+        # A supervisor that ended properly since the folders were listed has removed its folder.
         if not state.alive and folder.exists():
             yield folder, state
 
 
 def has_ended(state: State, seconds: float) -> bool:
-    """Wait at most ``seconds`` for a lab to end; return whether its folder or its keeper is gone."""
+    """Wait at most ``seconds`` for a lab to end; return whether its folder or its supervisor is gone."""
     deadline = time.monotonic() + seconds
     while state.folder.exists() and state.alive:
         if time.monotonic() >= deadline:
@@ -227,7 +227,7 @@ def _states() -> list[State]:
 def _folders() -> list[Path]:
     root = labs_folder()
     with suppress(OSError):
-        # Files of another user are not trusted, since the reaper ends processes by what they say.
+        # Do not trust another user's files: the reaper ends the processes that they name.
         os.close(open_private(root, make=False))
         return sorted(path for path in root.iterdir() if path.is_dir() and _is_own(path))
     return []
@@ -244,14 +244,14 @@ def _is_own(folder: Path) -> bool:
 def _read(folder: Path) -> State | None:
     """Return the state in a folder, under the folder's name; None if ``lab.json`` is missing or damaged."""
     try:
-        said = json.loads((folder / FILE).read_text())
+        content = json.loads((folder / FILE).read_text())
         return State(
             folder.name,
-            int(said["pid"]),
-            int(said["started"]),
-            dict(said["hosts"]),
-            tuple(said["links"]),
-            tuple(said["cgroups"]),
+            int(content["pid"]),
+            int(content["started"]),
+            dict(content["hosts"]),
+            tuple(content["links"]),
+            tuple(content["cgroups"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

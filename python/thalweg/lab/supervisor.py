@@ -1,12 +1,13 @@
-"""The process that holds a lab: ``python -m thalweg.lab.keeper``.
+"""The process that holds a lab: ``python -m thalweg.lab.supervisor``.
 
 1. It reads one line of JSON from standard input: ``{"spec", "name", "unique", "attached", "cgroups"}``.
 2. It makes the lab and prints one line: ``{"ready": {"name"}}`` or ``{"error": {"cause", "hint", "kind"}}``.
 3. It answers requests, a line of JSON each, on a Unix socket in the lab's folder. A request is
    ``{"do": "status" | "samples" | "start" | "set" | "down", ...}``, an answer ``{"ok": ...}`` or ``{"error": ...}``.
    ``down`` may give the seconds of ``grace`` that programs inside get to end.
-4. It ends after ``down``, SIGTERM, SIGINT or SIGHUP. An attached keeper also ends when its standard input does, because
-   its parent has then ended. It prints ``{"failed": reason}`` if the relay fails, and ``{"status": ...}`` at the end.
+4. It ends after ``down``, SIGTERM, SIGINT or SIGHUP. An attached supervisor also ends when its standard input does,
+   because its parent has then ended. It prints ``{"failed": reason}`` if the relay fails, and ``{"status": ...}`` at
+   the end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from thalweg.lab import state as states
 from thalweg.ui.explain import explain
 
 LOOK_SECONDS: Final = 0.25
-# Seconds within which a caller must take its answer; after that the keeper closes the connection.
+# Seconds within which a caller must take its answer; after that the supervisor closes the connection.
 ANSWER_SECONDS: Final = 5.0
 LONGEST_REQUEST: Final = 1 << 20
 MOST_CONNECTIONS: Final = 64
@@ -38,7 +39,7 @@ PARENT_SECONDS: Final = 5.0
 
 
 class CoreLab(Protocol):
-    """The part of ``_core.Lab`` that the keeper uses."""
+    """The part of ``_core.Lab`` that the supervisor uses."""
 
     def hosts(self) -> str: ...
     def start(self) -> None: ...
@@ -57,14 +58,14 @@ class Connection:
     buffer: bytearray = field(default_factory=bytearray)
 
 
-class Keeper:
-    """Answers requests about a lab until it is told to end."""
+class Supervisor:
+    """Answers requests about a lab until one of them, a signal or its parent ends it."""
 
-    def __init__(self, lab: CoreLab, state: states.State, say: IO[str] | None = None) -> None:
-        """Listen in the lab's folder. An attached keeper writes lines that nobody asked for to ``say``."""
+    def __init__(self, lab: CoreLab, state: states.State, output: IO[str] | None = None) -> None:
+        """Listen in the lab's folder. An attached supervisor writes notifications to ``output``."""
         self._lab = lab
         self._state = state
-        self._say = say
+        self._output = output
         self._selector = selectors.DefaultSelector()
         self._listener = listen(state)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -74,16 +75,16 @@ class Keeper:
         self._last: str | None = None
         self._ending = False
         self._grace = namespaces.GRACE_SECONDS
-        self._asked_down: list[Connection] = []
+        self._down_requests: list[Connection] = []
 
     def watch(self, file: IO[bytes] | socket.socket) -> None:
-        """End the keeper when this file has input or is at its end."""
+        """End the supervisor when this file has input or is at its end."""
         self._selector.register(file, selectors.EVENT_READ, self.end)
 
     @property
-    def was_asked(self) -> bool:
+    def down_requested(self) -> bool:
         """Whether a caller has sent ``down``."""
-        return bool(self._asked_down)
+        return bool(self._down_requests)
 
     def end(self) -> None:
         """Let ``serve`` return."""
@@ -95,15 +96,16 @@ class Keeper:
             while not self._ending:
                 for key, _ in self._selector.select(LOOK_SECONDS):
                     key.data()
-                self._look()
+                self._check()
         finally:
             self._down()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
+        """Notify the parent, once, if the relay has failed."""
         failure = self._lab.failure()
         if failure is not None and self._failed is None:
             self._failed = failure
-            self._tell({"failed": failure})
+            self._notify({"failed": failure})
 
     def _accept(self) -> None:
         with suppress(OSError):  # the caller may have closed its connection already
@@ -114,9 +116,9 @@ class Keeper:
             caller.settimeout(ANSWER_SECONDS)
             connection = Connection(caller)
             self._connections.append(connection)
-            self._selector.register(caller, selectors.EVENT_READ, lambda: self._hear(connection))
+            self._selector.register(caller, selectors.EVENT_READ, lambda: self._receive(connection))
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         try:
             content = connection.socket.recv(1 << 16)
         except OSError:
@@ -145,7 +147,7 @@ class Keeper:
             what = request["do"]
             if what == "down":
                 self._grace = min(self._grace, float(request.get("grace", self._grace)))
-                self._asked_down.append(connection)
+                self._down_requests.append(connection)
                 self._ending = True
                 return None
             return _ok(self._do(what, request))
@@ -181,18 +183,18 @@ class Keeper:
         self._lab.close()
         states.release(self._state)
         if self._last is not None:
-            self._tell({"status": json.loads(self._last)})
-        for connection in self._asked_down:
+            self._notify({"status": json.loads(self._last)})
+        for connection in self._down_requests:
             send(connection.socket, _ok(self._last or "null"))
         for connection in self._connections:
             connection.socket.close()
         self._selector.close()
 
-    def _tell(self, words: Mapping[str, Any]) -> None:
-        if self._say is not None:
-            with suppress(OSError):  # the parent reads no more
-                self._say.write(json.dumps(words) + "\n")
-                self._say.flush()
+    def _notify(self, message: Mapping[str, Any]) -> None:
+        if self._output is not None:
+            with suppress(OSError):  # the parent has closed its end
+                self._output.write(json.dumps(message) + "\n")
+                self._output.flush()
 
 
 def listen(state: states.State) -> socket.socket:
@@ -228,9 +230,9 @@ def _error(kind: str, cause: str, hint: str) -> str:
 
 
 def main() -> int:
-    """Keep a lab. Returns the exit code."""
+    """Supervise a lab until it ends. Returns the exit code."""
     order = json.loads(sys.stdin.buffer.readline())
-    # Set before the lab is made, so that no signal is lost meanwhile. The relay's threads leave signals to this thread.
+    # Before the lab is made, so that no signal is lost meanwhile. The relay's threads block these signals.
     wake = _wake_by_signals()
     try:
         reaper.reap()
@@ -240,22 +242,22 @@ def main() -> int:
         return 1
     try:
         lab, state = make(state, order["spec"], order.get("cgroups", ()))
-        keeper = Keeper(lab, state, sys.stdout if order["attached"] else None)
+        supervisor = Supervisor(lab, state, sys.stdout if order["attached"] else None)
     except Exception as error:  # noqa: BLE001 - any error goes to the parent
         states.release(state)
         print(_error(getattr(error, "kind", "lab"), *explain(error)), flush=True)  # noqa: T201 - the protocol
         return 1
     print(json.dumps({"ready": {"name": state.name}}), flush=True)  # noqa: T201 - the protocol
-    keeper.watch(wake)
+    supervisor.watch(wake)
     if order["attached"]:
-        keeper.watch(sys.stdin.buffer)
+        supervisor.watch(sys.stdin.buffer)
     else:
         _leave_terminal()
     parent = os.pidfd_open(os.getppid())
-    keeper.serve()
-    if order["attached"] and not keeper.was_asked:
-        # The parent closed its end of the pipe, perhaps because it is dying. Only once it is dead does the reaper
-        # recognise what it has left.
+    supervisor.serve()
+    if order["attached"] and not supervisor.down_requested:
+        # The parent has closed its end of the pipe, perhaps because it is ending. The reaper removes what it has left
+        # only when it has ended.
         select.select([parent], [], [], PARENT_SECONDS)
         reaper.reap()
     os.close(parent)

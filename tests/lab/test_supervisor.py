@@ -1,4 +1,4 @@
-"""What a keeper answers, and what it does when somebody is rude."""
+"""A lab's supervisor: its answers to requests, to malformed ones too, and its notifications."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import FakeLab, Keep
+from tests.lab.conftest import FakeLab, StartLab
 from thalweg.errors import LabError, PlanError
 from thalweg.lab import changing, client
 from thalweg.lab import state as states
-from thalweg.lab.keeper import LONGEST_REQUEST, Keeper
+from thalweg.lab.supervisor import LONGEST_REQUEST, Supervisor
 
 
-def test_it_answers(keep: Keep) -> None:
-    lab, core, _ = keep()
+def test_it_answers(start_lab: StartLab) -> None:
+    lab, core, _ = start_lab()
     assert lab.status()["elapsed"] == 1.5
     assert lab.samples() == [{"seconds": 0.5, "link": "client-1"}]
     assert core.began == 0
@@ -30,16 +30,16 @@ def test_it_answers(keep: Keep) -> None:
     assert core.shapes["ba"]["loss"] == 0.01
 
 
-def test_what_the_core_refuses_is_told(keep: Keep) -> None:
-    lab, _, _ = keep()
+def test_what_the_core_refuses_is_told(start_lab: StartLab) -> None:
+    lab, _, _ = start_lab()
     with pytest.raises(PlanError, match="there is no link nowhere") as caught:
         lab.set("nowhere", None, {})
     assert caught.value.hint == "take another"
     assert lab.status()["elapsed"] == 1.5, "and it goes on"
 
 
-def test_down_answers_when_all_is_gone(keep: Keep) -> None:
-    lab, core, _ = keep()
+def test_down_answers_when_all_is_gone(start_lab: StartLab) -> None:
+    lab, core, _ = start_lab()
     lab.down()
     assert core.closed
     assert not lab.state.folder.exists()
@@ -50,19 +50,19 @@ def test_down_answers_when_all_is_gone(keep: Keep) -> None:
         lab.status()
 
 
-def test_two_at_once(keep: Keep) -> None:
-    first, one, _ = keep()
-    second, two, _ = keep()
+def test_two_at_once(start_lab: StartLab) -> None:
+    first, one, _ = start_lab()
+    second, two, _ = start_lab()
     assert (first.name, second.name) == ("wan", "wan-2")
     first.down()
     assert second.status()["elapsed"] == 1.5
     assert (one.closed, two.closed) == (True, False)
 
 
-def test_a_lab_that_ends_meanwhile_has_no_status(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _, _ = keep()
-    second, _, _ = keep()
-    # Both were listed; the second ends before it is asked.
+def test_a_lab_that_ends_meanwhile_has_no_status(start_lab: StartLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _, _ = start_lab()
+    second, _, _ = start_lab()
+    # Both were listed; the second ends before it is queried.
     second.down()
     assert [(lab.name, status["elapsed"]) for lab, status in client.statuses([first, second])] == [("wan", 1.5)]
     # One that does not answer and does not end is an error.
@@ -73,16 +73,16 @@ def test_a_lab_that_ends_meanwhile_has_no_status(keep: Keep, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("words", [b"no json\n", b"[]\n", b"{}\n", b'{"do": "dance"}\n', b'{"do": "set"}\n'])
-def test_what_is_no_request_is_refused(keep: Keep, words: bytes) -> None:
-    lab, _, _ = keep()
+def test_what_is_no_request_is_refused(start_lab: StartLab, words: bytes) -> None:
+    lab, _, _ = start_lab()
     with client.connect(lab.state) as caller, caller.makefile("rb") as answers:
         caller.sendall(words)
         assert "not a request" in json.loads(answers.readline())["error"]["cause"]
     assert lab.status()["elapsed"] == 1.5
 
 
-def test_who_never_ends_a_line_is_hung_up_on(keep: Keep) -> None:
-    lab, _, _ = keep()
+def test_who_never_ends_a_line_is_hung_up_on(start_lab: StartLab) -> None:
+    lab, _, _ = start_lab()
     with client.connect(lab.state) as caller, pytest.raises((BrokenPipeError, ConnectionResetError)):
         caller.sendall(bytes(64 * LONGEST_REQUEST))
     assert lab.status()["elapsed"] == 1.5
@@ -91,21 +91,21 @@ def test_who_never_ends_a_line_is_hung_up_on(keep: Keep) -> None:
 def test_a_relay_that_fails_is_told(runtime: Path) -> None:
     lab, state = FakeLab(), states.claim("wan", unique=True)
     lab.broken = "the device is gone"
-    heard, said = socket.socketpair()
-    keeper = Keeper(lab, state, said.makefile("w"))
-    keeper._look()
-    keeper._look()
-    keeper.end()
-    keeper.serve()
-    lines = [json.loads(line) for line in heard.recv(1 << 16).splitlines()]
+    ours, theirs = socket.socketpair()
+    supervisor = Supervisor(lab, state, theirs.makefile("w"))
+    supervisor._check()
+    supervisor._check()
+    supervisor.end()
+    supervisor.serve()
+    lines = [json.loads(line) for line in ours.recv(1 << 16).splitlines()]
     assert lines[0] == {"failed": "the device is gone"}
     assert list(lines[1]) == ["status"], "once is enough"
-    said.close()
-    heard.close()
+    theirs.close()
+    ours.close()
 
 
-def test_changes_go_over_what_is_there(keep: Keep) -> None:
-    lab, core, _ = keep()
+def test_changes_go_over_what_is_there(start_lab: StartLab) -> None:
+    lab, core, _ = start_lab()
     (changed,) = changing.change(lab, "client-1", "loss=5%,rtt=100ms", "up")
     assert changed["direction"] == "ab"
     assert core.shapes["ab"]["loss"] == 0.05
@@ -134,23 +134,23 @@ def test_changes_go_over_what_is_there(keep: Keep) -> None:
     ],
 )
 def test_impossible_changes_change_nothing(
-    keep: Keep, link: str, words: str, direction: str | None, cause: str
+    start_lab: StartLab, link: str, words: str, direction: str | None, cause: str
 ) -> None:
-    lab, core, _ = keep()
+    lab, core, _ = start_lab()
     before = {way: dict(shape) for way, shape in core.shapes.items()}
     with pytest.raises((PlanError, LabError), match=cause):
         changing.change(lab, link, words, direction)
     assert core.shapes == before
 
 
-def test_a_keeper_that_cannot_make_a_lab_says_why_and_leaves_nothing(runtime: Path) -> None:
+def test_a_supervisor_that_cannot_make_a_lab_says_why_and_leaves_nothing(runtime: Path) -> None:
     with pytest.raises((LabError, PlanError)) as caught:
         client.start('{"hosts": 3}', "wan")
     assert caught.value.hint
     assert list(states.labs_folder().iterdir()) == []
 
 
-def test_a_keeper_whose_order_is_none_is_no_lab(runtime: Path) -> None:
-    command = [sys.executable, "-m", "thalweg.lab.keeper"]
+def test_a_supervisor_whose_order_is_none_is_no_lab(runtime: Path) -> None:
+    command = [sys.executable, "-m", "thalweg.lab.supervisor"]
     done = subprocess.run(command, input=b"", capture_output=True, env=dict(os.environ), check=False)
     assert done.returncode != 0
