@@ -19,6 +19,8 @@ pub(crate) const ROOM: u32 = 1 << 20;
 const SHORT: usize = 4 << 10;
 /// Most packets written at once.
 const BATCH: usize = 16;
+/// Keep-alive checks in a row without a byte from the broker after which the connection is lost.
+const MAX_SILENT_CHECKS: u32 = 3;
 
 /// A queued packet, with its permit for room in the queue.
 struct Packet {
@@ -308,13 +310,13 @@ impl Outbox {
     }
 
     /// The keep-alive check, every half interval: sends a PINGREQ. Returns false if nothing has arrived for
-    /// three checks in a row.
+    /// [`MAX_SILENT_CHECKS`] in a row.
     fn look(&self, silent: &mut u32) -> bool {
         *silent = if self.spoke.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
         let mut ledger = self.ledger();
         ledger.unanswered_pings.push_back(None);
         let asked = self.put(Packet { bytes: Small::Ping.bytes(), _room: None });
-        *silent < 3 && asked.is_ok()
+        *silent < MAX_SILENT_CHECKS && asked.is_ok()
     }
 }
 
@@ -334,7 +336,8 @@ async fn write(
             biased;
             _ = ticks.tick(), if !outbox.has_ended() => {
                 if !outbox.look(&mut silent) {
-                    break Some(format!("the broker has not said anything for {} s", keep_alive.as_secs()));
+                    let seconds = (keep_alive / 2 * MAX_SILENT_CHECKS).as_secs();
+                    break Some(format!("the broker has sent nothing for at least {seconds} s"));
                 }
             }
             came = packets.recv_many(&mut batch, BATCH) => {

@@ -301,8 +301,8 @@ impl HoledStream for Handle {
     fn tell(&self, counters: &mut Counters) {
         let core = self.shared.core();
         counters.round_trip = core.endpoint.stats(self.pipe.flow).and_then(|stats| stats.rtt);
-        // Reported for data to the client, which our own code sends.
-        counters.congestion = Some("newreno".into());
+        // Our own code sends to the client. Its cwnd follows the delivery rate.
+        counters.congestion = Some("delivery-rate".into());
     }
 }
 
