@@ -204,3 +204,10 @@ def test_any_text_is_a_network_or_a_plan_error(text: str) -> None:
     # Nothing but a PlanError, whatever the text.
     with suppress(PlanError):
         assert Plan.of({}).merge({"network": text}).network is not None
+
+
+def test_all_wrong_keys_are_named_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        inline.parse("rate=100,los=1%,up.rtt=4ms")
+    for wrong in ("3 keys are wrong", "rate is '100'", "'los' (did you mean 'loss'?)", "unknown key 'rtt' in [up]"):
+        assert wrong in caught.value.cause

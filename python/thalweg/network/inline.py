@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -94,10 +93,6 @@ def _put(table: dict[str, Any], text: str, key: str, value: str) -> None:
     if dot and direction not in _DIRECTIONS:
         raise PlanError(f"{text!r}: {direction!r} is no direction", "Write up.KEY or down.KEY")
     target = table.setdefault(direction, {}) if dot else table
-    if name not in KEYS or (dot and name == "rtt"):
-        near = get_close_matches(name, KEYS, n=1)
-        guess = f"Did you mean {near[0]!r}? " if near else ""
-        raise PlanError(f"{text!r}: unknown key {name!r}", f"{guess}Known: {', '.join(KEYS)}")
     if not isinstance(target, dict) or name in target:
         raise PlanError(f"{text!r} says {name} twice", "Say it once")
     target[name] = value == "true" if name in _FLAGS and value in ("true", "false") else value
