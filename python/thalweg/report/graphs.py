@@ -14,8 +14,10 @@ from thalweg.ui.units import format_seconds
 if TYPE_CHECKING:
     from thalweg.report.source import Row, Run
 
-# A node is slow if its training takes more than this many times that of the median node.
+# A node is slow if its training takes more than this many times that of the median node, and longer than that in all of
+# its iterations but this share. So times that scatter much make no node slow.
 SLOW: Final = 1.5
+MAY_BE_FAST: Final = 0.1
 # Most slow nodes that a sentence names.
 NAMED: Final = 5
 # Most nodes that are placed by a force-directed layout, which takes about a second; more nodes are put on a circle.
@@ -41,7 +43,7 @@ def graph(run: Run) -> Numbers | None:
     for row in run.iterations:
         by_node.setdefault(row["node"], []).append(row)
     nodes = [_node(name, len(around[name]), rows) for name, rows in by_node.items()]
-    slow = _slow(nodes)
+    slow = _slow(nodes, by_node)
     return {
         "word": said.get("word"),
         "spectral_gap": said.get("spectral_gap"),
@@ -142,14 +144,24 @@ def _node(name: str, degree: int, rows: Sequence[Row]) -> Numbers:
     }
 
 
-def _slow(nodes: Sequence[Numbers]) -> list[str]:
+def _slow(nodes: Sequence[Numbers], by_node: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the nodes whose training takes much longer than that of the median node, the slowest first."""
     known = [node for node in nodes if node["train_seconds"] is not None]
     if not known:
         return []
     usual = median(node["train_seconds"] for node in known)
-    found = [node for node in known if node["train_seconds"] > SLOW * usual > 0]
+    found = [
+        node
+        for node in known
+        if node["train_seconds"] > SLOW * usual > 0 and _is_mostly_above(by_node[node["node"]], usual)
+    ]
     return [node["node"] for node in sorted(found, key=lambda node: -node["train_seconds"])]
+
+
+def _is_mostly_above(rows: Sequence[Row], usual: float) -> bool:
+    """Return whether training took longer than ``usual`` in all iterations but a few."""
+    times = sorted(row["train_seconds"] for row in rows if row["train_seconds"] is not None)
+    return bool(times[int(MAY_BE_FAST * len(times))] > usual)
 
 
 def _sentence(nodes: Sequence[Numbers], around: Mapping[str, Sequence[str]], slow: Sequence[str]) -> str:
@@ -168,11 +180,11 @@ def _sentence(nodes: Sequence[Numbers], around: Mapping[str, Sequence[str]], slo
         for chosen in (beside, set(known) - beside - set(slow))
     )
     more = f" and {len(slow) - NAMED} more" if len(slow) > NAMED else ""
-    verb, times_as = ("is", "times") if len(slow) == 1 else ("are", "times or more")
+    verb, times_as, whose = ("is", "times", "its") if len(slow) == 1 else ("are", "times or more", "their")
     least = min(known[name]["train_seconds"] for name in slow) / usual
     said = f"{', '.join(slow[:NAMED])}{more} {verb} slow: {least:.1f} {times_as} the training of the median node"
     if waits is not None:
-        said += f"; their neighbours exchange for {format_seconds(waits)} an iteration"
+        said += f"; {whose} neighbours exchange for {format_seconds(waits)} an iteration"
         said += "" if others is None else f", the others for {format_seconds(others)}"
     return said
 
