@@ -151,6 +151,12 @@ def test_what_nobody_knows_has_no_row_and_no_section(bare: Path, tmp_path: Path)
     assert not {"-", ""} & set(facts.values())
 
 
+def test_a_bound_is_named_where_one_is_drawn(bare: Path, wifi: Path, tmp_path: Path) -> None:
+    for record, is_named in ((bare, False), (wifi, True)):
+        report([record], tmp_path / "r.html")
+        assert ("Dotted: the lower bound." in (tmp_path / "r.html").read_text()) == is_named
+
+
 def test_a_column_of_rare_things_that_did_not_happen_is_left_out(wifi: Path, tmp_path: Path) -> None:
     report([wifi], tmp_path / "r.html")
     heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', (tmp_path / "r.html").read_text())

@@ -99,9 +99,9 @@ def _communication(made: Page, numbers: Numbers) -> None:
     """Draw each round's communication time, if any is known."""
     chart = charts.communication_rounds(numbers)
     if chart.traces:
-        made.section(
-            "communication", "Communication", COMMUNICATION + (f" {OVER_RUNS}" if _is_repeated(numbers) else "")
-        )
+        has_bound = any(row["bound_seconds"] is not None for run in numbers for row in run["each_round"])
+        said = (COMMUNICATION, BOUND if has_bound else "", OVER_RUNS if _is_repeated(numbers) else "")
+        made.section("communication", "Communication", " ".join(filter(None, said)))
         made.chart(chart)
 
 
@@ -224,7 +224,8 @@ CLIENT_ACCURACY: Final = "Mean over clients: each evaluated the model that it ha
 ACCURACY_TIME: Final = (
     "Accuracy over the time of rounds, evaluations left out. Dotted: the same with communication at its lower bound."
 )
-COMMUNICATION: Final = "Time of each round in which at least one update was under way. Dotted: the lower bound."
+COMMUNICATION: Final = "Time of each round in which at least one update was under way."
+BOUND: Final = "Dotted: the lower bound."
 OVER_RUNS: Final = "Lines are medians over runs, bands from the least to the most."
 SPLIT: Final = (
     "Mean over clients. Communication: of model and update, from the first byte sent to the last received. Waiting: "
