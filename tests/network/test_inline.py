@@ -117,7 +117,7 @@ def test_the_command_line_goes_over_the_plan() -> None:
         ("los=1%", "unknown key 'los'. Did you mean 'loss'?"),
         ("side.loss=1%", "'side' is no direction"),
         ("up.rtt=1ms", "unknown key 'rtt'"),
-        ("loss=1%,loss=2%", "says loss twice"),
+        ("loss=1%,loss=2%", "gives loss twice"),
         ("loss=-1%", "loss is '-1%', not a fraction"),
         ("loss=1.5", "loss is '1.5', not from 0 to 1"),
         ("loss=101%", "not from 0 to 1"),

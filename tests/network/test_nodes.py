@@ -8,7 +8,7 @@ import pytest
 
 from thalweg.errors import PlanError
 from thalweg.network import bound
-from thalweg.network.nodes import dealt
+from thalweg.network.nodes import round_robin
 from thalweg.network.routes import routes
 from thalweg.network.spec import Spec
 from thalweg.plan import Plan
@@ -66,7 +66,7 @@ def test_paths_between_nodes_and_to_clients_are_known() -> None:
 
 
 def test_without_a_placement_clients_are_dealt_in_turn() -> None:
-    assert dealt(["a", "b", "c"], ["x", "y"]) == {"a": "x", "b": "y", "c": "x"}
+    assert round_robin(["a", "b", "c"], ["x", "y"]) == {"a": "x", "b": "y", "c": "x"}
     assert network_of(plan()).homes == {"client-1": "node-0", "client-2": "node-1", "client-3": "node-2"}
 
 
@@ -88,7 +88,7 @@ def test_a_layer_around_a_link_knows_of_clients_alone() -> None:
 @pytest.mark.parametrize(
     ("network", "cause"),
     [
-        ({"topology": "bottleneck", "rate": "1mbit"}, "network.topology = 'bottleneck' is of one server"),
+        ({"topology": "bottleneck", "rate": "1mbit"}, "network.topology = 'bottleneck' needs a single server"),
         ({"broker": {}}, "network.broker has no effect in a tree of several nodes"),
     ],
 )

@@ -115,10 +115,10 @@ def _traced(trace: TraceSection | None) -> Iterator[_Event]:
     length = rows[-1][0] + (rows[-1][0] - rows[-2][0] if len(rows) > 1 else 0.0)
     if trace.repeat > 1 and length <= 0:
         raise PlanError(f"{place}: a trace of one moment cannot be repeated", "Add lines, or remove repeat")
-    for turn in range(trace.repeat):
+    for repetition in range(trace.repeat):
         for seconds, rate in rows:
             keys = Keys({"rate": rate, "down": False} if rate else {"down": True}, place)
-            yield _Event(turn * length + seconds, trace.link, trace.direction, keys, None, place)
+            yield _Event(repetition * length + seconds, trace.link, trace.direction, keys, None, place)
 
 
 def read_trace(path: Path) -> list[tuple[float, int]]:

@@ -16,7 +16,7 @@ NONE: Final = "none"
 _FLAGS: Final = ("clamp", "keep_order", "down")
 _DIRECTIONS: Final = ("up", "down")
 _HINT: Final = (
-    "Write a profile, keys as rate=100mbit,rtt=40ms,loss=1%, or both as wan,loss=2%; up.rate=5mbit is of one way"
+    "Write a profile, keys as rate=100mbit,rtt=40ms,loss=1%, or both as wan,loss=2%; up.rate=5mbit sets one direction"
 )
 # The keys of a plan's [network] that a profile on the command line replaces.
 _REPLACED: Final = frozenset({"profile", "up", "down", *KEYS})
@@ -62,19 +62,19 @@ def over(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     """
     if text.strip() == NONE:
         return {**table, "emulator": "none"}
-    said = parse(text)
-    if "profile" in said:
+    override = parse(text)
+    if "profile" in override:
         kept = {key: value for key, value in table.items() if key not in _REPLACED}
-        return {**kept, **said}
-    return _merged(table, said)
+        return {**kept, **override}
+    return _merged(table, override)
 
 
-def _merged(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``said`` into ``table``. A key of both directions replaces the table's keys of one direction."""
-    both = {key: value for key, value in said.items() if not isinstance(value, Mapping)}
+def _merged(table: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge ``override`` into ``table``. A key of both directions replaces the table's keys of one direction."""
+    both = {key: value for key, value in override.items() if not isinstance(value, Mapping)}
     merged = {**_without(table, both), **both}
     for direction in _DIRECTIONS:
-        old, new = merged.get(direction), said.get(direction)
+        old, new = merged.get(direction), override.get(direction)
         if isinstance(old, Mapping) or isinstance(new, Mapping):
             one = new if isinstance(new, Mapping) else {}
             kept = _without(old, {**both, **one}) if isinstance(old, Mapping) else {}
@@ -82,9 +82,9 @@ def _merged(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _without(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    gone = {other for key in said for other in (key, *REPLACES.get(key, ()))}
-    return {key: value for key, value in table.items() if key not in gone}
+def _without(table: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    replaced = {other for key in override for other in (key, *REPLACES.get(key, ()))}
+    return {key: value for key, value in table.items() if key not in replaced}
 
 
 def _put(table: dict[str, Any], text: str, key: str, value: str) -> None:
@@ -94,7 +94,7 @@ def _put(table: dict[str, Any], text: str, key: str, value: str) -> None:
         raise PlanError(f"{text!r}: {direction!r} is no direction", "Write up.KEY or down.KEY")
     target = table.setdefault(direction, {}) if dot else table
     if not isinstance(target, dict) or name in target:
-        raise PlanError(f"{text!r} says {name} twice", "Say it once")
+        raise PlanError(f"{text!r} gives {name} twice", "Give it once")
     target[name] = value == "true" if name in _FLAGS and value in ("true", "false") else value
 
 

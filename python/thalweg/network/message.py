@@ -12,7 +12,7 @@ from thalweg.sections.network import MTU, NetworkSection
 
 def check(network: NetworkSection) -> None:
     """Raise PlanError if the network has something that only emulation at packet level can do."""
-    asked = {
+    settings = {
         f"topology = '{network.topology}'": network.topology != "star",
         "[network.broker]": network.broker is not None,
         "[[network.changes]]": bool(network.changes),
@@ -20,11 +20,11 @@ def check(network: NetworkSection) -> None:
         "limiter = 'device'": network.limiter == "device",
         f"mtu = {network.mtu}": network.mtu != MTU,
     }
-    for what, wanted in asked.items():
-        if wanted:
+    for setting, is_used in settings.items():
+        if is_used:
             raise PlanError(
-                f"emulation at message level puts a layer around each link and has no {what}",
-                f"Remove {what}, or take emulator = 'packet', which needs root",
+                f"emulation at message level puts a layer around each link and has no {setting}",
+                f"Remove {setting}, or take emulator = 'packet', which needs root",
             )
 
 

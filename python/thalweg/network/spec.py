@@ -87,7 +87,7 @@ class Spec:
     peers: bool = False
     # The node that each client exchanges updates with, if that is not the server.
     homes: Mapping[str, str] = field(default_factory=dict)
-    # The kind of the hosts' devices, in the core's words. None: devices for IP packets.
+    # The kind of the hosts' devices, as the core names it. None: devices for IP packets.
     devices: str | None = None
 
     @property
@@ -181,7 +181,7 @@ def build(
     mixed = _mixed(seed, network.seed)
     made = layout(network, [name for name in names if name != SERVER], seed, peers=peers)
     if nodes is not None:
-        made = nodes.hang(made)
+        made = nodes.insert_into(made)
     links = tuple(
         Link(w.name, w.a, w.b, w.keys.up.shape(mixed, w.name), w.keys.down.shape(mixed, w.name)) for w in made.wires
     )

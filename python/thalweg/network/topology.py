@@ -88,7 +88,7 @@ def layout(section: NetworkSection, clients: Sequence[str], seed: int = 0, *, pe
     """Return the topology of a plan's [network] for clients of these names. Raises PlanError.
 
     With ``peers`` clients exchange updates with each other, and the server's host is idle. Then a star has a switch in
-    the middle, a mesh a link for each pair of clients, and a graph in words such as "3-regular" one for each edge.
+    the middle, a mesh a link for each pair of clients, and a named graph such as "3-regular" a link for each edge.
     ``seed`` draws that graph.
     """
     _check_names(section, clients)
@@ -135,7 +135,7 @@ def _mesh(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layo
 
 
 def _joined(section: NetworkSection, clients: Sequence[str], common: Pair, seed: int) -> Layout:
-    """Return a star whose clients are also linked as a graph in words says, such as "ring". Raises PlanError."""
+    """Return a star whose clients are also linked as the edges of a graph, such as "ring". Raises PlanError."""
     try:
         word = graphs.parse(section.topology)
     except PlanError as error:
@@ -152,7 +152,7 @@ def _joined(section: NetworkSection, clients: Sequence[str], common: Pair, seed:
 
 def _among(section: NetworkSection, clients: Sequence[str], common: Pair, pairs: Iterable[tuple[str, str]]) -> Layout:
     """Return a star in which the given pairs of clients also have a link of their own."""
-    among = (Wire(joined(a, b), a, b, common) for a, b in pairs)
+    among = (Wire(link_name(a, b), a, b, common) for a, b in pairs)
     hub = _hub(section)
     wires = (*_access(section, clients, common, hub), *among)
     return _with_broker(section, Layout((SERVER, *clients), wires), hub)
@@ -163,7 +163,7 @@ def _graph(section: NetworkSection, clients: Sequence[str], common: Pair) -> Lay
     hosts += () if section.broker is None else (BROKER,)
     wires = [
         Wire(
-            link.name or joined(link.a, link.b),
+            link.name or link_name(link.a, link.b),
             link.a,
             link.b,
             common.with_section(link, f"[[network.links]] {number}"),
@@ -240,10 +240,10 @@ def _check_names(section: NetworkSection, clients: Sequence[str]) -> None:
     _check_fit(section)
 
 
-def _check_unique(what: str, names: Sequence[str]) -> None:
+def _check_unique(kind: str, names: Sequence[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise PlanError(f"two {what} of the network have the name {twice[0]!r}", "Give each a name of its own")
+        raise PlanError(f"two {kind} of the network have the name {twice[0]!r}", "Give each a name of its own")
 
 
 def _check_fit(section: NetworkSection) -> None:
@@ -271,7 +271,7 @@ def _check_fit(section: NetworkSection) -> None:
 
 def _check_graph(hosts: Sequence[str], switches: Sequence[str], wires: Sequence[Wire]) -> None:
     nodes = (*hosts, *switches)
-    seen: set[frozenset[str]] = set()
+    joined: set[frozenset[str]] = set()
     names: set[str] = set()
     for number, wire in enumerate(wires, 1):
         place = f"[[network.links]] {number}"
@@ -281,9 +281,9 @@ def _check_graph(hosts: Sequence[str], switches: Sequence[str], wires: Sequence[
         ends = frozenset((wire.a, wire.b))
         if len(ends) == 1:
             raise PlanError(f"{place} links {wire.a!r} with itself", "Name two ends")
-        if ends in seen or wire.name in names:
+        if ends in joined or wire.name in names:
             raise PlanError(f"{place} is the second link {wire.name!r}", "Give each pair one link, each with a name")
-        seen.add(ends)
+        joined.add(ends)
         names.add(wire.name)
     _check_reach(hosts, wires)
 
@@ -300,16 +300,16 @@ def _check_reach(hosts: Sequence[str], wires: Sequence[Wire]) -> None:
         )
 
 
-def joined(a: str, b: str) -> str:
+def link_name(a: str, b: str) -> str:
     """Return the default name of the link between a and b."""
     return f"{a}_{b}"
 
 
-def unknown(what: str, name: str, known: Sequence[str], place: str) -> PlanError:
+def unknown(kind: str, name: str, known: Sequence[str], place: str) -> PlanError:
     """Return the error for a name that does not exist, with the nearest known one."""
     near = get_close_matches(name, known, n=1)
     guess = f"Did you mean {near[0]!r}? " if near else ""
-    return PlanError(f"{place}: there is no {what} {name!r}", f"{guess}Known: {_listed(known)}")
+    return PlanError(f"{place}: there is no {kind} {name!r}", f"{guess}Known: {_listed(known)}")
 
 
 def _listed(names: Sequence[str]) -> str:
