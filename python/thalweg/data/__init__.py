@@ -1,4 +1,4 @@
-"""The data sets a plan can name, and how they are cut among clients. Imports no framework."""
+"""The data sets that a plan can name, and their partition among clients. Imports no framework."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def find(name: str) -> str:
 
 
 def is_text(name: str) -> bool:
-    """Return whether data set ``name`` is text, for language models; else it is images."""
+    """Return whether data set ``name`` is text, for language models. All others are images."""
     return name in TEXTS
 
 
 def check_reader(name: str, model: str, reads: str) -> None:
-    """Raise DataError if data set ``name`` is not what ``model`` reads, ``images`` or ``text``."""
+    """Raise DataError if ``model`` cannot read data set ``name``: one is for images and the other for text."""
     given = "text" if is_text(name) else "images"
     if given != reads:
         fitting = " or ".join(other for other in DATASETS if is_text(other) == (reads == "text"))

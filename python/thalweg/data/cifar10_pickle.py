@@ -1,8 +1,8 @@
-"""Reading the batches of CIFAR-10's Python version without running anything that a file could name.
+"""Reads the batches of CIFAR-10's Python version without running code that a file names.
 
-The published batches are pickles. A pickle names the functions that rebuild its objects, so loading one freely runs
-whatever its author wanted. This reader knows four names, answers them with stand-ins of its own that only take notes,
-and refuses every other: a batch can yield containers, numbers, text and one array of bytes, and nothing else.
+The published batches are pickles. A pickle names the functions that rebuild its objects, so ordinary unpickling runs
+any code that its author chose. This reader knows four names. It replaces them by stand-ins that only store their
+arguments, and refuses all other names. So a batch contains only containers, numbers, text and one array of bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_python_batch(content: bytes, where: str) -> tuple[Images, Labels]:
 
 
 class _ByteDtype:
-    """Stands for numpy.dtype('uint8'); its state (byte order, alignment) means nothing for bytes."""
+    """Stands for numpy.dtype('uint8'). Its state, byte order and alignment, does not matter for single bytes."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class _ByteDtype:
 
 
 class _ByteArray:
-    """Stands for a numpy array of bytes: takes note of shape and content, and checks that they agree."""
+    """Stands for a numpy array of bytes. It stores shape and content, and checks that they agree."""
 
     __slots__ = ("content", "shape")
 
@@ -88,9 +88,9 @@ class _ByteArray:
 
 
 class _Unpickler(pickle._Unpickler):  # noqa: SLF001 - the only unpickler whose memory is bounded
-    """Admits the names that NumPy writes for an array of bytes. Text of Python 2 becomes str, byte for byte.
+    """Accepts only the names that NumPy writes for an array of bytes. Text of Python 2 is decoded as Latin-1.
 
-    The base is the unpickler written in Python: the one in C reserves memory for whatever number a file mentions.
+    The base class is Python's unpickler in Python: the one in C allocates as much memory as a number in the file asks.
     """
 
     def __init__(self, stream: io.BytesIO) -> None:

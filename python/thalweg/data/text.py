@@ -1,4 +1,4 @@
-"""Text in memory as windows of tokens, of which each but the first is to be predicted from those before it."""
+"""Text in memory, as windows of tokens. A model predicts each token of a window from those before it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thalweg.errors import DataError
 class Text:
     """Windows of text.
 
-    ``tokens``: uint8, shape (n, window + 1). ``labels``: int64, shape (n,), in 0..classes-1: what a window is about,
-    by which partitions deal windows to clients. Raises DataError if sizes or labels do not agree.
+    ``tokens``: uint8, shape (n, window + 1). ``labels``: int64, shape (n,), in 0..classes-1: the group of each window,
+    by which partitions assign windows to clients. Raises DataError if sizes or labels do not agree.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""From bytes to what a network eats, a batch at a time: images are cropped at random, mirrored, normalised.
+"""Turns a batch of samples into a network's input. Images are cropped at random, mirrored and normalised.
 
-FedComm section IV.A has it so. Images leave as float32 of shape (batch, 3, 32, 32), laid out channels-last in memory:
-PyTorch's CPU convolutions run about a quarter faster on that, whatever the layout of the weights.
+These are the steps of FedComm section IV.A. The result is float32 of shape (batch, 3, 32, 32), channels-last in memory:
+PyTorch's CPU convolutions are about a quarter faster with that layout, for any layout of the weights.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ PADDING: Final = 4
 
 
 def batch(data: Dataset | Text, chosen: Labels | slice, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Return what a network is given of the samples ``chosen``, and what it shall say.
+    """Return the inputs and targets of the samples ``chosen``.
 
-    Of images: those of ``prepare``, and labels (batch,). Of text: tokens (batch, window), and for each the next one,
-    in the same shape. All but images are int64.
+    For images: the result of ``prepare``, and labels int64 (batch,). For text: tokens, and for each token the next one,
+    both int64 (batch, window).
     """
     if isinstance(data, Text):
         tokens = torch.from_numpy(data.tokens[chosen].astype("int64"))
@@ -55,7 +55,7 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, flip: bool) -> 
         mirrored = torch.rand(count, 1, generator=generator) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
     padded = pad(images, (PADDING,) * 4)
-    # Indices around a slice put the indexed axes first: (batch, height, width, channels).
+    # NumPy's rule for index arrays on both sides of a slice: the indexed axes come first, here (batch, height, width).
     picked = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return picked.permute(0, 3, 1, 2)
 

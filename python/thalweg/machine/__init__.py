@@ -1,4 +1,4 @@
-"""Facts of the machine and of this installation, read from where the system keeps them."""
+"""Facts about the machine and this installation, mostly from /proc."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMAND_LINE: Final = Path("/proc/cmdline")
 
 
 def read_text(path: Path) -> str | None:
-    """Return what a file of the system says, or None where it is not."""
+    """Return the text of a system file, or None if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -33,7 +33,7 @@ def cores() -> int:
 
 
 def peak_rss_bytes(pid: int | None = None) -> int | None:
-    """Return the most memory that a living process has had resident, or None where the system does not say."""
+    """Return the peak resident memory of a running process, or None if the system does not report it."""
     status = read_text(Path(f"/proc/{pid or 'self'}/status")) or ""
     line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
     return None if line is None else int(line.split()[1]) * 1024
@@ -48,7 +48,7 @@ def has_virtual_time() -> bool:
 def cpu_seconds(since: float | None = 0.0) -> float | None:
     """Return the CPU time of this process, in user space and in the kernel, all threads together.
 
-    Counts from when this function returned ``since``. None in virtual time, which a CPU does not take.
+    The count starts when this function returned ``since``. Returns None in virtual time, which is not CPU time.
     """
     if since is None or has_virtual_time():
         return None
@@ -72,7 +72,7 @@ def cpu_model() -> str:
 
 
 def congestion_controls() -> tuple[str | None, list[str]]:
-    """Return the system's TCP congestion control, and those it has."""
+    """Return the system's default TCP congestion control, and all that are available."""
     available = read_text(_TCP / "tcp_available_congestion_control") or ""
     return read_text(_TCP / "tcp_congestion_control"), available.split()
 
@@ -90,7 +90,7 @@ def socket_buffers() -> dict[str, list[int] | int | None]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that matter; None for those that are not installed."""
+    """Return the versions of Python and of ``PACKAGES``; None for those that are not installed."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
@@ -113,7 +113,7 @@ def build() -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """Return what of the machine a run's numbers depend on."""
+    """Return the facts about this machine that influence a run's measurements."""
     return {
         "kernel": f"{platform.system()} {platform.release()}",
         "machine": {

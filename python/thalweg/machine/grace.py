@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final, NoReturn
 
-# Timeout for each program of a command after a signal; together they get less than two seconds.
+# Timeout for the end of each program of a command after a signal, so that all end within two seconds.
 HURRIED_SECONDS: Final = 0.4
 
 
@@ -42,10 +42,10 @@ def remember_interrupts() -> None:
 
     Some libraries catch every exception while they are imported, NumPy and PyTorch among them, and may not work
     afterwards. So a signal during an import is raised when the import has ended, after five seconds, or with a Ctrl-C
-    after it, whichever comes first. It takes the process's timer ``ITIMER_REAL``.
+    after it, whichever comes first. The wait uses the process's timer ``ITIMER_REAL``.
     """
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             leave_lost_terminal()
         if _interrupts and number != signal.SIGINT:
@@ -58,13 +58,13 @@ def remember_interrupts() -> None:
         if is_importing(frame) and len(_interrupts) == 1 and waited < IMPORT_SECONDS:
             signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
             return
-        signal.setitimer(signal.ITIMER_REAL, 0)  # by default it would kill a process that is just ending
+        signal.setitimer(signal.ITIMER_REAL, 0)  # SIGALRM kills a process that is ending: Python has reset its handler
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, raise_between_imports)
     for number in ENDING:
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
-            signal.signal(number, heard)
+            signal.signal(number, handle)
     _leave_out_forks()
 
 
@@ -91,7 +91,7 @@ def _leave_out_forks() -> None:
 
 
 def leave_lost_terminal() -> None:
-    """Redirect standard streams from a terminal that is gone to /dev/null, since every write to it fails."""
+    """Redirect the standard streams of a closed terminal to /dev/null, since every write to it fails."""
     for number in filter(_is_lost_terminal, (0, 1, 2)):
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, number)
@@ -121,7 +121,7 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 def end_if_interrupted() -> None:
-    """Raise KeyboardInterrupt if a signal came and was lost: long work asks before each of its steps."""
+    """Raise KeyboardInterrupt if a signal arrived, as a library may have caught it. Long work calls this often."""
     if _interrupts:
         raise KeyboardInterrupt
 
@@ -137,13 +137,13 @@ def is_hurried() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, after what it has said has gone out.
+    """Flush the standard streams and end this process at once.
 
-    After a signal threads may still run that nobody can end, as those of clients that train; Python waits for some of
-    them, and others crash when it ends around them.
+    After a signal, threads may still run that cannot be stopped, such as clients that train. Python's ordinary exit
+    waits for some threads, and others crash during it.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # the reader has closed the pipe, or the stream is closed
             stream.flush()
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""Memory that this process has freed, and its C library keeps."""
+"""Returns memory that the C library has kept after it was freed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def trim() -> bool:
-    """Give freed memory back to the system; return whether the C library can (glibc does, others keep little)."""
+    """Return freed memory to the system. Returns False if the C library cannot: only glibc keeps much of it."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -1,4 +1,4 @@
-"""How long a call may wait before the caller looks at Ctrl-C, lost processes and its own deadline."""
+"""The longest wait of one call, after which the caller checks for Ctrl-C, lost processes and its deadline."""
 
 from __future__ import annotations
 

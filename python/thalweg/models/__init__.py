@@ -31,7 +31,7 @@ Reads = Literal["images", "text"]
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is known of a model without building it. Counts are for ten classes and 3x32x32 input.
+    """Facts about a model that are known without building it. Counts are for ten classes and 3x32x32 input.
 
     ``parameters`` counts trainable values; ``values`` the elements and ``tensors`` the entries of ``state_dict()``,
     so also running means and variances and the int64 batch counters, and tied tensors once. ``layout_bytes`` is the
@@ -53,7 +53,7 @@ class ModelSpec:
     rank: int = 0
 
     def with_adapters(self, rank: int) -> ModelSpec:
-        """Return this model with LoRA adapters of a rank, which alone count as ``parameters`` and ``layout_bytes``."""
+        """Return this model with LoRA adapters. Then ``parameters`` and ``layout_bytes`` count the adapters alone."""
         layers, values = self.lora or (0, 0)
         added = layers * values * rank
         return replace(
@@ -62,7 +62,7 @@ class ModelSpec:
             parameters=added,
             values=self.values + added,
             tensors=self.tensors + 2 * layers,
-            # Each of the two matrices has a multiple of 64 bytes at any rank.
+            # The layout needs no padding: at any rank each of the two matrices has a multiple of 64 bytes.
             layout_bytes=4 * added,
             rank=rank,
         )
@@ -77,18 +77,18 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("vgg5", "vgg", 582_346, 582_669, 25, 2_330_856, _FEDCOMM),
         ModelSpec("vgg8", "vgg", 1_337_898, 1_338_800, 46, 5_355_560, _FEDCOMM),
         ModelSpec("lenet", "lenet", 89_834, 89_834, 14, 359_336, "DecentralizePy over UDP, experimental setup"),
-        # At 32x32 the last stage is one pixel wide, and batch normalisation needs two values a channel.
+        # At 32x32 the last stage is one pixel wide, but batch normalisation needs two values for each channel.
         ModelSpec("resnet18", "torchvision_models", 11_181_642, 11_191_262, 122, 44_766_248, _LIFL, minimum_batch=2),
         ModelSpec("resnet34", "torchvision_models", 21_289_802, 21_306_862, 218, 85_229_608, _LIFL, minimum_batch=2),
         ModelSpec("resnet152", "torchvision_models", 58_164_298, 58_315_877, 932, 233_272_808, _LIFL, minimum_batch=2),
         ModelSpec("vgg16", "torchvision_models", 134_301_514, 134_301_514, 32, 537_206_056, "torchvision"),
-        # 12 layers of 768, 50,257 tokens; the paper's "117M" is what its first release was called.
+        # 12 layers of width 768, 50,257 tokens. The paper's "117M" is the name of GPT-2's first release.
         ModelSpec(
             *("gpt2", "gpt2", 124_439_808, 124_439_808, 148, 497_759_232, "FedRDMA section 4.1"),
             reads="text",
             lora=(12, 768 + 2304),
         ),
-        # 4 layers of 128, the 256 bytes as tokens.
+        # 4 layers of width 128; the tokens are the 256 bytes.
         ModelSpec("gpt2-mini", "gpt2", 842_496, 842_496, 52, 3_369_984, "for tests", reads="text", lora=(4, 128 + 384)),
     )
 }
@@ -123,7 +123,7 @@ def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
 
     Image models take shape (batch, 3, 32, 32), float32, and know ``classes``; language models take (batch, tokens),
     int64. The same ``name``, ``classes`` and ``seed`` give the same initial values in every process.
-    The caller's random state is left as it was. Raises ModelError for an unknown model.
+    The caller's random state does not change. Raises ModelError for an unknown model.
     """
     spec = find(name)
     if classes < 2:
@@ -144,7 +144,7 @@ def payload_bytes(name: str) -> int | None:
 
 
 def payload_of(name: str) -> PayloadSpec | None:
-    """Return what the payload of that name consists of, or None if ``name`` is not one. Raises ModelError."""
+    """Return the tensors and dtype of the payload of that name, or None if ``name`` is not one. Raises ModelError."""
     return payload.parse(name, _network_bytes)
 
 

@@ -1,8 +1,8 @@
-"""Payloads: updates of a given size that nobody trains, for measuring.
+"""Payloads: updates of a given size without training, for measurements.
 
-``payload:SIZE`` is so many bytes, ``payload:NAME`` as many as are sent of the network of that name, and
-``payload:COUNTxSIZE`` so many tensors of that size. ``payload:f64:`` in front of SIZE, NAME or COUNTxSIZE makes the
-values float64 instead of float32: FATE, which FedRDMA builds on, sends models so.
+``payload:SIZE`` has that many bytes, ``payload:NAME`` as many as an update of the network of that name, and
+``payload:COUNTxSIZE`` is COUNT tensors of SIZE bytes each. ``payload:f64:`` before SIZE, NAME or COUNTxSIZE makes the
+values float64 instead of float32, as FATE sends models, on which FedRDMA builds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thalweg.ui.units import parse_size
 PAYLOAD: Final = "payload:"
 WIDE: Final = "f64:"
 ELEMENT_BYTES: Final = {"F32": 4, "F64": 8}
-# Where tensors begin: between several there are no gaps.
+# Alignment of a layout's tensors. Sizes are multiples of it, so that there are no gaps between tensors.
 TENSOR_BYTES: Final = 64
 MOST_TENSORS: Final = 100_000
 SEVERAL: Final = re.compile(r"([0-9]+)x(.*)", re.ASCII)
@@ -28,7 +28,7 @@ Dtype = Literal["F32", "F64"]
 
 @dataclass(frozen=True)
 class PayloadSpec:
-    """What a payload's name means: the bytes of each tensor by name, and the type of the values."""
+    """The tensors of a payload: the bytes of each, by name, and the type of all values."""
 
     tensors: dict[str, int]
     dtype: Dtype
@@ -40,19 +40,19 @@ class PayloadSpec:
 
 
 def parse(name: str, network_bytes: Callable[[str, Dtype], int | None]) -> PayloadSpec | None:
-    """Return what ``name`` means, or None if it is no payload.
+    """Return the payload called ``name``, or None if it is no payload.
 
-    ``network_bytes`` returns the bytes that are sent of a network with values of a type, or None if there is no such
+    ``network_bytes`` returns the bytes of an update of a network with values of a type, or None if there is no such
     network. SIZE must be a positive multiple of a value's bytes, and of 64 if there are several tensors; COUNT is at
     most 100,000. Raises ModelError.
     """
     if not name.startswith(PAYLOAD):
         return None
-    said = name.removeprefix(PAYLOAD)
-    dtype: Dtype = "F64" if said.startswith(WIDE) else "F32"
-    said = said.removeprefix(WIDE)
-    several = SEVERAL.fullmatch(said)
-    count, size = (_count(name, several[1]), several[2]) if several else (None, said)
+    text = name.removeprefix(PAYLOAD)
+    dtype: Dtype = "F64" if text.startswith(WIDE) else "F32"
+    text = text.removeprefix(WIDE)
+    several = SEVERAL.fullmatch(text)
+    count, size = (_count(name, several[1]), several[2]) if several else (None, text)
     network = network_bytes(size, dtype) if count is None else None
     if network is not None:
         return PayloadSpec({"payload": network}, dtype)
@@ -71,7 +71,7 @@ def parse(name: str, network_bytes: Callable[[str, Dtype], int | None]) -> Paylo
 
 def _count(name: str, digits: str) -> int:
     """Return how many tensors a payload has. Raises ModelError."""
-    # Digits without end are no number to make of.
+    # Check the length first: int() of very many digits is slow.
     count = int(digits) if len(digits) <= len(str(MOST_TENSORS)) else MOST_TENSORS + 1
     if not 1 <= count <= MOST_TENSORS:
         raise ModelError(

@@ -12,7 +12,7 @@ NAMES = ("resnet18", "resnet34", "resnet152", "vgg16")
 
 
 def build(name: str, classes: int) -> nn.Module:
-    """Build one of ``NAMES`` without weights from anywhere. Raises ModelError if torchvision is missing."""
+    """Build one of ``NAMES`` with random weights, without a download. Raises ModelError if torchvision is missing."""
     if name not in NAMES:
         raise KeyError(name)
     try:
