@@ -190,7 +190,7 @@ def test_without_json_standard_output_stays_empty() -> None:
 
 
 def test_what_stands_behind_two_dashes_is_another_programs() -> None:
-    assert not cli.asks_for_json(["lab", "exec", "--bogus", "--", "iperf3", "--json"])
+    assert not cli.wants_json(["lab", "exec", "--bogus", "--", "iperf3", "--json"])
 
 
 def test_shells_can_complete_commands() -> None:

@@ -348,7 +348,7 @@ def test_a_link_is_changed_while_it_runs(start: Start, result: Run) -> None:
             "client-1, client-2",
         ),
         (["exec", "--network", "lan", "--lab", "a", "--", "true"], 2, "--lab names a lab that runs", "one of them"),
-        (["up"], 2, "nothing says what the network is like", "--network"),
+        (["up"], 2, "no network is given", "--network"),
         (["up", "--network", "wlan"], 2, "unknown profile 'wlan'", "lan"),
         (["up", "--network", "lan", "--name", "a/b"], 1, "'a/b' cannot name a lab", "letters"),
         (["set", "client-1", "loss=5%"], 1, "no lab runs", "lab up"),

@@ -250,8 +250,8 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_make(tmp_path: Path) 
     (folder / "app" / "task.py").write_text(f"{IMPORT}FederatedDataset(dataset=some)")
     done = CliRunner().invoke(cli, ["flower", "data", str(folder), "--to", str(tmp_path), "--dataset", IRIS])
     assert done.exit_code == 1
-    assert "is there already: the iris data of scikit-learn" in done.stdout
-    assert "app/task.py:2: the source does not say which data set" in done.stderr
+    assert "exists already: the iris data of scikit-learn" in done.stdout
+    assert "app/task.py:2: the source does not name the data set" in done.stderr
     done = CliRunner().invoke(cli, ["flower", "data", str(APPS / "numpy_messages"), "--to", str(tmp_path)])
     assert (done.exit_code, "asks flwr_datasets for nothing" in done.stdout) == (0, True)
 

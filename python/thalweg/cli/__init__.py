@@ -39,29 +39,29 @@ from thalweg.ui.output import nobody_reads, print_document
 __all__ = ["app", "main"]
 
 
-# What typer, or the click beneath it, raises for a command line that means nothing; where that class lives differs
-# between releases of both, but not where it stands among the others.
+# The error of typer, or of click below it, for a command line that it cannot parse. Its module differs between releases
+# of both; its place among the base classes of BadParameter does not.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
 class Commands(TyperGroup):
-    """Subcommands of which none ends in a traceback for what a user can cause or meet.
+    """Subcommands that print errors a user can cause as two lines on standard error, without a traceback.
 
-    Errors become two lines on standard error and an exit code. With ``--json`` a command line that cannot be understood
-    is one JSON document on standard output as well; for all other errors ``output`` sees to that.
+    Each error sets the exit code. With ``--json``, an error in the command line is also a JSON document on standard
+    output; ``output`` prints that of all other errors.
     """
 
     def main(self, *args: Any, **given: Any) -> Any:
         given |= dict(zip(("args", "prog_name"), args, strict=False))
         if not given.pop("standalone_mode", True):
             return super().main(**given, standalone_mode=False)
-        words = list(sys.argv[1:] if given.get("args") is None else given["args"])
+        arguments = list(sys.argv[1:] if given.get("args") is None else given["args"])
         try:
-            check_text(words)
-            code = super().main(**{**given, "args": words}, standalone_mode=False)
+            check_text(arguments)
+            code = super().main(**{**given, "args": arguments}, standalone_mode=False)
         except UsageError as error:
             error.show()
-            if asks_for_json(words):
+            if wants_json(arguments):
                 hint = f"See `{error.ctx.command_path if error.ctx else 'thalweg'} --help`"
                 print_document({"error": {"cause": error.format_message(), "hint": hint}})
             code = error.exit_code
@@ -69,17 +69,17 @@ class Commands(TyperGroup):
             code = report(error)
             if code is None:
                 raise
-            if isinstance(error, NotTextError) and asks_for_json(words):
+            if isinstance(error, NotTextError) and wants_json(arguments):
                 print_document({"error": {"cause": error.cause, "hint": error.hint}})
         sys.exit(code if isinstance(code, int) else 0)
 
     def make_context(self, *args: Any, **given: Any) -> Any:
-        with told_if_interrupted():
+        with reporting_signals():
             return super().make_context(*args, **given)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with told_if_interrupted():
+            with reporting_signals():
                 return super().invoke(ctx)
         except typer.Exit:
             raise
@@ -102,8 +102,8 @@ app = typer.Typer(
 
 
 @contextmanager
-def told_if_interrupted() -> Iterator[None]:
-    """Print that a signal ended the command, and turn it into an exit code."""
+def reporting_signals() -> Iterator[None]:
+    """If a signal ends the command, print "interrupted" and exit with the signal's code."""
     try:
         yield
     except KeyboardInterrupt:
@@ -112,31 +112,31 @@ def told_if_interrupted() -> Iterator[None]:
 
 
 class NotTextError(PlanError):
-    """A word of the command line is not UTF-8: no plan, record or page could name it."""
+    """A command-line argument is not UTF-8, so plans, records and pages cannot hold it."""
 
 
-def check_text(words: Sequence[str]) -> None:
-    """Raise NotTextError for a path or another word that is not UTF-8."""
-    for word in _own(words):
-        if not word.isascii() and word.encode(errors="replace") != word.encode(errors="surrogatepass"):
-            raise NotTextError(f"{word!a} is not UTF-8", "Give the file or folder a name in UTF-8")
+def check_text(arguments: Sequence[str]) -> None:
+    """Raise NotTextError for an argument, such as a path, that is not UTF-8."""
+    for argument in _own(arguments):
+        if not argument.isascii() and argument.encode(errors="replace") != argument.encode(errors="surrogatepass"):
+            raise NotTextError(f"{argument!a} is not UTF-8", "Give the file or folder a name in UTF-8")
 
 
-def asks_for_json(words: Sequence[str]) -> bool:
+def wants_json(arguments: Sequence[str]) -> bool:
     """Return whether a command line has ``--json``."""
-    return "--json" in _own(words)
+    return "--json" in _own(arguments)
 
 
-def _own(words: Sequence[str]) -> Sequence[str]:
-    """Return the words of a command line before ``--``; those after it are another program's."""
-    return words[: words.index("--")] if "--" in words else words
+def _own(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments before ``--``. Those after it belong to another program."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def report(error: Exception) -> int | None:
     """Print an error that a user can understand, and return its exit code; None for any other."""
     core = sys.modules.get("thalweg._core")
     if isinstance(error, BrokenPipeError) and nobody_reads(sys.stdout):
-        return FAILED  # as in `thalweg transports | head -1`, where nobody asks for more
+        return FAILED  # as in `thalweg transports | head -1`, where the reader has closed the pipe
     if isinstance(error, (ThalwegError, *system.ERRORS)) or (core is not None and isinstance(error, core.CoreError)):
         cause, hint = explain(error)
         code = exit_code(error)

@@ -9,7 +9,7 @@ import typer
 
 from thalweg.ui.output import Json, output
 
-# Questions in words, and how their values are written.
+# The questions of an advice, by key, as they are printed.
 QUESTIONS: Final = {
     "fastest": "least communication time",
     "least_bytes": "fewest bytes on the wire",
@@ -21,22 +21,23 @@ QUESTIONS: Final = {
 def command(
     *,
     network: Annotated[
-        str, typer.Option(metavar="NETWORK", help="As of `thalweg run`: wifi, rate=5mbit, ..., or none.")
+        str, typer.Option(metavar="NETWORK", help="As for `thalweg run`: wifi, rate=5mbit, ..., or none.")
     ],
     model: Annotated[str, typer.Option(help="vgg5, vgg8, ..., or payload:SIZE.")],
     record: Annotated[
-        list[Path] | None, typer.Option(metavar="FOLDER", help="Of a bench, of a run's record, or of several of these.")
+        list[Path] | None, typer.Option(metavar="FOLDER", help="A bench, a run's record, or a folder of these.")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients; without it any number is as good.")] = None,
-    stress: Annotated[str, typer.Option(help="As of a bench plan: cpu=99, network=250mbit, ..., or none.")] = "none",
+    clients: Annotated[int | None, typer.Option(help="Number of clients. Default: any.")] = None,
+    stress: Annotated[str, typer.Option(help="As in a bench plan: cpu=99, network=250mbit, ..., or none.")] = "none",
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print only the bench plan that measures what is asked.")
+        bool, typer.Option("--plan", help="Print only the bench plan that would answer the question.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say which transport measured records speak for, how sure that is, and what measuring more would cost.
+    """Recommend a transport from measured records.
 
-    Without records it prints the bench plan that would measure it.
+    Also print how sure that is, and how long more measurements would take. Without records, print the bench plan that
+    would measure it.
     """
     with output(as_json=as_json) as emit:
         from thalweg.advise import Question, advise
@@ -64,7 +65,7 @@ def _why_nothing(found: dict[str, Any]) -> str:
 def _show(found: dict[str, Any]) -> None:
     from thalweg.ui import terminal
 
-    asked, nearest = found["asked"], found["nearest"]
+    question, nearest = found["asked"], found["nearest"]
     typer.echo(f"{found['verdict']['sentence']}\n")
     typer.echo("communication of a round, median over runs:")
     for line in _chart(nearest["transports"]):
@@ -73,16 +74,16 @@ def _show(found: dict[str, Any]) -> None:
     console.print(_transports(nearest["transports"]))
     for row in found["failed"]:
         typer.echo(f"failed: {row['transport']}, {_counted(row)}, {row['condition']}: {'; '.join(row['reasons'])}")
-    typer.echo(f"asked: {asked['condition']}")
+    typer.echo(f"asked: {question['condition']}")
     typer.echo(f"nearest measured: {nearest['condition']} (emulation: {nearest['emulation']})")
-    for words in nearest["differences"]:
-        typer.echo(f"  {words}")
-    for key, question in QUESTIONS.items():
+    for difference in nearest["differences"]:
+        typer.echo(f"  {difference}")
+    for key, title in QUESTIONS.items():
         answer = found["answers"][key]
-        typer.echo(f"{question}: {'not known' if answer is None else _answer(key, answer)}")
+        typer.echo(f"{title}: {'not known' if answer is None else _answer(key, answer)}")
     free = found["unconstrained"]
-    words = "not measured" if free is None else f"{_answer('fastest', free)} ({free['condition']})"
-    typer.echo(f"fastest with no limits at all: {words}")
+    fastest = "not measured" if free is None else f"{_answer('fastest', free)} ({free['condition']})"
+    typer.echo(f"fastest with no limits at all: {fastest}")
     if len(found["conditions"]) > 1:
         console.print(_conditions(found["conditions"]))
     for path, why in found["left_out"].items():
@@ -174,7 +175,7 @@ def _answer(key: str, answer: dict[str, Any]) -> str:
 
 
 def _bounds(answer: dict[str, Any]) -> str:
-    """Return how many times as much the next one needs, in words, if that is known within bounds."""
+    """Return the text of the factor between the best and the next transport, if its bounds are known; else ""."""
     if answer["low"] is None:
         return ""
     return f", {answer['factor']:.2f} times as much ({answer['low']:.2f} to {answer['high']:.2f})"
@@ -183,13 +184,13 @@ def _bounds(answer: dict[str, Any]) -> str:
 def _show_cost(cost: dict[str, Any]) -> None:
     from thalweg.bench.show import duration
 
-    again, asked = cost["again"], cost["as_asked"]
+    again, exact = cost["again"], cost["as_asked"]
     if not again["runs"]:
-        typer.echo("more runs of what was measured would settle nothing more")
-    wanted = [("more of what was measured", again)] if again["runs"] else []
-    for what, runs in (*wanted, ("exactly what was asked (--plan)", asked)):
+        typer.echo("more runs of the measured conditions would not make the answer surer")
+    wanted = [("more of the measured conditions", again)] if again["runs"] else []
+    for conditions, runs in (*wanted, ("exactly the asked condition (--plan)", exact)):
         long = "not known how long" if runs["seconds"] is None else f"about {duration(runs['seconds'])}"
-        typer.echo(f"to measure {what}: {runs['runs']} runs, {long}")
+        typer.echo(f"to measure {conditions}: {runs['runs']} runs, {long}")
 
 
 def _middle(of: dict[str, float] | None, form: Any) -> str:

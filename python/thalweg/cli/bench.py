@@ -21,9 +21,9 @@ def command(
     plan: File = None,
     *,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Go on with a bench: what has been run is not run again.")
+        Path | None, typer.Option(metavar="FOLDER", help="Continue a bench. Runs that are done are not repeated.")
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="With --resume: run again what failed.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="With --resume: repeat failed runs.")] = False,
     repetitions: Annotated[int | None, typer.Option(help="Times that each cell is run; overrides the plan.")] = None,
     folder: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that gets the bench's folder.")] = None,
     dry_run: Annotated[
@@ -31,7 +31,7 @@ def command(
     ] = False,
     strict: Annotated[
         bool | None,
-        typer.Option("--strict/--no-strict", help="End with 3 if a run failed; without either only where CI=true."),
+        typer.Option("--strict/--no-strict", help="Exit with code 3 if a run failed. Default: only if CI=true."),
     ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not make the page of all records.")] = False,
     as_json: Json = False,
@@ -51,12 +51,12 @@ def command(
 
 
 def is_ci() -> bool:
-    """Return whether this machine checks what others change, which such machines say by this variable."""
+    """Return whether this process runs in continuous integration, which sets the variable CI."""
     return os.environ.get("CI", "").lower() in ("true", "1")
 
 
 def exit_code(found: dict[str, Any], *, strict: bool) -> int:
-    """Return 1 if no run of a bench came to its end, 3 if some failed and it is to be ``strict``."""
+    """Return 1 if no run of a bench was completed; 3 if ``strict`` and some runs failed; else 0."""
     if not any(row["repetitions"] for row in found["cells"]):
         return FAILED
     return SOME_FAILED if strict and found["failed"] else 0
@@ -72,17 +72,17 @@ def _bench(
     from thalweg.errors import PlanError
 
     if plan is not None and resume is None:
-        asked = BenchPlan.load(plan).with_repetitions(repetitions)
-        matrix = Matrix.of(asked, str(plan))
-        parent = Path(into or asked.folder)
-        return Bench(Folder(parent) if dry_run else Folder.create(parent, plan.stem, asked), matrix)
+        chosen = BenchPlan.load(plan).with_repetitions(repetitions)
+        matrix = Matrix.of(chosen, str(plan))
+        parent = Path(into or chosen.folder)
+        return Bench(Folder(parent) if dry_run else Folder.create(parent, plan.stem, chosen), matrix)
     if plan is not None or resume is None:
         raise PlanError("a bench needs its plan, or the folder of one to resume", "Give PLAN.toml, or --resume FOLDER")
     folder = Folder(resume)
-    asked = folder.plan().with_repetitions(repetitions)
-    matrix = Matrix.of(asked, str(resume))
+    chosen = folder.plan().with_repetitions(repetitions)
+    matrix = Matrix.of(chosen, str(resume))
     if not dry_run:
-        folder.keep(asked)
+        folder.keep(chosen)
     return Bench(folder, matrix)
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from thalweg.job.remote import Membership
     from thalweg.plan import Plan
 
-Name: TypeAlias = Annotated[str | None, typer.Option(help="Its name; without it the token's, or this machine's.")]
+Name: TypeAlias = Annotated[
+    str | None, typer.Option(help="Its name. Default: the token's name, or else this machine's.")
+]
 Authority: TypeAlias = Annotated[Path | None, typer.Option(help="Certificate authority of the server, PEM.")]
 Certificate: TypeAlias = Annotated[Path | None, typer.Option(help="This client's certificate, PEM.")]
 Key: TypeAlias = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
-Timeout: TypeAlias = Annotated[
-    float, typer.Option(min=0, help="Seconds after which it gives up if no server has let it in.")
-]
+Timeout: TypeAlias = Annotated[float, typer.Option(min=0, help="Seconds to try to join before it gives up.")]
 CHECKED: Final = (
     "security.token_file",
     "security.tls",
@@ -44,15 +44,15 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Take part in a server's job."""
-    said = given(context)
+    options = given(context)
     with output(as_json=as_json) as emit:
         from thalweg.job.remote import join_job
         from thalweg.plan import Plan
 
-        # The job's plan is the server's; of what is said here a plan checks what does not hang together with that.
-        own = Plan.of({}).merge({key: said[key] for key in CHECKED})
+        # The server has the job's plan. Here a plan only checks the options that do not depend on the server's plan.
+        own = Plan.of({}).merge({key: options[key] for key in CHECKED})
         membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, timeout=timeout)
-        app, root, tensors = (said[key] for key in ("app.object", "data.root", "model.tensors"))
+        app, root, tensors = (options[key] for key in ("app.object", "data.root", "model.tensors"))
         emit(join_job(membership, app, root, own.training.threads, note, tensors=tensors))
 
 
@@ -67,7 +67,7 @@ def member(
     option: list[str] | None,
     timeout: float,
 ) -> Membership:
-    """Return how a client gets into a job, by what its command line says; ``own`` has what are keys of a plan."""
+    """Return a client's ``Membership`` from its command line. ``own`` has the options that are keys of a plan."""
     from thalweg.job.remote import Membership
     from thalweg.transports import registry
 
@@ -91,6 +91,6 @@ def _path(text: str | None) -> Path | None:
 
 
 def note(text: str) -> None:
-    """Show a line on standard error."""
+    """Print a line on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

@@ -28,9 +28,9 @@ def command(
     seconds: Annotated[float | None, typer.Option(min=0, help="How long to serve; else until Ctrl-C.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what this machine can do.
+    """Print what this machine can do.
 
-    And what is missing, what each absence costs, and what the path to a peer, or loopback, carries.
+    Also print what is missing, what each absence costs, and the throughput to a peer or over loopback.
     """
     with output(as_json=as_json) as emit:
         from thalweg import doctor

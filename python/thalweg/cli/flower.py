@@ -29,7 +29,7 @@ RunConfig: TypeAlias = Annotated[
 
 
 class FlowerCommand(PlanCommand):
-    """A command of Flower apps with an option for each key of a plan that says so."""
+    """A command of Flower apps with options for keys of a plan: those whose marks name the command."""
 
     group: ClassVar[str] = "flower"
 
@@ -52,7 +52,7 @@ def _play(
 
 
 def _preview(context: typer.Context, folder: Path, run_config: RunConfig, option: Options, *, as_json: bool) -> None:
-    """Print what a run of an app would be, and the least that its messages take."""
+    """Print what a run of an app would do, and the least time that its messages take."""
     with output(as_json=as_json) as emit:
         from thalweg.flower import run as flower
 
@@ -109,7 +109,7 @@ def server(
 ) -> None:
     """Run a Flower app's ServerApp for nodes on other machines.
 
-    They come by themselves with `thalweg flower client`; the app begins when all are here.
+    Each node joins with `thalweg flower client`; the app begins when all have joined.
     """
     _play(context, folder, run_config, option, as_json=as_json, elsewhere=True)
 
@@ -133,12 +133,12 @@ def client(
     as_json: Json = False,
 ) -> None:
     """Serve as a node of a Flower app, whose ServerApp is at URL, until the run is over."""
-    said = given(context)
+    options = given(context)
     with output(as_json=as_json) as emit:
         from thalweg.flower.run import join
         from thalweg.plan import Plan
 
-        own = Plan.of({}).merge(said)
+        own = Plan.of({}).merge(options)
         membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, timeout=timeout)
         emit(join(membership, folder, node_config or (), own.training.threads, note))
 
@@ -161,7 +161,7 @@ def data(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="digits or mnist: images that replace those that thalweg does not have; the folder says so.",
+            help="digits or mnist: images that replace those that thalweg does not have; the folder's name says so.",
         ),
     ] = None,
     as_json: Json = False,
@@ -186,12 +186,12 @@ def data(
         for one in made:
             _show_made(to, one)
         for call in unclear:
-            typer.echo(f"{call.where}: the source does not say which data set; name it by --dataset", err=True)
+            typer.echo(f"{call.where}: the source does not name the data set; name it with --dataset", err=True)
         if not made and not unclear:
             typer.echo(f"{folder} asks flwr_datasets for nothing")
         if any(one.state != "missing" for one in made):
-            words = " ".join(f"{key}={value}" for key, value in ENVIRONMENT.items())
-            typer.echo(f"next, in the folder {to.resolve()}: {words} thalweg flower run {folder.resolve()}")
+            variables = " ".join(f"{key}={value}" for key, value in ENVIRONMENT.items())
+            typer.echo(f"next, in the folder {to.resolve()}: {variables} thalweg flower run {folder.resolve()}")
     if unclear or any(one.state == "missing" for one in made):
         raise typer.Exit(FAILED)
 
@@ -200,6 +200,6 @@ def _show_made(to: Path, made: Made) -> None:
     if made.state == "missing":
         typer.echo(f"{made.name}: cannot be made: {made.reason}\nhint: {made.hint}", err=True)
         return
-    words = "is there already" if made.state == "kept" else "written"
+    state = "exists already" if made.state == "kept" else "written"
     substitute = ", SUBSTITUTE" if made.substitute else ""
-    typer.echo(f"{to / made.name}: {words}{substitute}: {made.source or 'not by thalweg'}")
+    typer.echo(f"{to / made.name}: {state}{substitute}: {made.source or 'not by thalweg'}")

@@ -28,7 +28,7 @@ def command(
         str,
         typer.Option(
             metavar="HOST:PORT|URL",
-            help="With --via: where programs connect, :9370 for this machine's. With --to: a URL.",
+            help="With --via: the port for programs, as :9370 (on loopback). With --to: the URL for near ends.",
         ),
     ],
     via: Annotated[
@@ -40,7 +40,7 @@ def command(
     pki: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Far end: folder that `thalweg pki init` made.")
     ] = None,
-    clients: Annotated[str, typer.Option(help="Far end: what near ends must show, any or certificate.")] = "any",
+    clients: Annotated[str, typer.Option(help="Far end: what near ends must present, any or certificate.")] = "any",
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Near end: from `thalweg pki issue NAME --role forward`.")
     ] = None,

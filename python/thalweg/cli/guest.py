@@ -17,7 +17,7 @@ app = typer.Typer(
 
 @app.command("build")
 def build(*, as_json: Json = False) -> None:
-    """Build the guest kernel from Debian's source, once; what `make guest` does."""
+    """Build the guest kernel from Debian's source, unless it is built already. `make guest` does the same."""
     from thalweg.lab.guest import building
 
     with output(as_json=as_json) as emit:
@@ -29,7 +29,7 @@ def build(*, as_json: Json = False) -> None:
 
 @app.command("status")
 def status(*, as_json: Json = False) -> None:
-    """Say whether the guest kernel is there, and where."""
+    """Print whether the guest kernel is built, and its path."""
     from thalweg.lab.guest import building
     from thalweg.ui.units import format_bytes
 
@@ -62,14 +62,14 @@ def shell(
 
     with output(as_json=as_json) as emit:
         if program:
-            code, said = guest.run(program)
+            code, text = guest.run(program)
         else:
             if as_json or not sys.stdin.isatty():
                 raise PlanError("a shell needs a terminal, and no --json", "Name a program: shell -- PROGRAM")
             from thalweg.lab.guest import shell as interactive
 
-            code, said = interactive.shell(os.environ.get("SHELL") or "/bin/bash"), ""
-        emit({"command": program, "exit_code": code, "output": said})
+            code, text = interactive.shell(os.environ.get("SHELL") or "/bin/bash"), ""
+        emit({"command": program, "exit_code": code, "output": text})
     if not as_json:
-        typer.echo(said, nl=False)
+        typer.echo(text, nl=False)
     raise typer.Exit(code)

@@ -32,7 +32,7 @@ Network = Annotated[
     str | None, typer.Option(metavar="NETWORK", help="wifi, wan, ..., rate=100mbit,rtt=40ms,loss=1%, or both.")
 ]
 Topology = Annotated[str | None, typer.Option(help="star, bottleneck, dumbbell, mesh, or a graph's word as ring.")]
-Clients = Annotated[int | None, typer.Option(min=1, help="Hosts besides the server; 2 unless a plan says.")]
+Clients = Annotated[int | None, typer.Option(min=1, help="Hosts besides the server. Default: the plan's, or 2.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the links.")]
 Name = Annotated[str | None, typer.Option(help="Name of the new lab; else the profile's, with a number if taken.")]
 LabName = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="A lab that runs; else the only one.")]
@@ -57,7 +57,7 @@ def up(
     """Start a lab and leave it running until `thalweg lab down`."""
     with output(as_json=as_json) as emit:
         _clean()
-        lab = _start(Asked(plan, network, topology, clients, seed), name, attached=False)
+        lab = _start(Request(plan, network, topology, clients, seed), name, attached=False)
         emit({"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab)})
     if not as_json:
         typer.echo(lab.name)
@@ -77,11 +77,11 @@ def shell(
     host: Host = "client-1",
     as_json: Json = False,
 ) -> None:
-    """Open your shell on a host of a lab; one that was started for it ends with it."""
+    """Open your shell on a host of a lab. A lab that this command started ends with the shell."""
     program = os.environ.get("SHELL") or "/bin/sh"
     with output(as_json=as_json) as emit:
         _clean()
-        with _lab(lab, Asked(plan, network, topology, clients, seed)) as there:
+        with _lab(lab, Request(plan, network, topology, clients, seed)) as there:
             others = ", ".join(name for name in there.hosts if name != host)
             _say(f"{program} on {host} of the lab {there.name}; beside it: {others}; exit leaves it")
             from thalweg.lab import prompt
@@ -116,11 +116,11 @@ def execute(
 ) -> None:
     """Run a program on a host of a lab; its exit code is this command's.
 
-    Hosts find each other by name. With --network the lab is there for this program alone.
+    Hosts find each other by name. With --network, the command starts a lab and ends it after the program.
     """
     with output(as_json=as_json) as emit:
         _clean()
-        with _lab(lab, Asked(plan, network, topology, clients, seed)) as there:
+        with _lab(lab, Request(plan, network, topology, clients, seed)) as there:
             code = _run(there, host, program)
         emit({"lab": there.name, "host": host, "command": program, "exit_code": code})
     raise typer.Exit(code)
@@ -140,11 +140,11 @@ def status(
 
         if name:
             there = RunningLab(state.find(name))
-            said = [(there, there.status())]
+            answers = [(there, there.status())]
         else:
-            said = statuses(map(RunningLab, state.live()))
+            answers = statuses(map(RunningLab, state.live()))
         found = [
-            {"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab), "status": status} for lab, status in said
+            {"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab), "status": status} for lab, status in answers
         ]
         emit({"labs": found})
     if not as_json:
@@ -198,7 +198,7 @@ def down(
 
 
 def _clean() -> list[str]:
-    """Remove what supervisors that were killed have left, and say so."""
+    """Clean up after killed supervisors, and print which labs were removed. Returns their names."""
     from thalweg.lab import reaper
 
     names = reaper.reap()
@@ -207,8 +207,8 @@ def _clean() -> list[str]:
     return names
 
 
-class Asked(NamedTuple):
-    """The lab that a command line asks for."""
+class Request(NamedTuple):
+    """The options of a command line that describe a new lab."""
 
     plan: Path | None
     network: str | None
@@ -218,59 +218,59 @@ class Asked(NamedTuple):
 
 
 @contextmanager
-def _lab(name: str | None, asked: Asked) -> Iterator[RunningLab]:
-    """Give the lab that was named, or one for the time being."""
+def _lab(name: str | None, request: Request) -> Iterator[RunningLab]:
+    """Yield the running lab called ``name``, or a new lab, which ends with the context."""
     from thalweg.errors import PlanError
     from thalweg.lab import state
     from thalweg.lab.client import RunningLab
 
-    new = asked.network is not None or asked.plan is not None
+    new = request.network is not None or request.plan is not None
     if name is not None and new:
         raise PlanError("--lab names a lab that runs, --network and --plan start another", "Give one of them")
     if not new:
         yield RunningLab(state.find(name or os.environ.get(OWN_LAB)))
         return
-    lab = _start(asked, None, attached=True)
+    lab = _start(request, None, attached=True)
     try:
         yield lab
     finally:
         lab.down()
 
 
-def _start(asked: Asked, name: str | None, *, attached: bool) -> RunningLab:
+def _start(request: Request, name: str | None, *, attached: bool) -> RunningLab:
     from thalweg.lab import client
 
-    made = _spec(asked)
-    wanted = name or Path(made.profile or "lab").stem
-    lab = client.start(made.text(), wanted, unique=name is None, attached=attached)
+    spec = _spec(request)
+    wanted = name or Path(spec.profile or "lab").stem
+    lab = client.start(spec.text(), wanted, unique=name is None, attached=attached)
     try:
         lab.start()
-    except BaseException:  # Ctrl-C: nobody knows of it yet
+    except BaseException:  # also Ctrl-C: the caller has no reference yet, so it cannot end the lab
         lab.down()
         raise
     return lab
 
 
-def _spec(asked: Asked) -> Spec:
-    """Return the network that is asked for. Raises PlanError."""
+def _spec(request: Request) -> Spec:
+    """Return the requested network. Raises PlanError."""
     from thalweg.errors import PlanError
     from thalweg.plan import Plan
     from thalweg.plan.emulated import network_of
 
-    base = Plan.of({"job": {"clients": DEFAULT_CLIENTS}}) if asked.plan is None else Plan.load(asked.plan)
-    if base.network is None and asked.network is None:
-        raise PlanError("nothing says what the network is like", "Give --network, as --network wan")
+    base = Plan.of({"job": {"clients": DEFAULT_CLIENTS}}) if request.plan is None else Plan.load(request.plan)
+    if base.network is None and request.network is None:
+        raise PlanError("no network is given", "Give --network, as --network wan")
     overrides = {
-        "network": asked.network,
-        "network.topology": asked.topology,
-        "job.clients": asked.clients,
-        "job.seed": asked.seed,
+        "network": request.network,
+        "network.topology": request.topology,
+        "job.clients": request.clients,
+        "job.seed": request.seed,
     }
     return network_of(base.merge(overrides))
 
 
 def _run(lab: RunningLab, host: str, program: Sequence[str]) -> int:
-    """Run a program on a host and return its exit code, as a shell would give it."""
+    """Run a program on a host. Returns its exit code, or 128 plus the signal that ended it, as a shell does."""
     from thalweg.lab import inside
     from thalweg.machine.grace import ENDING
 

@@ -23,7 +23,7 @@ def command(
     ],
     *,
     name: Annotated[
-        str | None, typer.Option(help="Which node of hosts.nodes it is; of a tree, without it the token's name.")
+        str | None, typer.Option(help="Name of this node in hosts.nodes. Of a tree, the default is the token's name.")
     ] = None,
     parent: Annotated[
         str | None, typer.Option(metavar="URL", help="Of a tree: where its server listens, as tcp://host:port.")
@@ -36,18 +36,18 @@ def command(
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Of a tree: where clients of other nodes reach this one; else as it listens."),
+        typer.Option(metavar="URL", help="Of a tree: the URL for clients of other nodes. Default: where it listens."),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Where to listen, as tcp://0.0.0.0:7070; without it as hosts.nodes says."),
+        typer.Option(metavar="URL", help="Where to listen, as tcp://0.0.0.0:7070. Default: the URL in hosts.nodes."),
     ] = None,
     ca: Annotated[PemFile, typer.Option(help="Certificate authority of all nodes, PEM.")] = None,
     cert: Annotated[PemFile, typer.Option(help="This node's certificate, PEM.")] = None,
     key: Annotated[PemFile, typer.Option(help="Its private key, PEM.")] = None,
     option: Options = None,
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds after which it gives up if a neighbour is not there.")
+        float, typer.Option(min=0, help="Seconds to wait for neighbours to join, or of a tree for the parent.")
     ] = 300.0,
     resume: Resume = None,
     as_json: Json = False,
@@ -59,9 +59,9 @@ def command(
     if "://" in plan or parent is not None:
         with output(as_json=as_json) as emit:
             metrics = given(context)["record.metrics"]
-            post = {"name": name, "token_file": token_file, "ca": ca, "cert": cert, "key": key, "timeout": timeout}
-            post["advertise"] = advertise
-            emit(_of_tree(plan, parent, clients, metrics=metrics, **post))
+            options = {"name": name, "token_file": token_file, "ca": ca, "cert": cert, "key": key, "timeout": timeout}
+            options["advertise"] = advertise
+            emit(_of_tree(plan, parent, clients, metrics=metrics, **options))
         return
     with output(as_json=as_json) as emit:
         from thalweg.errors import PlanError
@@ -87,9 +87,9 @@ def _of_tree(
     clients: int | None,
     *,
     metrics: str | None,
-    **post: Any,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Be a node of a tree until its job is over, and return what came of it."""
+    """Be a node of a tree until its job is over, and return the result."""
     from thalweg.cli.client import note
     from thalweg.errors import PlanError
     from thalweg.job.remote_gateway import Post, take_post
@@ -100,5 +100,5 @@ def _of_tree(
             "a node of a tree needs to know where it listens, its parent, and how many clients it has",
             "Give URL --parent URL --clients NUMBER",
         )
-    asked = Plan.of({"record": {} if metrics is None else {"metrics": metrics}})
-    return take_post(Post(listen, parent, clients, metrics=asked.record.metrics, **post), note)
+    checked = Plan.of({"record": {} if metrics is None else {"metrics": metrics}})
+    return take_post(Post(listen, parent, clients, metrics=checked.record.metrics, **options), note)

@@ -1,6 +1,7 @@
-"""From a plan file, a record and the command line to the plan that is run.
+"""Makes the plan of a command from a plan file, a record and command-line options.
 
-The options that set a plan's keys stand at the keys (``thalweg.sections.marks.Option``); ``PlanCommand`` makes them.
+Each key of a plan carries the options that set it (``thalweg.sections.marks.Option``); ``PlanCommand`` adds these to
+the commands that they name.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ Resume: TypeAlias = Annotated[
 ]
 Options: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="What only this transport can be told; may be repeated."),
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of this transport alone; may be repeated."),
 ]
 _GIVEN: Final = "thalweg.plan"
 
 
 class PlanCommand(TyperCommand):
-    """A command with an option for each key of a plan that says so.
+    """A command with options for keys of a plan: those whose marks name the command.
 
-    They are made when the command is looked at, so that others need not wait for all that knows plans.
+    The options are made when this command runs or prints its help, so that other commands need not import plans.
     """
 
     #: The group that the command is in, as marks of keys name it: ``flower``.
@@ -40,7 +41,7 @@ class PlanCommand(TyperCommand):
 
     @property
     def marked(self) -> str:
-        """What marks of keys call the command."""
+        """The command's name in the marks of keys, such as ``flower run``."""
         return f"{self.group} {self.name}".lstrip()
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -49,23 +50,23 @@ class PlanCommand(TyperCommand):
         return [*arguments, *_params(self.marked), *(param for param in own if param not in arguments)]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, which gets the values of these options from ``given``."""
-        said = {key.path: ctx.params.pop(_name(option, key)) for option, key in _options(self.marked)}
-        # What may be repeated is a list; none of it means that nothing was said.
+        """Run the command. It gets the values of these options from ``given``."""
+        values = {key.path: ctx.params.pop(_name(option, key)) for option, key in _options(self.marked)}
+        # An empty list means that a repeatable option was not given.
         ctx.meta[_GIVEN] = {
-            path: (list(value) or None) if isinstance(value, (list, tuple)) else value for path, value in said.items()
+            path: (list(value) or None) if isinstance(value, (list, tuple)) else value for path, value in values.items()
         }
         return super().invoke(ctx)
 
 
 def given(context: typer.Context) -> dict[str, Any]:
-    """Return what the command line says of a plan's keys, as ``Plan.merge`` takes it; None where it says nothing."""
-    said: dict[str, Any] = context.meta[_GIVEN]
-    return dict(said)
+    """Return the values of plan keys given on the command line, for ``Plan.merge``; None for keys not given."""
+    values: dict[str, Any] = context.meta[_GIVEN]
+    return dict(values)
 
 
 def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, object]) -> Plan:
-    """Return the plan: the file's, or the record's that is resumed, or the defaults; with the overrides."""
+    """Return the plan of ``file``, else that of the record ``resume``, else the default plan, with the overrides."""
     from thalweg.plan import Plan
 
     if file is not None:
@@ -88,18 +89,20 @@ def _options(command: str) -> Iterator[tuple[Option, Key]]:
 
 @lru_cache
 def _params(command: str) -> list[Any]:
-    """Return the parameters of a command for keys of a plan, made by typer as those of any function."""
+    """Return a command's parameters for keys of a plan. Typer makes them from the signature of a stand-in function."""
 
-    def made(**_: object) -> None:
-        """Stand for a function with these parameters."""
+    def stand_in(**_: object) -> None:
+        """Do nothing: only the signature is used."""
 
-    found = {_name(option, key): Annotated[_type(key) | None, _said(option, key)] for option, key in _options(command)}
+    types = {_name(option, key): Annotated[_type(key) | None, _info(option, key)] for option, key in _options(command)}
     kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, kind, default=None, annotation=said) for name, said in found.items()]
-    made.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    made.__annotations__ = dict(found)
+    parameters = [
+        inspect.Parameter(name, kind, default=None, annotation=annotated) for name, annotated in types.items()
+    ]
+    stand_in.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    stand_in.__annotations__ = dict(types)
     program = typer.Typer(add_completion=False)
-    program.command()(made)
+    program.command()(stand_in)
     whole: Any = typer.main.get_command(program)
     return list(whole.params)
 
@@ -109,15 +112,15 @@ def _name(option: Option, key: Key) -> str:
     return (option.name or key.name).replace("-", "_")
 
 
-def _said(option: Option, key: Key) -> Any:
+def _info(option: Option, key: Key) -> Any:
     name = _name(option, key).replace("_", "-")
-    # What is so by default is switched off.
+    # A flag that is on by default also gets the option that switches it off.
     flag = f"--{name}/--no-{name}" if key.field.default is True else f"--{name}"
     return typer.Option(flag, metavar=option.metavar, help=option.help or _help(key))
 
 
 def _kinds(key: Key) -> list[Any]:
-    """Return a key's type and what it is made of, outermost first."""
+    """Return a key's type and the types inside it, outermost first."""
     kinds = [key.field.annotation]
     for kind in kinds:
         kinds += [] if get_origin(kind) is Literal else get_args(kind)
@@ -129,7 +132,7 @@ def _is_list(key: Key) -> bool:
 
 
 def _type(key: Key) -> type:
-    """Return what the command line takes for a key: text for all that a plan reads from text itself."""
+    """Return the type of a key's option: ``str`` for values that the plan itself parses from text."""
     from pydantic import BeforeValidator
 
     kinds = _kinds(key)
@@ -141,11 +144,11 @@ def _type(key: Key) -> type:
 
 
 def _help(key: Key) -> str:
-    """Return the key's description as a sentence, behind the words that it takes."""
-    words = [str(word) for kind in _kinds(key) if get_origin(kind) is Literal for word in get_args(kind)]
+    """Return the key's description as a sentence, after the values of a ``Literal``."""
+    choices = [str(choice) for kind in _kinds(key) if get_origin(kind) is Literal for choice in get_args(kind)]
     text = key.field.description or ""
-    if words:
-        return f"{', '.join(words[:-1])} or {words[-1]}: {text}."
+    if choices:
+        return f"{', '.join(choices[:-1])} or {choices[-1]}: {text}."
     first = text.partition(" ")[0]
     text = text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
     return f"{text}; may be repeated." if _is_list(key) else f"{text}."

@@ -22,7 +22,8 @@ def command(
 ) -> None:
     """Run a job on this machine.
 
-    The server is this process, each client one of its own; with --graph there is no server, and each node is one.
+    The server is this process, and each client has a process of its own. With --graph there is no server, and each node
+    has a process.
     """
     with output(as_json=as_json) as emit:
         from thalweg.lab import guest
@@ -34,12 +35,12 @@ def command(
         if inside:
             from thalweg.job.ending import end_elsewhere
 
-            # The same command line again, by the same program.
+            # Run the same command line inside the guest.
             program = [sys.executable, "-m", "thalweg", *sys.argv[1:]]
             folders = [Path(chosen.record.folder), *([] if plan is None else [plan.parent])]
-            code, said = guest.run(program, folders=folders, on_cut=end_elsewhere)
-            if as_json and said:
-                emit(json.loads(said))
+            code, text = guest.run(program, folders=folders, on_cut=end_elsewhere)
+            if as_json and text:
+                emit(json.loads(text))
         else:
             from thalweg.job.run import run
             from thalweg.ui.progress import progress_on_stderr
@@ -47,7 +48,7 @@ def command(
             result = run(chosen, progress_on_stderr(), resume=resume)
             emit(result.table())
     if inside:
-        sys.stdout.write("" if as_json else said)
+        sys.stdout.write("" if as_json else text)
         raise typer.Exit(code)
     if not as_json:
         from thalweg.cli.summary import show

@@ -11,7 +11,7 @@ from thalweg.ui.output import Json, output
 def command(context: typer.Context, plan: PlanFile = None, *, resume: Resume = None, as_json: Json = False) -> None:
     """Serve a job to other machines.
 
-    Clients come by themselves with `thalweg client` (FedComm section III.C steps 6 and 7).
+    Clients join with `thalweg client` (FedComm section III.C steps 6 and 7).
     """
     overrides = given(context)
     with output(as_json=as_json) as emit:

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 COLUMNS: Final = ("time", "communication", "down", "up", "participants", "goodput", "of bound")
-# Whose accuracy and loss a table has, the server's or clients': prefix of the keys -> prefix of the column's title.
+# Accuracy and loss are the server's or the clients': prefix of their keys in a round -> prefix of the column's title.
 WHOSE: Final = {"": "", "client_": "clients' "}
 
 
-# Rows of the table at the end; a line for each of the rounds before was shown when it ended.
+# Most rounds in the table. Each round also had a line of its own when it ended.
 SHOWN: Final = 100
 
 
 def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
-    """Return a row a round, for the last rounds; goodput is the updates' bytes by the communication's seconds.
+    """Return a table with a row for each of the last rounds. Goodput: bytes of updates per second of communication.
 
-    Where no round has an accuracy, as with many apps of one's own, the loss stands in its column. If clients evaluate
-    their own models, there is a column for that.
+    If no round has an accuracy, the column has the loss instead. If clients evaluate their own models, their accuracy
+    or loss has a column too.
     """
     rows: deque[tuple[str, dict[str, str], list[str]]] = deque(maxlen=SHOWN)
     count, known = 0, set[str]()
@@ -91,7 +91,7 @@ def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
 
 
 def graph_summary(result: GraphResult) -> Table:
-    """Return what a job on a graph came to, a line each: spreads as mean, median and standard deviation."""
+    """Return the results of a job on a graph as mean, median and standard deviation over its nodes."""
     table = terminal.table("", "mean", "median", "std", right=True)
     for name, spread in (("iteration", result.seconds), ("exchange", result.exchange_seconds)):
         if spread is not None:
@@ -103,7 +103,7 @@ def graph_summary(result: GraphResult) -> Table:
 
 
 def graph_lines(result: GraphResult) -> Iterator[str]:
-    """Yield the sentences below that table."""
+    """Yield the sentences below the table of ``graph_summary``."""
     used = "" if result.chunks_used is None else f", {100 * result.chunks_used:.3g} % of the chunks used"
     nodes = result.plan.job.clients
     yield f"{result.iterations} iterations of {nodes} nodes: {format_bytes(result.bytes_sent)} sent{used}"
@@ -113,7 +113,7 @@ def graph_lines(result: GraphResult) -> Iterator[str]:
 
 
 def network_line(result: Result | FlowerResult | GraphResult) -> str | None:
-    """Say at which level links were emulated, and why not at that of packets; None if they were not."""
+    """Return the level at which links were emulated, and why not at packet level; None without emulation."""
     if result.plan.network is None:
         return None
     level = result.emulation.partition(":")[0]
@@ -121,7 +121,7 @@ def network_line(result: Result | FlowerResult | GraphResult) -> str | None:
 
 
 def show(result: Result | GraphResult) -> None:
-    """Print the table and where the record is."""
+    """Print the table of a result and the path of its record."""
     from thalweg.job.graph_result import GraphResult
 
     console = terminal.console()
@@ -141,7 +141,7 @@ def show(result: Result | GraphResult) -> None:
 
 
 def show_flower(result: FlowerResult) -> None:
-    """Print a table of the rounds of a Flower app, and where the record is."""
+    """Print a table of the rounds of a Flower app, and the path of its record."""
     columns = ("round", "time", "communication", "replies", "errors", "folded", "metrics")
     table = terminal.table(*columns, right=True, caption=network_line(result))
     metrics = {row["round"]: row for row in result.metrics}
@@ -161,7 +161,7 @@ def show_flower(result: FlowerResult) -> None:
 
 
 def show_flower_preview(found: Mapping[str, Any]) -> None:
-    """Print what a run of a Flower app would be."""
+    """Print what a run of a Flower app would do."""
     console = terminal.console()
     console.print(
         f"{found['app']}: {found['clients']} nodes in {found['processes']} processes over {found['transport']}, "
@@ -170,12 +170,12 @@ def show_flower_preview(found: Mapping[str, Any]) -> None:
     size, rounds, seconds = found["update_bytes"], found["rounds"], found["estimate_seconds"]
     console.print(f"rounds: {'the app does not say how many' if rounds is None else rounds}")
     console.print(f"arrays of a message: {'not known before nodes answer' if size is None else format_bytes(size)}")
-    said = "not known: nothing says how fast the links are" if seconds is None else format_seconds(seconds)
-    console.print(f"links alone, at least: {said}")
+    bound = "not known: the rates of the links are not given" if seconds is None else format_seconds(seconds)
+    console.print(f"links alone, at least: {bound}")
 
 
 def _metrics(row: Mapping[str, Any]) -> str:
-    """Return the metrics that say most of a round in a few words: the server's, else the clients' evaluation."""
+    """Return up to three metrics of a round: of the server's evaluation, else the clients', else their training."""
     kinds = (row.get(kind) for kind in ("server", "evaluate", "train"))
     chosen: Mapping[str, Any] = next((found for found in kinds if found), {})
     numbers = [(name, value) for name, value in chosen.items() if isinstance(value, (int, float))]

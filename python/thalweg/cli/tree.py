@@ -17,10 +17,10 @@ PlanFile: TypeAlias = Annotated[
 Records: TypeAlias = Annotated[
     list[Path] | None,
     typer.Option(
-        "--record", metavar="FOLDER", help="Record of a live run to meet first, with whose costs; may be repeated."
+        "--record", metavar="FOLDER", help="Record of a live run to check the simulation against; may be repeated."
     ),
 ]
-# Said with simulated numbers that no live run has met.
+# Printed with simulated numbers, by whether they agree with a live run.
 CAVEAT: Final = "simulated, and not accepted: no live run of this system was met within 15 % (--record)"
 ACCEPTED: Final = "simulated, and accepted: the live runs above were met within 15 %"
 SHOWN: Final = 20
@@ -29,12 +29,12 @@ ROUTES: Final = {
     "kernel": "inside the kernel",
     "node": "through the node",
 }
-# What is calibrated if no plan says it.
+# The model to calibrate with if there is no plan.
 DEFAULT: Final = "payload:8MiB"
 
 
 class TreeCommand(PlanCommand):
-    """A command of trees with an option for each key of a plan that says so."""
+    """A command of trees with options for keys of a plan: those whose marks name the command."""
 
     group: ClassVar[str] = "tree"
 
@@ -63,7 +63,7 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
 
 @app.command("simulate", cls=TreeCommand)
 def simulate(context: typer.Context, file: PlanFile = None, *, record: Records = None, as_json: Json = False) -> None:
-    """Play a plan's rounds in virtual time, with the costs of [tree.costs] in place of work."""
+    """Simulate a plan's rounds in virtual time, with the costs of [tree.costs] instead of the work itself."""
     with output(as_json=as_json) as emit:
         from thalweg import trees
         from thalweg.cli.plans import assemble
@@ -89,10 +89,10 @@ def calibrate(
     context: typer.Context,
     file: PlanFile = None,
     *,
-    seconds: Annotated[float, typer.Option(min=1, help="Time that it may take, about.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Find how many updates a node of this machine can hold at once, and what its work costs, by live rounds.
+    """Measure in live rounds how many updates a node of this machine can hold at once, and what its work costs.
 
     Prints [nodes] and [tree.costs] for a plan (LIFL appendix E).
     """
@@ -103,8 +103,8 @@ def calibrate(
 
         note = progress_on_stderr().note
         default = {"model.name": DEFAULT} if file is None else {}
-        asked = {key: value for key, value in given(context).items() if value is not None}
-        found = calibrated(assemble(file, None, {**default, **asked}), seconds, note)
+        options = {key: value for key, value in given(context).items() if value is not None}
+        found = calibrated(assemble(file, None, {**default, **options}), seconds, note)
         emit(found)
     if as_json:
         return
@@ -113,15 +113,15 @@ def calibrate(
 
 
 def _capacity(found: dict[str, Any]) -> str:
-    """Say in a comment of TOML what was found, and how sure that is."""
+    """Return a TOML comment with the measured capacity and how reliable it is."""
     from thalweg.ui.units import format_bytes, format_seconds
 
     at = found["at"]
     size = format_bytes(found["update_bytes"])
-    said = f"# {at['rate']:.4g} updates of {size} a second took {format_seconds(at['seconds'])} each"
+    measured = f"# {at['rate']:.4g} updates of {size} a second took {format_seconds(at['seconds'])} each"
     if found["overloaded"]:
-        return f"{said}, at least {found['significant']:g} times as long as in an idle node"
-    return f"{said}, hardly longer than in an idle node: it can do more, and {found['ended']}"
+        return f"{measured}, at least {found['significant']:g} times as long as in an idle node"
+    return f"{measured}, hardly longer than in an idle node: it can do more, and {found['ended']}"
 
 
 def _head(found: dict[str, Any]) -> str:

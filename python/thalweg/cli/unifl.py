@@ -25,7 +25,9 @@ Examples:
 @app.command("proxy", epilog=EXAMPLES)
 def proxy(
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect; :9000 for any address.")],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients connect; :9000 listens at all addresses.")
+    ],
     to: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server; :7000 on this machine.")],
     holes: Annotated[
         str, typer.Option(metavar="PLACE", help="The hole map: a file, unix:PATH for a socket, - for stdout.")
@@ -60,8 +62,8 @@ def proxy(
 ) -> None:
     """Mask loss in front of any TCP server, until Ctrl-C, SIGTERM or SIGHUP.
 
-    Clients need not know of it. The server gets each client's stream with zeros where bytes were lost, and the hole map
-    says where. What the server answers is never masked.
+    Clients need no change. The server receives each client's stream with zeros in place of lost bytes, and the hole map
+    lists these places. The server's own stream is never masked.
     """
     from thalweg import _core
     from thalweg.transports import proxying, serving
