@@ -1,1 +1,1 @@
-"""The figures thalweg has to reach, each beside its reference in the same run."""
+"""Benchmarks: thalweg's figures, each measured in the same run as the reference that it is compared with."""

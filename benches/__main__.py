@@ -33,7 +33,7 @@ from thalweg import _core, machine
 
 
 def control() -> list[Figure]:
-    """The round trip of an empty control message."""
+    """Measure the round trip of an empty control message."""
     probe = json.loads(_core.probe_loopback(64 * MIB))
     trip = probe["control_round_trip_seconds"]
     return [
@@ -76,7 +76,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "starts": starting,
     "tops": tops,
 }
-# Take minutes, or are part of another section: only those who name them get them.
+# Sections that take minutes or are part of another section. They run only if they are named.
 LONG = ("soak", "rdma", "starts")
 
 

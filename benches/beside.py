@@ -1,28 +1,28 @@
-"""A masked sender beside an ordinary one: what each takes of the link that they share, once both have settled."""
+"""A masked sender beside an ordinary one: the share of their link that each gets in the steady state."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from benches.common import Figure, Spread, note
-from benches.lossy import Road, Way, send
+from benches.lossy import NetworkPath, Way, send
 from experiments.senders import Sample, Watch, while_sending
 
 REPEATS: Final = 5
-ROAD: Final = Road(100e6, everybody="cubic")
-# At half of the link's rate it is under way for 5 s, of which the second half counts.
+PATH: Final = NetworkPath(100e6, everybody="cubic")
+# At half of the link's rate an update takes 5 s. Only its second half is measured.
 UPDATE_MIB: Final = 32
 MOST: Final = 0.60
 
 
 def beside() -> list[Figure]:
-    """Masked Cubic and Cubic to a kernel's receiver, one of each, on a link that loses nothing of its own."""
+    """Measure a flow of masked Cubic beside one of Cubic to a kernel's receiver, on a link without random loss."""
     shares = []
     for repeat in range(REPEATS):
         watch = Watch(rivals=1)
         watch.start()
         try:
-            send(Way("unifl", "cubic", "budget = 0.05"), ROAD, UPDATE_MIB, seed=repeat)
+            send(Way("unifl", "cubic", "budget = 0.05"), PATH, UPDATE_MIB, seed=repeat)
         finally:
             found = watch.stop()
         if watch.failure is not None:
@@ -36,7 +36,7 @@ def beside() -> list[Figure]:
 
 
 def settled(samples: list[Sample], rival: str) -> float:
-    """Return the update's share of what both had acknowledged in the second half of its time."""
+    """Return the update's share of all bytes acknowledged during the second half of its transfer."""
     rows = while_sending(samples, [rival])
     middle = (rows[0][0] + rows[-1][0]) / 2
     (_, ours, before), (_, ours_then, after) = next(row for row in rows if row[0] >= middle), rows[-1]

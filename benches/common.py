@@ -1,4 +1,4 @@
-"""What all measurements share: repetitions, medians, worker processes, results."""
+"""Shared by all benchmarks: repetitions, medians, worker processes, results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Spread:
-    """Repetitions of one measurement."""
+    """Median and range of one measurement's repetitions."""
 
     median: float
     least: float
@@ -29,14 +29,14 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def text(self, scale: float = 1.0, digits: int = 1) -> str:
-        """Median and range, times ``scale``."""
+        """Return median and range, times ``scale``."""
         low, middle, high = (f"{value * scale:.{digits}f}" for value in (self.least, self.median, self.most))
         return f"{middle} ({low}..{high})"
 
 
 @dataclass
 class Figure:
-    """One line of the table: what was asked for and what came out. ``reached`` is None without a limit."""
+    """One line of the table: the measured value and the limit. ``reached`` is None without a limit."""
 
     name: str
     value: str
@@ -50,7 +50,7 @@ class Figure:
 
 @contextmanager
 def workers(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start ``python -m benches.worker`` with each list of arguments; end them by their own ids."""
+    """Start ``python -m benches.worker`` once for each list of arguments, and end these processes afterwards."""
     started = [subprocess.Popen([sys.executable, "-m", "benches.worker", *c], cwd=FOLDER) for c in commands]
     try:
         yield started
@@ -62,5 +62,5 @@ def workers(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen
 
 
 def note(text: str) -> None:
-    """Say what is going on, on stderr."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)

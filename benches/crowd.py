@@ -1,4 +1,4 @@
-"""Many light clients: that it works, and what each costs the server."""
+"""Many light clients: the time of a round, and the memory and CPU time of the server for each client."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PROCESSES = 4
 
 
 def resident(kind: str = "VmRSS") -> int:
-    """Resident bytes of this process now: all, or those of a kind, as proc(5) names it."""
+    """Return this process's resident bytes: all, or those of a ``kind`` of proc(5)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
 
 
 def crowd(clients: int, rounds: int, size: int = MIB) -> tuple[Spread, int]:
-    """Seconds of a round with so many clients, and the growth of the server's process in bytes."""
+    """Return the seconds of a round with ``clients`` clients, and the growth of the server's process in bytes."""
     before = resident()
     ours = server(size, clients, partial="keep")
     each = clients // PROCESSES
@@ -36,7 +36,7 @@ def crowd(clients: int, rounds: int, size: int = MIB) -> tuple[Spread, int]:
 
 
 def many_clients() -> Figure:
-    """200 clients of 1 MiB beside 40."""
+    """Compare rounds of 200 clients with rounds of 40, 1 MiB each."""
     name = "200 clients, 1 MiB updates"
     note(name)
     few, used_few = crowd(40, 3)
@@ -48,7 +48,7 @@ def many_clients() -> Figure:
 
 
 def crowds() -> list[Figure]:
-    """Rounds of 64 KiB with 500, 2,000 and 10,000 clients: what each costs stays about the same."""
+    """Measure rounds of 64 KiB with 500, 2,000 and 10,000 clients. The cost of each client should not grow."""
     figures = []
     for clients in (500, 2000, 10_000):
         name = f"{clients} clients, 64 KiB updates, {PROCESSES} processes, loopback"

@@ -1,4 +1,4 @@
-"""The control plane's decisions for 10,000 clients on 100 nodes, and one estimate of a queue."""
+"""Time of the control plane's decisions for 10,000 clients on 100 nodes, and of one estimate of a queue."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from benches.common import FOLDER, Figure, note
 
 COMMAND = ["cargo", "run", "--release", "--quiet", "-p", "thalweg-control", "--example", "decide_bench"]
-# Seconds.
+# Limits, in seconds.
 DECISION = 1e-3
 ESTIMATE = 1e-6
 
 
 def deciding() -> list[Figure]:
-    """Runs the crate's own bench."""
+    """Run the benchmark of the crate ``thalweg-control``."""
     note("decisions of the control plane (builds the bench first)")
     done = subprocess.run(COMMAND, check=True, stdout=subprocess.PIPE, cwd=FOLDER)
     result: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""An unmodified Flower app over thalweg beside Flower's own SuperLink and SuperNodes, and beside tasks without Flower.
+"""An unmodified Flower app over thalweg, compared with Flower's SuperLink and SuperNodes, and with tasks.
 
 Blocks take turns: each starts one system, runs the same app for a few rounds, and stops it, so that only one is in
 memory at a time. A block's first round, in which nodes connect, does not count.
@@ -27,20 +27,20 @@ from thalweg import TaskServer, Tensors
 
 APP: Final = FOLDER / "benches" / "flower_app"
 CLIENTS: Final = 4
-#: Arrays of the payload, as the app has them.
+#: Number of arrays in the app's payload.
 ARRAYS: Final = 8
-#: Of the vision app, and by how much its accuracy may differ from Flower's.
+#: Rounds of the vision app, and the limit of its accuracy's difference from Flower's.
 ROUNDS: Final = 5
 POINTS: Final = 0.002
-#: Seconds that a system may take to start, or a run of it.
+#: Timeout in seconds for the start of a system and for a run.
 TIMEOUT: Final = 600.0
-#: Seconds that a program has to end by itself.
+#: Seconds that a program gets to end.
 END: Final = 20.0
 BIN: Final = Path(sys.executable).parent
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens at now."""
+    """Return a free port of loopback."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 @contextmanager
 def started(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in the background, and end it with all that it has started: they are one process group."""
+    """Run a program in the background, and end its process group afterwards, with all processes that it has started."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
@@ -65,7 +65,7 @@ def started(command: list[str], environment: dict[str, str], log: Path) -> Itera
 
 
 def peak_rss(pid: int) -> int:
-    """Return the most bytes that a running process has had in memory."""
+    """Return the peak resident memory of a running process, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
@@ -120,7 +120,7 @@ def flower(size: int, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def ours(fold: str) -> Callable[[int, int, Path], dict[str, Any]]:
-    """Return what runs the app over thalweg, with ``--fold`` as given."""
+    """Return a function that runs the app over thalweg with this value of ``--fold``."""
 
     def run(size: int, rounds: int, folder: Path) -> dict[str, Any]:
         output = folder / "rounds.json"
@@ -137,7 +137,7 @@ def ours(fold: str) -> Callable[[int, int, Path], dict[str, Any]]:
 
 
 def tasks(reduce: bool) -> Callable[[int, int, Path], dict[str, Any]]:
-    """Return what sends the same bytes there and back as tasks, folded or collected, without Flower."""
+    """Return a function that moves the same bytes as tasks without Flower, folded or collected."""
 
     def run(size: int, rounds: int, folder: Path) -> dict[str, Any]:
         seconds = []
@@ -168,7 +168,7 @@ WAYS: Final[dict[str, Callable[[int, int, Path], dict[str, Any]]]] = {
 
 
 def npy_seconds(size: int) -> float:
-    """Return the median seconds of what Flower's ``.npy`` costs a client of the app: reading and writing its arrays."""
+    """Return the median seconds in which Flower's ``.npy`` code reads and writes a client's arrays."""
     from flwr.app import ArrayRecord
 
     seconds = []
@@ -181,7 +181,7 @@ def npy_seconds(size: int) -> float:
 
 
 def mean_seconds(size: int) -> float:
-    """Return the median seconds in which Flower's own FedAvg takes the mean of all clients' replies."""
+    """Return the median seconds in which Flower's FedAvg computes the mean of all clients' replies."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp.strategy import FedAvg
 
@@ -201,7 +201,7 @@ def mean_seconds(size: int) -> float:
 
 
 def measured(size: int, blocks: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Run each way in turns: so many blocks of so many rounds, after one that does not count."""
+    """Run the ways alternately, in blocks of rounds. The first round of a block does not count."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for block in range(blocks):
         for name, way in WAYS.items():
@@ -214,7 +214,7 @@ def measured(size: int, blocks: int, rounds: int) -> dict[str, list[dict[str, An
 
 
 def beside(size: int, blocks: int, rounds: int, least: float) -> list[Figure]:
-    """Rounds, memory and the adapter's own cost at one size; ``least`` is how many times Flower's speed is wanted."""
+    """Measure rounds, memory and the adapter's cost at one size. ``least`` is the goal, in multiples of Flower."""
     found = measured(size, blocks, rounds)
     seconds = {name: Spread.of([one for block in of for one in block["seconds"]]) for name, of in found.items()}
     label = f"a Flower app's round of {size // MIB} MiB with {CLIENTS} clients"
@@ -228,7 +228,7 @@ def beside(size: int, blocks: int, rounds: int, least: float) -> list[Figure]:
 
 
 def memory(size: int, found: dict[str, list[dict[str, Any]]]) -> list[Figure]:
-    """What a server has in memory beyond what it has before the app makes its model, in models."""
+    """Return the memory of a server, less that before the app makes its model, as a multiple of the model's size."""
     models = {name: max((one["peak_bytes"] - one["before_bytes"]) / size for one in found[name])
               for name in ("flower", "folded", "collected")}  # fmt: skip
     link = max(one["superlink_bytes"] / size for one in found["flower"])
@@ -244,9 +244,9 @@ def memory(size: int, found: dict[str, list[dict[str, Any]]]) -> list[Figure]:
 
 
 def costs(size: int, seconds: dict[str, Spread]) -> list[Figure]:
-    """What the adapter takes: what the app takes beyond the same task without Flower, less what Flower's code takes.
+    """Measure the adapter's time: that of the app, less that of the same task without Flower and of Flower's code.
 
-    The latter is its ``.npy`` on the clients and, if replies are collected, its mean on the server.
+    Flower's code is ``.npy`` on the clients and, if replies are collected, the mean on the server.
     """
     cores = min(CLIENTS, len(os.sched_getaffinity(0)))
     each, mean = npy_seconds(size), mean_seconds(size)
@@ -265,17 +265,17 @@ def costs(size: int, seconds: dict[str, Spread]) -> list[Figure]:
 
 
 def small() -> list[Figure]:
-    """8 MiB."""
+    """Measure updates of 8 MiB."""
     return beside(8 * MIB, blocks=3, rounds=2, least=50)
 
 
 def large() -> list[Figure]:
-    """232 MiB."""
+    """Measure updates of 232 MiB."""
     return beside(232 * MIB, blocks=3, rounds=2, least=10)
 
 
 def accuracy() -> list[Figure]:
-    """What a vision app learns in five rounds by the same seed, on Flower's own engine and over thalweg."""
+    """Compare the accuracy of a vision app after five rounds with one seed, on Flower's engine and over thalweg."""
     from tests.flower.learning import WAYS as LEARNING
     from tests.flower.learning import learned, prepare, same_bits
 

@@ -1,4 +1,4 @@
-"""The fold against the machine's memory bandwidth and against NumPy, in turns."""
+"""The fold against the machine's memory bandwidth and against NumPy, measured alternately."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from benches.common import FOLDER, Figure, Spread, note
 
 ELEMENTS = 232_000_000 // 4
-BLOCK = 64 << 10  # elements that stay in the cache
+BLOCK = 64 << 10  # elements of a block that fits into the cache
 
 
 def numpy_best() -> float:
-    """Seconds of NumPy's best way to add a weighted update, of two tried."""
+    """Return the seconds of NumPy's faster way, of two, to add a weighted update."""
     total, update = np.ones(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)
     scratch = np.empty(BLOCK, np.float32)
     times = []
@@ -34,14 +34,14 @@ def numpy_best() -> float:
 
 
 def _example(name: str, *arguments: str) -> dict[str, Any]:
-    """What one of the core's own benches says."""
+    """Return the JSON output of a benchmark of the crate ``thalweg-fold``."""
     command = ["cargo", "run", "--release", "--quiet", "-p", "thalweg-fold", "--example", name, "--", *arguments]
-    said: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=FOLDER).stdout)
-    return said
+    results: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=FOLDER).stdout)
+    return results
 
 
 def fold() -> list[Figure]:
-    """Runs the core's own bench and NumPy alternately."""
+    """Run the crate's benchmark and NumPy alternately."""
     note("fold of 232 MB (builds the bench first)")
     results: list[dict[str, Any]] = []
     numpy_seconds: list[float] = []
@@ -52,7 +52,7 @@ def fold() -> list[Figure]:
 
 
 def together() -> Figure:
-    """Eight queued updates in one pass, against one after the other."""
+    """Fold eight queued updates in one pass, and one after the other."""
     result = _example("many_bench", "232", "7")
     ratio, singly, jointly = (result[name] for name in ("ratio", "one_by_one_ms", "one_pass_ms"))
     text = f"{jointly:.0f} ms, one by one {singly:.0f} ms, ratio {ratio:.2f}"

@@ -1,4 +1,4 @@
-"""``thalweg forward`` on loopback: a gRPC call that sends a stream, straight to its server and through both ends."""
+"""A gRPC call that sends a stream over loopback: directly to its server, and through ``thalweg forward``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCAL: Final = "127.0.0.1"
 
 
 def forwarding() -> list[Figure]:
-    """Return bytes a second of each way, by turns; nothing where grpcio is missing."""
+    """Measure the bytes per second of each route, alternately. Without grpcio, return a figure that says so."""
     try:
         grpc: Any = importlib.import_module("grpc")
     except ImportError:
@@ -59,7 +59,7 @@ def _total(requests: Iterator[bytes], _context: Any) -> bytes:
 
 
 def _sent(grpc: Any, address: str) -> float:
-    """Return the bytes a second of one call over a connection that is there."""
+    """Return the bytes per second of one call over a connection that is open already."""
     with grpc.insecure_channel(address) as channel:
         call = channel.stream_unary(METHOD)
         message = bytes(MESSAGE)
@@ -68,13 +68,13 @@ def _sent(grpc: Any, address: str) -> float:
         total = int(call(message for _ in range(SIZE // MESSAGE)))
         took = time.monotonic() - begun
     if total != SIZE:
-        raise RuntimeError(f"{total} bytes came of {SIZE}")
+        raise RuntimeError(f"the server received {total} of {SIZE} bytes")
     return SIZE / took
 
 
 @contextmanager
 def _route(server: str, *options: str) -> Iterator[str]:
-    """Start both ends before a server, and yield where the near one listens."""
+    """Start both ends in front of a server, and yield the near end's address."""
     started: list[subprocess.Popen[str]] = []
 
     def end(*arguments: str) -> str:

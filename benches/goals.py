@@ -1,9 +1,9 @@
-"""What a loss-tolerant transport is to reach at 700 Mbit/s and 40 ms, all with unmodified kernel senders; interleaved.
+"""Goals of a loss-tolerant transport at 700 Mbit/s and 40 ms with unmodified kernel senders. All ways take turns.
 
-Goodput is of whole updates, start-up included, over the ceiling of the link (see ``masking``). Senders' buffers hold 32
-MiB, but for incast. A single update of 240 MB spends a twelfth of its time on its start; the sketches of these goals
-were measured over 8 s, so updates of that length are sent too. Kernel receivers get smaller updates where loss makes
-them slow: their rate does not depend on it.
+Goodput is that of whole updates, start-up included, as a share of the link's ceiling (see ``masking``). Except for
+incast, senders' buffers hold 32 MiB. An update of 240 MB spends a twelfth of its time on start-up. The goals were first
+measured over 8 s, so updates of that duration are sent too. Updates to kernel receivers are smaller where loss makes
+them slow: their rate does not depend on the size.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 from benches.common import MIB, Figure, Spread, note
-from benches.lossy import FULL, Road, Sent, Way, send, updates
+from benches.lossy import FULL, NetworkPath, Sent, Way, send, updates
 
 REPEATS: Final = 5
-# What a tenth of the bytes costs is little beside what start-up differs by.
+# More repetitions for critical tensors: their cost is small beside the variation of start-up.
 PAIRS: Final = 9
 CONTROLS: Final = ("cubic", "reno", "bbr")
 UPDATE_MIB: Final = 228  # 240 MB
@@ -27,47 +27,47 @@ TENSORS: Final = 10
 TENSORS_MIB: Final = 230
 LOSS: Final = 0.01
 RATE: Final = 700e6
-# Of the senders at that rate: while a repair is lost and comes again, a sender keeps five bandwidth-delay products.
+# At that rate: while a retransmission is lost and sent again, a sender keeps five bandwidth-delay products.
 SEND_BUFFER: Final = "32MiB"
 MASKED: Final = "budget = 0.05"
-ROAD: Final = Road(RATE, loss=LOSS, send_buffer=SEND_BUFFER)
-# Incast: UniFL's workers, with links of their own to one that they share.
+PATH: Final = NetworkPath(RATE, loss=LOSS, send_buffer=SEND_BUFFER)
+# Incast, as in UniFL: each worker has a link of its own, and all share one link to the server.
 WORKERS: Final = 8
 ROUNDS: Final = 200
 SHARED: Final = 400e6
-INCAST: Final = Road(100e6, ("15ms", "25ms"), LOSS, shared=SHARED)
+INCAST: Final = NetworkPath(100e6, ("15ms", "25ms"), LOSS, shared=SHARED)
 INCAST_MIB: Final = 4
 
 
 def goals() -> list[Figure]:
-    """Single flows by congestion control, whole updates, critical tensors, incast."""
+    """Measure single flows of each congestion control, whole updates, critical tensors and incast."""
     return [*_flows(), *_whole(), *_long(), _critical(), _incast()]
 
 
-def _repeated(ways: dict[str, tuple[Way, Road, int]]) -> dict[str, list[Sent]]:
-    """Send an update each way, by turns."""
+def _repeated(ways: dict[str, tuple[Way, NetworkPath, int]]) -> dict[str, list[Sent]]:
+    """Send an update in each way, alternately, ``REPEATS`` times."""
     found: dict[str, list[Sent]] = {name: [] for name in ways}
     for repeat in range(REPEATS):
-        for name, (way, road, mib) in ways.items():
-            (one,) = updates(send(way, road, mib, seed=repeat), mib)
+        for name, (way, path, mib) in ways.items():
+            (one,) = updates(send(way, path, mib, seed=repeat), mib)
             found[name].append(one)
             note(f"{repeat + 1}/{REPEATS} {name}: {one.goodput / 1e6:.1f} Mbit/s, {one.missing:.2%} missing")
     return found
 
 
 def _flows() -> list[Figure]:
-    clean, lossy = (replace(ROAD, loss=loss) for loss in (0.0, LOSS))
-    ways = {f"masked {cc} {road.loss:.0%}": (Way("unifl", cc, MASKED), road, UPDATE_MIB)
-            for cc in CONTROLS for road in (clean, lossy)}  # fmt: skip
+    clean, lossy = (replace(PATH, loss=loss) for loss in (0.0, LOSS))
+    ways = {f"masked {cc} {path.loss:.0%}": (Way("unifl", cc, MASKED), path, UPDATE_MIB)
+            for cc in CONTROLS for path in (clean, lossy)}  # fmt: skip
     ways["kernel cubic 0%"] = (Way("tcp", "cubic"), clean, UPDATE_MIB)
     ways["kernel cubic 1%"] = (Way("tcp", "cubic"), lossy, SMALL_MIB)
     sent = _repeated(ways)
     figures = []
     for cc in CONTROLS:
-        for road in (clean, lossy):
-            ones = sent[f"masked {cc} {road.loss:.0%}"]
-            figures += [_share(f"masked, {cc}, 700 Mbit/s, 40 ms, loss {road.loss:.0%}", ones, road, 0.97)]
-            figures += [_excess(f"lost beyond the link's, {cc}, loss {road.loss:.0%}", ones, road.loss)]
+        for path in (clean, lossy):
+            ones = sent[f"masked {cc} {path.loss:.0%}"]
+            figures += [_share(f"masked, {cc}, 700 Mbit/s, 40 ms, loss {path.loss:.0%}", ones, path, 0.97)]
+            figures += [_excess(f"lost beyond the link's, {cc}, loss {path.loss:.0%}", ones, path.loss)]
     return [*figures, _start(sent["masked cubic 0%"]), *_beside_kernel(sent)]
 
 
@@ -78,8 +78,8 @@ def _start(ones: Sequence[Sent]) -> Figure:
                   {"seconds": starts})  # fmt: skip
 
 
-def _share(name: str, ones: Sequence[Sent], road: Road, least: float) -> Figure:
-    shares = [one.goodput / road.ceiling for one in ones]
+def _share(name: str, ones: Sequence[Sent], path: NetworkPath, least: float) -> Figure:
+    shares = [one.goodput / path.ceiling for one in ones]
     value = f"{Spread.of(shares).text(100)} % of the ceiling"
     return Figure(name, value, f"{least:.0%}", statistics.median(shares) >= least, {"shares": shares})
 
@@ -102,30 +102,30 @@ def _beside_kernel(sent: dict[str, list[Sent]]) -> list[Figure]:
 
 
 def _whole() -> list[Figure]:
-    """Every byte comes: masked and asked for again at the end, or each hole repaired by its sender's TCP."""
-    asked = {f"every byte, masked and asked for again, {cc}": (Way("unifl", cc, MASKED, resend=True), ROAD, UPDATE_MIB)
+    """Measure updates without missing bytes: resent at the end after masking, or each hole retransmitted by TCP."""
+    asked = {f"every byte, masked and asked for again, {cc}": (Way("unifl", cc, MASKED, resend=True), PATH, UPDATE_MIB)
              for cc in CONTROLS}  # fmt: skip
     repaired = {f"every byte, each hole repaired by TCP, {cc}":
-                (Way("unifl", cc, "budget = 0"), ROAD, UPDATE_MIB) for cc in CONTROLS}  # fmt: skip
-    return [_share(f"{name}, loss 1%", ones, ROAD, 0.90) for name, ones in _repeated(asked | repaired).items()]
+                (Way("unifl", cc, "budget = 0"), PATH, UPDATE_MIB) for cc in CONTROLS}  # fmt: skip
+    return [_share(f"{name}, loss 1%", ones, PATH, 0.90) for name, ones in _repeated(asked | repaired).items()]
 
 
 def _long() -> list[Figure]:
-    """The ceiling and every byte once more, over as long a time as the sketches of them."""
+    """Measure goodput with and without missing bytes again with updates of 8 s, the duration that the goals assume."""
     ways = {cc: Way("unifl", cc, MASKED) for cc in CONTROLS}
-    long = {f"masked, {cc}, {LONG_MIB} MiB": (way, ROAD, LONG_MIB) for cc, way in ways.items()}
-    asked = {f"every byte, {name}": (replace(way, resend=True), road, mib) for name, (way, road, mib) in long.items()}
+    long = {f"masked, {cc}, {LONG_MIB} MiB": (way, PATH, LONG_MIB) for cc, way in ways.items()}
+    asked = {f"every byte, {name}": (replace(way, resend=True), path, mib) for name, (way, path, mib) in long.items()}
     least = dict.fromkeys(long, 0.97) | dict.fromkeys(asked, 0.90)
-    return [_share(f"{name}, loss 1%", ones, ROAD, least[name]) for name, ones in _repeated(long | asked).items()]
+    return [_share(f"{name}, loss 1%", ones, PATH, least[name]) for name, ones in _repeated(long | asked).items()]
 
 
 def _critical() -> Figure:
-    """What it costs if a tenth of the bytes may not be missing: the time of an update with it, over that without."""
+    """Measure the additional time of an update if a tenth of its bytes is critical."""
     way = Way("unifl", "cubic", MASKED)
     some = replace(way, repair='critical = ["payload.4"]')
     over = []
     for repeat in range(PAIRS):
-        runs = [send(one, ROAD, TENSORS_MIB, seed=repeat, tensors=TENSORS) for one in (way, some)]
+        runs = [send(one, PATH, TENSORS_MIB, seed=repeat, tensors=TENSORS) for one in (way, some)]
         (without,), (with_it,) = (updates(run, TENSORS_MIB) for run in runs)
         over.append(with_it.seconds / without.seconds - 1)
         note(f"{repeat + 1}/{PAIRS} a tenth critical: {over[-1]:+.2%} of time")
@@ -135,7 +135,7 @@ def _critical() -> Figure:
 
 
 def _incast() -> Figure:
-    """A round's time is that of the slowest worker's update."""
+    """Measure rounds of eight workers. A round takes as long as its slowest update."""
     way = Way("unifl", "cubic", MASKED)
     run = send(way, INCAST, INCAST_MIB, clients=WORKERS, rounds=ROUNDS)
     ups = [row for row in run.transfers if row["direction"] == "up"]

@@ -1,4 +1,4 @@
-"""Nodes of a graph: one exchange of LeNet's bytes, beside plain TCP; memory by degree; many nodes in one process."""
+"""Nodes of a graph: exchanges of LeNet beside plain TCP, memory by degree, and many nodes in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES = 16
 
 
 def exchange(kind: str, url: str, work: tuple[int, int, int], config: str = "{}") -> list[dict[str, Any]]:
-    """Run a process a node; what each of them says in the end. ``work``: degree, bytes of a model, exchanges."""
+    """Run each node in a process and return their results. ``work``: degree, bytes of a model, exchanges."""
     command = [sys.executable, "-m", "benches.neighbour", kind, url]
     numbers = [str(n) for n in (NODES, *work)]
     pipe = subprocess.PIPE
@@ -42,12 +42,12 @@ def exchange(kind: str, url: str, work: tuple[int, int, int], config: str = "{}"
             process.wait()
 
 
-def of_all(said: list[dict[str, Any]]) -> list[float]:
-    return [seconds for one in said for seconds in one["seconds"]]
+def all_seconds(results: list[dict[str, Any]]) -> list[float]:
+    return [seconds for one in results for seconds in one["seconds"]]
 
 
 def beside_tcp(turns: int = 3, rounds: int = 30) -> list[Figure]:
-    """LeNet to three neighbours and theirs back, in turns with plain TCP and numpy."""
+    """Exchange LeNet with three neighbours, alternately with plain TCP and NumPy."""
     note(f"{NODES} processes exchange {LENET} bytes with 3 neighbours, beside plain TCP")
     kinds = {
         "raw": ("raw", "-", "{}"),
@@ -59,7 +59,7 @@ def beside_tcp(turns: int = 3, rounds: int = 30) -> list[Figure]:
     for _ in range(turns):
         for kind, (how, url, config) in kinds.items():
             last[kind] = exchange(how, url, (3, LENET, rounds), config)
-            seconds[kind] += of_all(last[kind])
+            seconds[kind] += all_seconds(last[kind])
     spread = {kind: Spread.of(values) for kind, values in seconds.items()}
     figures = []
     for kind, most, times in (("tcp", 0.012, 2.5), ("udp", 0.020, None)):
@@ -78,43 +78,43 @@ def beside_tcp(turns: int = 3, rounds: int = 30) -> list[Figure]:
 
 
 def memory(size: int = 32 * MIB) -> list[Figure]:
-    """How much more memory a node's process takes for its exchanges than for its own model."""
+    """Measure the memory that exchanges add to a node's process."""
     figures = []
     for degree in (3, 15):
         note(f"memory of nodes with {degree} neighbours, {size // MIB} MiB a model")
-        said = exchange("thalweg", "tcp://127.0.0.1:0", (degree, size, 3))
-        taken = [one["more_bytes"] for one in said]
+        results = exchange("thalweg", "tcp://127.0.0.1:0", (degree, size, 3))
+        taken = [one["more_bytes"] for one in results]
         if None in taken:
-            raise RuntimeError("the system does not say how much memory a process takes")
+            raise RuntimeError("the system does not report the memory of a process")
         most = max(taken)
-        # The arena itself is touched by the first exchange, so it is among what is more.
+        # The limit includes the arena, because only the first exchange writes to its pages.
         limit = 4 * size + 4 * MIB
         label = f"memory of a node, {degree} neighbours, model of {size // MIB} MiB"
-        value, said_limit = f"{most / MIB:.0f} MiB", f"{limit // MIB} MiB (4 models + 4 MiB)"
-        figures.append(Figure(label, value, said_limit, most <= limit, {"more_bytes": most, "limit": limit}))
+        value, limit_text = f"{most / MIB:.0f} MiB", f"{limit // MIB} MiB (4 models + 4 MiB)"
+        figures.append(Figure(label, value, limit_text, most <= limit, {"more_bytes": most, "limit": limit}))
     return figures
 
 
 def soak(url: str = "tcp://127.0.0.1:0", size: int = 64 << 10, rounds: int = 10_000) -> Figure:
-    """Whether a node's memory stays as it is: from the second tenth of so many exchanges to the last."""
+    """Check that a node's memory does not grow from the second tenth of ``rounds`` exchanges to the last."""
     note(f"{rounds} exchanges of {NODES} nodes with 3 neighbours, {size >> 10} KiB, {url}")
     config = "{}" if url.startswith("tcp") else '{"wait": "deadline"}'
-    said = exchange("thalweg", url, (3, size, rounds), config)
-    grown = [one["resident"][-1] - one["resident"][1] for one in said]
-    seconds = Spread.of(of_all(said))
+    results = exchange("thalweg", url, (3, size, rounds), config)
+    grown = [one["resident"][-1] - one["resident"][1] for one in results]
+    seconds = Spread.of(all_seconds(results))
     value = f"{max(grown) / MIB:.2f} MiB more at the end than at {rounds // 5}; {seconds.text(1e3)} ms an exchange"
     label = f"memory over {rounds} exchanges, {NODES} processes, {url.partition(':')[0]}"
-    details = {"resident": [one["resident"] for one in said], "seconds": vars(seconds)}
+    details = {"resident": [one["resident"] for one in results], "seconds": vars(seconds)}
     return Figure(label, value, "1 MiB", max(grown) <= MIB, details)
 
 
 def soaks() -> list[Figure]:
-    """Ten thousand exchanges over tcp, and as many over udp."""
+    """Check memory over ten thousand exchanges over tcp, and as many over udp."""
     return [soak(), soak("udp://127.0.0.1:0")]
 
 
 def in_one_process(nodes: int = 256, size: int = 64 << 10, rounds: int = 5) -> Figure:
-    """A ring of nodes, each driven by a thread of this process."""
+    """Measure iterations of a ring of nodes, each driven by a thread of this process."""
     label = f"{nodes} nodes in one process, {size >> 10} KiB, ring, one iteration"
     note(label)
     made = gathered(nodes, 2, size, "{}")
@@ -128,11 +128,11 @@ def in_one_process(nodes: int = 256, size: int = 64 << 10, rounds: int = 5) -> F
 
 
 def one_slow(turns: int = 3, rounds: int = 40, train: float = 0.05, times: int = 20) -> Figure:
-    """What a node that trains 20 times as long costs the others, who wait until a deadline that adapts."""
+    """Measure how much a node that trains 20 times as long delays the others, which wait until an adaptive deadline."""
     label = f"one node of 8 trains {times} times as long, 3-regular, deadline: an iteration of the others"
     note(label)
     found: dict[int, list[float]] = {1: [], times: []}
-    heard = 0
+    models_used = 0
     for _ in range(turns):
         for factor, seconds in found.items():
             made = gathered(8, 3, 64 << 10, '{"wait": "deadline"}')
@@ -143,10 +143,10 @@ def one_slow(turns: int = 3, rounds: int = 40, train: float = 0.05, times: int =
             beside.start()
             marks = driven(work)
             over.set()
-            # The first iterations know no lags yet.
+            # Leave out the first iterations, in which the deadline has not adapted yet.
             seconds += [after - before for mark in marks for before, after in pairwise(mark[rounds // 4 :])]
             if factor == times:
-                heard += sum(name(0) in report["heard"] for node in others for report in node.reports)
+                models_used += sum(name(0) in report["heard"] for node in others for report in node.reports)
             for node in others:
                 node.core.close("done")
             beside.join()
@@ -154,11 +154,11 @@ def one_slow(turns: int = 3, rounds: int = 40, train: float = 0.05, times: int =
     alike, beside_slow = Spread.of(found[1]), Spread.of(found[times])
     ratio = beside_slow.median / alike.median
     value = f"{beside_slow.text(1e3)} ms, among nodes alike {alike.text(1e3)} ms, ratio {ratio:.2f}"
-    value += f"; its models were used {heard} times"
-    details = {"seconds": vars(beside_slow), "alike_seconds": vars(alike), "heard": heard}
-    return Figure(label, value, "2 times", ratio <= 2.0 and heard > 0, details)
+    value += f"; its models were used {models_used} times"
+    details = {"seconds": vars(beside_slow), "alike_seconds": vars(alike), "heard": models_used}
+    return Figure(label, value, "2 times", ratio <= 2.0 and models_used > 0, details)
 
 
 def graph() -> list[Figure]:
-    """All figures of nodes on a graph."""
+    """Measure all figures of nodes on a graph."""
     return [*beside_tcp(), *memory(), in_one_process(), one_slow()]

@@ -1,4 +1,4 @@
-"""The lab's links against their nominal values: real TCP and UDP between namespaces of this machine."""
+"""Compares the lab's links with their nominal values, by TCP and UDP between namespaces of this machine."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ BUFFERS = "4096 131072 67108864"
 SO_TIMESTAMPNS = 35
 SO_RCVBUFFORCE = 33
 SYSCTLS = {"net.ipv4.tcp_rmem": BUFFERS, "net.ipv4.tcp_wmem": BUFFERS}
-# What a transfer takes to find its speed is not counted.
+# Seconds of start-up that are left out of a transfer.
 RAMP = 1.0
 
 
 class Net:
-    """A lab in this process; sockets belong to the host they were made in."""
+    """A lab in this process. A socket belongs to the host in which it was made."""
 
     def __init__(self, core: _core.Lab) -> None:
         self.core = core
         self.hosts: dict[str, Any] = json.loads(core.hosts())
 
     def inside(self, host: str, make: Callable[[], T]) -> T:
-        """Return what ``make`` returns on a thread inside of the host."""
+        """Call ``make`` in a thread inside the host, and return its result."""
         made: list[T] = []
 
         def work() -> None:
@@ -119,7 +119,7 @@ def transfer(net: Net, block: int, seconds: float) -> float:
 
     def send() -> None:
         payload = bytes(block)
-        # The receiver hangs up when it has measured.
+        # The receiver closes the connection when it has measured.
         with sender, suppress(ConnectionError):
             while time.perf_counter() < ends + 10:
                 sender.sendall(payload)
@@ -144,7 +144,7 @@ def measure(receiver: socket.socket, block: int, seconds: float) -> float:
 
 
 def delays() -> Figure:
-    """Datagrams one way, from before they are sent to the kernel's time of arrival; what is beyond nominal."""
+    """Measure one-way delays beyond nominal, from before sending to the kernel's timestamp of arrival."""
     beyond: dict[float, dict[str, float]] = {}
     for delay in (0.001, 0.01, 0.1):
         with star({"delay": delay}) as net:
@@ -171,10 +171,10 @@ def one_way(net: Net, count: int) -> list[float]:
             here.sendto(struct.pack("!q", time.time_ns()), there.getsockname())
             if number % 10 == 9:
                 time.sleep(0.002)
-        return [arrival(there) for _ in range(count)]
+        return [one_delay(there) for _ in range(count)]
 
 
-def arrival(receiver: socket.socket) -> float:
+def one_delay(receiver: socket.socket) -> float:
     payload, extra, _, _ = receiver.recvmsg(100, 100)
     seconds, nanoseconds = next(struct.unpack("qq", data) for _, kind, data in extra if kind == SO_TIMESTAMPNS)
     (sent,) = struct.unpack("!q", payload)
@@ -185,7 +185,7 @@ def goodputs() -> Iterator[Figure]:
     for mbits in (5, 20, 60, 100, 700):
         rate = mbits * 10**6
         with star({"rate": rate, "delay": 0.01}) as net:
-            # Small blocks at a low rate, so that what is measured is not a few of them.
+            # Smaller blocks at lower rates, so that the time is not rounded to a few blocks.
             shares = [transfer(net, max(1448, rate // 800), 4.0) / rate / DATA_SHARE for _ in range(3)]
         spread = Spread.of(shares)
         name = f"goodput at {mbits} Mbit/s, 20 ms, of what headers leave"
@@ -194,7 +194,7 @@ def goodputs() -> Iterator[Figure]:
 
 def losses() -> Iterator[Figure]:
     for loss in (0.001, 0.01, 0.05, 0.2):
-        seen = fates({"loss": loss}, 100_000)
+        seen = arrivals({"loss": loss}, 100_000)
         share, error = seen.count(0) / len(seen), (loss * (1 - loss) / len(seen)) ** 0.5
         off = (share - loss) / error
         name = f"loss of {loss:.1%} over 100,000 datagrams"
@@ -203,18 +203,20 @@ def losses() -> Iterator[Figure]:
 
 
 def correlation() -> Figure:
-    """Neighbouring fates under tc's chain, as its 25 % at a loss of 20 % should have them."""
+    """Compare the autocorrelation of losses with that of tc-netem(8), for a loss of 20 % and a correlation of 25 %."""
     nominal, loss = 0.25, 0.2
-    seen = fates({"loss": loss, "loss_correlation": nominal}, 100_000)
-    got, expected = neighbours(seen), chain_fates(nominal, loss)
+    seen = arrivals({"loss": loss, "loss_correlation": nominal}, 100_000)
+    got, expected = autocorrelation(seen), netem_autocorrelation(nominal, loss)
     ratio = got / expected
     value = f"{got:.4f}, {ratio:.3f} of tc's chain ({expected:.4f}) at {seen.count(0) / len(seen):.2%} loss"
     details = {"got": got, "chain": expected, "loss": seen.count(0) / len(seen)}
-    return Figure("fates under a loss correlation of 25 %", value, "within 10 %", abs(ratio - 1) <= 0.1, details)
+    return Figure(
+        "autocorrelation of losses at a loss correlation of 25 %", value, "within 10 %", abs(ratio - 1) <= 0.1, details
+    )
 
 
-def chain_fates(correlation: float, loss: float) -> float:
-    """Return how neighbouring fates correlate in tc's own chain, cut where it loses ``loss``; computed here anew."""
+def netem_autocorrelation(correlation: float, loss: float) -> float:
+    """Return the autocorrelation of losses in netem's model, computed here independently of the core."""
     import numpy as np
 
     fresh = np.random.default_rng(5).random(1_000_000)
@@ -223,17 +225,17 @@ def chain_fates(correlation: float, loss: float) -> float:
     for place, value in enumerate(fresh):
         last = (1 - correlation) * value + correlation * last
         values[place] = last
-    return neighbours((values >= np.quantile(values, loss)).astype(int).tolist())
+    return autocorrelation((values >= np.quantile(values, loss)).astype(int).tolist())
 
 
-def neighbours(seen: Sequence[int]) -> float:
+def autocorrelation(seen: Sequence[int]) -> float:
     mean = statistics.fmean(seen)
     spread = sum((x - mean) ** 2 for x in seen)
     return sum((a - mean) * (b - mean) for a, b in pairwise(seen)) / spread
 
 
 def bursts() -> Figure:
-    seen = fates({"burst": {"enter": 0.01, "leave": 0.2}}, 100_000)
+    seen = arrivals({"burst": {"enter": 0.01, "leave": 0.2}}, 100_000)
     lost = seen.count(0)
     count = sum(1 for a, b in pairwise(seen) if a and not b)
     length = lost / count
@@ -242,8 +244,8 @@ def bursts() -> Figure:
     return Figure(name, value, "within 10 %", abs(length / 5 - 1) <= 0.1, {"length": length, "bursts": count})
 
 
-def fates(shape: Mapping[str, object], count: int) -> list[int]:
-    """Return which of ``count`` datagrams came: 1 or 0 each. The link's own count must agree."""
+def arrivals(shape: Mapping[str, object], count: int) -> list[int]:
+    """Send ``count`` datagrams. Returns 1 for each that arrived, else 0; notes if the link's counters disagree."""
     seen = [0] * count
     with star(shape) as net:
         here, there = net.datagrams("client-1"), net.datagrams("server")
@@ -260,16 +262,16 @@ def fates(shape: Mapping[str, object], count: int) -> list[int]:
             for number in range(count):
                 here.sendto(struct.pack("!I", number) + bytes(60), there.getsockname())
                 if number % 200 == 199:
-                    time.sleep(0.004)  # the receiver keeps up
+                    time.sleep(0.004)  # so that the receiver keeps up
             thread.join()
         line = net.line("client-1", "ab")
     if (line["packets_in"], line["lost"]) != (count, seen.count(0)):
-        note(f"the link counted {line['packets_in']} in and {line['lost']} lost; {seen.count(0)} did not come")
+        note(f"the link counted {line['packets_in']} in and {line['lost']} lost; {seen.count(0)} did not arrive")
     return seen
 
 
 def many_links() -> Figure:
-    """One stream on each of 64 links at once, all driven by one loop; each link's median over the repetitions."""
+    """Measure 64 links at once, with one stream on each, driven by one loop: each link's median over repetitions."""
     rate, clients, repetitions = 20 * 10**6, 64, 5
     runs = [all_at_once(rate, clients, 5.0) for _ in range(repetitions)]
     shares = [statistics.median(link) for link in zip(*(wire for wire, _ in runs), strict=True)]
@@ -285,7 +287,7 @@ def many_links() -> Figure:
 
 
 def all_at_once(rate: int, clients: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Return what each link carried and the goodput over it, as shares of nominal."""
+    """Return each link's rate on the wire and its goodput, as shares of the nominal rate."""
     with star({"rate": rate, "delay": 0.01}, clients) as net:
         pairs = [net.stream(f"client-{number}", "server") for number in range(1, clients + 1)]
         selector = selectors.DefaultSelector()
@@ -293,7 +295,7 @@ def all_at_once(rate: int, clients: int, seconds: float) -> tuple[list[float], l
         for number, (sender, receiver) in enumerate(pairs):
             sender.setblocking(False)
             receiver.setblocking(False)
-            # One loop for all: it is not to be woken for each packet.
+            # Do not wake the loop, which serves all streams, for each packet.
             receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 64 << 10)
             selector.register(sender, selectors.EVENT_WRITE, (number, False))
             selector.register(receiver, selectors.EVENT_READ, (number, True))

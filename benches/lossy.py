@@ -1,4 +1,4 @@
-"""Updates over paths that lose packets, as the benchmarks of loss-tolerant transports send them."""
+"""Sends updates over paths that lose packets, for the benchmarks of loss-tolerant transports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benches.common import MIB
 from thalweg.network.bound import Stage, carried
 from thalweg.report.source import Row, Run, read_run
 
-# Samples of a link, 10 ms apart, over which its rate is taken; the share of its limit at which it counts as full.
+# A link's rate is averaged over this many samples, 10 ms apart. The link counts as full from this share of its limit.
 WINDOW: Final = 2
 FULL: Final = 0.9
 PLAN: Final = """
@@ -44,46 +44,46 @@ tcp = {tcp}
 
 
 @dataclass(frozen=True)
-class Road:
-    """A path: bits a second, time one way, and the share of packets lost on the way up, in front of its queue."""
+class NetworkPath:
+    """A path: bits per second, one-way delay, and the share of packets lost on the way up, before the queue."""
 
     rate: float = 100e6
     delay: str | tuple[str, str] = "20ms"
     loss: float = 0.0
-    # With it all clients share a link of so many bits a second to the server.
+    # Rate of a link to the server that all clients share, in bits per second; None without one.
     shared: float | None = None
-    # Congestion control of all connections, those of an update's rivals too: a machine's own may be any.
+    # Congestion control of all connections, also of competing ones, which have the machine's default otherwise.
     everybody: str | None = None
-    # Of each sender; without it four bandwidth-delay products, 6 MiB at least.
+    # Buffer of each sender. Default: four bandwidth-delay products, at least 6 MiB.
     send_buffer: str | None = None
 
     @property
     def ceiling(self) -> float:
-        """Bits a second of data that one sender can have."""
+        """The most goodput of one sender, in bits per second."""
         return carried([Stage(self.rate, self.loss)]) or math.inf
 
     @property
     def shared_ceiling(self) -> float:
-        """Bits a second of data that all senders together can have of the link that they share."""
+        """The most goodput of all senders together over their shared link, in bits per second."""
         return carried([Stage(self.shared)]) or math.inf
 
 
 @dataclass(frozen=True)
 class Way:
-    """How updates are sent. Without ``congestion`` it is no matter: both ends are ours."""
+    """How updates are sent. ``congestion`` is None for transports that have a sender of their own."""
 
     transport: str
     congestion: str | None = None
     options: str = ""
-    # What is missing at the end is asked for again, until nothing is.
+    # Whether missing ranges are resent until the update is whole.
     resend: bool = False
-    # More of the plan's section.
+    # Further keys of the plan's section [repair].
     repair: str = ""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """An update that has come: bits a second from its first byte to its last, and the share that is missing.
+    """A received update: goodput in bits per second from its first byte to its last, and the share that is missing.
 
     ``started`` is the time from its first byte until its link carried 90 % of its rate; infinite if it never did.
     """
@@ -94,8 +94,10 @@ class Sent:
     started: float
 
 
-def send(way: Way, path: Road, mib: int, *, tensors: int = 1, clients: int = 1, rounds: int = 1, seed: int = 0) -> Run:
-    """Run a job over the path; return its record. An update has so many tensors of the same size."""
+def send(
+    way: Way, path: NetworkPath, mib: int, *, tensors: int = 1, clients: int = 1, rounds: int = 1, seed: int = 0
+) -> Run:
+    """Run a job over the path and return its record. An update has ``tensors`` tensors of the same size."""
     shared = "" if path.shared is None else f'topology = "bottleneck"\nbottleneck = {{ rate = {path.shared:.0f} }}'
     text = PLAN.format(
         clients=clients,
@@ -108,7 +110,7 @@ def send(way: Way, path: Road, mib: int, *, tensors: int = 1, clients: int = 1, 
         resend=json.dumps(way.resend),
         repair=way.repair,
         megabits=path.rate / 1e6,
-        # A string or a list of them is written in JSON as in TOML.
+        # A string, or a list of strings, is the same in JSON and TOML.
         delay=json.dumps(path.delay),
         loss=path.loss * 100,
         shared=shared,
@@ -117,8 +119,8 @@ def send(way: Way, path: Road, mib: int, *, tensors: int = 1, clients: int = 1, 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "plan.toml").write_text(text)
         command = [sys.executable, "-m", "thalweg", "run", "plan.toml", "--json"]
-        said = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
-        return read_run(Path(folder) / json.loads(said)["record"])
+        output = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+        return read_run(Path(folder) / json.loads(output)["record"])
 
 
 def _table(settings: dict[str, str | None]) -> str:
@@ -127,7 +129,7 @@ def _table(settings: dict[str, str | None]) -> str:
 
 
 def updates(run: Run, mib: int) -> list[Sent]:
-    """Return what became of each update of a run, in the order of rounds."""
+    """Return the received updates of a run, in the order of rounds."""
     return [_sent(run, way, mib * MIB) for way in run.transfers if way["direction"] == "up"]
 
 
@@ -138,7 +140,7 @@ def _sent(run: Run, way: Row, size: int) -> Sent:
 
 
 def _full(run: Run, client: str, begin: float) -> float:
-    """Return when the client's link had carried 90 % of its rate for a while, from ``begin`` on."""
+    """Return when the client's link first carried 90 % of its rate after ``begin``; infinity if it never did."""
     found = [line for line in run.samples if (line.link, line.direction) == (client, "ab")]
     for line in found:
         rate = (

@@ -1,4 +1,4 @@
-"""``unifl`` with its server in this process: a thousand connections at once, and which thread takes how much CPU."""
+"""``unifl`` with its server in this process: a thousand connections at once, and the CPU time of each thread."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FLOW_BYTES: Final = 256 << 10
 REPEATS: Final = 5
 LOSS: Final = 0.01
 UPDATE_MIB: Final = 228
-# What a receiver may take, in core seconds a gigabit.
+# Limit for a receiver's CPU time, in core seconds per gigabit.
 MOST: Final = 0.2
-# Seconds between a model and its update, and the share of the time below which a thread counts as idle.
+# Seconds that a client waits between model and update. A thread that uses a smaller share of CPU time is idle.
 REST: Final = 2.0
 IDLE: Final = 0.02
-# As the core names them.
+# Names of the core's threads.
 DEVICE: Final = "thalweg-unifl"
 SERVER: Final = "thalweg-server"
 Outcome = dict[str, Any]
@@ -36,9 +36,9 @@ Outcome = dict[str, Any]
 
 @contextmanager
 def masked(size: int, clients: int, rate: int, rest: float = 0.0) -> Iterator[_core.Server]:
-    """A server with so many clients, whose kernels' Cubic sends over one link of 40 ms that loses 1 % on the way up.
+    """Yield a server whose clients send with the kernel's Cubic over one link of 40 ms that loses 1 % on the way up.
 
-    Between model and update clients rest for so many seconds.
+    ``rest``: the seconds that clients wait between model and update.
     """
     arena = _core.Arena(_core.Layout([("payload", "F32", [size // 4])]))
     np.asarray(arena).view(np.float32)[:] = 1.0
@@ -72,7 +72,7 @@ def updates(outcome: Outcome) -> list[Mapping[str, Any]]:
 
 
 def thousand() -> list[Figure]:
-    """Rounds of a thousand connections over one link."""
+    """Measure rounds of a thousand connections over one link."""
     name = f"{FLOWS} masked flows at once, {FLOW_BYTES >> 10} KiB each, 1 Gbit/s, 40 ms, loss {LOSS:.0%}"
     note(name)
     with masked(FLOW_BYTES, FLOWS, 10**9) as server:
@@ -85,7 +85,7 @@ def thousand() -> list[Figure]:
 
 
 def threads() -> dict[str, float]:
-    """Return the processor seconds that threads of each name have had in this process."""
+    """Return the CPU seconds of this process's threads so far, by the threads' names."""
     found: dict[str, float] = defaultdict(float)
     for task in Path("/proc/self/task").iterdir():
         nanoseconds = int((task / "schedstat").read_text().split()[0])
@@ -94,7 +94,7 @@ def threads() -> dict[str, float]:
 
 
 def receiver() -> list[Figure]:
-    """Processor time of updates by their gigabits: of TCP and masking, and with all else that a server does of them."""
+    """Measure CPU time per gigabit of updates: of TCP and masking alone, and of all work of the server."""
     name = f"{UPDATE_MIB} MiB, Cubic, 700 Mbit/s, 40 ms, loss {LOSS:.0%}"
     note(f"processor time of a masked update of {name}")
     gigabits = UPDATE_MIB * MIB * 8 / 1e9
@@ -120,7 +120,7 @@ def receiver() -> list[Figure]:
 
 
 def halves(server: _core.Server, number: int) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Run a round whose clients rest; return what threads had had before it, in that rest, and after it."""
+    """Run a round and return the threads' CPU seconds before it, between model and update, and after it."""
     began = before = threads()
     between: dict[str, float] | None = None
     thread = threading.Thread(target=server.round, args=(number, "{}", None))
@@ -129,7 +129,7 @@ def halves(server: _core.Server, number: int) -> tuple[dict[str, float], dict[st
         time.sleep(REST / 4)
         now = threads()
         busy = now[DEVICE] - before[DEVICE] > IDLE * REST / 4
-        # Nothing has been done since the last look, but something since the beginning: the model is there.
+        # The model has arrived: the thread has worked in this round, but not since the last sample.
         if between is None and not busy and now[DEVICE] - began[DEVICE] > IDLE:
             between = now
         before = now

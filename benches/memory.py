@@ -1,4 +1,4 @@
-"""What a server needs in memory, whatever the number of its clients."""
+"""Peak memory of a server, which should not depend on the number of its clients."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import tempfile
 
 from benches.common import FOLDER, MIB, Figure, note
 
-BASE = 150e6  # bytes that are not updates: Python, libraries, buffers of links
+BASE = 150e6  # bytes besides updates: Python, libraries, buffers of links
 
 
 def peak(size: int, clients: int, partial: str) -> int:
-    """Peak resident bytes of the server of ``thalweg run``."""
+    """Run a job by ``thalweg run`` and return the peak resident bytes of its server."""
     with tempfile.TemporaryDirectory() as records:
         command = [sys.executable, "-m", "thalweg", "run", "--model", f"payload:{size // MIB}MiB", "--rounds", "2"]
         command += ["--clients", str(clients), "--partial", partial, "--record", records, "--json"]
@@ -23,7 +23,7 @@ def peak(size: int, clients: int, partial: str) -> int:
 
 
 def server_memory(size: int) -> list[Figure]:
-    """With 4 and with 16 clients, for both rules of partial updates."""
+    """Measure 4 and 16 clients, with both settings for partial updates."""
     figures = []
     for partial, updates in (("keep", 2.5), ("discard", 4.5)):
         for clients in (4, 16):

@@ -1,9 +1,9 @@
-"""One node of a measurement: a thalweg node, or the plainest TCP that does the same work.
+"""One node of a measurement: a thalweg node, or a minimal TCP program that does the same work.
 
 python -m benches.neighbour thalweg|raw URL PLACE NODES DEGREE BYTES ROUNDS [CONFIG]
 
 Prints its address; reads all addresses as a JSON list; exchanges a model of BYTES with its neighbours ROUNDS times;
-prints a JSON object with the seconds of each exchange and what its process took: the peak, and ten samples on the way.
+prints a JSON object with the seconds of each exchange and the memory of its process: the peak and ten samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLES = 10
 
 
 def neighbours(place: int, nodes: int, degree: int) -> list[int]:
-    """Those beside it on a ring, then those one further; of an odd degree also the one opposite."""
+    """Return the nearest ``degree`` nodes on a ring; for an odd degree, the last of them is the opposite node."""
     near = [(place + sign * step) % nodes for step in range(1, degree // 2 + 1) for sign in (-1, 1)]
     return sorted({*near, *([(place + nodes // 2) % nodes] if degree % 2 else [])})
 
@@ -41,7 +41,7 @@ def name(place: int) -> str:
 
 
 def resident_bytes() -> int:
-    """Memory that this process has now."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -50,7 +50,7 @@ def say(value: object) -> None:
 
 
 def timed(rounds: int, exchange: Callable[[int], int]) -> list[float]:
-    """Seconds of each exchange, the first of which only warms up. Each gives the number of the next."""
+    """Return the seconds of each exchange after the first. ``exchange`` takes its number and returns the next one."""
     seconds, number = array("d"), 1
     while number <= rounds + 1:
         started = time.perf_counter()

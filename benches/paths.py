@@ -1,4 +1,4 @@
-"""Bad paths: jitter, packets that overtake others, bursts and much loss. ltp and udp beside tcp with BBR, by turns.
+"""Bad paths: jitter, reordering, bursts and much loss. ltp and udp take turns with tcp with BBR.
 
 One client receives a model and sends an update over a path that loses on its way up only. A run counts as failed if it
 has not ended in time. 70 % loss begins 5 s after the network, when the parties have met: the handshake is TCP's.
@@ -40,69 +40,69 @@ WAYS: Final = {
     "ltp": 'url = "ltp"',
     "udp": 'url = "udp"',
 }
-# ltp reaches at least this share of what tcp with BBR does, and this share of the bound where a tenth or more is lost.
+# Goals of ltp: a share of the goodput of tcp with BBR, and a share of the bound where 10 % or more is lost.
 OF_BBR: Final = 0.95
 LOSSY: Final = 0.75
 
 
 @dataclass(frozen=True)
-class Road:
+class NetworkPath:
     """A path: the keys of a plan's [network], the size of the model, and the seconds after which a run has failed.
 
-    ``least`` is the share of the bound that ltp is to reach.
+    ``least`` is ltp's goal, as a share of the bound.
     """
 
     network: str
     size: str
     seconds: float
     least: float | None = None
-    # Without it nothing is compared with tcp.
+    # The transports to measure; without tcp there is no comparison.
     ways: tuple[str, ...] = field(default=tuple(WAYS))
 
 
-ROADS: Final = {
-    "20 Mbit/s, 200 ms, jitter 50 ms, order kept": Road(
+PATHS: Final = {
+    "20 Mbit/s, 200 ms, jitter 50 ms, order kept": NetworkPath(
         'rate = "20mbit"\nrtt = "200ms"\njitter = "50ms"\nkeep_order = true', "4MiB", 60, 0.8
     ),
-    "20 Mbit/s, 200 ms, jitter 50 ms": Road('rate = "20mbit"\nrtt = "200ms"\njitter = "50ms"', "4MiB", 60),
-    "20 Mbit/s, 200 ms, 20 %": Road('rate = "20mbit"\nrtt = "200ms"\nup = { loss = "20%" }', "4MiB", 60, LOSSY),
-    "20 Mbit/s, 400 ms, 40 %": Road('rate = "20mbit"\nrtt = "400ms"\nup = { loss = "40%" }', "4MiB", 60, 0.6),
-    "20 Mbit/s, 400 ms, 70 % once they have met": Road(
+    "20 Mbit/s, 200 ms, jitter 50 ms": NetworkPath('rate = "20mbit"\nrtt = "200ms"\njitter = "50ms"', "4MiB", 60),
+    "20 Mbit/s, 200 ms, 20 %": NetworkPath('rate = "20mbit"\nrtt = "200ms"\nup = { loss = "20%" }', "4MiB", 60, LOSSY),
+    "20 Mbit/s, 400 ms, 40 %": NetworkPath('rate = "20mbit"\nrtt = "400ms"\nup = { loss = "40%" }', "4MiB", 60, 0.6),
+    "20 Mbit/s, 400 ms, 70 % once they have met": NetworkPath(
         'rate = "20mbit"\nrtt = "400ms"\n[[network.changes]]\nat = "5s"\nlink = "*"\ndirection = "up"\nloss = "70%"',
         "4MiB",
         60,
         ways=("ltp", "udp"),
     ),
-    "50 Mbit/s, 40 ms, 10 %": Road('rate = "50mbit"\nrtt = "40ms"\nup = { loss = "10%" }', "8MiB", 60, LOSSY),
-    "100 Mbit/s, 40 ms, 1 % overtake": Road('rate = "100mbit"\nrtt = "40ms"\nreorder = "1%"', "8MiB", 60),
-    "100 Mbit/s, 40 ms, bursts, queue of a quarter BDP": Road(
+    "50 Mbit/s, 40 ms, 10 %": NetworkPath('rate = "50mbit"\nrtt = "40ms"\nup = { loss = "10%" }', "8MiB", 60, LOSSY),
+    "100 Mbit/s, 40 ms, 1 % overtake": NetworkPath('rate = "100mbit"\nrtt = "40ms"\nreorder = "1%"', "8MiB", 60),
+    "100 Mbit/s, 40 ms, bursts, queue of a quarter BDP": NetworkPath(
         'rate = "100mbit"\nrtt = "40ms"\nqueue = "125kB"\nup = { burst = { enter = "0.1%", leave = "10%" } }',
         "8MiB",
         60,
     ),
-    "250 Mbit/s, 80 ms, 0.3 %": Road('rate = "250mbit"\nrtt = "80ms"\nup = { loss = "0.3%" }', "32MiB", 60),
+    "250 Mbit/s, 80 ms, 0.3 %": NetworkPath('rate = "250mbit"\nrtt = "80ms"\nup = { loss = "0.3%" }', "32MiB", 60),
 }
 
 
 def paths(repeats: int = REPEATS) -> list[Figure]:
-    """Return for each path what the transports reach of the bound."""
-    return [figure for name, road in ROADS.items() for figure in _figures(name, road, repeats)]
+    """Measure each path: the share of the bound that each transport reaches."""
+    return [figure for name, path in PATHS.items() for figure in _figures(name, path, repeats)]
 
 
-def _figures(name: str, road: Road, repeats: int) -> list[Figure]:
-    shares: dict[str, list[float]] = {way: [] for way in road.ways}
+def _figures(name: str, path: NetworkPath, repeats: int) -> list[Figure]:
+    shares: dict[str, list[float]] = {way: [] for way in path.ways}
     for repeat in range(repeats):
-        for way in road.ways:
-            share = _share(way, road, repeat)
+        for way in path.ways:
+            share = _share(way, path, repeat)
             shares[way].append(share)
             note(
                 f"{repeat + 1}/{repeats} {name}, {way}: {share:.2f} of the bound" if share else f"{name}, {way}: failed"
             )
-    return [_figure(name, way, road, shares) for way in road.ways if way != BESIDE]
+    return [_figure(name, way, path, shares) for way in path.ways if way != BESIDE]
 
 
-def _figure(name: str, way: str, road: Road, shares: dict[str, list[float]]) -> Figure:
-    """Return a way's figure; 0 of the bound is a run that failed."""
+def _figure(name: str, way: str, path: NetworkPath, shares: dict[str, list[float]]) -> Figure:
+    """Return a transport's figure. A share of 0 is a failed run."""
     ones, beside = shares[way], shares.get(BESIDE)
     reached, limits, kept = median(ones), ["no failure"], min(ones) > 0
     value = f"{reached:.2f} of the bound; {ones.count(0.0)} of {len(ones)} failed"
@@ -111,21 +111,21 @@ def _figure(name: str, way: str, road: Road, shares: dict[str, list[float]]) -> 
         value += f"; {BESIDE} {other:.2f}, {beside.count(0.0)} failed"
         limits.append(f"{OF_BBR} of {BESIDE}")
         kept &= reached >= OF_BBR * other
-    if road.least is not None and way == "ltp":
-        limits.append(f"{road.least} of the bound")
-        kept &= reached >= road.least
+    if path.least is not None and way == "ltp":
+        limits.append(f"{path.least} of the bound")
+        kept &= reached >= path.least
     return Figure(f"{way}, {name}", value, ", ".join(limits), kept, {"shares": shares})
 
 
-def _share(way: str, road: Road, seed: int) -> float:
+def _share(way: str, path: NetworkPath, seed: int) -> float:
     """Return the share of the bound that a round's communication reaches; 0 if it does not end in time."""
-    text = PLAN.format(seed=seed, size=road.size, transport=WAYS[way], network=road.network)
+    text = PLAN.format(seed=seed, size=path.size, transport=WAYS[way], network=path.network)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "plan.toml").write_text(text)
         command = [sys.executable, "-m", "thalweg", "run", "plan.toml", "--json"]
         running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
-            said, complaint = running.communicate(timeout=road.seconds)
+            said, complaint = running.communicate(timeout=path.seconds)
         except subprocess.TimeoutExpired:
             running.terminate()
             running.communicate()

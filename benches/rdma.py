@@ -1,6 +1,6 @@
-"""RDMA over long paths, by the kernel's own driver in virtual time (FedRDMA section 4).
+"""RDMA over long paths with the kernel's software driver, in virtual time (FedRDMA section 4).
 
-Nothing depends on the machine or its load, so nothing is repeated or interleaved. One client gets a model and sends an
+Results do not depend on the machine or its load, so there are no repetitions. One client receives a model and sends an
 update. It needs `make guest` and libibverbs. A packet takes 0.2 ms of real time and more.
 """
 
@@ -19,7 +19,7 @@ from thalweg.report.source import Row, read_run
 
 RTT: Final = 0.020
 GBIT: Final = 1e9
-#: With it packets have 4096 bytes of payload.
+#: The MTU at which packets have 4096 bytes of payload.
 MTU: Final = 4200
 PIECE: Final = 4 * MIB
 DRIVER: Final = "RDMA device"
@@ -40,13 +40,13 @@ rtt = "{rtt}ms"
 mtu = {mtu}
 {network}
 """
-#: A sender's own link before a slower one that holds few packets.
+#: A sender's own link before a slower link with a short queue.
 SHORT_BUFFER: Final = 'topology = "bottleneck"\nrate = "10gbit"\nbottleneck = { rate = "5gbit", queue = "512 packets" }'
 
 
 @dataclass(frozen=True)
 class Way:
-    """How updates travel: a transport, its own options as TOML, and the largest chunk."""
+    """How updates are sent: a transport, its own options as TOML, and the largest chunk."""
 
     transport: str = "rdma"
     options: str = ""
@@ -54,23 +54,23 @@ class Way:
 
     @staticmethod
     def mode(name: str, more: str = "") -> Way:
-        """Return a mode of rdma."""
+        """Return the way to send with a mode of rdma."""
         return Way(options=f'options = {{ mode = "{name}"{more} }}')
 
 
 WINDOW: Final = Way.mode("window")
-# A piece is a chunk and the header of 64 bytes before it.
+# A piece is a chunk with its header of 64 bytes.
 PIECES: Final = Way.mode("fedrdma-e", f", piece = {PIECE + 64}, link_enable = 0")
 WHOLE: Final = Way.mode("whole")
 CUBIC: Final = Way("tcp", 'congestion = "cubic"')
 
 
 class RunError(Exception):
-    """A job that did not end, or not over RDMA."""
+    """A job did not end, or did not use RDMA."""
 
 
 def rdma() -> list[Figure]:
-    """Return each figure, missed ones and failed jobs too."""
+    """Measure all figures, with missed goals and failed jobs."""
     figures = [_large(), *(_at_rate(gbit, mib) for gbit, mib in ((1, 64), (10, 256), (40, 512), (100, 1024)))]
     figures += [_one_at_a_time(gbit) for gbit in (1, 10, 100)]
     return [*figures, _short_buffer(), _loss(), _twice()]
@@ -109,7 +109,7 @@ def _loss() -> Figure:
 
 
 def _times(what: str, network: str, mib: int, other: tuple[str, Way], least: float) -> Figure:
-    """How many times as fast as another way the window is."""
+    """Return the figure of how many times faster the window is than another way."""
     name = f"rdma, window, {what}, beside {other[0]}"
     try:
         ours, theirs = _last(WINDOW, mib, network, rounds=1), _last(other[1], mib, network, rounds=1)

@@ -1,4 +1,4 @@
-"""Rounds that move updates without training, against the plainest TCP that moves the same bytes, interleaved.
+"""Rounds without training, alternately with a minimal TCP program that moves the same bytes.
 
 The reference: a thread for each client sends the model and receives the update into a buffer of its own, blocking,
 with the same sizes of reads and writes; then the mean of the updates is taken with NumPy, in place.
@@ -43,7 +43,7 @@ class Raw:
             self.peers.append(peer)
 
     def round(self) -> float:
-        """One round; returns its seconds."""
+        """Run one round and return its seconds."""
         started = time.perf_counter()
 
         def exchange(peer: socket.socket, update: npt.NDArray[np.float32]) -> None:
@@ -62,7 +62,7 @@ class Raw:
         return time.perf_counter() - started
 
     def stream(self) -> float:
-        """Bytes a second of one update from one client, into a buffer touched before; it is sent there first."""
+        """Return the bytes per second of one update, received into a buffer whose pages are mapped already."""
         received = self.updates[0].data.cast("B")
         self.peers[0].sendall(self.model.data.cast("B"))
         first = self.peers[0].recv_into(received[:1])
@@ -77,7 +77,7 @@ class Raw:
 
 
 def server(size: int, clients: int, **options: Any) -> _core.Server:
-    """A thalweg server of a block of ``size`` bytes."""
+    """Return a thalweg server whose model is a block of ``size`` bytes."""
     arena = _core.Arena(_core.Layout([("payload", "F32", [size // 4])]))
     np.asarray(arena).view(np.float32)[:] = 1.0
     config = {"expected": clients, "enough": clients, **options}
@@ -85,7 +85,7 @@ def server(size: int, clients: int, **options: Any) -> _core.Server:
 
 
 def interleaved(size: int, clients: int, repetitions: int, **options: Any) -> tuple[list[Outcome], list[float]]:
-    """Outcomes of thalweg's rounds and seconds of the reference's, taking turns; the first of each is left out."""
+    """Run rounds of thalweg and the reference alternately. Returns outcomes and seconds, without the first of each."""
     ours, raw = server(size, clients, **options), Raw(clients, size)
     commands = [["thalweg", ours.address, f"client-{n}", "1"] for n in range(clients)]
     commands += [["raw", "127.0.0.1", str(raw.port), str(size)] for _ in range(clients)]
@@ -103,7 +103,7 @@ def interleaved(size: int, clients: int, repetitions: int, **options: Any) -> tu
 
 
 def rounds(size: int, clients: int, repetitions: int, limit: float) -> Figure:
-    """A round's seconds."""
+    """Return the figure of a round's seconds."""
     name = f"round of payload:{size // MIB}MiB, {clients} clients, loopback"
     note(name)
     outcomes, raw = interleaved(size, clients, repetitions)
@@ -116,7 +116,7 @@ def rounds(size: int, clients: int, repetitions: int, limit: float) -> Figure:
 
 
 def one_update(size: int, repetitions: int) -> list[Figure]:
-    """Goodput of one update, in place and folded on arrival, against a raw TCP stream of the same process."""
+    """Compare the goodput of one update, received in place and folded on arrival, with a raw TCP stream."""
     note(f"one update of {size // MIB} MiB, received in place, and received and folded")
     outcomes, streams = update_and_streams(size, repetitions)
     stream = Spread.of(streams)
@@ -133,7 +133,7 @@ def one_update(size: int, repetitions: int) -> list[Figure]:
 
 
 def update_and_streams(size: int, repetitions: int) -> tuple[list[Outcome], list[float]]:
-    """Outcomes of rounds of one client, and bytes a second of raw streams into a buffer touched before, in turns."""
+    """Run rounds of one client and raw streams alternately. Returns outcomes, and bytes per second of the streams."""
     ours, raw = server(size, 1, partial="keep"), Raw(1, size)
     outcomes: list[Outcome] = []
     rates: list[float] = []

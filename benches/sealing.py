@@ -1,4 +1,4 @@
-"""Sealed records, on one core: the seal crate's own example, in the core's profile."""
+"""Speed of sealed records on one core, by the example of the crate ``thalweg-seal`` in the release profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND: Final = ("cargo", "run", "--quiet", "--release", "--package", "thalweg-
 
 
 def sealing() -> list[Figure]:
-    """GB/s of plaintext sealed and opened, by cipher and record size."""
+    """Measure GB/s of plaintext sealed and opened, by cipher and record size."""
     note("sealing and opening")
     done = subprocess.run([*COMMAND, "--", "--json"], cwd=FOLDER, check=True, stdout=subprocess.PIPE, text=True)
     return [figure(json.loads(line)) for line in done.stdout.splitlines()]
@@ -22,6 +22,6 @@ def sealing() -> list[Figure]:
 def figure(cell: dict[str, Any]) -> Figure:
     name = f"{cell['cipher']}, records of {cell['record']} bytes, one core"
     value = f"seal {cell['seal']:.2f}, open {cell['open']:.2f} GB/s; {cell['overhead']:.2%} longer"
-    # AES-CBC is there for comparison.
+    # AES-CBC is only for comparison.
     reached = None if cell["cipher"] == "aes-cbc" else min(cell["seal"], cell["open"]) >= LEAST
     return Figure(name, value, f"{LEAST} GB/s", reached, cell)

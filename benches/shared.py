@@ -1,4 +1,4 @@
-"""Rounds over shared memory against those over TCP of the loopback, interleaved."""
+"""Rounds over shared memory, alternately with rounds over TCP on loopback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ URLS = {name: f"{name}://127.0.0.1:0" for name in ("shm", "tcp")}
 
 
 def rounds(size: int, clients: int, repetitions: int, times: float) -> Figure:
-    """How many times faster a round is over shared memory."""
+    """Measure how many times faster a round is over shared memory."""
     name = f"round of payload:{size // MIB}MiB, {clients} clients, shm against tcp"
     note(name)
     servers = {way: _server(way, size, clients) for way in URLS}
@@ -42,7 +42,7 @@ def rounds(size: int, clients: int, repetitions: int, times: float) -> Figure:
 
 
 class _Closing:
-    """Closes servers whatever happened."""
+    """Close the servers at the end, also after an error."""
 
     def __init__(self, servers: dict[str, _core.Server]) -> None:
         self.servers = servers

@@ -1,4 +1,4 @@
-"""How soon a worker of a tree is ready: forked by its node's template, or started by its program, and after a kill."""
+"""Time until a worker of a tree is ready: forked by its node's template or started as a program, also after a kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thalweg.trees import live
 KILLS: Final = 25
 SIZE: Final = 8 * MIB
 CLIENTS: Final = 4
-# From the request to the worker that takes orders, and from the kill to the next one that does, in milliseconds.
+# Limits in milliseconds: from the request to a worker that takes orders, and from a kill to the next such worker.
 START: Final = 5.0
 RESUME: Final = 20.0
 # Values of tree.start.
@@ -29,28 +29,28 @@ TIMEOUT: Final = 60.0
 
 
 def starting() -> list[Figure]:
-    """Workers of two nodes are killed in turn; each node replaces its own in its way."""
+    """Kill workers of two nodes alternately. One node starts new ones by its template, the other as a program."""
     note(f"start of a worker by template and by program, {KILLS} times each, pool for {CLIENTS} updates of 8 MiB")
     servers: dict[str, _core.Server] = {}
     workers: dict[str, Path] = {}
-    gone: dict[str, list[float]] = {way: [] for way in WAYS}
+    lost: dict[str, list[float]] = {way: [] for way in WAYS}
     for way, start in WAYS.items():
         before = _children("self")
         servers[way] = server(SIZE, CLIENTS, **_options(start))
         _until_ready(servers[way], 1)
         (own,) = _children("self") - before
-        # The parent of the node's workers: its template, or this process.
+        # The parent of the workers: the node's template, or this process.
         workers[way] = Path(own) if way == "template" else Path("self")
     template = str(workers["template"])
     for number in range(KILLS):
         for way, one in servers.items():
             (worker,) = _children(str(workers[way])) - {template}
-            gone[way].append(_kill(int(worker)))
+            lost[way].append(_kill(int(worker)))
             _until_ready(one, number + 2)
-    told = {way: live.facts(one.tree(), 0.0) for way, one in servers.items()}
+    facts = {way: live.facts(one.tree(), 0.0) for way, one in servers.items()}
     for one in servers.values():
         one.close("done")
-    return [_start(told), _resume(told["template"], gone["template"])]
+    return [_start(facts), _resume(facts["template"], lost["template"])]
 
 
 def _options(start: str) -> dict[str, Any]:
@@ -59,14 +59,14 @@ def _options(start: str) -> dict[str, Any]:
 
 
 def _children(process: str) -> set[str]:
-    """The children of a process that run the program of a worker."""
+    """Return the children of a process that run a worker's program."""
     tasks = Path("/proc", process, "task").iterdir()
     found = {child for task in tasks for child in (task / "children").read_text().split()}
     return {child for child in found if b"aggregator.py" in Path("/proc", child, "cmdline").read_bytes()}
 
 
 def _kill(process: int) -> float:
-    """Kill a process; return the seconds until it has ended."""
+    """Kill a process and return the seconds until it has ended."""
     descriptor = os.pidfd_open(process)
     try:
         began = time.monotonic()
@@ -78,7 +78,7 @@ def _kill(process: int) -> float:
 
 
 def _until_ready(one: _core.Server, count: int) -> None:
-    """Wait until so many workers of a server have said that they are ready."""
+    """Wait until ``count`` workers of a server are ready."""
     deadline = time.monotonic() + TIMEOUT
     while json.loads(one.tree() or "{}")["now"]["ready"] < count:
         if time.monotonic() > deadline:
@@ -86,15 +86,15 @@ def _until_ready(one: _core.Server, count: int) -> None:
         time.sleep(0.002)
 
 
-def _start(told: dict[str, Any]) -> Figure:
-    times = {way: found["start_us"] for way, found in told.items()}
+def _start(facts: dict[str, Any]) -> Figure:
+    times = {way: found["start_us"] for way, found in facts.items()}
     forked = times["template"]["p50"] / 1e3
-    said = [f"{way} p50 {one['p50'] / 1e3:.1f} ms, p99 {one['p99'] / 1e3:.1f} ms" for way, one in times.items()]
-    return Figure("start of a worker", "; ".join(said), f"p50 {START:.0f} ms, template", forked <= START, told)
+    texts = [f"{way} p50 {one['p50'] / 1e3:.1f} ms, p99 {one['p99'] / 1e3:.1f} ms" for way, one in times.items()]
+    return Figure("start of a worker", "; ".join(texts), f"p50 {START:.0f} ms, template", forked <= START, facts)
 
 
-def _resume(found: dict[str, Any], gone: list[float]) -> Figure:
-    ended, resumed = statistics.median(gone) * 1e3, found["resume_us"]["p50"] / 1e3
+def _resume(found: dict[str, Any], lost: list[float]) -> Figure:
+    ended, resumed = statistics.median(lost) * 1e3, found["resume_us"]["p50"] / 1e3
     value = f"p50 {ended + resumed:.1f} ms: {ended:.1f} until it has ended, {resumed:.1f} until another one is ready"
     name = "killed worker's task goes on, before it folds again"
-    return Figure(name, value, f"{RESUME:.0f} ms", ended + resumed <= RESUME, {**found, "gone_seconds": gone})
+    return Figure(name, value, f"{RESUME:.0f} ms", ended + resumed <= RESUME, {**found, "gone_seconds": lost})

@@ -1,4 +1,4 @@
-"""The systems that LIFL is compared with, and how close a node comes to what its updates need at least."""
+"""The systems that LIFL is compared with, and how close a node comes to the least time for its updates."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from thalweg.trees import live
 
 REPETITIONS = 7
 SIZE = 232_000_000
-# What of each system is compared: the way of an update and its fold. Starts are not part of it.
+# Compared for each system: the transfer of an update and its fold, without starts of processes.
 WARM = {"start": "always", "scaling": "fixed", "timing": "eager", "workers": 1}
 SYSTEMS = {"lifl": None, "sf": 3.5, "sl": 7.0}
-# Updates on one node (LIFL's MC), and what more than the least a round may take.
+# Updates on one node (LIFL's MC), and the limit for a round as a multiple of the least time.
 MANY, EACH, MORE = 20, 8 * MIB, 1.10
 
 
 def systems() -> list[Figure]:
-    """Return transfer and fold of an update in each system, and the completion of a full node."""
+    """Measure transfer and fold of an update in each system, and the completion of a full node."""
     note(f"transfer and fold of {SIZE // 10**6} MB: {', '.join(SYSTEMS)}")
     return [*_transfers(), _completion()]
 
@@ -31,7 +31,7 @@ def _options(**tree: Any) -> dict[str, Any]:
 
 
 def _transfers() -> list[Figure]:
-    """One client and one worker a system, whose rounds take turns."""
+    """Measure all systems with one client and one worker each. Their rounds take turns."""
     servers = {name: server(SIZE, 1, **_options(system=name, split="clients", **WARM)) for name in SYSTEMS}
     with workers([["thalweg", one.address, "client", "1"] for one in servers.values()]):
         for one in servers.values():
@@ -55,7 +55,7 @@ def _beside(name: str, least: float, told: dict[str, Any]) -> Figure:
 
 
 def _completion() -> Figure:
-    """A round of as many updates as a node holds, against its last byte or its folds, whichever is later."""
+    """Compare a round of a full node with the least time: the last byte's arrival or the folds, whichever is later."""
     note(f"completion of {MANY} updates of {EACH // MIB} MiB on one node")
     one = server(EACH, MANY, **_options(workers=1))
     least, took = [], []

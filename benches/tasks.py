@@ -1,4 +1,4 @@
-"""Tasks beside rounds: the same bytes there and back, and many tasks at once."""
+"""Tasks compared with rounds of the same bytes, and many tasks at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg import TaskServer, Tensors
 
 
 def beside_rounds(size: int, clients: int, repetitions: int) -> list[Figure]:
-    """A task to all and back, collected and folded, in turns with a round of as many bytes."""
+    """Measure a task for all clients, collected and folded, alternately with a round of the same bytes."""
     note(f"tasks of {size // MIB} MiB to {clients} clients, beside rounds")
     star = server(size, clients)
     seconds: dict[str, list[float]] = {"round": [], "collected": [], "folded": []}
@@ -67,7 +67,7 @@ def many_open(count: int, size: int, clients: int) -> Figure:
             opened = deque(tasks.send(number, payload) for number in range(count))
             done = 0
             while opened:
-                task = opened.popleft()  # replies that were taken are ours, and stay as long as their task
+                task = opened.popleft()  # dropping the task frees its replies
                 done += sum(reply.done for reply in task)
                 task.close()
                 peak = {kind: max(peak[kind], resident(kind) - before[kind]) for kind in kinds}
@@ -84,5 +84,5 @@ def many_open(count: int, size: int, clients: int) -> Figure:
 
 
 def tasks() -> list[Figure]:
-    """All figures of tasks."""
+    """Measure all figures of tasks."""
     return [*beside_rounds(8 * MIB, 4, 15), many_open(1000, 64 << 10, 50)]

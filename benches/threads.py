@@ -1,4 +1,4 @@
-"""Nodes of a graph in this process, each driven by a thread."""
+"""Runs nodes of a graph in this process, each driven by a thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Driven:
 
 
 def gathered(nodes: int, degree: int, size: int, config: str) -> list[Driven]:
-    """Nodes that have met their neighbours, with a model of so many bytes."""
+    """Return nodes that are connected to their neighbours, with a model of ``size`` bytes."""
     layout = _core.Layout([("w", "F32", [size // 4])])
     made = [_core.Node(_core.Arena(layout), name(place), "tcp://127.0.0.1:0", config) for place in range(nodes)]
     found = []
@@ -41,7 +41,7 @@ def gathered(nodes: int, degree: int, size: int, config: str) -> list[Driven]:
 
 
 def iterations(node: Driven, rounds: int | None, train: Callable[[], object] = lambda: None) -> list[float]:
-    """Run so many iterations, or until ``train`` returns something true; return when each was done."""
+    """Run ``rounds`` iterations, or until ``train`` returns a true value. Returns when each was done."""
     marks: list[float] = []
     number = 1
     while rounds is None or len(marks) < rounds:
@@ -58,7 +58,7 @@ def iterations(node: Driven, rounds: int | None, train: Callable[[], object] = l
 
 
 def driven(work: Sequence[Callable[[], list[float]]]) -> list[list[float]]:
-    """Do all work at a time; return what came of each. Raises RuntimeError if one failed."""
+    """Do all work at the same time and return the results. Raises RuntimeError if one failed."""
     found: dict[int, list[float]] = {}
 
     def do(place: int) -> None:

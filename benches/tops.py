@@ -1,4 +1,4 @@
-"""Where the sums of a tree's nodes meet: each node the top for its share of the bytes, against one top for all."""
+"""Top aggregators of a tree: each node as the top for its share of the bytes, compared with one top for all bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODES = 5
 SIZE = 16 * MIB
 LINK = "200mbit"
 TURNS, ROUNDS = 3, 4
-# One top takes N-1 sums and gives N-1 models; of N tops each takes and gives (N-1)/N of both.
+# A single top receives N-1 sums and sends N-1 models. Each of N tops receives and sends (N-1)/N of both.
 LEAST = 3.0
 PLAN = f"""
 [job]
@@ -40,14 +40,14 @@ emulator = "packet"
 
 
 def tops() -> list[Figure]:
-    """Rounds of five nodes whose links are the limit, runs of both tops taking turns. Needs root, as the lab does."""
+    """Measure rounds of five nodes whose links are the bottleneck; runs of both kinds take turns. Needs root."""
     seconds: dict[str, list[float]] = {"sharded": [], "first-finished": []}
     completed: dict[str, list[float]] = {name: [] for name in seconds}
     for turn in range(TURNS):
         for top in seconds:
             note(f"turn {turn + 1}/{TURNS}: {NODES} nodes on links of {LINK}, top {top}")
             done = _run(top)
-            # In the first round the root sends all nodes the model, whatever the top.
+            # Leave out the first round, in which the root sends the model to all nodes in both cases.
             seconds[top] += [row["seconds"] for row in done["rounds"][1:]]
             completed[top] += done["tree"]["aggregation_completion_seconds"][1:]
     return [

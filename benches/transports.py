@@ -1,4 +1,4 @@
-"""Each transport: rounds over loopback, the share of the lower bound over emulated links, memory, datagrams lost."""
+"""Each transport: rounds over loopback, the share of the bound over emulated links, memory, and lost datagrams."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from thalweg.bench.show import progress_on_stderr
 from thalweg.report.source import read_run
 from thalweg.transports import registry
 
-# Seconds that a round of 8 MiB with 4 clients may take over loopback.
+# Limits in seconds of a round of 8 MiB with 4 clients over loopback.
 LIMITS: Final = {"tcp": 0.150, "udp": 0.150, "zmq": 0.150, "mqtt": 0.400, "grpc": 0.400, "amqp": 0.800}
 NETWORKS: Final = ("wifi", "4g", "3g")
-# A round takes at most so much longer than its lower bound.
+# Limit of a round's time, as a multiple of its bound.
 OVER: Final = 1.10
-# A transport's Python clients, and what each is told to be like the transport's default. The first is the one to beat.
+# Python clients of a transport's protocol, with options that match the transport's defaults. The first is the goal.
 PEERS: Final = {
     "zmq": (("pyzmq", "--pattern", "router"), ("pyzmq", "--pattern", "router", "--own")),
     "mqtt": (("paho",),),
@@ -41,7 +41,7 @@ def known() -> list[str]:
 
 @contextmanager
 def benched(base: Mapping[str, Any], matrix: Mapping[str, Sequence[Any]], repetitions: int) -> Iterator[list[Row]]:
-    """Run a matrix by turns; give its cells with the paths of their records. The folder is gone afterwards."""
+    """Run a matrix and yield its cells with the paths of their records. The folder is removed afterwards."""
     plan = BenchPlan.of({"repetitions": repetitions, "base": base, "matrix": matrix})
     with tempfile.TemporaryDirectory() as place:
         folder = Folder.create(Path(place), "bench", plan)
@@ -54,7 +54,7 @@ def payload(size: int, rounds: int) -> dict[str, Any]:
 
 
 def loopback() -> list[Figure]:
-    """Seconds of a round of 8 MiB with 4 clients, all transports by turns."""
+    """Measure the seconds of a round of 8 MiB with 4 clients. All transports take turns."""
     note("rounds of payload:8MiB over loopback, each transport")
     figures = []
     with benched(payload(8 * MIB, 10), {"transport": known()}, 5) as rows:
@@ -66,7 +66,7 @@ def loopback() -> list[Figure]:
 
 
 def timed(label: str, row: Row, asked: str, limit: float) -> Figure:
-    """A figure of the seconds of a round."""
+    """Return the figure of the seconds of a round."""
     if row["round_seconds"] is None:
         return Figure(label, f"failed: {'; '.join(row['reasons'])}", asked, reached=False)
     spread = row["round_seconds"]
@@ -78,7 +78,7 @@ def timed(label: str, row: Row, asked: str, limit: float) -> Figure:
 
 
 def bounds() -> list[Figure]:
-    """Communication over emulated links by its lower bound, all transports by turns."""
+    """Measure communication over emulated links, as a multiple of its bound. All transports take turns."""
     note("payload:2MiB over wifi, 4g and 3g, each transport")
     figures = []
     axes = {"transport": known(), "network": list(NETWORKS)}
@@ -99,7 +99,7 @@ def bounds() -> list[Figure]:
 
 
 def lost(row: Row) -> Figure:
-    """Datagrams that udp lost on links that lose none."""
+    """Return the figure of datagrams that udp lost on links without loss."""
     runs = [read_run(record) for record in row["records"]]
     links, parties = [link for run in runs for link in run.links], [party for run in runs for party in run.parties]
     drops = {key: sum(link[key] or 0 for link in links) for key in ("queue_drops", "overflow_drops")}
@@ -109,7 +109,7 @@ def lost(row: Row) -> Figure:
 
 
 def peers() -> list[Figure]:
-    """Rounds of 8 MiB beside those of the same protocol's Python client, on the same kind of broker, by turns."""
+    """Compare rounds of 8 MiB with those of the same protocol's Python clients, with the same kind of broker."""
     figures = []
     for name, references in PEERS.items():
         note(f"rounds of payload:8MiB, {name} beside {references[0][0]}")
@@ -131,7 +131,7 @@ def peers() -> list[Figure]:
 def beside(
     name: str, ours: list[float], reference: tuple[str, ...], theirs: list[float], first: tuple[str, ...]
 ) -> Figure:
-    """A figure of ours and a reference's rounds."""
+    """Return the figure that compares our rounds with a reference's."""
     mine, other = Spread.of(ours), Spread.of(theirs)
     ratio = mine.median / other.median
     value = f"{mine.text(1e3)} ms, {' '.join(reference)} {other.text(1e3)} ms, ratio {ratio:.2f}"
@@ -142,13 +142,13 @@ def beside(
 
 
 def said(command: Sequence[str]) -> Any:
-    """Return the JSON that a module prints, run as a process of its own."""
+    """Run a module in a process of its own and return the JSON that it prints."""
     done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, check=True, cwd=FOLDER)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def memory() -> list[Figure]:
-    """Peak memory of server and clients with an update of 64 MiB, beside tcp's."""
+    """Compare the peak memory of server and clients with tcp's, for an update of 64 MiB."""
     note("memory of payload:64MiB, each transport")
     figures = []
     with benched(payload(64 * MIB, 3), {"transport": known()}, 3) as rows:
@@ -160,7 +160,7 @@ def memory() -> list[Figure]:
             value = ", ".join(
                 f"{kind} {peak[kind] / MIB:.0f} MiB ({more:+.0f} of tcp's)" for kind, more in over.items()
             )
-            # A transport may keep a window for each of its links, not an update.
+            # A transport may buffer a window for each link, but not an update.
             reached = bool(over) and all(more <= 64 for more in over.values())
             figures.append(
                 Figure(f"peak memory, payload:64MiB, 4 clients, {name}", value, "64 MiB over tcp's", reached)

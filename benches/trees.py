@@ -1,4 +1,4 @@
-"""Updates folded by worker processes: their hand-over by either route, and rounds beside those of a plain server."""
+"""Updates folded by worker processes: their hand-over by both routes, and rounds compared with a plain server's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from thalweg.trees import live
 REPETITIONS: Final = 7
 CLIENTS: Final = 4
 SIZES: Final = (8 * MIB, 232 * MIB)
-# Microseconds from the node's note to the worker that holds the object (LIFL's pool: the same for all sizes).
+# Limit in microseconds from the node's descriptor to the worker that holds the object, for any size as in LIFL.
 HAND_OVER: Final = 25.0
-# When in a round updates are whole, as a share of it: workers have work then.
+# The part of a round in which updates become whole, so that workers have work.
 LATE: Final = 0.8
 
 
 def trees() -> list[Figure]:
-    """Rounds of a star, of one worker by either route and of two, taking turns."""
+    """Measure rounds of a star, of one worker by each route, and of two workers. They take turns."""
     figures = []
     routes = ["node", "kernel"] if _kernel() else ["node"]
     for size in SIZES:
@@ -44,8 +44,10 @@ def _kernel() -> bool:
 
 
 def _turns(size: int, routes: list[str]) -> tuple[dict[str, Spread], dict[str, Any], list[float]]:
-    """Return seconds from the first whole update to the mean, what one worker did by each route, and the seconds of a
-    wake-up in the rounds of the server that folds by itself."""
+    """Return seconds from the first whole update to the mean, the report of one worker by each route, and wake-ups.
+
+    Wake-ups are measured, in seconds, during rounds of the server that folds by itself.
+    """
     one_of = {f"one worker, {route}": _workers(1, route) for route in routes}
     makers: dict[str, dict[str, Any]] = {"server": {}, **one_of, "two workers": _workers(2, routes[-1])}
     servers = {name: server(size, CLIENTS, **options) for name, options in makers.items()}

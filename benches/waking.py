@@ -1,4 +1,4 @@
-"""The least that a hand-over costs: a byte over a Unix socket wakes a process that has slept, and nothing else."""
+"""The least cost of a hand-over: the time in which a byte over a Unix socket wakes a sleeping process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# It answers with its clock, which all processes of a machine have alike.
+# It answers with the monotonic clock, which is the same for all processes of a machine.
 SLEEPER: Final = """
 import socket, sys, time
 peer = socket.socket(fileno=int(sys.argv[1]))
@@ -21,21 +21,21 @@ while peer.recv(1):
 
 
 class Sleeper:
-    """A process that waits for a byte."""
+    """A process that sleeps until a byte arrives."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
         self.seconds: list[float] = []
 
     def wake(self) -> None:
-        """Wake it once, and keep how long that took."""
+        """Wake the process once and store how long that took."""
         sent = time.monotonic_ns()
         self._peer.sendall(b".")
         self.seconds.append((int.from_bytes(self._peer.recv(8, socket.MSG_WAITALL), "little") - sent) / 1e9)
 
     @contextmanager
     def awoken(self, after: float) -> Iterator[None]:
-        """Wake it so many seconds after the block has begun, while whatever is measured in the block goes on."""
+        """Wake the process a number of seconds after the ``with`` block has begun, during the measurement in it."""
         timer = threading.Timer(after, self.wake)
         timer.start()
         try:
@@ -46,7 +46,7 @@ class Sleeper:
 
 @contextmanager
 def sleeper() -> Iterator[Sleeper]:
-    """Start the process, and end it with its socket."""
+    """Start the process, and end it by closing its socket."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

@@ -1,11 +1,11 @@
-"""Processes at the other end of a measurement: thalweg clients, or the plainest TCP that does the same work.
+"""Processes at the other end of a measurement: thalweg clients, or a minimal TCP program that does the same work.
 
 python -m benches.worker thalweg URL NAME COUNT [NAMESPACE TOKEN REST]   clients NAME-1 .. NAME-COUNT, a thread each
-python -m benches.worker tasks URL NAME COUNT                           so many clients that send back each task
-python -m benches.worker raw HOST PORT BYTES      takes BYTES, sends them back, until the peer closes
+python -m benches.worker tasks URL NAME COUNT                           COUNT clients that send back each task
+python -m benches.worker raw HOST PORT BYTES      receives BYTES and sends them back, until the peer closes
 
-Clients may be in another network namespace, show a token, which lives no longer than that, and rest for so many seconds
-between model and update.
+Clients may be in another network namespace and present a token, which is only for this measurement. They wait REST
+seconds between model and update.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BLOCK = 256 << 10  # bytes of one read or write, those of a chunk
+BLOCK = 256 << 10  # bytes of one read or write: the size of a chunk
 
 
 def receive_exactly(peer: socket.socket, view: memoryview) -> bool:
-    """Fill ``view``; False if the peer closed before the first byte."""
+    """Fill ``view``; return False if the peer has closed before the first byte."""
     got = 0
     while got < len(view):
         count = peer.recv_into(view[got : got + BLOCK])
@@ -38,7 +38,7 @@ def receive_exactly(peer: socket.socket, view: memoryview) -> bool:
 
 
 def thalweg(url: str, name: str, count: int, apart: Sequence[str]) -> None:
-    """Take part with ``count`` clients until the job is done; nothing is trained."""
+    """Take part with ``count`` clients until the job is done, without training."""
     from thalweg import _core
 
     options, rest = {}, 0.0
@@ -78,7 +78,7 @@ def tasks(url: str, name: str, count: int) -> None:
 
 
 def raw(host: str, port: int, size: int) -> None:
-    """Echo blocks of ``size`` bytes, whole ones at a time."""
+    """Echo blocks of ``size`` bytes: receive a whole block, then send it back."""
     buffer = np.ones(size, np.uint8).data
     with socket.create_connection((host, port)) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -87,7 +87,7 @@ def raw(host: str, port: int, size: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    # The measurement's process may be killed: then so is this one.
+    # End with the measuring process, even if that is killed.
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     kind, first, second, number, *apart = arguments
     if kind == "thalweg":

@@ -1,1 +1,1 @@
-"""The Python clients of the same protocols, with the same payload and brokers: what to be held against."""
+"""References: Python clients of the same protocols, with the same payloads and brokers."""

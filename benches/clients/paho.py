@@ -42,7 +42,7 @@ def connect(port: int, login: tuple[str, str], topics: list[str], qos: int) -> t
 
 
 def take_part(port: int, login: tuple[str, str], rounds: int, qos: int) -> None:
-    """Send back what comes, as often as there are rounds."""
+    """Send back the model of each round."""
     client, mails = connect(port, login, [MODEL], qos)
     client.publish(READY, b"", 1).wait_for_publish(WAIT_SECONDS)
     for _ in range(rounds):
@@ -82,7 +82,7 @@ def serve(port: int, login: tuple[str, str], chosen: argparse.Namespace) -> list
 
 
 def main() -> None:
-    """Run the rounds and print what they took."""
+    """Run the rounds and print their seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("bytes", 8 << 20), ("clients", 4), ("rounds", 9), ("qos", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)

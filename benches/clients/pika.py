@@ -23,7 +23,7 @@ from thalweg.brokers.rabbitmq import RabbitMq
 
 
 def main() -> None:
-    """Run the rounds and print their times."""
+    """Run the rounds and print their seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("bytes", 8 << 20), ("clients", 4), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -72,7 +72,7 @@ def serve(broker: pika.ConnectionParameters, names: str, clients: list[Any], rou
 
 
 def client(broker: pika.ConnectionParameters, names: str, rounds: int) -> None:
-    """Publish back what comes."""
+    """Publish each received model back as an update."""
     connection = pika.BlockingConnection(broker)
     channel = connection.channel()
     queue = channel.queue_declare("", exclusive=True).method.queue

@@ -25,7 +25,7 @@ READY = b"ready"
 
 
 def client(ports: tuple[int, int], rounds: int, pattern: str, own: bool) -> None:
-    """Send back what comes, as often as there are rounds."""
+    """Send back the model of each round."""
     array: Any = None
     context = zmq.Context()
     back = context.socket(zmq.DEALER)
@@ -37,7 +37,7 @@ def client(ports: tuple[int, int], rounds: int, pattern: str, own: bool) -> None
         models.connect(f"tcp://127.0.0.1:{ports[1]}")
     models.setsockopt(zmq.RCVTIMEO, WAIT_MILLISECONDS)
     if pattern == "pubsub":
-        # A subscription is in force once something published has come.
+        # The subscription is in effect when the first published message has arrived.
         models.recv()
     back.send(READY)
     done = 0
@@ -48,7 +48,7 @@ def client(ports: tuple[int, int], rounds: int, pattern: str, own: bool) -> None
                 came = np.frombuffer(model.buffer, dtype=np.float32)
                 array = np.empty_like(came) if array is None else array
                 np.copyto(array, came)
-            # The next model comes after the server has all of this.
+            # The server sends the next model only after it has received this whole update.
             back.send(array if own else model, copy=False)
             done += 1
     context.destroy()
@@ -66,7 +66,7 @@ def serve(context: Any, chosen: argparse.Namespace) -> list[float]:
     ]
     for process in made:
         process.start()
-    names = joined(inbox, public, chosen)
+    names = wait_for_clients(inbox, public, chosen)
     model: Any = np.ones(chosen.bytes // 4, dtype=np.float32)
     seconds = []
     for _ in range(chosen.rounds):
@@ -87,8 +87,8 @@ def serve(context: Any, chosen: argparse.Namespace) -> list[float]:
     return seconds
 
 
-def joined(inbox: Any, public: Any, chosen: argparse.Namespace) -> list[bytes]:
-    """Return the names of all clients, once each of them has said that it is there."""
+def wait_for_clients(inbox: Any, public: Any, chosen: argparse.Namespace) -> list[bytes]:
+    """Wait for a message from each client, and return the clients' names."""
     names: list[bytes] = []
     while len(names) < chosen.clients:
         public.send(READY)
@@ -98,7 +98,7 @@ def joined(inbox: Any, public: Any, chosen: argparse.Namespace) -> list[bytes]:
 
 
 def main() -> None:
-    """Run the rounds and print what they took."""
+    """Run the rounds and print their seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("bytes", 8 << 20), ("clients", 4), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=default)
