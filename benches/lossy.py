@@ -13,7 +13,8 @@ from typing import Final
 
 from benches.common import MIB
 from thalweg.network.bound import Stage, carried
-from thalweg.report.source import Row, Run, read_run
+from thalweg.record.rows import Transfer
+from thalweg.report.source import Run, read_run
 
 # A link's rate is averaged over this many samples, 10 ms apart. The link counts as full from this share of its limit.
 WINDOW: Final = 2
@@ -130,13 +131,13 @@ def _table(settings: dict[str, str | None]) -> str:
 
 def updates(run: Run, mib: int) -> list[Sent]:
     """Return the received updates of a run, in the order of rounds."""
-    return [_sent(run, way, mib * MIB) for way in run.transfers if way["direction"] == "up"]
+    return [_sent(run, way, mib * MIB) for way in run.transfers if way.direction == "up"]
 
 
-def _sent(run: Run, way: Row, size: int) -> Sent:
-    seconds = way["receive_end"] - way["receive_start"]
-    started = _full(run, way["client"], way["receive_start"]) - way["receive_start"]
-    return Sent(way["bytes"] * 8 / seconds, way["missing"] / size, seconds, started)
+def _sent(run: Run, way: Transfer, size: int) -> Sent:
+    seconds = way.receive_end - way.receive_start
+    started = _full(run, way.client, way.receive_start) - way.receive_start
+    return Sent(way.bytes * 8 / seconds, way.missing / size, seconds, started)
 
 
 def _full(run: Run, client: str, begin: float) -> float:

@@ -134,4 +134,4 @@ def _share(way: str, path: NetworkPath, seed: int) -> float:
             note(complaint.strip().splitlines()[-1] if complaint.strip() else "it said nothing")
             return 0.0
         done = rounds(read_run(Path(folder) / json.loads(said)["record"]))
-        return done[0]["share_of_bound"] or 0.0 if done else 0.0
+        return done[0].share_of_bound or 0.0 if done else 0.0

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from benches.common import MIB, Figure, note
-from thalweg.report.source import Row, read_run
+from thalweg.record.rows import Transfer
+from thalweg.report.source import read_run
 
 RTT: Final = 0.020
 GBIT: Final = 1e9
@@ -142,11 +143,11 @@ def _last(way: Way, mib: int, network: str, rounds: int = 2) -> float:
     return _seconds(_transfers(way, mib, network, rounds)[-1])
 
 
-def _seconds(transfer: Row) -> float:
-    return float(transfer["receive_end"] - transfer["send_start"])
+def _seconds(transfer: Transfer) -> float:
+    return float(transfer.receive_end - transfer.send_start)
 
 
-def _transfers(way: Way, mib: int, network: str, rounds: int) -> list[Row]:
+def _transfers(way: Way, mib: int, network: str, rounds: int) -> list[Transfer]:
     """Run a job and return its transfers. Raises RunError."""
     plan = PLAN.format(
         rounds=rounds,

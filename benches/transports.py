@@ -16,8 +16,10 @@ from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.show import progress_on_stderr
+from thalweg.bench.values import CellNumbers
 from thalweg.report.source import read_run
 from thalweg.transports import registry
+from thalweg.wire import table_of
 
 # Limits in seconds of a round of 8 MiB with 4 clients over loopback.
 LIMITS: Final = {"tcp": 0.150, "udp": 0.150, "zmq": 0.150, "mqtt": 0.400, "grpc": 0.400, "amqp": 0.800}
@@ -30,23 +32,24 @@ PEERS: Final = {
     "mqtt": (("paho",),),
     "amqp": (("pika",),),
 }
-Row = Mapping[str, Any]
 
 
 def known() -> list[str]:
     """Return the transports of this build that have a limit."""
-    names = [entry["name"] for entry in registry.transports() if entry["available"]]
+    names = [entry.name for entry in registry.transports() if entry.available]
     return [name for name in LIMITS if name in names]
 
 
 @contextmanager
-def benched(base: Mapping[str, Any], matrix: Mapping[str, Sequence[Any]], repetitions: int) -> Iterator[list[Row]]:
-    """Run a matrix and yield its cells with the paths of their records. The folder is removed afterwards."""
+def benched(
+    base: Mapping[str, Any], matrix: Mapping[str, Sequence[Any]], repetitions: int
+) -> Iterator[tuple[Folder, Sequence[CellNumbers]]]:
+    """Run a matrix and yield its folder and its cells. The folder is removed afterwards."""
     plan = BenchPlan.of({"repetitions": repetitions, "base": base, "matrix": matrix})
     with tempfile.TemporaryDirectory() as place:
         folder = Folder.create(Path(place), "bench", plan)
         found = Bench(folder, Matrix.of(plan)).run(progress_on_stderr())
-        yield [{**row, "records": [folder.path / record for record in row["records"]]} for row in found["cells"]]
+        yield folder, found.cells
 
 
 def payload(size: int, rounds: int) -> dict[str, Any]:
@@ -57,24 +60,22 @@ def loopback() -> list[Figure]:
     """Measure the seconds of a round of 8 MiB with 4 clients. All transports take turns."""
     note("rounds of payload:8MiB over loopback, each transport")
     figures = []
-    with benched(payload(8 * MIB, 10), {"transport": known()}, 5) as rows:
+    with benched(payload(8 * MIB, 10), {"transport": known()}, 5) as (_, rows):
         for row in rows:
-            name = row["settings"]["transport"]
+            name = row.settings["transport"]
             label, limit = f"round of payload:8MiB, 4 clients, loopback, {name}", LIMITS[name]
             figures.append(timed(label, row, f"median under {limit * 1e3:.0f} ms", limit))
     return figures
 
 
-def timed(label: str, row: Row, asked: str, limit: float) -> Figure:
+def timed(label: str, row: CellNumbers, asked: str, limit: float) -> Figure:
     """Return the figure of the seconds of a round."""
-    if row["round_seconds"] is None:
-        return Figure(label, f"failed: {'; '.join(row['reasons'])}", asked, reached=False)
-    spread = row["round_seconds"]
-    cpu = " + ".join(f"{kind} {value:.2f}" for kind, value in row["cpu_seconds"].items() if value is not None)
-    value = (
-        f"{spread['median'] * 1e3:.1f} ({spread['min'] * 1e3:.1f}..{spread['max'] * 1e3:.1f}) ms; CPU s a run: {cpu}"
-    )
-    return Figure(label, value, asked, spread["median"] < limit, dict(row["round_seconds"]))
+    if row.round_seconds is None:
+        return Figure(label, f"failed: {'; '.join(row.reasons)}", asked, reached=False)
+    spread = row.round_seconds
+    cpu = " + ".join(f"{kind} {value:.2f}" for kind, value in table_of(row.cpu_seconds).items() if value is not None)
+    value = f"{spread.median * 1e3:.1f} ({spread.min * 1e3:.1f}..{spread.max * 1e3:.1f}) ms; CPU s a run: {cpu}"
+    return Figure(label, value, asked, spread.median < limit, table_of(spread))
 
 
 def bounds() -> list[Figure]:
@@ -82,29 +83,30 @@ def bounds() -> list[Figure]:
     note("payload:2MiB over wifi, 4g and 3g, each transport")
     figures = []
     axes = {"transport": known(), "network": list(NETWORKS)}
-    with benched(payload(2 * MIB, 3), axes, 3) as rows:
+    with benched(payload(2 * MIB, 3), axes, 3) as (folder, rows):
         for row in rows:
-            label = f"communication over {row['settings']['network']}, 4 clients, {row['settings']['transport']}"
-            share = row["share_of_bound"]
+            label = f"communication over {row.settings['network']}, 4 clients, {row.settings['transport']}"
+            share = row.share_of_bound
             if share is None:
-                figures.append(Figure(label, f"failed: {'; '.join(row['reasons'])}", f"{OVER} of the bound", False))
+                figures.append(Figure(label, f"failed: {'; '.join(row.reasons)}", f"{OVER} of the bound", False))
                 continue
-            value = (
-                f"{1 / share:.3f} of the bound, {row['retransmissions']} resent, wire/update {row['wire_ratio']:.3f}"
-            )
+            value = f"{1 / share:.3f} of the bound, {row.retransmissions} resent, wire/update {row.wire_ratio:.3f}"
             figures.append(Figure(label, value, f"at most {OVER}", share >= 1 / OVER, {"share": share}))
-            if row["settings"]["transport"] == "udp":
-                figures.append(lost(row))
+            if row.settings["transport"] == "udp":
+                figures.append(lost(row, folder))
     return figures
 
 
-def lost(row: Row) -> Figure:
+def lost(row: CellNumbers, folder: Folder) -> Figure:
     """Return the figure of datagrams that udp lost on links without loss."""
-    runs = [read_run(record) for record in row["records"]]
+    runs = [read_run(folder.path / record) for record in row.records]
     links, parties = [link for run in runs for link in run.links], [party for run in runs for party in run.parties]
-    drops = {key: sum(link[key] or 0 for link in links) for key in ("queue_drops", "overflow_drops")}
-    drops["receive_buffer_drops"] = sum(party["receive_buffer_drops"] or 0 for party in parties)
-    label = f"packets dropped over {row['settings']['network']}, loss-free, udp"
+    drops = {
+        "queue_drops": sum(link.queue_drops or 0 for link in links),
+        "overflow_drops": sum(link.overflow_drops or 0 for link in links),
+        "receive_buffer_drops": sum(party.receive_buffer_drops or 0 for party in parties),
+    }
+    label = f"packets dropped over {row.settings['network']}, loss-free, udp"
     return Figure(label, ", ".join(f"{key} {count}" for key, count in drops.items()), "none", not any(drops.values()))
 
 
@@ -151,8 +153,8 @@ def memory() -> list[Figure]:
     """Compare the peak memory of server and clients with tcp's, for an update of 64 MiB."""
     note("memory of payload:64MiB, each transport")
     figures = []
-    with benched(payload(64 * MIB, 3), {"transport": known()}, 3) as rows:
-        peaks = {row["settings"]["transport"]: row["peak_rss_bytes"] for row in rows}
+    with benched(payload(64 * MIB, 3), {"transport": known()}, 3) as (_, rows):
+        peaks = {row.settings["transport"]: table_of(row.peak_rss_bytes) for row in rows}
         for name, peak in peaks.items():
             if name == "tcp":
                 continue

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from experiments.measured import Table, middle, rounded, scalars
+from thalweg.bench.values import Outcome
 from thalweg.errors import RecordError
 from thalweg.record import Record
 from thalweg.report.replay import replayed
@@ -50,14 +51,14 @@ NUMBERS: Final = (
 TARGET: Final = 0.7
 
 
-def by_cell(runs: Iterable[Mapping[str, Any]], folder: Path) -> dict[int, Table]:
+def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
     """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
     found: dict[int, list[Table]] = defaultdict(list)
     for run in runs:
-        if run["status"] == "complete" and run["record"]:
-            record = Record(folder / run["record"])
+        if run.status == "complete" and run.record:
+            record = Record(folder / run.record)
             numbers = of_run(record.manifest["tree"], list(record.rounds()))
-            found[run["cell"]].append({**numbers, **played(record.path)})
+            found[run.cell].append({**numbers, **played(record.path)})
     return {cell: joined(tables) for cell, tables in found.items()}
 
 

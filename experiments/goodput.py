@@ -32,14 +32,17 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from experiments import senders
 from experiments.measured import Table, middle, rounded, scalars
+from thalweg.bench.values import Outcome
 from thalweg.network.bound import Stage, carried
 from thalweg.network.shape import Shape
+from thalweg.record.facts import Facts
+from thalweg.record.rows import Link, Transfer
 from thalweg.report.numbers import divided
-from thalweg.report.source import Row, Run, json_object, read_run
+from thalweg.report.source import Run, json_object, read_run
 
 UP: Final = "ab"
 # Kept for each run, so that figures can show how far they are apart.
@@ -62,14 +65,14 @@ class Flow:
         return 8 * self.came / (self.end - self.begin)
 
 
-def by_cell(runs: Iterable[Mapping[str, Any]], folder: Path) -> dict[int, Table]:
+def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
     """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
     found: dict[int, list[Table]] = defaultdict(list)
     for run in runs:
-        if run["status"] == "complete" and run["record"]:
-            numbers = of_run(read_run(folder / run["record"]))
-            watched = folder / "cells" / f"{Path(run['record']).name}{senders.SUFFIX}"
-            found[run["cell"]].append(with_senders(numbers, watched) if watched.is_file() else numbers)
+        if run.status == "complete" and run.record:
+            numbers = of_run(read_run(folder / run.record))
+            watched = folder / "cells" / f"{Path(run.record).name}{senders.SUFFIX}"
+            found[run.cell].append(with_senders(numbers, watched) if watched.is_file() else numbers)
     return {cell: joined(tables) for cell, tables in found.items()}
 
 
@@ -116,13 +119,13 @@ def of_run(run: Run) -> Table:
     }
 
 
-def flows(transfers: Iterable[Row]) -> dict[int, list[Flow]]:
+def flows(transfers: Iterable[Transfer]) -> dict[int, list[Flow]]:
     """Return the updates of each round; those of which nothing came are left out."""
     found: dict[int, list[Flow]] = defaultdict(list)
     for row in transfers:
-        begin, end = row["receive_start"], row["receive_end"]
-        if row["direction"] == "up" and row["bytes"] and begin is not None and end is not None and end > begin:
-            found[row["round"]].append(Flow(row["client"], row["bytes"], row["missing"] or 0, begin, end))
+        begin, end = row.receive_start, row.receive_end
+        if row.direction == "up" and row.bytes and begin is not None and end is not None and end > begin:
+            found[row.round].append(Flow(row.client, row.bytes, row.missing or 0, begin, end))
     return dict(found)
 
 
@@ -137,18 +140,18 @@ def jain(rates: Sequence[float]) -> float:
     return sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
 
 
-def used(links: Iterable[Row], clients: Container[str]) -> list[Row]:
+def used(links: Iterable[Link], clients: Container[str]) -> list[Link]:
     """Return the links but for those of clients that are none of these: who was not chosen sends nothing."""
-    return [row for row in links if not _own(row) or row["source"] in clients]
+    return [row for row in links if not _own(row) or row.source in clients]
 
 
-def ceiling_of(links: Iterable[Row], clients: int, *, at_device: bool = False) -> float | None:
+def ceiling_of(links: Iterable[Link], clients: int, *, at_device: bool = False) -> float | None:
     """Return the most that a round of so many clients can have, in bits a second; None if nothing limits it.
 
     Clients' links carry the same each, so the slowest of them decides; a link between switch and server carries all.
     ``at_device``: each client's own device limits, in front of what its link loses.
     """
-    ways = [(row, Shape.of(json_object(row["nominal"]))) for row in links if row["direction"] == UP]
+    ways = [(row, Shape.of(json_object(row.nominal))) for row in links if row.direction == UP]
     shared = [Stage(shape.rate, shape.lost) for row, shape in ways if not _own(row)]
     behind = [Stage(None, stage.loss) for stage in shared]
     each = [carried([Stage(shape.rate, shape.lost, not at_device), *behind]) for row, shape in ways if _own(row)]
@@ -157,21 +160,21 @@ def ceiling_of(links: Iterable[Row], clients: int, *, at_device: bool = False) -
     return min(limits if together is None else [*limits, together], default=None)
 
 
-def _own(row: Row) -> bool:
-    return str(row["source"]).startswith("client-")
+def _own(row: Link) -> bool:
+    return str(row.source).startswith("client-")
 
 
 def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
     """Return what the links' own counters say of the way up."""
-    up = [row for row in run.links if row["direction"] == UP]
-    sent = sum(row["bytes_in"] or 0 for row in up if _own(row))
-    arrived = sum(row["bytes_out"] or 0 for row in up if row["target"] == "server")
-    said = {row["link"]: json_object(row["nominal"]).get("rate") for row in up}
-    rates: dict[str, float] = {link: rate for link, rate in said.items() if rate}
-    most = [8 * (row["queue_bytes_max"] or 0) / rates[row["link"]] for row in up if row["link"] in rates]
+    up = [row for row in run.links if row.direction == UP]
+    sent = sum(row.bytes_in or 0 for row in up if _own(row))
+    arrived = sum(row.bytes_out or 0 for row in up if row.target == "server")
+    said = {row.link: Facts(json_object(row.nominal)).number("rate") for row in up}
+    rates = {link: rate for link, rate in said.items() if rate}
+    most = [8 * (row.queue_bytes_max or 0) / rates[row.link] for row in up if row.link in rates]
     return {
         "lost": 1 - arrived / sent if sent else None,
-        "queue_drops": sum(row["queue_drops"] or 0 for row in up) if up else None,
+        "queue_drops": sum(row.queue_drops or 0 for row in up) if up else None,
         "queue_seconds": max(_waited(run, rounds, rates), default=None),
         "queue_seconds_max": max(most, default=None),
     }

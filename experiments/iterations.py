@@ -38,8 +38,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from experiments import load
 from experiments.measured import Table, middle, rounded, scalars
+from thalweg.bench.values import Outcome
+from thalweg.record.rows import Evaluation, Iteration
+from thalweg.report.graphs import graph
 from thalweg.report.numbers import divided
-from thalweg.report.source import Row, Run, json_object, read_run
+from thalweg.report.source import Run, json_object, read_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,14 +56,14 @@ QUARTILES: Final = (0, 25, 50, 75, 100)
 WHISKER: Final = 1.5
 
 
-def by_cell(runs: Iterable[Mapping[str, Any]], folder: Path) -> dict[int, Table]:
+def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
     """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
     found: dict[int, list[Table]] = defaultdict(list)
     for run in runs:
-        if run["status"] == "complete" and run["record"]:
-            noted = folder / "cells" / f"{Path(run['record']).name}{load.SUFFIX}"
+        if run.status == "complete" and run.record:
+            noted = folder / "cells" / f"{Path(run.record).name}{load.SUFFIX}"
             others = json.loads(noted.read_text())["others"] if noted.is_file() else None
-            found[run["cell"]].append({**of_run(read_run(folder / run["record"])), "others": others})
+            found[run.cell].append({**of_run(read_run(folder / run.record)), "others": others})
     return {cell: joined(tables) for cell, tables in found.items()}
 
 
@@ -76,27 +79,28 @@ def of_run(run: Run) -> Table:
     """Return the numbers of one run."""
     import numpy as np
 
-    exchanges = np.array([row["exchange_seconds"] for row in run.iterations])
+    exchanges = np.array([row.exchange_seconds for row in run.iterations])
     curve = curve_of(run)
     end: Mapping[str, Any] = curve[-1] if curve else {}
-    edges = [(a, b) for a, b in run.manifest.get("graph", {}).get("edges", [])]
-    names = list(run.manifest.get("graph", {}).get("nodes", []))
+    found = graph(run)
+    edges = [] if found is None else list(found.edges)
+    names = [] if found is None else [node.node for node in found.nodes]
     last, gaps = gaps_of(names, edges, run.iterations)
-    carried = sum(row["bytes_expected"] or 0 for row in run.iterations)
+    carried = sum(row.bytes_expected or 0 for row in run.iterations)
     return {
         "exchange_mean": float(exchanges.mean()),
         "exchange_median": float(np.median(exchanges)),
         "exchange_std": float(exchanges.std()),
-        "iteration_mean": float(np.mean([row["seconds"] for row in run.iterations])),
-        "used": divided(_sum(run.iterations, "chunks_used"), _sum(run.iterations, "chunks_expected")),
-        "timeouts": divided(_sum(run.iterations, "timed_out"), len(run.iterations)),
-        "sent": divided(_sum(run.iterations, "bytes_sent"), carried),
+        "iteration_mean": float(np.mean([row.seconds for row in run.iterations])),
+        "used": divided(
+            _sum(row.chunks_used for row in run.iterations), _sum(row.chunks_expected for row in run.iterations)
+        ),
+        "timeouts": divided(_sum(row.timed_out for row in run.iterations), len(run.iterations)),
+        "sent": divided(_sum(row.bytes_sent for row in run.iterations), carried),
         **_spread("gap", np.array(gaps)),
         "last": len(last),
-        "drift": _mean(row["drift"] for row in run.rounds),
-        "disagreement": next(
-            (row["disagreement"] for row in reversed(run.rounds) if row["disagreement"] is not None), None
-        ),
+        "drift": _mean(row.drift for row in run.rounds),
+        "disagreement": next((row.disagreement for row in reversed(run.rounds) if row.disagreement is not None), None),
         "reached": end.get("accuracy"),
         "reached_std": end.get("accuracy_std"),
         "tested_loss": end.get("loss"),
@@ -109,31 +113,32 @@ def of_run(run: Run) -> Table:
 
 def curve_of(run: Run) -> list[Table]:
     """Return what each evaluation found, over the nodes, and their training's loss in that iteration."""
-    tested: dict[int, list[Row]] = defaultdict(list)
+    tested: dict[int, list[Evaluation]] = defaultdict(list)
     trained: dict[int, list[float]] = defaultdict(list)
-    for row in run.evaluations:
-        tested[row["round"]].append(row)
+    for test in run.evaluations:
+        tested[test.round].append(test)
     for row in run.iterations:
-        loss = json_object(row["metrics"]).get("loss")
-        if row["round"] in tested and isinstance(loss, float):
-            trained[row["round"]].append(loss)
+        loss = json_object(row.metrics).get("loss")
+        if row.round in tested and isinstance(loss, float):
+            trained[row.round].append(loss)
     found = []
     for number, rows in sorted(tested.items()):
-        point: Table = {"round": number, "seconds": _mean(row["at"] for row in rows)}
-        for key in ("accuracy", "loss"):
-            point |= {key: _mean(row[key] for row in rows), f"{key}_std": _std(row[key] for row in rows)}
+        point: Table = {"round": number, "seconds": _mean(row.at for row in rows)}
+        for key, values in (("accuracy", [row.accuracy for row in rows]), ("loss", [row.loss for row in rows])):
+            point |= {key: _mean(values), f"{key}_std": _std(values)}
         point["train_loss"] = _mean(trained[number])
         found.append({key: value if key == "round" else rounded(value) for key, value in point.items()})
     return found
 
 
 def gaps_of(
-    names: Sequence[str], edges: Iterable[tuple[int, int]], rows: Iterable[Row]
+    names: Sequence[str], edges: Iterable[tuple[int, int]], rows: Iterable[Iteration]
 ) -> tuple[list[str], list[float]]:
     """Return the nodes that finished after all their neighbours, and by how many seconds after each of these."""
     ends: dict[str, float] = {}
     for row in rows:
-        ends[row["node"]] = max(row["mixed"], ends.get(row["node"], row["mixed"]))
+        if row.mixed is not None:
+            ends[row.node] = max(row.mixed, ends.get(row.node, row.mixed))
     around: dict[str, list[str]] = defaultdict(list)
     for a, b in edges:
         around[names[a]].append(names[b])
@@ -170,8 +175,8 @@ def _spread(name: str, values: NDArray[np.float64]) -> Table:
     return {f"{name}_{way}": float(of(values)) if values.size else None for way, of in ways.items()}
 
 
-def _sum(rows: Iterable[Row], key: str) -> int:
-    return sum(row[key] or 0 for row in rows)
+def _sum(values: Iterable[int | None]) -> int:
+    return sum(value or 0 for value in values)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

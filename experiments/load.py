@@ -10,13 +10,12 @@ import json
 import os
 import resource
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from thalweg.bench.driver import Execute
-from thalweg.bench.process import execute
+from thalweg.bench.process import Failure, execute
 
 SUFFIX: Final = ".load.json"
 STAT: Final = Path("/proc/stat")
@@ -29,13 +28,13 @@ COLUMNS: Final = 8
 def measured(inner: Execute = execute) -> Execute:
     """Return a runner of plans: it calls ``inner`` and writes other programs' load to ``NAME.load.json`` beside it."""
 
-    def run(plan: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
+    def run(plan: Path, log: Path, limit: float | None) -> Failure | None:
         began, busy, own = time.monotonic(), _busy(), _own()
-        said = inner(plan, log, limit)
+        failure = inner(plan, log, limit)
         seconds, busy, own = time.monotonic() - began, _busy() - busy, _own() - own
         cores = {"others": max(0.0, busy - own) / seconds, "own": own / seconds, "cores": os.cpu_count()}
         log.with_name(log.stem + SUFFIX).write_text(json.dumps(cores))
-        return said
+        return failure
 
     return run
 

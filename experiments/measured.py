@@ -15,9 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from thalweg.bench.results import SHOWN
+from thalweg.bench.values import CellNumbers, Results, RunNumbers
 from thalweg.errors import RecordError
 from thalweg.report.text import is_dirty
+from thalweg.wire import table_of
 
 FILE: Final = "measured.json"
 Table = dict[str, Any]
@@ -47,30 +48,28 @@ class Cell:
         return all(label in ("*", self.labels.get(axis)) for axis, label in place.items())
 
 
-def of_bench(
-    found: Mapping[str, Any], more: Mapping[int, Table] | None = None, how: Mapping[str, Any] | None = None
-) -> Table:
+def of_bench(found: Results, more: Mapping[int, Table] | None = None, how: Mapping[str, Any] | None = None) -> Table:
     """Return a mode's part of ``measured.json`` from the results of a bench.
 
     ``more`` joins cells, by number; ``how`` says how it was measured: command, commit, load.
     """
-    runs: dict[int, list[Any]] = {}
-    for run in found["runs"]:
-        if run["status"] == "complete":
-            runs.setdefault(run["cell"], []).append(run["numbers"])
-    started = sorted(run["started"] for run in found["runs"])
+    runs: dict[int, list[RunNumbers]] = {}
+    for run in found.runs:
+        if run.numbers is not None:
+            runs.setdefault(run.cell, []).append(run.numbers)
+    started = sorted(run.started for run in found.runs)
     return {
         **(how or {}),
-        "core": found["thalweg"]["commit"],
+        "core": found.thalweg.commit,
         "began": started[0] if started else None,
         "ended": started[-1] if started else None,
-        "accounting": found["accounting"],
-        "repetitions": found["repetitions"],
-        "machine": {"kernel": found["kernel"], **found["machine"]},
-        "axes": found["axes"],
+        "accounting": found.accounting,
+        "repetitions": found.repetitions,
+        "machine": {"kernel": found.kernel, **table_of(found.machine)},
+        "axes": found.axes,
         "cells": [
-            _joined(_cell(row, runs.get(row["cell"], []), found["accounting"]), (more or {}).get(row["cell"], {}))
-            for row in found["cells"]
+            _joined(_cell(row, runs.get(row.cell, []), found.accounting), (more or {}).get(row.cell, {}))
+            for row in found.cells
         ],
     }
 
@@ -93,28 +92,32 @@ def scalars(tables: Iterable[Mapping[str, Any]]) -> list[Table]:
     ]
 
 
-def _cell(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], accounting: str) -> Table:
-    totals = {way: [_sum(one[key] for one in run["rounds"]) for run in runs] for way, key in SHOWN.items()}
+def _cell(row: CellNumbers, runs: Sequence[RunNumbers], accounting: str) -> Table:
+    totals = {
+        "measured": [_sum(one.communication_seconds for one in run.rounds) for run in runs],
+        "fedcomm": [_sum(one.fedcomm_communication_seconds for one in run.rounds) for run in runs],
+    }
     known = [value for value in totals[accounting] if value is not None]
-    bounds = [_sum(one["bound_seconds"] for one in run["rounds"]) for run in runs]
-    ends = [[run["rounds"][-1].get("accuracy")] if run["rounds"] else [] for run in runs]
-    cpu = row["cpu_seconds"]
+    bounds = [_sum(one.bound_seconds for one in run.rounds) for run in runs]
+    ends = [[run.rounds[-1].accuracy] if run.rounds else [] for run in runs]
+    cpu = row.cpu_seconds
+    used = {"server": cpu.server, "clients": cpu.clients, "others": cpu.others}
     return {
-        "labels": row["settings"],
-        "status": row["status"],
-        "reasons": row["reasons"],
+        "labels": row.settings,
+        "status": row.status,
+        "reasons": row.reasons,
         "runs": len(runs),
-        "rounds": row["rounds"],
-        "incomplete_rounds": row["incomplete_rounds"],
+        "rounds": row.rounds,
+        "incomplete_rounds": row.incomplete_rounds,
         "seconds": rounded(median(known)) if known else None,
         "seconds_by_accounting": {way: middle(values) for way, values in totals.items()},
         "seconds_by_run": [rounded(value) for value in known],
         "bound_seconds": middle(bounds),
-        "retransmissions": row["retransmissions"],
-        "wire_ratio": rounded(row["wire_ratio"]),
-        "cpu_seconds": {kind: rounded(cpu[kind]) for kind in cpu},
-        "peak_rss_bytes": row["peak_rss_bytes"],
-        "congestion_control": row["congestion_control"],
+        "retransmissions": row.retransmissions,
+        "wire_ratio": rounded(row.wire_ratio),
+        "cpu_seconds": {kind: rounded(value) for kind, value in used.items()},
+        "peak_rss_bytes": table_of(row.peak_rss_bytes),
+        "congestion_control": row.congestion_control,
         "accuracy": [middle(values) for values in _by_round(runs)],
         "by_run": [
             {"seconds": rounded(value), "accuracy": [one for one in end if one is not None]}
@@ -123,8 +126,8 @@ def _cell(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], accounting:
     }
 
 
-def _by_round(runs: Sequence[Mapping[str, Any]]) -> Iterable[list[float | None]]:
-    series = [[one.get("accuracy") for one in run["rounds"]] for run in runs]
+def _by_round(runs: Sequence[RunNumbers]) -> Iterable[list[float | None]]:
+    series = [[one.accuracy for one in run.rounds] for run in runs]
     columns = [list(values) for values in zip(*series, strict=False)]
     return columns if any(value is not None for values in columns for value in values) else []
 

@@ -16,13 +16,14 @@ from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.process import execute
 from thalweg.bench.show import progress_on_stderr
+from thalweg.bench.values import Outcome
 from thalweg.report.text import commit_words
 
 OUT: Final = ROOT / "out"
 # The file in a bench's folder that says which code began it.
 ORIGIN: Final = "origin.json"
 # By quantity: what else is read from the runs' records.
-_MORE: Final[Mapping[str, Callable[[Iterable[Mapping[str, Any]], Path], dict[int, measured.Table]]]] = {
+_MORE: Final[Mapping[str, Callable[[Iterable[Outcome], Path], dict[int, measured.Table]]]] = {
     "goodput": goodput.by_cell,
     "iterations": iterations.by_cell,
     "aggregation": aggregation.by_cell,
@@ -55,7 +56,7 @@ def run(
     experiment = Experiment.load(name)
     here = out / name / scale
     parts = {}
-    origin = {"commit": measured.checkout(), "core": machine.build()["commit"]}
+    origin = {"commit": measured.checkout(), "core": machine.build().commit}
     asked = "" if repetitions is None else f" --repetitions {repetitions}"
     for mode in modes or list(experiment.modes):
         note(f"{name}, {scale}, mode {mode}: {experiment.modes[mode].about}")
@@ -77,7 +78,7 @@ def _bench(
     way = load.measured(senders.watched(experiment.rivals) if experiment.watch else execute)
     results = Bench(folder, matrix).run(progress_on_stderr(), retry=True, execute=way)
     of_cells = _MORE.get(experiment.quantity)
-    more = None if of_cells is None else of_cells(results["runs"], folder.path)
+    more = None if of_cells is None else of_cells(results.runs, folder.path)
     how = {"command": command, "commit": origin["commit"], "load": load.of_folder(folder.cells)}
     return measured.of_bench(results, more, how)
 

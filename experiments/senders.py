@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thalweg.bench.driver import Execute
-from thalweg.bench.process import execute
+from thalweg.bench.process import Failure, execute
 from thalweg.errors import LabError, ThalwegError
 from thalweg.lab import state
 from thalweg.lab.flood import Flow
@@ -52,17 +52,17 @@ Sample = Mapping[str, Any]
 def watched(rivals: int) -> Execute:
     """Return what runs a plan, as ``process.execute``, with its senders watched and so many rivals."""
 
-    def run(plan: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
+    def run(plan: Path, log: Path, limit: float | None) -> Failure | None:
         watch = Watch(rivals)
         watch.start()
         try:
-            said = execute(plan, log, limit)
+            failure = execute(plan, log, limit)
         finally:
             found = watch.stop()
         log.with_name(log.stem + SUFFIX).write_text(json.dumps(found))
-        if watch.failure is not None and "error" not in said:
-            return {"error": {"cause": f"its senders were not watched: {watch.failure}", "hint": "See why, try again"}}
-        return said
+        if watch.failure is not None and failure is None:
+            return Failure(f"its senders were not watched: {watch.failure}", "See why, try again")
+        return failure
 
     return run
 

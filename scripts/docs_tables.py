@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
@@ -26,24 +27,25 @@ from thalweg.models import MODELS
 from thalweg.network import profiles
 from thalweg.plan import Plan
 from thalweg.plan.combinations import setting_words
-from thalweg.record.tables import TABLES
+from thalweg.record.rows import TABLES
 from thalweg.sections import AggregationSection, LayersSection, RepairSection, toml
 from thalweg.sections.marks import Words
 from thalweg.sections.network import NetworkSection
 from thalweg.sections.trees import NodesSection
 from thalweg.transports import registry
+from thalweg.transports.registry import Capabilities
 
 ROOT: Final = Path(__file__).parents[1]
 PROFILES: Final = ROOT / "python" / "thalweg" / "network" / "profiles"
 CAPABILITIES: Final = ROOT / "crates" / "transport" / "src" / "capabilities.rs"
 ERRORS: Final = ROOT / "crates" / "transport" / "src" / "error.rs"
 # What a transport is by its capabilities; the first that holds.
-KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
-    "in one process": lambda can: can["in_process"],
-    "on one machine": lambda can: not can["remote"],
-    "between machines": lambda can: can["reliable"] and not can["broker"],
-    "in datagrams": lambda can: can["datagrams"],
-    "masks losses of unchanged TCP senders": lambda can: not can["reliable"],
+KINDS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
+    "in one process": lambda can: can.in_process,
+    "on one machine": lambda can: not can.remote,
+    "between machines": lambda can: can.reliable and not can.broker,
+    "in datagrams": lambda can: can.datagrams,
+    "masks losses of unchanged TCP senders": lambda can: not can.reliable,
     "through a broker": lambda can: True,
 }
 
@@ -240,8 +242,8 @@ def _written(name: str) -> dict[str, Any]:
 def transports() -> str:
     """Return the transports of this build and what each can do."""
     entries = registry.transports()
-    names = list(entries[0]["capabilities"])
-    rows = [(f"`{e['name']}`", *(_cell(e["capabilities"][name]) for name in names)) for e in entries]
+    names = [field.name for field in fields(Capabilities)]
+    rows = [(f"`{e.name}`", *(_cell(getattr(e.capabilities, name)) for name in names)) for e in entries]
     return table(("transport", *(f"`{name}`" for name in names)), rows)
 
 
@@ -249,15 +251,15 @@ def settings() -> str:
     """Return what only one transport can be told, for each that has such options."""
     rows = []
     for entry in registry.transports():
-        for setting in entry["settings"]:
-            default = _toml(setting["kind"]["default"])
+        for setting in entry.settings:
+            default = _toml(setting.kind.default)
             rows.append(
                 (
-                    f"`{entry['name']}`",
-                    f"`{setting['name']}`",
-                    setting_words(setting["kind"]),
+                    f"`{entry.name}`",
+                    f"`{setting.name}`",
+                    setting_words(setting.kind),
                     f"`{default}`",
-                    setting["meaning"],
+                    setting.meaning,
                 )
             )
     return table(("transport", "option", "type", "default", "meaning"), rows)
@@ -307,9 +309,9 @@ def transport_kinds() -> str:
     """Return the transports by what they connect and how, which their capabilities say."""
     kinds: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for entry in registry.transports():
-        can = entry["capabilities"]
-        kinds[next(kind for kind, is_so in KINDS.items() if is_so(can))].append(entry["name"])
-    clear = [entry["name"] for entry in registry.transports() if not entry["capabilities"]["encrypted"]]
+        can = entry.capabilities
+        kinds[next(kind for kind, is_so in KINDS.items() if is_so(can))].append(entry.name)
+    clear = [entry.name for entry in registry.transports() if not entry.capabilities.encrypted]
     parts = [f"{named(names)} ({kind})" for kind, names in kinds.items() if names]
     return "; ".join([*parts, f"all but {named(clear)} can be encrypted" if clear else "all can be encrypted"])
 

@@ -372,7 +372,7 @@ def test_a_record_of_ones_own_job_is_one_as_of_any_other(tmp_path: Path) -> None
     assert [entry["loss"] for entry in record.entries] == [2.0, 2.0]
     for table in ("rounds", "transfers", "participants", "parties"):
         assert (folder / f"{table}.parquet").is_file()
-    assert numbers(read_run(folder))["rounds"] == 2
+    assert numbers(read_run(folder)).rounds == 2
     server.close()  # once more changes nothing
 
 

@@ -166,4 +166,4 @@ def test_all_transports_that_listen_have_a_bound_in_the_documents() -> None:
     )
     rows = text.partition("\n\n")[0]
     named = set(re.findall(r"`([a-z]+)`", rows)) - {"memory"}
-    assert {one["name"] for one in registry.transports() if one["name"] != "memory"} <= named
+    assert {one.name for one in registry.transports() if one.name != "memory"} <= named

@@ -11,20 +11,29 @@ from typer.testing import CliRunner
 
 from tests.bench.cells import Fake, Quiet, bench
 from tests.report.records import make
-from thalweg.advise import Question, advise, bench_plan
+from thalweg.advise import Question, bench_plan
+from thalweg.advise import advise as answer
 from thalweg.advise.condition import condition_of, differences, distance
 from thalweg.advise.evidence import groups
 from thalweg.bench import Matrix
 from thalweg.bench.plan import BenchPlan
+from thalweg.bench.process import Failure
 from thalweg.cli import app
 from thalweg.errors import ModelError, PlanError, RecordError
 from thalweg.plan import Plan
+from thalweg.ui import strict_json
 from thalweg.ui.comparing import fewest_to_prove, pairs_of
 
 MB = {"name": "payload:1MB"}
 WIFI = {"profile": "wifi"}
 FAST, SLOW = 2, 6
 ENDED = {"ended": "2026-01-01T12:00:10.000+00:00"}
+
+
+def advise(question: Question, records: list[Path]) -> dict[str, Any]:
+    """Return the advice as ``--json`` prints it."""
+    found: dict[str, Any] = json.loads(strict_json.dumps(answer(question, records)))
+    return found
 
 
 def record(folder: Path, name: str, congestion: str, rounds: int, network: Any = WIFI, **given: Any) -> None:
@@ -118,12 +127,13 @@ def test_cells_that_failed_are_told_with_their_reason(tmp_path: Path) -> None:
     base = {"model": MB, "job": {"clients": 2, "rounds": 2}}
     made = bench(tmp_path, repetitions=3, base=base, matrix={"transport": ["tcp", "udp", "ltp"]})
 
-    def execute(path: Path, log: Path, limit: float | None) -> Any:
+    def execute(path: Path, log: Path, limit: float | None) -> Failure | None:
         plan = Plan.load(path)
         if plan.scheme == "ltp":
-            return {"error": {"cause": "no port", "hint": "Choose one"}}
+            return Failure("no port", "Choose one")
         sections = plan.model_dump(exclude_none=True, include={"transport", "model"})
-        return {"record": str(make(Path(plan.record.folder) / "a-record", rounds=2, plan=sections, train=None))}
+        make(Path(plan.record.folder) / "a-record", rounds=2, plan=sections, train=None)
+        return None
 
     made.run(Quiet(), execute=execute)
     found = advise(Question("none", "payload:1MB"), [made.folder.path])
@@ -279,7 +289,7 @@ def test_the_command_says_it_in_words(wifi: Path) -> None:
         "least communication time: tcp cubic, 300.0 ms; next tcp reno, 700.0 ms, 2.33 times as much (2.33 to 2.33)",
         "times as much (2.33 to 2.33); sure: fairly",
         "fastest with no limits at all: tcp reno",
-        "to measure more of what was measured: 2 runs, about 20 s",
+        "to measure more of the measured conditions: 2 runs, about 20 s",
         "least CPU time a round: tcp reno",
     ):
         assert words in out, out

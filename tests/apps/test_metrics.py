@@ -15,7 +15,8 @@ import torch
 from thalweg import _core
 from thalweg.apps.metrics import LONGEST_TEXT, MOST, MOST_NOTES, Intake, checked_usage, of_clients, offered
 from thalweg.errors import MetricsError
-from thalweg.record.tables import TABLES, entry, rows, schema
+from thalweg.record.rows import TABLES
+from thalweg.record.tables import entry, rows, schema
 from thalweg.ui import strict_json
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from tests.report.records import make
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
+from thalweg.bench.process import Failure
 from thalweg.plan import Plan
 
 AXES = {"transport": ["tcp", "memory"]}
@@ -40,10 +40,10 @@ class Fake:
         self.stop = stop
         self.ran: list[tuple[str, int]] = []
 
-    def __call__(self, path: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
+    def __call__(self, path: Path, log: Path, limit: float | None) -> Failure | None:
         plan = Plan.load(path)
         log.write_text("said\n")
-        made = make(
+        make(
             Path(plan.record.folder) / "a-record",
             rounds=2,
             plan=plan.model_dump(exclude_none=True, include={"transport"}),
@@ -52,8 +52,8 @@ class Fake:
             raise KeyboardInterrupt
         self.ran.append((plan.scheme, plan.job.seed))
         if self.ran[-1] in self.fail:
-            return {"error": {"cause": "it broke", "hint": "Fix it"}}
-        return {"record": str(made)}
+            return Failure("it broke", "Fix it")
+        return None
 
 
 def bench(folder: Path, **settings: Any) -> Bench:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.bench.cells import Fake, Quiet, bench
 from thalweg.bench.answers import answers, is_way, sender, way
+from thalweg.bench.results import figures
 from thalweg.bench.show import MOST_ANSWERS, answer_lines
+from thalweg.bench.values import CellNumbers
 
 
-def row(
-    number: int, seconds: list[float], *, failed: int = 0, bbr: str | None = None, **settings: str
-) -> dict[str, Any]:
-    return {
-        "cell": number, "settings": settings, "status": "complete", "failed": failed, "congestion_control": bbr,
-        "unasked_congestion_control": bbr, "communication_seconds_by_run": seconds,
-        "fedcomm_communication_seconds_by_run": [2 * value for value in seconds],
-    }  # fmt: skip
+def row(number: int, seconds: list[float], *, failed: int = 0, bbr: str | None = None, **settings: str) -> CellNumbers:
+    return replace(
+        figures(number, settings, "complete", [], []),
+        failed=failed,
+        congestion_control=bbr,
+        unasked_congestion_control=bbr,
+        communication_seconds_by_run=seconds,
+        fedcomm_communication_seconds_by_run=[2 * value for value in seconds],
+    )
 
 
 def test_transports_are_compared_in_each_network() -> None:
@@ -29,14 +33,14 @@ def test_transports_are_compared_in_each_network() -> None:
         row(4, [], transport="unifl", network="none", failed=2),
     ]
     found = answers(rows, "measured")
-    assert [one["place"] for one in found] == ["network lossy", "network none"]
-    assert found[0]["sentence"].startswith("unifl is fastest; tcp bbr takes 7.0 times as long (5.3 to 9.3)")
-    assert found[0]["repetitions"] == 4
-    assert found[1]["failed"] == {"unifl": {"failed": 2, "runs": 2}}
+    assert [one.place for one in found] == ["network lossy", "network none"]
+    assert found[0].verdict.sentence.startswith("unifl is fastest; tcp bbr takes 7.0 times as long (5.3 to 9.3)")
+    assert found[0].verdict.repetitions == 4
+    assert found[1].verdict.failed == {"unifl": (2, 2)}
     lines = answer_lines(found)
-    assert lines[0] == f"network lossy: {found[0]['sentence']}"
+    assert lines[0] == f"network lossy: {found[0].verdict.sentence}"
     assert lines[2].startswith("note: tcp bbr: BBR is this system's congestion control")
-    assert answers(rows, "fedcomm")[0]["compared"][0]["factor"] == pytest.approx(7.0, abs=0.01)
+    assert answers(rows, "fedcomm")[0].verdict.compared["tcp bbr"].factor == pytest.approx(7.0, abs=0.01)
 
 
 def test_what_is_asked_for_is_not_said_twice() -> None:
@@ -48,7 +52,7 @@ def test_what_is_asked_for_is_not_said_twice() -> None:
 def test_other_axes_say_where() -> None:
     assert [axis for axis in ("transport", "case", "congestion", "transport.streams") if not is_way(axis)] == []
     assert [axis for axis in ("network", "model", "job.clients", "compute") if is_way(axis)] == []
-    rows = [{**row(at, [1.0, 1.1]), "settings": {"job.clients": str(at)}} for at in (1, 2)]
+    rows = [replace(row(at, [1.0, 1.1]), settings={"job.clients": str(at)}) for at in (1, 2)]
     assert answers(rows, "measured") == [], "more clients are no other way to do the same"
 
 
@@ -62,6 +66,6 @@ def test_many_answers_are_in_the_file() -> None:
 
 def test_a_bench_has_its_answers(tmp_path: Any) -> None:
     found = bench(tmp_path).run(Quiet(), execute=Fake())
-    (answer,) = found["answers"]
-    assert answer["place"] == ""
-    assert set(answer["leaders"]) == {"tcp", "memory"}, "made-up runs are all alike"
+    (answer,) = found.answers
+    assert answer.place == ""
+    assert set(answer.verdict.leaders) == {"tcp", "memory"}, "made-up runs are all alike"

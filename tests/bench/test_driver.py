@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.bench.cells import Fake, Quiet, again, bench
 from thalweg.bench.folder import Folder
+from thalweg.bench.process import Failure
 from thalweg.cli.bench import exit_code, is_ci
 from thalweg.errors import RecordError
+from thalweg.ui import strict_json
 
 ALL = {("tcp", 0), ("memory", 0), ("tcp", 1), ("memory", 1)}
 
@@ -20,11 +23,11 @@ def test_each_run_leaves_a_record_and_its_numbers(tmp_path: Path) -> None:
     made, fake, heard = bench(tmp_path), Fake(), Quiet()
     found = made.run(heard, execute=fake)
     assert set(fake.ran) == ALL
-    assert (found["status"], found["left"], found["failed"]) == ("complete", 0, 0)
+    assert (found.status, found.left, found.failed) == ("complete", 0, 0)
     folders = sorted(path.name for path in made.folder.records.iterdir())
     assert folders == ["0001.1", "0001.2", "0002.1", "0002.2"]
     assert all((made.folder.records / name / "plan.toml").is_file() for name in folders)
-    assert found == json.loads((made.folder.path / "bench.json").read_text())
+    assert json.loads(strict_json.dumps(found)) == json.loads((made.folder.path / "bench.json").read_text())
     with (made.folder.path / "bench.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["cell"], row["transport"], row["status"], row["repetitions"]) for row in rows] == [
@@ -50,10 +53,10 @@ def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     found = again(made).run(Quiet(), execute=second)
     assert set(first.ran) | set(second.ran) == ALL
     assert not set(first.ran) & set(second.ran)
-    assert found["status"] == "complete"
+    assert found.status == "complete"
     assert len(list(made.folder.records.iterdir())) == 4
     third = Fake()
-    assert again(made).run(Quiet(), execute=third)["status"] == "complete"
+    assert again(made).run(Quiet(), execute=third).status == "complete"
     assert third.ran == []
 
 
@@ -62,24 +65,24 @@ def test_a_run_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
     heard = Quiet()
     found = made.run(heard, execute=fake)
     assert set(fake.ran) == ALL
-    assert found["failed"] == 3
-    tcp, memory = found["cells"]
-    assert (tcp["status"], tcp["repetitions"], tcp["failed"]) == ("partly", 1, 1)
-    assert (memory["status"], memory["repetitions"], memory["failed"]) == ("failed", 0, 2)
-    assert memory["reasons"] == ["it broke. Fix it"]
-    assert memory["communication_seconds"] is None
+    assert found.failed == 3
+    tcp, memory = found.cells
+    assert (tcp.status, tcp.repetitions, tcp.failed) == ("partly", 1, 1)
+    assert (memory.status, memory.repetitions, memory.failed) == ("failed", 0, 2)
+    assert memory.reasons == ["it broke. Fix it"]
+    assert memory.communication_seconds is None
     assert sum("failed after" in line and "it broke" in line for line in heard.lines) == 3
-    assert again(made).run(Quiet(), execute=(idle := Fake()))["failed"] == 3
+    assert again(made).run(Quiet(), execute=(idle := Fake())).failed == 3
     assert idle.ran == []
     fixed = Fake()
-    assert again(made).run(Quiet(), retry=True, execute=fixed)["failed"] == 0
+    assert again(made).run(Quiet(), retry=True, execute=fixed).failed == 0
     assert set(fixed.ran) == {("tcp", 0), ("memory", 0), ("memory", 1)}
 
 
 def test_a_result_without_a_record_is_a_failure(tmp_path: Path) -> None:
     made = bench(tmp_path, repetitions=1)
-    found = made.run(Quiet(), execute=lambda plan, log, limit: {"record": "nowhere"})
-    assert {row["reasons"][0] for row in found["cells"]} == {"it left no record. See its log"}
+    found = made.run(Quiet(), execute=lambda plan, log, limit: None)
+    assert {row.reasons[0] for row in found.cells} == {"it left no record. See its log"}
 
 
 def test_more_repetitions_of_a_bench_that_is_done(tmp_path: Path) -> None:
@@ -89,15 +92,15 @@ def test_more_repetitions_of_a_bench_that_is_done(tmp_path: Path) -> None:
     more = Fake()
     found = again(made).run(Quiet(), execute=more)
     assert set(more.ran) == {("tcp", 2), ("memory", 2)}
-    assert [row["repetitions"] for row in found["cells"]] == [3, 3]
+    assert [row.repetitions for row in found.cells] == [3, 3]
 
 
 def test_the_limit_is_the_plans(tmp_path: Path) -> None:
     limits: list[float | None] = []
 
-    def execute(plan: Path, log: Path, limit: float | None) -> dict[str, dict[str, str]]:
+    def execute(plan: Path, log: Path, limit: float | None) -> Failure:
         limits.append(limit)
-        return {"error": {"cause": "no", "hint": "no"}}
+        return Failure("no", "no")
 
     bench(tmp_path, limit=12.5, repetitions=1).run(Quiet(), execute=execute)
     assert limits == [12.5, 12.5]
@@ -125,18 +128,18 @@ def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
 def test_a_preview_runs_nothing_and_learns_from_what_was_run(tmp_path: Path) -> None:
     made = bench(tmp_path)
     before = made.preview()
-    assert (before["runs"], before["estimate_is_measured"]) == (4, False)
+    assert (before.runs, before.estimate_is_measured) == (4, False)
     with pytest.raises(KeyboardInterrupt):
         made.run(Quiet(), execute=Fake(stop=3))
     after = again(made).preview()
-    assert (after["runs"], after["estimate_is_measured"]) == (1, True)
-    assert sorted(row["runs"] for row in after["cells"]) == [0, 1]
-    assert after["estimate_seconds"] > 0
+    assert (after.runs, after.estimate_is_measured) == (1, True)
+    assert sorted(row.runs for row in after.cells) == [0, 1]
+    assert after.estimate_seconds > 0
 
 
 def test_the_page_shows_runs_that_left_no_record(tmp_path: Path) -> None:
     made = bench(tmp_path, repetitions=1)
-    made.run(Quiet(), execute=lambda plan, log, limit: {"error": {"cause": "no port", "hint": "Choose one"}})
+    made.run(Quiet(), execute=lambda plan, log, limit: Failure("no port", "Choose one"))
     page = made.page()
     assert page is not None
     assert "no port. Choose one" in page.read_text()
@@ -145,8 +148,10 @@ def test_the_page_shows_runs_that_left_no_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failed", "strict", "code"), [(0, True, 0), (1, False, 0), (1, True, 3), (4, False, 1), (4, True, 1)]
 )
-def test_the_exit_code_says_what_failed(failed: int, code: int, *, strict: bool) -> None:
-    found = {"failed": failed, "cells": [{"repetitions": 4 - failed}]}
+def test_the_exit_code_says_what_failed(failed: int, code: int, tmp_path: Path, *, strict: bool) -> None:
+    found = bench(tmp_path).results()
+    (cell, _) = found.cells
+    found = replace(found, failed=failed, cells=[replace(cell, repetitions=4 - failed)])
     assert exit_code(found, strict=strict) == code
 
 

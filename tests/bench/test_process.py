@@ -23,13 +23,18 @@ from thalweg.bench import process
 def test_failures(script: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "COMMAND", (sys.executable, "-c", script))
     limit = 0.5 if "sleep" in script else None
-    assert process.execute(tmp_path / "plan.toml", tmp_path / "log", limit)["error"]["cause"] == cause
+    failure = process.execute(tmp_path / "plan.toml", tmp_path / "log", limit)
+    assert failure is not None
+    assert failure.cause == cause
 
 
 def test_a_result_and_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
-        "import json, sys; print('words', file=sys.stderr); print(json.dumps({'plan': json.load(sys.stdin)['plan']}))"
+        "import json, sys; print('words', file=sys.stderr); print('{}'); "
+        "open('plan', 'w').write(json.load(sys.stdin)['plan'])"
     )
     monkeypatch.setattr(process, "COMMAND", (sys.executable, "-c", script))
-    assert process.execute(tmp_path / "plan.toml", tmp_path / "log", None) == {"plan": str(tmp_path / "plan.toml")}
+    monkeypatch.chdir(tmp_path)
+    assert process.execute(tmp_path / "plan.toml", tmp_path / "log", None) is None
+    assert (tmp_path / "plan").read_text() == str(tmp_path / "plan.toml")
     assert (tmp_path / "log").read_text() == "words\n"

@@ -11,60 +11,64 @@ from tests.report.records import UPDATE, make, party, write
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.estimate import Estimate
 from thalweg.bench.measure import measure
-from thalweg.bench.results import KINDS, figures
+from thalweg.bench.results import figures
 from thalweg.bench.show import duration, runs, tables
+from thalweg.bench.values import ByKind, Outcome, RoundTimes, RunNumbers
 from thalweg.plan import Plan
 from thalweg.plan.least import least
 from thalweg.ui import terminal
+from thalweg.wire import table_of
 
 
 def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     found = measure(make(tmp_path / "a", rounds=2))
-    assert [row["communication_seconds"] for row in found["rounds"]] == pytest.approx([0.2, 0.4])
-    assert [row["seconds"] for row in found["rounds"]] == pytest.approx([1.2, 1.4])
-    assert [row["fedcomm_communication_seconds"] for row in found["rounds"]] == pytest.approx([0.11, 0.22])
+    assert [row.communication_seconds for row in found.rounds] == pytest.approx([0.2, 0.4])
+    assert [row.seconds for row in found.rounds] == pytest.approx([1.2, 1.4])
+    assert [row.fedcomm_communication_seconds for row in found.rounds] == pytest.approx([0.11, 0.22])
     # Two clients and two directions a round; links carried 15 MB each way at each client, headers included.
-    assert found["update_bytes"] == 2 * 4 * UPDATE
-    assert (found["wire_bytes"], found["wire_counted"]) == (4 * 15_000_000, "ip")
-    assert found["wire_ratio"] == pytest.approx(60 / 8)
-    assert found["retransmissions"] == 3 * 7, "as its hosts counted"
-    assert found["cpu_seconds"] == {"server": 1.25, "clients": 2.5, "others": None}
-    assert found["peak_rss_bytes"] == {"server": 100 << 20, "clients": 100 << 20, "others": None}
-    assert found["accuracy"] == 0.75
+    assert found.update_bytes == 2 * 4 * UPDATE
+    assert (found.wire_bytes, found.wire_counted) == (4 * 15_000_000, "ip")
+    assert found.wire_ratio == pytest.approx(60 / 8)
+    assert found.retransmissions == 3 * 7, "as its hosts counted"
+    assert found.cpu_seconds == ByKind(1.25, 2.5, None)
+    assert found.peak_rss_bytes == ByKind(100 << 20, 100 << 20, None)
+    assert found.accuracy == 0.75
 
 
 def test_without_a_lab_the_transport_counts(tmp_path: Path) -> None:
     found = measure(make(tmp_path / "a", rounds=2, lab=False))
-    assert (found["wire_bytes"], found["wire_counted"]) == (2 * 4 * UPDATE, "transport")
-    assert found["cpu_seconds"] == {"server": None, "clients": None, "others": None}
+    assert (found.wire_bytes, found.wire_counted) == (2 * 4 * UPDATE, "transport")
+    assert found.cpu_seconds == ByKind()
 
 
 def test_a_broker_is_neither_server_nor_client(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     write(folder, "parties", [party(name) for name in ("server", "client-1", "client-2", "broker")])
-    assert measure(folder)["cpu_seconds"] == {"server": 1.25, "clients": 2.5, "others": 1.25}
+    assert measure(folder).cpu_seconds == ByKind(1.25, 2.5, 1.25)
 
 
 def test_the_figures_of_a_cell(tmp_path: Path) -> None:
     found = bench(tmp_path).run(Quiet(), execute=Fake())
-    for row in found["cells"]:
-        assert (row["repetitions"], row["rounds"], row["incomplete_rounds"]) == (2, 4, 0)
-        assert row["communication_seconds"] == pytest.approx({"count": 4, "min": 0.2, "median": 0.3, "max": 0.4})
-        assert row["communication_seconds_by_run"] == pytest.approx([0.3, 0.3])
-        assert row["bound_seconds"] == pytest.approx(2 * UPDATE * 8 / 80e6)
-        assert row["share_of_bound"] == pytest.approx((1 + 0.5) / 2)
-        assert row["wire_ratio"] == pytest.approx(7.5)
-        assert row["seconds_a_run"] >= 0
+    for row in found.cells:
+        assert (row.repetitions, row.rounds, row.incomplete_rounds) == (2, 4, 0)
+        assert row.communication_seconds is not None
+        assert table_of(row.communication_seconds) == pytest.approx({"count": 4, "min": 0.2, "median": 0.3, "max": 0.4})
+        assert row.communication_seconds_by_run == pytest.approx([0.3, 0.3])
+        assert row.bound_seconds == pytest.approx(2 * UPDATE * 8 / 80e6)
+        assert row.share_of_bound == pytest.approx((1 + 0.5) / 2)
+        assert row.wire_ratio == pytest.approx(7.5)
+        assert row.seconds_a_run is not None
+        assert row.seconds_a_run >= 0
 
 
 def test_fedcomms_time_has_no_share_of_a_bound_of_both_ways() -> None:
     # The model has been sent before FedComm's time begins: what is left of a round can be less than the bound.
-    round_ = {"seconds": 2.0, "communication_seconds": 1.1, "fedcomm_communication_seconds": 0.5, "bound_seconds": 1.0,
-              "complete": True}  # fmt: skip
-    run = {"rounds": [round_], "cpu_seconds": dict.fromkeys(KINDS), "peak_rss_bytes": dict.fromkeys(KINDS)}
-    names = ("retransmissions", "update_bytes", "wire_bytes", "wire_ratio", "accuracy")
-    words = ("wire_counted", "congestion_control", "emulation", "bound_source")
-    found = figures([{**run, **dict.fromkeys((*names, *words))}])
+    run = RunNumbers(rounds=[RoundTimes(1, 2.0, 1.1, 0.5, 1.0, complete=True, accuracy=None)])
+    outcome = Outcome(
+        cell=1, repetition=1, settings={}, status="complete", reason=None, numbers=run, started="", seconds=2.0,
+        record=None,
+    )  # fmt: skip
+    found = table_of(figures(1, {}, "complete", [], [outcome]))
     assert {key: value for key, value in found.items() if "share" in key} == {"share_of_bound": pytest.approx(1 / 1.1)}
 
 
@@ -73,7 +77,7 @@ def test_the_tables_show_every_cell(tmp_path: Path) -> None:
     done = found.run(Quiet(), execute=Fake(fail=(("memory", 0), ("memory", 1))))
     console = terminal.console()
     with console.capture() as caught:
-        for table in tables(done["cells"], list(done["axes"])):
+        for table in tables(done.cells, list(done.axes)):
             console.print(table)
     text = caught.get()
     assert "300 ms (200 to 400)" in text
@@ -113,9 +117,8 @@ def test_estimates_follow_what_was_measured() -> None:
 
 
 def test_runs_in_words() -> None:
-    row = {"repetitions": 3, "failed": 0, "incomplete_rounds": 0}
-    assert runs(row) == "3"
-    assert runs({**row, "failed": 1, "incomplete_rounds": 4}) == "3, 1 failed, 4 rounds short"
+    assert runs(3, 0, 0) == "3"
+    assert runs(3, 1, 4) == "3, 1 failed, 4 rounds short"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (90, "90 s"), (600, "10 min"), (9000, "2.5 h")])

@@ -71,7 +71,8 @@ def test_sixteen_processes_learn_digits(start: Start, tmp_path: Path) -> None:
     assert len(Record(folder).manifest["graph"]["edges"]) == 24
     assert {row["party"] for row in read_table(folder, "parties")} == {f"node-{n}" for n in range(1, 17)}
     shown = report([folder], tmp_path / "page.html")
-    assert len(shown["runs"][0]["graph"]["nodes"]) == 16
+    assert shown.runs[0].graph is not None
+    assert len(shown.runs[0].graph.nodes) == 16
 
 
 @pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=LINUX), "udp", "ltp", "zmq", "grpc"])

@@ -54,7 +54,7 @@ def test_what_is_sent_again_is_what_the_hosts_sent_again(
     assert resent["down"] + resent["up"] > 0, "2 % of more than 4,000 packets were lost"
     assert 0 <= hosts["server"] - resent["down"] <= slack, (resent, hosts)
     assert 0 <= sum(hosts.values()) - hosts["server"] - resent["up"] <= slack, (resent, hosts)
-    assert numbers(read_run(folder))["retransmissions"] == resent["down"] + resent["up"]
+    assert numbers(read_run(folder)).retransmissions == resent["down"] + resent["up"]
     # A client tells of its first update when the next one is under way.
     transfers = [row["retransmissions"] or 0 for row in read_table(folder, "transfers")]
     assert sum(transfers) <= resent["down"] + resent["up"], "transfers lack what was counted last"
@@ -74,7 +74,7 @@ def test_what_a_broker_sends_again_its_host_alone_counts(
     hosts = {row["party"]: row["retransmitted_segments"] for row in read_table(folder, "parties")}
     every = sum(again for again in hosts.values() if again is not None)
     assert resent["down"] + resent["up"] < every, "the broker's own are on the way to each receiver"
-    assert numbers(read_run(folder))["retransmissions"] == every
+    assert numbers(read_run(folder)).retransmissions == every
 
 
 def test_without_emulated_hosts_a_brokers_total_is_not_known(result: Callable[..., Any], tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_without_emulated_hosts_a_brokers_total_is_not_known(result: Callable[..
     resent = Record(folder).manifest["resent"]
     assert (resent["first"], resent["broker"]) == (1, None)
     assert isinstance(resent["down"], int)
-    assert numbers(read_run(folder))["retransmissions"] is None
+    assert numbers(read_run(folder)).retransmissions is None
 
 
 @LAB
@@ -101,7 +101,7 @@ def test_all_links_of_a_tree_count(result: Callable[..., Any], tmp_path: Path, t
     # A segment or two for the end of each connection: three clients, two nodes at the root, and two among themselves.
     assert 0 <= sum(hosts.values()) - total <= 2 * (3 + 2 + 2), (resent, hosts)
     assert total > 0
-    assert numbers(read_run(folder))["retransmissions"] == total
+    assert numbers(read_run(folder)).retransmissions == total
 
 
 def test_a_run_that_was_killed_or_resumed_has_no_total(
@@ -115,11 +115,11 @@ def test_a_run_that_was_killed_or_resumed_has_no_total(
     (folder,) = (tmp_path / "runs").iterdir()
     manifest = Record(folder).manifest
     assert (manifest["status"], manifest["resent"]) == ("running", None)
-    assert numbers(read_run(folder))["retransmissions"] is None
+    assert numbers(read_run(folder)).retransmissions is None
     done = Record(folder).checkpoint_round
     assert done is not None
     result("run", "--resume", str(folder), "--rounds", str(done + 1))
     resent = Record(folder).manifest["resent"]
     assert resent["first"] == done + 1
     assert isinstance(resent["up"], int)
-    assert numbers(read_run(folder))["retransmissions"] is None
+    assert numbers(read_run(folder)).retransmissions is None

@@ -25,7 +25,7 @@ def test_a_wheel_of_this_core_is_all_that_a_user_needs(tmp_path: Path) -> None:
     if not CORE.exists():
         pytest.skip(f"there is no {CORE.relative_to(ROOT)} to pack: make setup builds it")
     # Another commit's name would have the core compiled again.
-    commit = machine.build()["commit"]
+    commit = machine.build().commit
     environment = {**os.environ, **({} if commit is None else {"THALWEG_COMMIT": commit})}
     maturin = [
         sys.executable,

@@ -10,16 +10,19 @@ import pytest
 
 from experiments import goodput, measured
 from tests.report import records
+from thalweg.bench.values import Outcome
+from thalweg.record.rows import Link, Transfer
 from thalweg.report.source import read_run
 
 
-def way(client: str, begin: float, end: float, **more: Any) -> dict[str, Any]:
+def way(client: str, begin: float, end: float, **more: Any) -> Transfer:
     times = {"receive_start": begin, "receive_end": end}
-    return {"round": 1, "client": client, "direction": "up", "bytes": 1_000_000, "missing": 0, **times, **more}
+    known = {"round": 1, "client": client, "direction": "up", "bytes": 1_000_000, "missing": 0, **times, **more}
+    return Transfer(**known)
 
 
-def link(name: str, source: str, target: str, **nominal: Any) -> dict[str, Any]:
-    return {"link": name, "direction": "ab", "source": source, "target": target, "nominal": json.dumps(nominal)}
+def link(name: str, source: str, target: str, **nominal: Any) -> Link:
+    return Link(link=name, direction="ab", source=source, target=target, nominal=json.dumps(nominal))
 
 
 def test_an_update_counts_from_its_first_byte_to_its_last() -> None:
@@ -36,7 +39,7 @@ def test_an_update_counts_from_its_first_byte_to_its_last() -> None:
         way("client-1", 2.0, 4.0, receive_end=None),
     ],
 )
-def test_what_has_no_rate_is_left_out(row: dict[str, Any]) -> None:
+def test_what_has_no_rate_is_left_out(row: Transfer) -> None:
     assert goodput.flows([row]) == {}
 
 
@@ -85,12 +88,19 @@ def test_a_record_has_all_numbers(tmp_path: Path) -> None:
     assert found["queue_seconds_max"] == pytest.approx(200_000 * 8 / 60e6)
 
 
+def outcome(status: str, cell: int, record: str | None) -> Outcome:
+    return Outcome(
+        cell=cell, repetition=1, settings={}, status=status, reason=None, numbers=None, started="", seconds=1.0,
+        record=record,
+    )  # fmt: skip
+
+
 def test_cells_have_the_median_of_their_runs(tmp_path: Path) -> None:
     runs = []
     for number in (1, 2, 3):
         records.make(tmp_path / f"run-{number}", rounds=number)
-        runs.append({"status": "complete", "cell": 7, "record": f"run-{number}"})
-    runs.append({"status": "failed", "cell": 8, "record": None})
+        runs.append(outcome("complete", 7, f"run-{number}"))
+    runs.append(outcome("failed", 8, None))
     found = goodput.by_cell(runs, tmp_path)
     assert list(found) == [7]
     assert found[7]["goodput_by_run"][1] == found[7]["goodput"]

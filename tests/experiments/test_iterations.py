@@ -11,6 +11,7 @@ from experiments import iterations, load, measured
 from experiments.run import run
 from thalweg.job import run as job
 from thalweg.plan import Plan
+from thalweg.record.rows import Iteration
 from thalweg.report.source import read_run
 from thalweg.ui.progress import LineProgress
 
@@ -31,8 +32,8 @@ local_steps = 1
 """
 
 
-def row(node: str, mixed: float) -> dict[str, object]:
-    return {"node": node, "mixed": mixed}
+def row(node: str, mixed: float) -> Iteration:
+    return Iteration(round=1, node=node, mixed=mixed)
 
 
 def test_those_that_finish_after_all_their_neighbours_are_no_neighbours_of_each_other() -> None:

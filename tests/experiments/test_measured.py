@@ -10,6 +10,9 @@ import pytest
 from experiments import measured
 from experiments.run import folder_for
 from thalweg.bench import BenchPlan
+from thalweg.bench.results import figures
+from thalweg.bench.values import Outcome, Results, RoundTimes, RunNumbers
+from thalweg.machine import Build, Hardware
 
 ORDER = ["paper", "fair"]
 
@@ -43,23 +46,24 @@ def test_what_is_of_another_size_or_of_no_mode_goes(tmp_path: Path) -> None:
     assert seconds(file) == {"paper": 4.0}
 
 
-def bench(commit: str | None = "0123456789ab") -> dict[str, Any]:
+def bench(commit: str | None = "0123456789ab") -> Results:
     """Return what a bench of one cell with two runs came to."""
-    round_ = {"communication_seconds": 1.0, "fedcomm_communication_seconds": None, "bound_seconds": None}
     runs = [
-        {"cell": 1, "status": "complete", "started": f"2026-11-2{at}T10:00:00.000+00:00",
-         "numbers": {"rounds": [{**round_, "communication_seconds": 1.0 + at, "accuracy": 0.5 + 0.1 * at}]}}
+        Outcome(
+            cell=1, repetition=at + 1, settings={"case": "tcp"}, status="complete", reason=None, record=None,
+            seconds=1.0, started=f"2026-11-2{at}T10:00:00.000+00:00",
+            numbers=RunNumbers(
+                rounds=[RoundTimes(1, 1.0 + at, 1.0 + at, None, None, complete=True, accuracy=0.5 + 0.1 * at)]
+            ),
+        )
         for at in range(2)
     ]  # fmt: skip
-    row = dict.fromkeys(("rounds", "incomplete_rounds", "retransmissions", "wire_ratio", "peak_rss_bytes",
-                         "congestion_control"))  # fmt: skip
-    return {
-        "accounting": "measured", "repetitions": 2, "thalweg": {"commit": commit}, "kernel": "Linux", "machine": {},
-        "axes": {"case": ["tcp"]}, "runs": runs,
-        "cells": [
-            {"cell": 1, "settings": {"case": "tcp"}, "status": "complete", "reasons": [], "cpu_seconds": {}, **row}
-        ],
-    }  # fmt: skip
+    return Results(
+        folder="bench", status="complete", left=0, failed=0, accounting="measured", repetitions=2, seed=0, answers=[],
+        axes={"case": ["tcp"]}, cells=[figures(1, {"case": "tcp"}, "complete", [], runs)], runs=runs, kernel="Linux",
+        thalweg=Build("0.1.0", commit, "x86_64-linux", debug=False), machine=Hardware("x86_64", "A processor", 2, None),
+        versions={},
+    )  # fmt: skip
 
 
 def test_how_it_was_measured_stays_with_it(tmp_path: Path) -> None:

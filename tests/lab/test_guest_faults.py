@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from tests.lab.breaking import UPDATE
 from tests.lab.test_guest import built
 from thalweg.lab import guest
+from thalweg.record.rows import Transfer
 from thalweg.report.source import Run, read_run
 
 __all__ = ["built"]
@@ -61,9 +62,9 @@ class Came:
     values: np.ndarray[Any, np.dtype[np.float32]]
 
     @property
-    def up(self) -> list[dict[str, Any]]:
+    def up(self) -> list[Transfer]:
         """The transfers of client-1 to the server."""
-        return [row for row in self.run.transfers if (row["client"], row["direction"]) == ("client-1", "up")]
+        return [row for row in self.run.transfers if (row.client, row.direction) == ("client-1", "up")]
 
     def check(self) -> None:
         """All rounds were whole, and the model is right bit for bit."""

@@ -12,6 +12,7 @@ import pytest
 from tests.lab.test_guest import built, thalweg
 from thalweg.lab import guest
 from thalweg.report.source import read_run
+from thalweg.wire import table_of
 
 __all__ = ["built"]
 
@@ -89,7 +90,7 @@ def test_each_mode_moves_updates_over_the_device(tmp_path: Path, mode: str, clie
     assert network["rdma"]["client-1"] == "rxe1"
     transfers = read_run(record).transfers
     assert len(transfers) == 4 * clients
-    assert all(row["complete"] and row["bytes"] == MIB for row in transfers)
+    assert all(row.complete and row.bytes == MIB for row in transfers)
 
 
 @pytest.mark.usefixtures("built")
@@ -101,7 +102,7 @@ def test_a_lossy_job_takes_the_same_times_again(tmp_path: Path) -> None:
         assert one == pytest.approx(other, abs=2e-4)
 
 
-def _transfers(folder: Path) -> list[dict[str, Any]]:
+def _transfers(folder: Path) -> list[dict[str, object]]:
     done = thalweg(folder, "run", "plan.toml", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    return list(read_run(record_of(folder, done.stdout)).transfers)
+    return [table_of(row) for row in read_run(record_of(folder, done.stdout)).transfers]

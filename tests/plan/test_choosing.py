@@ -20,7 +20,7 @@ def test_a_transport_that_is_named_stays() -> None:
 
 
 def test_within_the_machine_it_is_shared_memory() -> None:
-    available = next(entry["available"] for entry in registry.transports() if entry["name"] == "shm")
+    available = next(entry.available for entry in registry.transports() if entry.name == "shm")
     chosen, reason = settled(plan())
     assert (chosen.scheme, reason is None) == ("shm" if available else "tcp", False)
     assert settled(plan(network="none"))[0].scheme == chosen.scheme

@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Final
 
 import pytest
 
 from thalweg.errors import PlanError
 from thalweg.plan import Plan, check_transport
+from thalweg.transports.registry import Capabilities, ChunkNeed, Kind, Setting, Transport, WordNeed
 
-ALL: dict[str, Any] = {"congestion": True, "remote": True, "encrypted": True}
-ALL |= {"broker": False, "symmetric": True, "in_process": False, "preferred_chunk": 0}
-NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False, "in_process": True}
-NONE |= {"preferred_chunk": 0}
-LOCAL: dict[str, Any] = {**ALL, "congestion": False, "remote": False, "encrypted": False}
+ALL: Final = Capabilities(
+    reliable=True, ordered=True, settled=False, detached=False, datagrams=False, fan_out=False, broker=False,
+    zero_copy=False, encrypted=True, sender_unmodified=True, symmetric=True, remote=True, in_process=False, lends=False,
+    congestion=True, retransmissions=True, max_chunk=4 << 20, preferred_chunk=0,
+)  # fmt: skip
+LOCAL: Final = replace(ALL, congestion=False, remote=False, encrypted=False)
+NONE: Final = replace(LOCAL, in_process=True)
 
 
-def setting(name: str, *needs: dict[str, Any], **kind: Any) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "meaning": "", "needs": list(needs)}
+def setting(name: str, kind: Kind, *needs: WordNeed | ChunkNeed) -> Setting:
+    return Setting(name, kind, "", needs)
 
 
-REGISTRY: list[dict[str, Any]] = [
-    {"name": "river", "available": True, "reason": None, "capabilities": ALL, "settings": []},
-    {"name": "pond", "available": True, "reason": None, "capabilities": NONE, "settings": []},
-    {"name": "lake", "available": True, "reason": None, "capabilities": LOCAL, "settings": []},
-    {"name": "weir", "available": True, "reason": None, "capabilities": {**ALL, "symmetric": False}, "settings": []},
-    {"name": "mill", "available": True, "reason": None, "capabilities": {**ALL, "broker": True}, "settings": []},
-    {"name": "canal", "available": False, "reason": "it is dry", "capabilities": ALL, "settings": []},
-    {
-        "name": "lock",
-        "available": True,
-        "reason": None,
-        "capabilities": ALL,
-        "settings": [
-            setting("gates", type="number", default=2, least=1, most=4),
-            setting("mode", type="choice", default="up", choices=["up", "down"]),
-            setting("shut", type="flag", default=False),
-            setting("leak", type="share", default=0.5),
-            setting("pump", {"type": "word", "name": "mode", "among": ["down"]}, type="flag", default=False),
-            setting("lift", {"type": "chunk", "beside": 64}, type="number", default=9000, least=1, most=9000),
-        ],
-    },
+REGISTRY: Final = [
+    Transport("river", True, "", ALL, ()),
+    Transport("pond", True, "", NONE, ()),
+    Transport("lake", True, "", LOCAL, ()),
+    Transport("weir", True, "", replace(ALL, symmetric=False), ()),
+    Transport("mill", True, "", replace(ALL, broker=True), ()),
+    Transport("canal", False, "it is dry", ALL, ()),
+    Transport(
+        "lock",
+        True,
+        "",
+        ALL,
+        (
+            setting("gates", Kind("number", 2, least=1, most=4)),
+            setting("mode", Kind("choice", "up", choices=("up", "down"))),
+            setting("shut", Kind("flag", False)),
+            setting("leak", Kind("share", 0.5)),
+            setting("pump", Kind("flag", False), WordNeed("word", "mode", ("down",))),
+            setting("lift", Kind("number", 9000, least=1, most=9000), ChunkNeed("chunk", 64)),
+        ),
+    ),
 ]
 
 

@@ -46,7 +46,8 @@ def test_other_kinds_are_refused(kind: str, value: Any) -> None:
 
 WRITE = """
 import sys, pathlib
-from thalweg.record.tables import TABLES, write_table
+from thalweg.record.rows import TABLES
+from thalweg.record.tables import write_table
 row = {"round": 1, "client": "c", "direction": "up", "tensor": "w", "missing": 1, "share": 0.5}
 write_table(pathlib.Path(sys.argv[1]), "losses", [[row]])
 assert "pyarrow" in sys.modules and "pandas" not in sys.modules

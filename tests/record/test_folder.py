@@ -15,7 +15,8 @@ from thalweg.errors import RecordError
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord
 from thalweg.record.export import export
-from thalweg.record.tables import JOURNALED, TABLES, entry, read_table
+from thalweg.record.rows import TABLES
+from thalweg.record.tables import JOURNALED, entry, read_table
 
 PARTY = {"party": "server", "cpu_seconds": 1.0, "peak_rss_bytes": 1, "congestion_control": "cubic", "stress": "{}"}
 LINK = {"link": "client-1", "direction": "ab", "nominal": "{}", "packets_in": 3, "delay_p50": 0.02}

@@ -13,7 +13,8 @@ from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord
 from thalweg.record.export import export
 from thalweg.record.nodes import entry, packed, unpacked
-from thalweg.record.tables import ON_GRAPHS, TABLES, read_table
+from thalweg.record.rows import TABLES
+from thalweg.record.tables import ON_GRAPHS, read_table
 
 
 @pytest.fixture

@@ -44,13 +44,13 @@ def records(tmp_path: Path) -> list[Path]:
 
 def test_cells_have_failures_with_their_reasons(records: list[Path], tmp_path: Path) -> None:
     found = cells([numbers(read_run(path)) for path in records], [lost(tmp_path)])
-    rows = {cell.transport: cell.table() for cell in found}
+    rows = {cell.transport: cell.numbers() for cell in found}
     assert list(rows) == ["tcp", "grpc", "udp"], "the fastest first, and those without a time last"
-    assert (rows["grpc"]["runs"], rows["grpc"]["failed"], rows["grpc"]["reasons"]) == (3, 1, ["it broke. Fix it"])
-    assert (rows["udp"]["runs"], rows["udp"]["failed"]) == (0, 1)
-    assert rows["udp"]["reasons"] == ["the port is taken. Choose another"]
-    assert rows["udp"]["communication_seconds"] is None
-    assert {row["network"] for row in rows.values()} == {"wifi"}, "a run without a record is where the others are"
+    assert (rows["grpc"].runs, rows["grpc"].failed, rows["grpc"].reasons) == (3, 1, ["it broke. Fix it"])
+    assert (rows["udp"].runs, rows["udp"].failed) == (0, 1)
+    assert rows["udp"].reasons == ["the port is taken. Choose another"]
+    assert rows["udp"].communication_seconds is None
+    assert {row.network for row in rows.values()} == {"wifi"}, "a run without a record is where the others are"
     (verdict,) = verdicts(found).values()
     assert verdict.sentence == (
         "tcp is fastest; grpc is 67 % slower (67 to 67 %); 1 of 4 runs of grpc failed, udp failed; sure: fairly, "
@@ -73,13 +73,14 @@ def test_the_page_answers_first(records: list[Path], tmp_path: Path) -> None:
     assert places == sorted(places)
     for words in ("udp failed", "the port is taken. Choose another", "failed; it broke. Fix it"):
         assert words in main, words
-    assert made["verdicts"][0]["network"] == "wifi"
-    assert [cell["failed"] for cell in made["cells"]] == [0, 1, 1]
+    assert list(made.verdicts) == ["wifi"]
+    assert [cell.failed for cell in made.cells] == [0, 1, 1]
 
 
 def test_a_page_of_failures_alone(tmp_path: Path) -> None:
     made = report([], tmp_path / "r.html", lost=[lost(tmp_path)])
-    assert made["verdicts"][0]["sentence"].startswith("no run came to its end; udp failed")
+    (told,) = made.verdicts.values()
+    assert told.sentence.startswith("no run came to its end; udp failed")
     assert "the port is taken" in (tmp_path / "r.html").read_text()
 
 
@@ -100,7 +101,7 @@ def test_the_systems_congestion_control_is_part_of_the_transport(tmp_path: Path)
     (note,) = warnings(found)
     assert note.startswith("tcp bbr: BBR is this system's congestion control")
     made = report(paths, tmp_path / "r.html")
-    assert made["notes"] == [note]
+    assert made.notes == [note]
     assert warnings(found[:1]) == [], "nothing is compared"
 
 
@@ -109,5 +110,5 @@ def test_what_a_plan_asks_for_is_no_warning(tmp_path: Path) -> None:
     dealt = numbers(read_run(make(tmp_path / "a", plan=plan, train=None)))
     whole = numbers(read_run(make(tmp_path / "b", plan={**plan, "network": {"tcp": {"congestion": "bbr"}},
                                                          "transport": {"url": "tcp"}}, train=None)))  # fmt: skip
-    assert [dealt["transport"], whole["transport"]] == ["tcp bbr+cubic", "tcp bbr"]
+    assert [dealt.transport, whole.transport] == ["tcp bbr+cubic", "tcp bbr"]
     assert warnings(cells([dealt, whole])) == []

@@ -12,13 +12,13 @@ from thalweg.transports import registry
 
 
 def test_each_transport_of_the_registry_has_a_colour_of_its_own() -> None:
-    names = [entry["name"] for entry in registry.transports()]
+    names = [entry.name for entry in registry.transports()]
     assert len(names) <= len(COLOURS)
     assert len(set(of_transports(names).values())) == len(names)
 
 
 def test_a_colour_does_not_depend_on_who_else_is_there() -> None:
-    names = [entry["name"] for entry in registry.transports()]
+    names = [entry.name for entry in registry.transports()]
     together = of_transports(names)
     assert all(of_transports([name]) == {name: together[name]} for name in names)
     assert of_transports(reversed(names)) == together

@@ -18,10 +18,8 @@ NAMES = {"accuracy-rounds", "accuracy-time", "communication-time", "round-time",
 
 def test_each_is_a_png_and_an_svg_at_a_column_s_width(wifi: Path, tmp_path: Path) -> None:
     made = report([wifi], tmp_path / "r.html", tmp_path / "figures")
-    assert made["left_out"] == {}
-    assert {Path(path).name for path in made["figures"]} == {
-        f"{name}.{form}" for name in NAMES for form in ("png", "svg")
-    }
+    assert made.left_out == {}
+    assert {Path(path).name for path in made.figures} == {f"{name}.{form}" for name in NAMES for form in ("png", "svg")}
     for name in NAMES:
         pixels = matplotlib.image.imread(tmp_path / "figures" / f"{name}.png")
         assert pixels.shape[1] == round(WIDTH * DOTS)
@@ -43,9 +41,9 @@ def test_the_same_records_give_the_same_bytes(wifi: Path, tmp_path: Path) -> Non
 
 def test_what_cannot_be_drawn_is_left_out_with_the_reason(bare: Path, tmp_path: Path) -> None:
     made = report([bare], tmp_path / "r.html", tmp_path / "figures")
-    assert set(made["left_out"]) == {"accuracy-rounds", "accuracy-time", "links"}
-    assert "not trained" in made["left_out"]["accuracy-time"]
-    assert len(made["figures"]) == 6
+    assert set(made.left_out) == {"accuracy-rounds", "accuracy-time", "links"}
+    assert "not trained" in made.left_out["accuracy-time"]
+    assert len(made.figures) == 6
 
 
 def test_runs_are_compared_and_names_are_only_names(tmp_path: Path) -> None:
@@ -55,9 +53,9 @@ def test_runs_are_compared_and_names_are_only_names(tmp_path: Path) -> None:
         for number in (1, 2)
     ]
     made = report(paths, tmp_path / "r.html", tmp_path / "figures")
-    names = {Path(path).stem for path in made["figures"]}
+    names = {Path(path).stem for path in made.figures}
     assert len(names) == 4 + 2 * 2
-    assert all(Path(path).parent == tmp_path / "figures" for path in made["figures"])
+    assert all(Path(path).parent == tmp_path / "figures" for path in made.figures)
 
 
 def test_a_folder_that_cannot_be_made(wifi: Path, tmp_path: Path) -> None:

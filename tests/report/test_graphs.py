@@ -45,33 +45,32 @@ ONE_SLOW = {**EVEN, "node-2": 20.0}
 def test_a_slow_node_is_named_with_what_it_costs(tmp_path: Path) -> None:
     found = graph(read_run(record(tmp_path / "run", ONE_SLOW)))
     assert found is not None
-    assert found["slow"] == ["node-2"]
-    assert found["sentence"] == (
+    assert found.slow == ["node-2"]
+    assert found.sentence == (
         "node-2 is slow: 20.0 times the training of the median node; its neighbours exchange for 210.0 ms an iteration"
     )
-    by_name = {node["node"]: node for node in found["nodes"]}
-    assert (by_name["node-2"]["train_seconds"], by_name["node-2"]["degree"]) == (20.0, 2)
+    by_name = {node.node: node for node in found.nodes}
+    assert (by_name["node-2"].train_seconds, by_name["node-2"].degree) == (20.0, 2)
     # It ends 19 s after both of its neighbours, which end together.
-    assert found["finish_gap_seconds"] == {
-        "mean": pytest.approx(38 / 3), "median": pytest.approx(9.5), "min": pytest.approx(9.5),
-        "max": pytest.approx(19.0),
-    }  # fmt: skip
-    assert found["chunks_used"] == 1
-    assert (found["drift"], found["disagreement"]) == (0, 0)
+    gaps = found.finish_gap_seconds
+    assert gaps is not None
+    assert (gaps.mean, gaps.median, gaps.min, gaps.max) == pytest.approx((38 / 3, 9.5, 9.5, 19.0))
+    assert found.chunks_used == 1
+    assert (found.drift, found.disagreement) == (0, 0)
 
 
 def test_nodes_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     found = graph(read_run(record(tmp_path / "run", {**EVEN, "node-3": 1.2}, parquet=False)))
     assert found is not None
-    assert found["slow"] == []
-    assert found["sentence"] == "no node is much slower than the others: they train 1.00 s to 1.20 s an iteration"
+    assert found.slow == []
+    assert found.sentence == "no node is much slower than the others: they train 1.00 s to 1.20 s an iteration"
 
 
 def test_a_node_that_is_slow_only_now_and_then_is_not_called_slow(tmp_path: Path) -> None:
     found = graph(read_run(record(tmp_path / "run", EVEN, {**EVEN, "node-2": 3.0})))
     assert found is not None
-    assert found["slow"] == []
-    assert found["sentence"] == "no node is much slower than the others: they train 1.00 s to 2.00 s an iteration"
+    assert found.slow == []
+    assert found.sentence == "no node is much slower than the others: they train 1.00 s to 2.00 s an iteration"
 
 
 def test_the_graph_is_drawn_with_slow_nodes_in_red(tmp_path: Path) -> None:
@@ -98,9 +97,10 @@ def test_the_page_says_first_who_is_slow_and_figures_show_it(tmp_path: Path) -> 
     assert '<a href="#graph">Graph</a>' in text
     assert re.search(r'<p class="verdict">node-2 is slow: 20\.0 times[^<]*\.</p>', text)
     assert '<th scope="row">node-2</th>' in text
-    assert said["runs"][0]["graph"]["slow"] == ["node-2"]
-    assert {"graph.png", "graph.svg"} <= {Path(path).name for path in said["figures"]}
-    assert said["runs"][0]["rounds"] == 2
+    assert said.runs[0].graph is not None
+    assert said.runs[0].graph.slow == ["node-2"]
+    assert {"graph.png", "graph.svg"} <= {Path(path).name for path in said.figures}
+    assert said.runs[0].rounds == 2
 
 
 def test_a_job_with_a_server_has_no_graph(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_a_job_with_a_server_has_no_graph(tmp_path: Path) -> None:
     report([star], tmp_path / "one.html")
     assert '<a href="#graph">' not in (tmp_path / "one.html").read_text()
     said = report([star, ring], tmp_path / "two.html")
-    assert [run["graph"] is None for run in said["runs"]] == [True, False]
-    assert {cell["network"] for cell in said["cells"]} == {"wifi, 2 clients", "loopback, graph ring, 3 clients"}
+    assert [run.graph is None for run in said.runs] == [True, False]
+    assert {cell.network for cell in said.cells} == {"wifi, 2 clients", "loopback, graph ring, 3 clients"}
     assert '<a href="#graph">' in (tmp_path / "two.html").read_text()
 
 
@@ -117,7 +117,7 @@ def test_a_damaged_graph_is_no_reason_to_fail(tmp_path: Path) -> None:
     odd = [[0, 1], [0, 99], [-1, 0], ["a", "b"], [True, 1], 7]
     found = graph(read_run(record(tmp_path / "run", EVEN, edges=odd)))
     assert found is not None
-    assert found["edges"] == [(0, 1)]
+    assert found.edges == [(0, 1)]
 
 
 def test_a_graphs_exchanges_are_no_evidence_for_rounds(tmp_path: Path) -> None:

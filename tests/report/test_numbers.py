@@ -12,57 +12,59 @@ from thalweg.record.tables import read_table
 from thalweg.report import read_runs
 from thalweg.report.numbers import numbers
 from thalweg.report.source import read_run
+from thalweg.report.values import Spread
+from thalweg.wire import table_of
 
 
 def test_of_a_run(wifi: Path) -> None:
     found = numbers(read_run(wifi))
-    assert found["network"] == "wifi"
-    assert found["transport"] == "tcp"
-    assert found["emulation"] == "packet level"
-    assert (found["rounds"], found["rounds_planned"], found["clients"]) == (4, 4, 2)
-    assert found["accuracy"] == found["best_accuracy"] == 1 - 0.5 / 4
-    assert found["communication_seconds"] == {
-        "count": 4,
-        "min": 0.2,
-        "median": pytest.approx(0.5),
-        "max": pytest.approx(0.8),
-    }
+    assert found.network == "wifi"
+    assert found.transport == "tcp"
+    assert found.emulation == "packet level"
+    assert (found.rounds, found.rounds_planned, found.clients) == (4, 4, 2)
+    assert found.accuracy == found.best_accuracy == 1 - 0.5 / 4
+    assert found.communication_seconds is not None
+    assert table_of(found.communication_seconds) == pytest.approx({"count": 4, "min": 0.2, "median": 0.5, "max": 0.8})
     # 2 MB a link at 80 Mbit/s are 0.2 s; 4 MB in 0.2 to 0.8 s.
-    assert found["bound_seconds"]["median"] == pytest.approx(0.2)
-    assert found["share_of_bound"]["max"] == pytest.approx(1.0)
-    assert found["share_of_bound"]["min"] == pytest.approx(0.25)
-    assert found["goodput_bits_per_second"]["max"] == pytest.approx(160e6)
-    assert found["retransmissions"] == 3 * 7, "as the hosts counted: the record has no count of the run's own"
-    assert found["bytes_down"] == found["bytes_up"] == 8_000_000
-    assert found["links"][0]["lost_share"] == pytest.approx(0.01)
-    assert found["links"][0]["nominal"]["delay"] == 0.02
-    assert found["parties"][1]["stress"]["operations_per_second"] == 12.5
+    assert found.bound_seconds is not None
+    assert found.share_of_bound is not None
+    assert found.goodput_bits_per_second is not None
+    assert found.bound_seconds.median == pytest.approx(0.2)
+    assert found.share_of_bound.max == pytest.approx(1.0)
+    assert found.share_of_bound.min == pytest.approx(0.25)
+    assert found.goodput_bits_per_second.max == pytest.approx(160e6)
+    assert found.retransmissions == 3 * 7, "as the hosts counted: the record has no count of the run's own"
+    assert found.bytes_down == found.bytes_up == 8_000_000
+    assert found.links[0].lost_share == pytest.approx(0.01)
+    assert found.links[0].nominal["delay"] == 0.02
+    assert found.parties[1].stress is not None
+    assert found.parties[1].stress["operations_per_second"] == 12.5
 
 
 def test_of_rounds(wifi: Path) -> None:
-    each = numbers(read_run(wifi))["each_round"]
-    assert [row["elapsed_seconds"] for row in each] == pytest.approx([1.2, 2.6, 4.2, 6.0])
-    assert [row["bound_elapsed_seconds"] for row in each] == pytest.approx([1.2, 2.4, 3.6, 4.8])
+    each = numbers(read_run(wifi)).each_round
+    assert [row.elapsed_seconds for row in each] == pytest.approx([1.2, 2.6, 4.2, 6.0])
+    assert [row.bound_elapsed_seconds for row in each] == pytest.approx([1.2, 2.4, 3.6, 4.8])
 
 
 def test_what_is_not_known_is_null(bare: Path) -> None:
     found = numbers(read_run(bare))
-    assert found["accuracy"] is None
-    assert found["bound_seconds"] is None
-    assert found["share_of_bound"] is None
-    assert found["links"] == []
-    assert found["parties"] == [
-        {"party": "client-1", "peak_rss_bytes": 50_000_000},
-        {"party": "client-2", "peak_rss_bytes": 50_000_000},
+    assert found.accuracy is None
+    assert found.bound_seconds is None
+    assert found.share_of_bound is None
+    assert found.links == []
+    assert [(one.row.party, one.row.peak_rss_bytes) for one in found.parties] == [
+        ("client-1", 50_000_000),
+        ("client-2", 50_000_000),
     ]
-    assert found["network"] == "loopback"
+    assert found.network == "loopback"
 
 
 def resent(path: Path, **facts: object) -> int | None:
     """Return what was sent again as a report says it, with these facts in the manifest."""
     manifest = path / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **facts}))
-    found: int | None = numbers(read_run(path))["retransmissions"]
+    found: int | None = numbers(read_run(path)).retransmissions
     return found
 
 
@@ -118,7 +120,7 @@ def test_what_a_broker_sent_again_only_its_host_counts(tmp_path: Path, party: st
 def test_message_level_networks(tmp_path: Path, layers: dict[str, object], network: str) -> None:
     manifest = {"emulation": "message level: {}"}
     run = read_run(make(tmp_path / "r", lab=False, plan={"layers": layers}, manifest=manifest))
-    assert numbers(run)["network"] == network
+    assert numbers(run).network == network
     assert "message level" in run.why_no_links()
 
 
@@ -126,22 +128,22 @@ def test_an_emulated_network_is_called_by_what_it_was_set_to(tmp_path: Path) -> 
     keys = {"rate": "200mbit", "rtt": ["20ms", "40ms"], "up": {"loss": "1%"}, "changes": [{"at": 5, "rate": "5mbit"}]}
     path = make(tmp_path / "r", plan={"network": keys}, manifest={"network": {"profile": None, "topology": "star"}})
     found = numbers(read_run(path))
-    assert found["network"] == "rate 200 Mbit/s, rtt 20 ms to 40 ms, up (loss 1 %), changes"
+    assert found.network == "rate 200 Mbit/s, rtt 20 ms to 40 ms, up (loss 1 %), changes"
 
 
 def test_the_bound_of_an_emulated_network_is_of_whole_updates(tmp_path: Path) -> None:
     bound = {"source": "the links", "round_seconds": 0.15, "round_bytes": 4_000_000}
     found = numbers(read_run(make(tmp_path / "a", manifest={"bound": bound})))
-    assert found["bound_seconds"] == {"count": 4, "min": 0.15, "median": 0.15, "max": 0.15}
+    assert found.bound_seconds == Spread(4, 0.15, 0.15, 0.15)
     bound["round_bytes"] = 5
-    assert numbers(read_run(make(tmp_path / "b", manifest={"bound": bound})))["bound_seconds"] is None
+    assert numbers(read_run(make(tmp_path / "b", manifest={"bound": bound}))).bound_seconds is None
 
 
 def test_a_fallback_is_named(tmp_path: Path) -> None:
     network = {"profile": None, "topology": "dumbbell", "reason": "no permission to make namespaces"}
     found = numbers(read_run(make(tmp_path / "r", manifest={"network": network})))
-    assert found["network"] == "own values, dumbbell"
-    assert found["emulation_reason"] == "no permission to make namespaces"
+    assert found.network == "own values, dumbbell"
+    assert found.emulation_reason == "no permission to make namespaces"
 
 
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
@@ -159,4 +161,4 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manifest", [{"bound": []}, {"machine": [], "thalweg": 3, "network": "wifi", "kernel": None}])
 def test_an_odd_manifest_is_borne(tmp_path: Path, manifest: dict[str, object]) -> None:
-    assert numbers(read_run(make(tmp_path / "r", manifest=manifest)))["rounds"] == 4
+    assert numbers(read_run(make(tmp_path / "r", manifest=manifest))).rounds == 4

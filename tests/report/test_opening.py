@@ -87,14 +87,14 @@ def test_a_flower_run_has_the_name_of_its_strategy(tmp_path: Path) -> None:
     made = report([path], out)
     assert sentence(out).startswith("Flower&#x27;s FedAdam, 2 clients over tcp: complete")
     assert "<li>client-1: lost in round 2: ValueError: no data</li>" in out.read_text()
-    assert made["runs"][0]["algorithm"] == "Flower's FedAdam"
+    assert made.runs[0].algorithm == "Flower's FedAdam"
     assert "fedavg" not in "\n".join(read(out).cells)
 
 
 def test_a_flower_app_with_a_loop_of_its_own_has_no_strategy(tmp_path: Path) -> None:
     path = make(tmp_path / "r", plan=FLOWER, manifest={"flower": "1.42.0"})
     assert said(path).startswith("Flower app, 2 clients")
-    assert numbers(read_run(path))["algorithm"] == "the Flower app's own"
+    assert numbers(read_run(path)).algorithm == "the Flower app's own"
 
 
 def test_a_tree_opens_with_its_nodes_and_workers(tmp_path: Path) -> None:
@@ -119,18 +119,18 @@ def test_a_comparison_opens_with_the_answer(wifi: Path, tmp_path: Path) -> None:
     other = make(tmp_path / "other", plan={"transport": {"congestion": "cubic"}})
     made = report([wifi, other], tmp_path / "r.html")
     assert sections(tmp_path / "r.html")[0] == "answer"
-    assert sentence(tmp_path / "r.html") == f"{made['verdicts'][0]['sentence']}."
+    assert sentence(tmp_path / "r.html") == f"{next(iter(made.verdicts.values())).sentence}."
     assert next(iter(charts(read(tmp_path / "r.html")))) == "communication-time"
 
 
 def test_runs_with_other_settings_repeat_nothing(tmp_path: Path) -> None:
     slow = make(tmp_path / "slow", plan={"transport": {"fanout": "sequential"}})
     made = report([make(tmp_path / "a"), make(tmp_path / "b"), slow], tmp_path / "r.html")
-    assert [(cell["network"], cell["runs"]) for cell in made["cells"]] == [
+    assert [(cell.network, cell.runs) for cell in made.cells] == [
         ("wifi, fanout concurrent", 2),
         ("wifi, fanout sequential", 1),
     ]
-    assert [run["setting"] for run in made["runs"]] == ["fanout concurrent"] * 2 + ["fanout sequential"]
+    assert [run.setting for run in made.runs] == ["fanout concurrent"] * 2 + ["fanout sequential"]
 
 
 def test_what_nobody_knows_has_no_row_and_no_section(bare: Path, tmp_path: Path) -> None:

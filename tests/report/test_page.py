@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from thalweg.errors import RecordError
 from thalweg.report import report
 from thalweg.report.charts import accuracy_rounds
 from thalweg.report.document import MOST_RUNS
+from thalweg.report.numbers import numbers
+from thalweg.report.source import read_run
+from thalweg.ui import strict_json
 
 EVIL = '</script><img src="http://127.0.0.1:9/x" onerror="alert(1)"><b>%{x} $y$'
 
@@ -69,7 +73,7 @@ def charts(reader: Reader) -> dict[str, dict[str, Any]]:
 def test_the_numbers_on_the_page_are_the_record_s(wifi: Path, tmp_path: Path) -> None:
     made = report([wifi], tmp_path / "r.html")
     reader = read(tmp_path / "r.html")
-    assert json.loads(reader.scripts["numbers"]) == json.loads(json.dumps(made["runs"]))
+    assert json.loads(reader.scripts["numbers"]) == json.loads(strict_json.dumps(made.runs))
     drawn = charts(reader)
     entries = [json.loads(line) for line in (wifi / "journal.jsonl").read_text().splitlines()]
     accuracy = drawn["accuracy-rounds"]["traces"][0]
@@ -167,7 +171,7 @@ def test_many_records_are_compared(tmp_path: Path) -> None:
     paths = [make(tmp_path / f"run-{number}", rounds=2) for number in range(MOST_RUNS + 2)]
     made = report(paths, tmp_path / "r.html")
     reader = read(tmp_path / "r.html")
-    assert len({run["label"] for run in made["runs"]}) == MOST_RUNS + 2
+    assert len({run.label for run in made.runs}) == MOST_RUNS + 2
     drawn = charts(reader)
     named = [trace for trace in drawn["accuracy-rounds"]["traces"] if "name" in trace]
     assert [trace["name"] for trace in named] == ["tcp"], "repetitions are one line"
@@ -177,10 +181,10 @@ def test_many_records_are_compared(tmp_path: Path) -> None:
     assert any("2 more runs are not drawn" in cell for cell in reader.cells)
 
 
-def test_a_long_run_is_thinned_and_says_so() -> None:
-    rounds = [{"round": number, "accuracy": number / 10_000} for number in range(1, 10_001)]
-    run = {"transport": "tcp", "network": "wifi", "repair": "", "setting": "", "model": "lenet", "clients": 2}
-    chart = accuracy_rounds([{**run, "each_round": rounds}])
+def test_a_long_run_is_thinned_and_says_so(wifi: Path) -> None:
+    run = numbers(read_run(wifi))
+    rounds = [replace(run.each_round[0], round=number, accuracy=number / 10_000) for number in range(1, 10_001)]
+    chart = accuracy_rounds([replace(run, each_round=rounds)])
     assert len(chart.traces[0]["x"]) == 2000
     assert (chart.traces[0]["x"][0], chart.traces[0]["x"][-1]) == (1, 10_000)
     assert chart.notes == ["tcp: 2000 of 10000 rounds are drawn"]

@@ -36,13 +36,13 @@ def test_transfers_of_an_older_record_get_their_two_parties(tmp_path: Path, parq
         entry = json.loads(line)
         entry["transfers"] = [{k: v for k, v in t.items() if k not in ("source", "target")} for t in entry["transfers"]]
         (path / "journal.jsonl").write_text(json.dumps(entry) + "\n")
-    found = [(t["direction"], t["source"], t["target"]) for t in read_run(path).transfers]
+    found = [(t.direction, t.source, t.target) for t in read_run(path).transfers]
     assert found == [("down", "server", "a"), ("up", "a", "server")]
 
 
 def test_without_tables_the_journal_serves(bare: Path) -> None:
     run = read_run(bare)
-    assert [row["round"] for row in run.rounds] == [1, 2]
+    assert [row.round for row in run.rounds] == [1, 2]
     assert len(run.transfers) == 8
     assert run.links == []
     assert run.samples == []
@@ -73,7 +73,7 @@ def test_an_app_may_have_a_loss_and_no_accuracy(tmp_path: Path) -> None:
     run = read_run(path)
     assert run.why_no_accuracy() == "my_app:App reports a loss and no accuracy"
     found = numbers(run)
-    assert (found["model"], found["loss"], found["accuracy"]) == ("my_app:App", 0.25, None)
+    assert (found.model, found.loss, found.accuracy) == ("my_app:App", 0.25, None)
 
 
 def test_a_lab_that_left_no_tables_says_how_the_run_ended(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_numbers_that_json_lacks_are_not_known(tmp_path: Path) -> None:
     path = make(tmp_path / "r", parquet=False)
     journal = path / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"loss": 1.0', '"loss": NaN'))
-    assert read_run(path).rounds[0]["loss"] is None
+    assert read_run(path).rounds[0].loss is None
 
 
 def test_columns_that_are_lacking_are_not_known_and_unknown_ones_are_left_alone(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_columns_that_are_lacking_are_not_known_and_unknown_ones_are_left_alone(
     table = table.append_column("later", pyarrow.array([1] * table.num_rows))
     pyarrow.parquet.write_table(table, path / "links.parquet")
     row = read_run(path).links[0]
-    assert row["delay_p99"] is None
-    assert "later" not in row
+    assert row.delay_p99 is None
+    assert not hasattr(row, "later")
 
 
 def test_rows_without_a_name_are_left_out(wifi: Path) -> None:

@@ -40,7 +40,7 @@ def test_links_are_told_apart_and_the_longest_comes_first(tmp_path: Path) -> Non
         ("8-0", "10.0.0.2:40", 4),
         ("7-0", "10.0.0.2:40", 4),
     ]
-    assert found[0].numbers()["delivered"] == 15
+    assert found[0].numbers().delivered == 15
 
 
 def test_numbers_say_what_it_waited_for_and_leave_out_pauses(tmp_path: Path) -> None:
@@ -52,9 +52,10 @@ def test_numbers_say_what_it_waited_for_and_leave_out_pauses(tmp_path: Path) -> 
     (found,) = read_traces(write(tmp_path / "t.jsonl", lines))
     assert [len(stretch) for stretch in stretches(found.lines)] == [3, 2]
     numbers = found.numbers()
-    assert numbers["waits"] == {"pace": pytest.approx(0.3 / 1.4), "window": pytest.approx(1.1 / 1.4)}
-    assert (numbers["rtt_min"], numbers["rtt_median"], numbers["rtt_max"]) == (0.03, 0.06, 0.09)
-    assert (numbers["lines"], numbers["seconds"]) == (5, pytest.approx(6))
+    assert numbers.waits == {"pace": pytest.approx(0.3 / 1.4), "window": pytest.approx(1.1 / 1.4)}
+    assert (numbers.rtt_min, numbers.rtt_median, numbers.rtt_max) == (0.03, 0.06, 0.09)
+    assert numbers.lines == 5
+    assert numbers.seconds == pytest.approx(6)
     assert [point is None for point in points(found.lines)] == [False, False, False, True, False, False]
 
 
@@ -92,7 +93,7 @@ def test_a_chart_has_a_row_for_each_thing_that_is_known(tmp_path: Path) -> None:
 def test_long_traces_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MOST_LINES", 50)
     (found,) = read_traces(write(tmp_path / "t.jsonl", [line(at / 100) for at in range(150)]))
-    assert (found.stride, len(found.lines), found.numbers()["lines"]) == (4, 38, 150)
+    assert (found.stride, len(found.lines), found.numbers().lines) == (4, 38, 150)
     assert chart(found, since=10.0).notes == ["10.0.0.2:40: each 4. line is drawn"]
 
 
@@ -125,13 +126,13 @@ def test_a_page_of_a_trace_alone_and_with_a_record(tmp_path: Path) -> None:
     evil = "</script><b>%{x}"
     trace = write(tmp_path / "t.jsonl", [line(at / 10, peer=evil) for at in range(9)])
     alone = report([trace, trace], tmp_path / "alone.html", tmp_path / "figures")
-    assert (alone["runs"], alone["figures"], len(alone["traces"])) == ([], [], 1)
+    assert (alone.runs, alone.figures, len(alone.traces)) == ([], [], 1)
     page = read(tmp_path / "alone.html")
     assert set(charts(page)) == {"trace"}
     assert not [tag for tag, _ in page.tags if tag == "b"]
     assert any("pace 100 %" in cell for cell in page.cells)
     both = report([make(tmp_path / "run"), trace], tmp_path / "both.html")
-    assert (len(both["runs"]), len(both["traces"])) == (1, 1)
+    assert (len(both.runs), len(both.traces)) == (1, 1)
     assert {"trace", "communication-rounds"} <= set(charts(read(tmp_path / "both.html")))
 
 

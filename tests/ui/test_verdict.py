@@ -27,7 +27,7 @@ def test_the_sentences_of_the_documents() -> None:
         "unifl is fastest; tcp takes 7.0 times as long (5.3 to 9.3); sure: fairly, 2 runs each cannot prove it, "
         "4 would: --repetitions 4"
     )
-    assert few.table()["compared"][0]["chance"] == pytest.approx(1 / 3)
+    assert few.compared["tcp"].chance == pytest.approx(1 / 3)
 
 
 def test_one_is_fastest() -> None:

@@ -6,13 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from thalweg.advise import evidence, judge
 from thalweg.advise.condition import Condition, Difference, condition_of, differences, distance
 from thalweg.advise.evidence import Group, Measured
+from thalweg.advise.values import (
+    Advice,
+    Answers,
+    Asked,
+    Cost,
+    Failed,
+    MeasuredCondition,
+    Nearest,
+    Runs,
+    Unconstrained,
+    Way,
+)
 from thalweg.bench import BenchPlan
 from thalweg.bench import axes as words
+from thalweg.bench.axes import Table
 from thalweg.plan import Plan
 from thalweg.plan.least import least, update_bytes
 from thalweg.report.numbers import spread
@@ -23,13 +36,6 @@ from thalweg.ui.verdict import Verdict, verdict
 
 __all__ = ["Question", "advise", "bench_plan"]
 
-# The questions, each with the value that should be least.
-VALUES: Final = {
-    "fastest": evidence.communication,
-    "least_bytes": evidence.wire,
-    "least_cpu": evidence.cpu,
-    "least_memory": evidence.memory,
-}
 ROUNDS: Final = 3
 CLIENTS: Final = 4
 # Above this loss rate unifl with Cubic clients was far slower than ltp, in single runs that no data set contains.
@@ -50,9 +56,9 @@ class Question:
         """Return a plan of the question. Raises PlanError or ModelError if it is invalid."""
         return Plan.of(self.base(), "the question")
 
-    def base(self) -> dict[str, Any]:
+    def base(self) -> Table:
         """Return the table of the plan: it transfers updates of the model's size and trains nothing."""
-        table: dict[str, Any] = {"job": {"clients": self.clients or CLIENTS, "rounds": ROUNDS}}
+        table: Table = {"job": {"clients": self.clients or CLIENTS, "rounds": ROUNDS}}
         words.apply(table, "model", self.model)
         words.apply(table, "network", self.network)
         words.apply(table, "stress", self.stress)
@@ -60,7 +66,7 @@ class Question:
         return {**table, "model": {"name": f"payload:{size}B"}}
 
 
-def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
+def advise(question: Question, records: Sequence[Path]) -> Advice:
     """Answer a question from the records in ``records``: folders of runs, of benches, or of several of these.
 
     Raises PlanError or ModelError for an invalid question, and RecordError for a damaged bench.
@@ -69,30 +75,32 @@ def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
     asked = condition_of(plan)
     runs, left_out = evidence.gather(records)
     # A transport that works only within one machine is no advice for a network.
-    can = {entry["name"]: entry["capabilities"]["remote"] for entry in registry.transports()}
+    can = {entry.name: entry.capabilities.remote for entry in registry.transports()}
     found = evidence.groups(run for run in runs if not asked.topology or can.get(run.scheme, True))
     ranked = sorted(((_apart(asked, group, question), group) for group in found), key=lambda pair: _rank(*pair))
     ranked = [pair for pair in ranked if pair[1].compared]
     nearest = ranked[0] if ranked else None
     told = None if nearest is None else _verdict(*nearest)
-    return {
-        "asked": {
-            "network": question.network,
-            "model": question.model,
-            **_words(asked, clients=question.clients is not None),
-        },
-        "notes": [*_notes(asked), *(_hidden(nearest[1]) if nearest is not None else [])],
-        "records": len(runs),
-        "left_out": left_out,
-        "verdict": None if told is None else told.table(),
-        "failed": [row for group in found for row in _failed(group)],
-        "nearest": None if nearest is None else _nearest(*nearest),
-        "answers": {} if nearest is None else _answers(nearest[1], distance(nearest[0])),
-        "unconstrained": _unconstrained(ranked),
-        "conditions": [_condition(group, distance(apart)) for apart, group in ranked],
-        "cost": None if nearest is None or told is None else _cost(plan, nearest[1], told),
-        "plan": bench_plan(question).to_toml(),
-    }
+    return Advice(
+        asked=Asked(
+            question.network,
+            question.model,
+            asked.words(clients=question.clients is not None),
+            asked.update_bytes,
+            asked.clients if question.clients is not None else None,
+        ),
+        notes=[*_notes(asked), *(_hidden(nearest[1]) if nearest is not None else [])],
+        records=len(runs),
+        left_out=left_out,
+        verdict=told,
+        failed=[row for group in found for row in _failed(group)],
+        nearest=None if nearest is None else _nearest(*nearest),
+        answers=None if nearest is None else _answers(nearest[1], distance(nearest[0])),
+        unconstrained=_unconstrained(ranked),
+        conditions=[_condition(group, distance(apart)) for apart, group in ranked],
+        cost=None if nearest is None or told is None else _cost(plan, nearest[1], told),
+        plan=bench_plan(question).to_toml(),
+    )
 
 
 def bench_plan(question: Question) -> BenchPlan:
@@ -127,14 +135,6 @@ def _rank(apart: Sequence[Difference], group: Group) -> tuple[bool, bool, float,
     return away > FAR, len(group.compared) < 2, away, -sum(len(runs) for runs in group.runs.values())
 
 
-def _words(condition: Condition, *, clients: bool = True) -> dict[str, Any]:
-    return {
-        "condition": condition.words(clients=clients),
-        "update_bytes": condition.update_bytes,
-        "clients": condition.clients if clients else None,
-    }
-
-
 def _verdict(apart: Sequence[Difference], group: Group) -> Verdict:
     values = {
         name: [value for value in map(evidence.communication, runs) if value is not None]
@@ -144,71 +144,78 @@ def _verdict(apart: Sequence[Difference], group: Group) -> Verdict:
     return verdict(values, failed, distance(apart))
 
 
-def _failed(group: Group) -> list[dict[str, Any]]:
+def _failed(group: Group) -> list[Failed]:
     """Return the transports with failed runs, and the reasons."""
     found = []
     for name, runs in sorted(group.runs.items()):
         lost = [run for run in runs if run.numbers is None]
         if lost:
             reasons = list(dict.fromkeys(run.reason or NO_REASON for run in lost))
-            head = {"condition": group.condition.words(), "transport": name}
-            found.append({**head, "failed": len(lost), "runs": len(runs), "reasons": reasons})
+            found.append(Failed(group.condition.words(), name, len(lost), len(runs), reasons))
     return found
 
 
-def _nearest(apart: Sequence[Difference], group: Group) -> dict[str, Any]:
-    return {
-        **_words(group.condition),
-        "emulation": group.emulation,
-        "distance": distance(apart),
-        "differences": [one.words for one in apart],
-        "transports": [_transport(name, runs) for name, runs in sorted(group.runs.items())],
-    }
+def _nearest(apart: Sequence[Difference], group: Group) -> Nearest:
+    return Nearest(
+        condition=group.condition.words(),
+        update_bytes=group.condition.update_bytes,
+        clients=group.condition.clients,
+        emulation=group.emulation,
+        distance=distance(apart),
+        differences=[one.words for one in apart],
+        transports=[_transport(name, runs) for name, runs in sorted(group.runs.items())],
+    )
 
 
-def _transport(name: str, runs: Sequence[Measured]) -> dict[str, Any]:
-    known = {entry["name"]: entry["capabilities"] for entry in registry.transports()}
+def _transport(name: str, runs: Sequence[Measured]) -> Way:
+    scheme = runs[0].scheme
     done = [run for run in runs if run.numbers is not None]
-    values = {key: spread(map(value, done)) for key, value in VALUES.items()}
-    return {
-        "transport": name,
-        "runs": len(done),
-        "failed": len(runs) - len(done),
-        "reasons": list(dict.fromkeys(run.reason or NO_REASON for run in runs if run.numbers is None)),
-        "incomplete_rounds": sum(map(evidence.incomplete, done)),
-        "broker": known.get(runs[0].scheme, {}).get("broker"),
-        "communication_seconds": values["fastest"],
-        "wire_ratio": values["least_bytes"],
-        "cpu_seconds": values["least_cpu"],
-        "peak_rss_bytes": values["least_memory"],
-        "retransmissions": spread(run.numbers["retransmissions"] for run in done if run.numbers is not None),
-    }
+    return Way(
+        transport=name,
+        runs=len(done),
+        failed=len(runs) - len(done),
+        reasons=list(dict.fromkeys(run.reason or NO_REASON for run in runs if run.numbers is None)),
+        incomplete_rounds=sum(map(evidence.incomplete, done)),
+        broker=next((one.capabilities.broker for one in registry.transports() if one.name == scheme), None),
+        communication_seconds=spread(map(evidence.communication, done)),
+        wire_ratio=spread(map(evidence.wire, done)),
+        cpu_seconds=spread(map(evidence.cpu, done)),
+        peak_rss_bytes=spread(map(evidence.memory, done)),
+        retransmissions=spread(run.numbers.retransmissions for run in done if run.numbers is not None),
+    )
 
 
-def _answers(group: Group, away: float) -> dict[str, Any]:
-    found = {key: judge.least(group, value, away) for key, value in VALUES.items()}
-    return {key: None if answer is None else answer.table() for key, answer in found.items()}
+def _answers(group: Group, away: float) -> Answers:
+    return Answers(
+        fastest=judge.least(group, evidence.communication, away),
+        least_bytes=judge.least(group, evidence.wire, away),
+        least_cpu=judge.least(group, evidence.cpu, away),
+        least_memory=judge.least(group, evidence.memory, away),
+    )
 
 
-def _unconstrained(ranked: Sequence[tuple[Sequence[Difference], Group]]) -> dict[str, Any] | None:
+def _unconstrained(ranked: Sequence[tuple[Sequence[Difference], Group]]) -> Unconstrained | None:
     """Return which transport is fastest if nothing limits it: on loopback, with the most similar update."""
     free = next((group for _, group in ranked if group.condition.is_free), None)
     answer = None if free is None else judge.least(free, evidence.communication, 0.0)
-    return None if free is None or answer is None else {**_words(free.condition), **answer.table()}
+    if free is None or answer is None:
+        return None
+    return Unconstrained(free.condition.words(), free.condition.update_bytes, free.condition.clients, answer)
 
 
-def _condition(group: Group, away: float) -> dict[str, Any]:
-    answer = judge.least(group, evidence.communication, away)
-    return {
-        **_words(group.condition),
-        "emulation": group.emulation,
-        "distance": away,
-        "runs": sum(len(runs) for runs in group.runs.values()),
-        "fastest": None if answer is None else answer.table(),
-    }
+def _condition(group: Group, away: float) -> MeasuredCondition:
+    return MeasuredCondition(
+        condition=group.condition.words(),
+        update_bytes=group.condition.update_bytes,
+        clients=group.condition.clients,
+        emulation=group.emulation,
+        distance=away,
+        runs=sum(len(runs) for runs in group.runs.values()),
+        fastest=judge.least(group, evidence.communication, away),
+    )
 
 
-def _cost(asked: Plan, group: Group, told: Verdict) -> dict[str, Any]:
+def _cost(asked: Plan, group: Group, told: Verdict) -> Cost:
     """Return the cost of more runs: of those that the verdict needs, and of a whole bench of the question.
 
     A run of the bench takes the minimum of its network, and the mean time that the measured runs took beyond that.
@@ -224,10 +231,8 @@ def _cost(asked: Plan, group: Group, told: Verdict) -> dict[str, Any]:
         beyond += [max(0.0, run.seconds - run.least_seconds) for run in runs if run.seconds is not None]
     ways = len(_ways())
     each = least(asked) + (fmean(beyond) if beyond else 0.0)
-    return {
-        "again": {"runs": more, "seconds": seconds if beyond else None},
-        "as_asked": {"runs": ways * _repetitions(), "seconds": ways * _repetitions() * each if beyond else None},
-    }
+    every = ways * _repetitions()
+    return Cost(Runs(more, seconds if beyond else None), Runs(every, every * each if beyond else None))
 
 
 def _repetitions() -> int:
@@ -236,4 +241,4 @@ def _repetitions() -> int:
 
 def _ways() -> list[str]:
     """Return the transports that a bench plan compares: those of this build that work across a network."""
-    return [one["name"] for one in registry.transports() if one["available"] and one["capabilities"]["remote"]]
+    return [one.name for one in registry.transports() if one.available and one.capabilities.remote]

@@ -9,14 +9,16 @@ from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from thalweg.advise.condition import Condition, condition_of
 from thalweg.bench.folder import Folder
 from thalweg.bench.measure import numbers
+from thalweg.bench.values import ByKind, RunNumbers
 from thalweg.errors import RecordError, ThalwegError
 from thalweg.plan import Plan
 from thalweg.plan.least import least
+from thalweg.record.facts import Facts
 from thalweg.report.numbers import divided, network, transport, transport_of
 from thalweg.report.senders import congestion, unasked, with_system
 from thalweg.report.source import Run, read_run
@@ -35,7 +37,7 @@ class Measured:
     scheme: str
     emulation: str | None
     condition: Condition
-    numbers: Mapping[str, Any] | None
+    numbers: RunNumbers | None
     seconds: float | None
     least_seconds: float
     reason: str | None = None
@@ -118,8 +120,8 @@ def groups(runs: Iterable[Measured]) -> list[Group]:
     return [Group(condition, level, dict(by)) for (condition, level), by in found.items()]
 
 
-def _named(run: Measured) -> dict[str, Any]:
-    return {"transport": run.transport, "congestion_control": run.congestion}
+def _named(run: Measured) -> tuple[str, str | None]:
+    return run.transport, run.congestion
 
 
 def _records(paths: Iterable[Path]) -> Iterator[Found]:
@@ -146,11 +148,11 @@ def _of_bench(folder: Folder) -> Iterator[Found]:
     left = {path.name: path for path in records if not path.name.startswith(".")}
     plans = {path.stem: path for path in folder.cells.glob("*.toml")}
     for name in sorted({*left, *plans}):
-        outcome = folder.outcome(name) or {}
-        failed = outcome.get("status") == "failed"
+        outcome = folder.outcome(name)
+        failed = outcome is not None and outcome.status == "failed"
         if name in left or failed:
-            reason = outcome.get("reason") if failed else None
-            yield Found(left.get(name), outcome.get("seconds"), reason, plans.get(name))
+            reason = outcome.reason if outcome is not None and failed else None
+            yield Found(left.get(name), None if outcome is None else outcome.seconds, reason, plans.get(name))
 
 
 def _why_not(run: Run) -> str | None:
@@ -167,7 +169,7 @@ def _measured(run: Run, found: Found) -> Measured:
         transport=transport(run),
         scheme=run.plan.scheme,
         emulation=run.emulation.partition(":")[0],
-        condition=condition_of(run.plan, run.manifest.get("update_bytes")),
+        condition=condition_of(run.plan, run.manifest.whole("update_bytes")),
         numbers=numbers(run) if done else None,
         seconds=found.seconds if found.seconds is not None else _elapsed(run.manifest),
         least_seconds=least(run.plan),
@@ -192,44 +194,44 @@ def _never_began(path: Path, reason: str | None) -> Measured:
     )
 
 
-def _elapsed(manifest: Mapping[str, Any]) -> float | None:
+def _elapsed(manifest: Facts) -> float | None:
     try:
-        begin, end = (datetime.fromisoformat(str(manifest[key])) for key in ("started", "ended"))
-    except (KeyError, ValueError):
+        begin, end = (datetime.fromisoformat(manifest.text(key) or "") for key in ("started", "ended"))
+    except ValueError:
         return None
     return (end - begin).total_seconds()
 
 
 def communication(run: Measured) -> float | None:
     """Return the median seconds of communication in a run's rounds, or None."""
-    rounds = [] if run.numbers is None else run.numbers["rounds"]
-    known = [row["communication_seconds"] for row in rounds if row["communication_seconds"] is not None]
+    rounds = [] if run.numbers is None else run.numbers.rounds
+    known = [row.communication_seconds for row in rounds if row.communication_seconds is not None]
     return median(known) if known else None
 
 
 def incomplete(run: Measured) -> int:
     """Return how many of a run's rounds ended without all whole updates."""
-    return 0 if run.numbers is None else sum(not row["complete"] for row in run.numbers["rounds"])
+    return 0 if run.numbers is None else sum(not row.complete for row in run.numbers.rounds)
 
 
 def wire(run: Measured) -> float | None:
     """Return the ratio of bytes on the wire to bytes of updates, or None."""
-    ratio: float | None = None if run.numbers is None else run.numbers["wire_ratio"]
-    return ratio
+    return None if run.numbers is None else run.numbers.wire_ratio
 
 
 def cpu(run: Measured) -> float | None:
     """Return the CPU seconds of all parties per round, or None."""
-    used = _joined(run, "cpu_seconds", sum)
-    rounds = 0 if run.numbers is None else len(run.numbers["rounds"])
-    return divided(used, rounds)
+    if run.numbers is None:
+        return None
+    used = _known(run.numbers.cpu_seconds)
+    return divided(sum(used), len(run.numbers.rounds)) if used else None
 
 
 def memory(run: Measured) -> float | None:
     """Return the largest peak memory of any party in bytes, or None."""
-    return _joined(run, "peak_rss_bytes", max)
+    used = [] if run.numbers is None else _known(run.numbers.peak_rss_bytes)
+    return float(max(used)) if used else None
 
 
-def _joined(run: Measured, key: str, join: Any) -> float | None:
-    known = [] if run.numbers is None else [value for value in run.numbers[key].values() if value is not None]
-    return float(join(known)) if known else None
+def _known(used: ByKind[float] | ByKind[int]) -> list[float]:
+    return [value for value in (used.server, used.clients, used.others) if value is not None]

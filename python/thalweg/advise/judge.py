@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from thalweg.advise.evidence import Group, Measured, incomplete
 from thalweg.ui.comparing import ALIKE, ALIKE_WORD, NEAR, Comparison, center, compare, pairs_of
@@ -28,10 +27,10 @@ class Answer:
         """How sure the answer is: yes, fairly or no."""
         return "no" if self.compared is None else self.compared.sure
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> dict[str, object]:
         """Return the answer as a table for JSON. ``factor``: how many times as much the next one needs."""
         keys = ("relation", "factor", "low", "high", "chance", "needed")
-        compared = dict.fromkeys(keys) if self.compared is None else self.compared.table()
+        compared: dict[str, object] = dict.fromkeys(keys) if self.compared is None else self.compared.table()
         return {
             "transport": self.transport,
             "value": self.value,

@@ -5,17 +5,21 @@ A way is a transport with its options, or a case. The other settings, such as th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from thalweg.bench.axes import CASE, SHORT
-from thalweg.bench.results import SHOWN
+from thalweg.bench.values import Answer, CellNumbers
 from thalweg.report.senders import unasked_bbr
-from thalweg.ui.verdict import verdict
+from thalweg.ui.verdict import Verdict, verdict
 
 # An axis of this section is part of the way, so its values are compared. Any other axis belongs to the place.
 SECTION: Final = "transport."
-Row = Mapping[str, Any]
+# The times that are compared, by accounting.
+BY_RUN: Final[Mapping[str, Callable[[CellNumbers], Sequence[float | None]]]] = {
+    "measured": lambda row: row.communication_seconds_by_run,
+    "fedcomm": lambda row: row.fedcomm_communication_seconds_by_run,
+}
 
 
 def is_way(axis: str) -> bool:
@@ -23,47 +27,48 @@ def is_way(axis: str) -> bool:
     return axis == CASE or SHORT.get(axis, axis).startswith(SECTION)
 
 
-def way(row: Row) -> str:
+def way(row: CellNumbers) -> str:
     """Return a cell's name in a comparison: its way, and the congestion control if the settings do not name it."""
-    words = [value for axis, value in row["settings"].items() if is_way(axis)]
+    words = [value for axis, value in row.settings.items() if is_way(axis)]
     return " ".join([*words, *_sender(row)])
 
 
-def sender(row: Row) -> str:
+def sender(row: CellNumbers) -> str:
     """Return the congestion control of a cell's senders if its settings do not name it, else an empty text."""
     return "".join(_sender(row))
 
 
-def _sender(row: Row) -> list[str]:
-    found = row["congestion_control"]
-    said = " ".join(row["settings"].values()).replace(",", " ").replace("=", " ").split()
+def _sender(row: CellNumbers) -> list[str]:
+    found = row.congestion_control
+    said = " ".join(row.settings.values()).replace(",", " ").replace("=", " ").split()
     return [] if found is None or found in said else [found]
 
 
-def answers(rows: Sequence[Row], accounting: str) -> list[dict[str, Any]]:
+def answers(rows: Sequence[CellNumbers], accounting: str) -> list[Answer]:
     """Return a verdict for each place with several ways; ``place`` has the other settings in words."""
-    by_place: dict[str, list[Row]] = {}
+    by_place: dict[str, list[CellNumbers]] = {}
     for row in rows:
-        if row["status"] != "skipped":
-            words = ", ".join(f"{axis} {value}" for axis, value in row["settings"].items() if not is_way(axis))
+        if row.status != "skipped":
+            words = ", ".join(f"{axis} {value}" for axis, value in row.settings.items() if not is_way(axis))
             by_place.setdefault(words, []).append(row)
     return [
-        {"place": place, **_answer(found, accounting), "notes": _notes(found)}
+        Answer(place, _answer(found, accounting), _notes(found))
         for place, found in by_place.items()
-        if len({tuple(row["settings"].items()) for row in found}) > 1
+        if len({tuple(row.settings.items()) for row in found}) > 1
     ]
 
 
-def _answer(rows: Sequence[Row], accounting: str) -> dict[str, Any]:
-    names = {row["cell"]: way(row) for row in rows}
+def _answer(rows: Sequence[CellNumbers], accounting: str) -> Verdict:
+    by_run = BY_RUN[accounting]
+    names = {row.cell: way(row) for row in rows}
     # If all runs of a cell failed, its congestion control is unknown, so its name lacks it.
-    values = {names[row["cell"]]: _known(row[f"{SHOWN[accounting]}_by_run"]) for row in rows}
-    return verdict(values, {names[row["cell"]]: row["failed"] for row in rows}).table()
+    values = {names[row.cell]: _known(by_run(row)) for row in rows}
+    return verdict(values, {names[row.cell]: row.failed for row in rows})
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
-    return unasked_bbr((way(row), row["unasked_congestion_control"]) for row in rows)
+def _notes(rows: Sequence[CellNumbers]) -> list[str]:
+    return unasked_bbr((way(row), row.unasked_congestion_control) for row in rows)

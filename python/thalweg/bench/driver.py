@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from thalweg import machine
 from thalweg.bench import results
@@ -18,14 +17,16 @@ from thalweg.bench.estimate import Estimate
 from thalweg.bench.folder import PAGE, RESULTS, TABLE, Folder
 from thalweg.bench.matrix import Cell, Matrix
 from thalweg.bench.measure import measure
-from thalweg.bench.process import execute
+from thalweg.bench.process import Failure, execute
 from thalweg.bench.show import Progress, duration, run_line
+from thalweg.bench.values import CellPreview, Outcome, Preview, Results, RunNumbers, SkippedCell
 from thalweg.errors import PlanError, RecordError, ThalwegError
 from thalweg.plan import Plan
-from thalweg.report.cells import Lost
+from thalweg.report.cells import NO_REASON, Lost
+from thalweg.ui import strict_json
 
 # Runs a plan with a log file and a limit in seconds, and returns the same as ``process.execute``.
-Execute: TypeAlias = Callable[[Path, Path, float | None], Mapping[str, Any]]
+Execute: TypeAlias = Callable[[Path, Path, float | None], Failure | None]
 
 
 def name_of(cell: Cell, repetition: int) -> str:
@@ -40,30 +41,30 @@ class Bench:
     folder: Folder
     matrix: Matrix
 
-    def outcomes(self) -> dict[str, dict[str, Any]]:
+    def outcomes(self) -> dict[str, Outcome]:
         """Return the outcome of each run that has ended, by name. Raises RecordError for a damaged one."""
         names = (name_of(cell, repetition) for repetition, cell in self.matrix.runs())
         found = ((name, self.folder.outcome(name)) for name in names)
         return {name: outcome for name, outcome in found if outcome is not None}
 
-    def missing(self, outcomes: Mapping[str, Mapping[str, Any]], *, retry: bool = False) -> list[tuple[int, Cell]]:
+    def missing(self, outcomes: Mapping[str, Outcome], *, retry: bool = False) -> list[tuple[int, Cell]]:
         """Return the runs that have not ended yet, in their order; with ``retry`` also those that failed."""
 
         def done(name: str) -> bool:
-            return name in outcomes and not (retry and outcomes[name]["status"] == "failed")
+            return name in outcomes and not (retry and outcomes[name].status == "failed")
 
         runs = self.matrix.runs()
         return [(repetition, cell) for repetition, cell in runs if not done(name_of(cell, repetition))]
 
-    def estimate(self, outcomes: Mapping[str, Mapping[str, Any]]) -> Estimate:
+    def estimate(self, outcomes: Mapping[str, Outcome]) -> Estimate:
         """Return an estimate of how long runs take, from the runs so far."""
         made = Estimate(self.matrix.cells)
         for outcome in outcomes.values():
-            if outcome["status"] == "complete":
-                made.took(outcome["cell"], outcome["seconds"])
+            if outcome.status == "complete":
+                made.took(outcome.cell, outcome.seconds)
         return made
 
-    def run(self, progress: Progress, *, retry: bool = False, execute: Execute = execute) -> dict[str, Any]:
+    def run(self, progress: Progress, *, retry: bool = False, execute: Execute = execute) -> Results:
         """Run the missing runs and return the results. If a run fails, its reason is stored, and the next run starts.
 
         After an interruption the results so far are written. Raises RecordError if files cannot be written.
@@ -79,8 +80,8 @@ class Bench:
                     progress.begin(done, total, what, left_words(estimate, missing[at:]))
                     outcome = self._one(cell, repetition, execute)
                     outcomes[name_of(cell, repetition)] = outcome
-                    if outcome["status"] == "complete":
-                        estimate.took(cell.number, outcome["seconds"])
+                    if outcome.status == "complete":
+                        estimate.took(cell.number, outcome.seconds)
                     left = left_words(estimate, missing[at + 1 :])
                     progress.note(run_line(done + 1, total, what, outcome, left))
             finally:
@@ -88,55 +89,62 @@ class Bench:
                 found = self.write()
         return found
 
-    def _one(self, cell: Cell, repetition: int, execute: Execute) -> dict[str, Any]:
+    def _one(self, cell: Cell, repetition: int, execute: Execute) -> Outcome:
         """Run a cell once and store its outcome. An interrupted run stores nothing, so it is run again later."""
         name = name_of(cell, repetition)
         records = self.folder.under_way(name)
         text = cell.in_repetition(repetition, str(records)).to_toml()
         plan = self.folder.write(f"cells/{name}.toml", text)
         started, began = datetime.now(timezone.utc), time.monotonic()
-        said = execute(plan, self.folder.cells / f"{name}.log", self.matrix.plan.limit)
+        failure = execute(plan, self.folder.cells / f"{name}.log", self.matrix.plan.limit)
         seconds = time.monotonic() - began
         record = self.folder.settle(name)
-        outcome = {
-            "cell": cell.number,
-            "repetition": repetition,
-            "settings": dict(cell.settings),
-            **_judge(said, record),
-            "started": started.isoformat(timespec="milliseconds"),
-            "seconds": seconds,
-            "record": None if record is None else str(record.relative_to(self.folder.path)),
-        }
+        found = _judge(failure, record)
+        failed = isinstance(found, ThalwegError)
+        outcome = Outcome(
+            cell=cell.number,
+            repetition=repetition,
+            settings=dict(cell.settings),
+            status="failed" if failed else "complete",
+            reason=str(found) if failed else None,
+            numbers=None if isinstance(found, ThalwegError) else found,
+            started=started.isoformat(timespec="milliseconds"),
+            seconds=seconds,
+            record=None if record is None else str(record.relative_to(self.folder.path)),
+        )
         self.folder.end(name, outcome)
         return outcome
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> Results:
         """Return the results so far, in the form of ``bench.json``. Raises RecordError if a run's file is damaged."""
         outcomes = self.outcomes()
         plan = self.matrix.plan
         left = len(self.missing(outcomes))
         rows = results.cells(self.matrix, outcomes.values())
-        return {
-            "folder": str(self.folder.path),
-            "status": "incomplete" if left else "complete",
-            "left": left,
-            "failed": sum(outcome["status"] == "failed" for outcome in outcomes.values()),
-            "repetitions": plan.repetitions,
-            "seed": plan.seed,
-            "accounting": plan.accounting,
-            "axes": {axis: list(values) for axis, values in self.matrix.axes.items()},
-            "answers": answers(rows, plan.accounting),
-            "cells": rows,
-            "runs": [outcome for _, outcome in sorted(outcomes.items())],
-            "thalweg": machine.build(),
-            **machine.facts(),
-        }
+        facts = machine.facts()
+        return Results(
+            folder=str(self.folder.path),
+            status="incomplete" if left else "complete",
+            left=left,
+            failed=sum(outcome.status == "failed" for outcome in outcomes.values()),
+            repetitions=plan.repetitions,
+            seed=plan.seed,
+            accounting=plan.accounting,
+            axes={axis: list(values) for axis, values in self.matrix.axes.items()},
+            answers=answers(rows, plan.accounting),
+            cells=rows,
+            runs=[outcome for _, outcome in sorted(outcomes.items())],
+            thalweg=machine.build(),
+            kernel=facts.kernel,
+            machine=facts.machine,
+            versions=facts.versions,
+        )
 
-    def write(self) -> dict[str, Any]:
+    def write(self) -> Results:
         """Write ``bench.json`` and ``bench.csv``; return the content of ``bench.json``. Raises RecordError."""
         found = self.results()
-        self.folder.write(RESULTS, json.dumps(found, indent=1) + "\n")
-        self.folder.write(TABLE, results.to_csv(self.matrix.axes, found["cells"]))
+        self.folder.write(RESULTS, strict_json.dumps(found, indent=1) + "\n")
+        self.folder.write(TABLE, results.to_csv(self.matrix.axes, found.cells))
         return found
 
     def page(self) -> Path | None:
@@ -144,44 +152,41 @@ class Bench:
         from thalweg.report import report
 
         outcomes = self.outcomes()
-        records = [self.folder.path / outcome["record"] for outcome in outcomes.values() if outcome["record"]]
+        records = [self.folder.path / outcome.record for outcome in outcomes.values() if outcome.record]
         if not outcomes:
             return None
         report(sorted(records), self.folder.path / PAGE, lost=list(self._lost(outcomes)))
         return self.folder.path / PAGE
 
-    def _lost(self, outcomes: Mapping[str, Mapping[str, Any]]) -> Iterator[Lost]:
+    def _lost(self, outcomes: Mapping[str, Outcome]) -> Iterator[Lost]:
         """Yield the runs that failed before they left a record."""
         for name, outcome in outcomes.items():
-            if outcome["status"] == "failed" and not outcome["record"]:
+            if outcome.status == "failed" and not outcome.record:
                 path = self.folder.cells / f"{name}.toml"
-                yield Lost(Plan.load(path), path, outcome["reason"])
+                yield Lost(Plan.load(path), path, outcome.reason or NO_REASON)
 
-    def preview(self) -> dict[str, Any]:
+    def preview(self) -> Preview:
         """Return the runs that would be run, and how long they may take."""
         outcomes = self.outcomes() if self.folder.is_bench else {}
         missing = self.missing(outcomes)
         estimate = self.estimate(outcomes)
         counts = Counter(cell.number for _, cell in missing)
-        return {
-            "repetitions": self.matrix.plan.repetitions,
-            "runs": len(missing),
-            "estimate_seconds": estimate.left(counts),
-            "estimate_is_measured": estimate.is_measured,
-            "cells": [
-                {
-                    "cell": cell.number,
-                    "settings": dict(cell.settings),
-                    "runs": counts[cell.number],
-                    "estimate_seconds": estimate.cell(cell.number),
-                }
+        return Preview(
+            repetitions=self.matrix.plan.repetitions,
+            runs=len(missing),
+            estimate_seconds=estimate.left(counts),
+            estimate_is_measured=estimate.is_measured,
+            cells=[
+                CellPreview(
+                    cell=cell.number,
+                    settings=dict(cell.settings),
+                    runs=counts[cell.number],
+                    estimate_seconds=estimate.cell(cell.number),
+                )
                 for cell in self.matrix.cells
             ],
-            "skipped": [
-                {"cell": one.number, "settings": dict(one.settings), "reason": one.reason}
-                for one in self.matrix.skipped
-            ],
-        }
+            skipped=[SkippedCell(one.number, dict(one.settings), one.reason) for one in self.matrix.skipped],
+        )
 
 
 def left_words(estimate: Estimate, missing: Sequence[tuple[int, Cell]]) -> str:
@@ -194,15 +199,13 @@ def left_words(estimate: Estimate, missing: Sequence[tuple[int, Cell]]) -> str:
     return f"at least {duration(seconds)} left" if seconds else "no estimate yet"
 
 
-def _judge(said: Mapping[str, Any], record: Path | None) -> dict[str, Any]:
-    """Return the outcome of a run: its numbers, or the reason why it failed."""
-    error = said.get("error")
-    if error is None and record is None:
-        error = {"cause": "it left no record", "hint": "See its log"}
-    if error is None and record is not None:
-        try:
-            return {"status": "complete", "reason": None, "numbers": measure(record)}
-        except (RecordError, PlanError) as broken:
-            error = {"cause": broken.cause, "hint": broken.hint}
-    words = error if isinstance(error, dict) else {"cause": str(error), "hint": ""}
-    return {"status": "failed", "reason": str(ThalwegError(words["cause"], words["hint"])), "numbers": None}
+def _judge(failure: Failure | None, record: Path | None) -> RunNumbers | ThalwegError:
+    """Return the numbers of a run, or why it failed."""
+    if failure is not None:
+        return ThalwegError(failure.cause, failure.hint)
+    if record is None:
+        return ThalwegError("it left no record", "See its log")
+    try:
+        return measure(record)
+    except (RecordError, PlanError) as broken:
+        return broken

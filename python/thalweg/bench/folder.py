@@ -11,7 +11,6 @@ the results ``report.html``                   the page of all records ==========
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -21,11 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from thalweg import wire
 from thalweg.bench.plan import BenchPlan
+from thalweg.bench.values import Outcome
 from thalweg.errors import RecordError
 from thalweg.record import reading
+from thalweg.ui import strict_json
 
 PLAN: Final = "bench.toml"
 RESULTS: Final = "bench.json"
@@ -105,22 +107,26 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def outcome(self, name: str) -> dict[str, Any] | None:
+    def outcome(self, name: str) -> Outcome | None:
         """Return the outcome of a run, or None if it has not ended. Raises RecordError if the file is damaged."""
         path = self.cells / f"{name}.json"
         try:
-            found = reading.document(path)
+            table = reading.document(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise RecordError(f"cannot read {path}: {error}", "Remove it; that run is then run again") from error
-        if found.get("status") not in ("complete", "failed"):
+        try:
+            found = wire.made(Outcome, table)
+        except ValueError as error:
+            raise RecordError(f"{path} is damaged", "Remove it; that run is then run again") from error
+        if found.status not in ("complete", "failed"):
             raise RecordError(f"{path} is damaged", "Remove it; that run is then run again")
         return found
 
-    def end(self, name: str, outcome: dict[str, Any]) -> None:
+    def end(self, name: str, outcome: Outcome) -> None:
         """Write the outcome of a run. Raises RecordError."""
-        self.write(f"cells/{name}.json", json.dumps(outcome, indent=1) + "\n")
+        self.write(f"cells/{name}.json", strict_json.dumps(outcome, indent=1) + "\n")
 
     def under_way(self, name: str) -> Path:
         """Return the folder for a run's record while the run lasts. Files of an earlier attempt are removed."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from thalweg import wire
 from thalweg.machine.grace import within
 from thalweg.ui.units import format_seconds
 
@@ -21,8 +22,31 @@ HURRIED_SECONDS: Final = 1.5
 COMMAND: Final = (sys.executable, "-m", "thalweg.bench.worker")
 
 
-def execute(plan: Path, log: Path, limit: float | None) -> dict[str, Any]:
-    """Run a plan and return its result, or ``{"error": {"cause", "hint"}}``. The worker's stderr goes to ``log``.
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker reads from standard input: the path of its plan, and the process that must not end before it."""
+
+    plan: str
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run failed, and what to do about it."""
+
+    cause: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """What a worker prints, as far as it matters here."""
+
+    error: Failure | None = None
+
+
+def execute(plan: Path, log: Path, limit: float | None) -> Failure | None:
+    """Run a plan and return why it failed, or None if it came to its end. The worker's stderr goes to ``log``.
 
     After ``limit`` seconds the worker is ended. Raises KeyboardInterrupt, after the worker has ended.
     """
@@ -30,11 +54,11 @@ def execute(plan: Path, log: Path, limit: float | None) -> dict[str, Any]:
         process = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, start_new_session=True
         )
-    order = json.dumps({"plan": str(plan), "parent": os.getpid()}).encode()
+    order = wire.encode(Order(str(plan), os.getpid())).encode()
     try:
         printed, _ = process.communicate(order, timeout=limit)
     except subprocess.TimeoutExpired:
-        return _error(f"it took longer than {format_seconds(limit or 0.0)}", "Give it a higher limit")
+        return Failure(f"it took longer than {format_seconds(limit or 0.0)}", "Give it a higher limit")
     finally:
         _end(process)
     return _result(printed, process.returncode, log)
@@ -51,17 +75,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.communicate()
 
 
-def _result(printed: bytes, code: int, log: Path) -> dict[str, Any]:
+def _result(printed: bytes, code: int, log: Path) -> Failure | None:
     lines = printed.splitlines()
     try:
-        said = json.loads(lines[-1]) if lines else None
+        said = wire.decode(_Printed, lines[-1]) if lines else None
     except ValueError:
         said = None
-    if isinstance(said, dict) and (code == 0 or "error" in said):
-        return said
+    if said is not None and (code == 0 or said.error is not None):
+        return said.error
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return _error(f"its process {how}", f"See {log}")
-
-
-def _error(cause: str, hint: str) -> dict[str, Any]:
-    return {"error": {"cause": cause, "hint": hint}}
+    return Failure(f"its process {how}", f"See {log}")

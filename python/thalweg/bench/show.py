@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from thalweg.bench.answers import sender
 from thalweg.bench.matrix import label
-from thalweg.bench.results import KINDS, SHOWN
+from thalweg.bench.values import Answer, ByKind, CellNumbers, Outcome
+from thalweg.report.values import Spread
 from thalweg.ui import terminal
 from thalweg.ui.units import format_bytes, format_seconds
 
@@ -22,6 +23,8 @@ CAPTION: Final = (
 )
 NAMES: Final = {"measured": "measured", "fedcomm": "FedComm"}
 LABEL: Final = 20
+# The kinds of parties with columns of their own; the others have them only where there are any.
+KINDS: Final = ("server", "clients")
 MOST_ANSWERS: Final = 24
 SCALES: Final = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
 
@@ -91,51 +94,49 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def run_line(done: int, total: int, what: str, outcome: Mapping[str, Any], left: str) -> str:
+def run_line(done: int, total: int, what: str, outcome: Outcome, left: str) -> str:
     """Return one line about a run that has ended."""
     head = f"[{done}/{total}] {what}: "
-    if outcome["status"] != "complete":
-        return f"{head}failed after {duration(outcome['seconds'])}: {outcome['reason']}; {left}"
-    times = [row["communication_seconds"] for row in outcome["numbers"]["rounds"]]
+    if outcome.status != "complete":
+        return f"{head}failed after {duration(outcome.seconds)}: {outcome.reason}; {left}"
+    times = [row.communication_seconds for row in outcome.numbers.rounds] if outcome.numbers is not None else []
     known = sorted(value for value in times if value is not None)
     shown = f"communication {format_seconds(known[len(known) // 2])} a round, " if known else ""
-    return f"{head}{shown}{duration(outcome['seconds'])} in all; {left}"
+    return f"{head}{shown}{duration(outcome.seconds)} in all; {left}"
 
 
-def tables(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[Table]:
+def tables(rows: Sequence[CellNumbers], axes: Sequence[str]) -> list[Table]:
     """Return the two tables of a bench's cells: times, and costs (CPU, memory, bytes)."""
     return [_time_table(rows, axes), _cost_table(rows, axes)]
 
 
-def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str]) -> Table:
+def _time_table(rows: Iterable[CellNumbers], axes: Sequence[str]) -> Table:
     made = _started(axes, ("runs", *NAMES.values(), "round", "bound", "share"), CAPTION)
     for row in rows:
         cells = [
-            runs(row) if row["repetitions"] else row["status"],
-            times(row[SHOWN["measured"]]),
-            *(_part(middle(row[key]), format_seconds) for key in (SHOWN["fedcomm"], "round_seconds")),
-            _part(row["bound_seconds"], format_seconds),
-            _part(row["share_of_bound"], lambda value: f"{100 * value:.0f} %"),
+            runs(row.repetitions, row.failed, row.incomplete_rounds) if row.repetitions else row.status,
+            times(row.communication_seconds),
+            *(_part(middle(of), format_seconds) for of in (row.fedcomm_communication_seconds, row.round_seconds)),
+            _part(row.bound_seconds, format_seconds),
+            _part(row.share_of_bound, lambda value: f"{100 * value:.0f} %"),
         ]
-        made.add_row(str(row["cell"]), _label(row), *cells)
+        made.add_row(str(row.cell), _label(row), *cells)
     return made
 
 
-def middle(of: Mapping[str, float] | None) -> float | None:
+def middle(of: Spread | None) -> float | None:
     """Return the median of a summary of times, or None without times."""
-    return None if of is None else of["median"]
+    return None if of is None else of.median
 
 
-def runs(row: Mapping[str, Any]) -> str:
+def runs(ended: int, failed: int, incomplete_rounds: int) -> str:
     """Return how many runs ended, how many failed, and how many of their rounds were incomplete."""
-    told = [
-        f"{row[key]} {word}" for key, word in (("failed", "failed"), ("incomplete_rounds", "rounds short")) if row[key]
-    ]
-    return ", ".join([str(row["repetitions"]), *told])
+    counts = ((failed, "failed"), (incomplete_rounds, "rounds short"))
+    return ", ".join([str(ended), *(f"{count} {word}" for count, word in counts if count)])
 
 
-def _cost_table(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table:
-    kinds = [kind for kind in KINDS if kind != "others" or any(row["cpu_seconds"][kind] is not None for row in rows)]
+def _cost_table(rows: Sequence[CellNumbers], axes: Sequence[str]) -> Table:
+    kinds = ("server", "clients", "others") if any(row.cpu_seconds.others is not None for row in rows) else KINDS
     head = ["resent", "wire/update", *(f"CPU {kind}" for kind in kinds), *(f"mem {kind}" for kind in kinds)]
     caption = (
         "of a run, median over runs; resent: segments (of ltp: chunks) sent again by all parties of a run, - where not "
@@ -145,13 +146,17 @@ def _cost_table(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table
     made = _started(axes, head, caption)
     for row in rows:
         cells = [
-            _part(row["retransmissions"], lambda value: f"{value:.0f}"),
-            _part(row["wire_ratio"], lambda value: f"{value:.3f}"),
-            *(_part(row["cpu_seconds"][kind], format_seconds) for kind in kinds),
-            *(_part(row["peak_rss_bytes"][kind], format_bytes) for kind in kinds),
+            _part(row.retransmissions, lambda value: f"{value:.0f}"),
+            _part(row.wire_ratio, lambda value: f"{value:.3f}"),
+            *(_part(used, format_seconds) for used in _of_kinds(row.cpu_seconds)[: len(kinds)]),
+            *(_part(used, format_bytes) for used in _of_kinds(row.peak_rss_bytes)[: len(kinds)]),
         ]
-        made.add_row(str(row["cell"]), _label(row), *cells)
+        made.add_row(str(row.cell), _label(row), *cells)
     return made
+
+
+def _of_kinds(used: ByKind[float]) -> tuple[float | None, float | None, float | None]:
+    return used.server, used.clients, used.others
 
 
 def _started(axes: Iterable[str], head: Iterable[str], caption: str) -> Table:
@@ -163,25 +168,27 @@ def _started(axes: Iterable[str], head: Iterable[str], caption: str) -> Table:
     return made
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    said = ", ".join(row["settings"].values()) or label({})
+def _label(row: CellNumbers) -> str:
+    said = ", ".join(row.settings.values()) or label({})
     return f"{said} ({sender(row)})" if sender(row) else said
 
 
-def answer_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def answer_lines(found: Sequence[Answer]) -> list[str]:
     """Return a bench's answers, one line for each place (at most ``MOST_ANSWERS``), and the notes on them."""
-    lines = [f"{one['place']}: {one['sentence']}" if one["place"] else one["sentence"] for one in found[:MOST_ANSWERS]]
+    lines = [
+        f"{one.place}: {one.verdict.sentence}" if one.place else one.verdict.sentence for one in found[:MOST_ANSWERS]
+    ]
     rest = len(found) - MOST_ANSWERS
     lines += [f"{rest} more answers are in bench.json"] if rest > 0 else []
-    return [*lines, *(f"note: {note}" for note in dict.fromkeys(note for one in found for note in one["notes"]))]
+    return [*lines, *(f"note: {note}" for note in dict.fromkeys(note for one in found for note in one.notes))]
 
 
-def times(of: Mapping[str, float] | None) -> str:
+def times(of: Spread | None) -> str:
     """Return the median of times with the least and the most, as ``2.3 ms (1.1 to 3.0)``."""
     if of is None:
         return "-"
-    factor, unit = next(scale for scale in SCALES if of["median"] * scale[0] >= 1 or scale is SCALES[-1])
-    middle, least, most = (_short(of[key] * factor) for key in ("median", "min", "max"))
+    factor, unit = next(scale for scale in SCALES if of.median * scale[0] >= 1 or scale is SCALES[-1])
+    middle, least, most = (_short(value * factor) for value in (of.median, of.min, of.max))
     return f"{middle} {unit} ({least} to {most})"
 
 

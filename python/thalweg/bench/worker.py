@@ -7,18 +7,19 @@ outlives its parent. After SIGTERM it closes its links, its lab and its record, 
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
+from thalweg import wire
+from thalweg.bench.process import Order
 from thalweg.machine.grace import interrupted_code, leave, remember_interrupts
 from thalweg.machine.parent import die_with
 
 
 def main() -> int:
     """Run the plan. Returns the exit code."""
-    order = json.load(sys.stdin)
-    die_with(order["parent"])
+    order = wire.decode(Order, sys.stdin.read())
+    die_with(order.parent)
     remember_interrupts()
     from thalweg import _core
     from thalweg.errors import ThalwegError
@@ -33,13 +34,13 @@ def main() -> int:
 
     try:
         with output(as_json=True) as emit:
-            plan, lines = Plan.load(Path(order["plan"])), LineProgress()
+            plan, lines = Plan.load(Path(order.plan)), LineProgress()
             if guest.is_wanted(plan):
-                program = [sys.executable, "-m", "thalweg", "run", order["plan"], "--json"]
-                folders = [Path(order["plan"]).parent, Path(plan.record.folder)]
+                program = [sys.executable, "-m", "thalweg", "run", order.plan, "--json"]
+                folders = [Path(order.plan).parent, Path(plan.record.folder)]
                 code, said = guest.run(program, folders=folders, on_cut=end_elsewhere)
                 if said:
-                    emit(json.loads(said))
+                    emit(wire.decode(dict[str, object], said))
                 return code
             result = flower.run(plan, lines) if flower.is_app(plan) else run(plan, lines)
             emit(result.table())

@@ -159,7 +159,7 @@ def _version(wanted: bool) -> None:
         from thalweg import machine
 
         build = machine.build()
-        typer.echo(f"thalweg {build['version']} ({build.get('commit') or 'no commit'})")
+        typer.echo(f"thalweg {build.version} ({build.commit or 'no commit'})")
         raise typer.Exit
 
 

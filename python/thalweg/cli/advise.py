@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thalweg.ui.output import Json, output
+from thalweg.ui.units import format_bytes, format_seconds
 
-# The questions of an advice, by key, as they are printed.
-QUESTIONS: Final = {
-    "fastest": "least communication time",
-    "least_bytes": "fewest bytes on the wire",
-    "least_cpu": "least CPU time a round",
-    "least_memory": "least memory",
-}
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from thalweg.advise.judge import Answer
+    from thalweg.advise.values import Advice, Cost, MeasuredCondition, Nearest, Way
+    from thalweg.report.values import Spread
+    from thalweg.ui.comparing import Comparison
 
 
 def command(
@@ -46,152 +49,151 @@ def command(
         emit(found)
     if as_json:
         return
-    for note in found["notes"]:
+    for note in found.notes:
         typer.echo(f"note: {note}", err=True)
-    if not plan and found["nearest"] is not None:
-        _show(found)
+    if not plan and found.nearest is not None:
+        _show(found, found.nearest)
         return
     if not plan:
         typer.echo(f"{_why_nothing(found)}; this bench plan would measure it (thalweg bench PLAN.toml):", err=True)
-    typer.echo(found["plan"], nl=False)
+    typer.echo(found.plan, nl=False)
 
 
-def _why_nothing(found: dict[str, Any]) -> str:
-    for path, why in found["left_out"].items():
+def _why_nothing(found: Advice) -> str:
+    for path, why in found.left_out.items():
         typer.echo(f"left out: {path}: {why}", err=True)
-    return "no records were given" if not found["records"] and not found["left_out"] else "no record can answer this"
+    return "no records were given" if not found.records and not found.left_out else "no record can answer this"
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Advice, nearest: Nearest) -> None:
     from thalweg.ui import terminal
 
-    question, nearest = found["asked"], found["nearest"]
-    typer.echo(f"{found['verdict']['sentence']}\n")
+    if found.verdict is not None:
+        typer.echo(f"{found.verdict.sentence}\n")
     typer.echo("communication of a round, median over runs:")
-    for line in _chart(nearest["transports"]):
+    for line in _chart(nearest.transports):
         typer.echo(f"  {line}")
     console = terminal.console()
-    console.print(_transports(nearest["transports"]))
-    for row in found["failed"]:
-        typer.echo(f"failed: {row['transport']}, {_counted(row)}, {row['condition']}: {'; '.join(row['reasons'])}")
-    typer.echo(f"asked: {question['condition']}")
-    typer.echo(f"nearest measured: {nearest['condition']} (emulation: {nearest['emulation']})")
-    for difference in nearest["differences"]:
+    console.print(_transports(nearest.transports))
+    for row in found.failed:
+        typer.echo(
+            f"failed: {row.transport}, {row.failed} of {row.runs} runs, {row.condition}: {'; '.join(row.reasons)}"
+        )
+    typer.echo(f"asked: {found.asked.condition}")
+    typer.echo(f"nearest measured: {nearest.condition} (emulation: {nearest.emulation})")
+    for difference in nearest.differences:
         typer.echo(f"  {difference}")
-    for key, title in QUESTIONS.items():
-        answer = found["answers"][key]
-        typer.echo(f"{title}: {'not known' if answer is None else _answer(key, answer)}")
-    free = found["unconstrained"]
-    fastest = "not measured" if free is None else f"{_answer('fastest', free)} ({free['condition']})"
+    if found.answers is not None:
+        for title, answer, form in (
+            ("least communication time", found.answers.fastest, format_seconds),
+            ("fewest bytes on the wire", found.answers.least_bytes, _times_the_update),
+            ("least CPU time a round", found.answers.least_cpu, format_seconds),
+            ("least memory", found.answers.least_memory, format_bytes),
+        ):
+            typer.echo(f"{title}: {'not known' if answer is None else _answer(answer, form)}")
+    free = found.unconstrained
+    fastest = "not measured" if free is None else f"{_answer(free.answer, format_seconds)} ({free.condition})"
     typer.echo(f"fastest with no limits at all: {fastest}")
-    if len(found["conditions"]) > 1:
-        console.print(_conditions(found["conditions"]))
-    for path, why in found["left_out"].items():
+    if len(found.conditions) > 1:
+        console.print(_conditions(found.conditions))
+    for path, why in found.left_out.items():
         typer.echo(f"left out: {path}: {why}", err=True)
-    _show_cost(found["cost"])
+    if found.cost is not None:
+        _show_cost(found.cost)
 
 
-def _counted(row: dict[str, Any]) -> str:
-    return f"{row['failed']} of {row['runs']} runs"
-
-
-def _chart(rows: list[dict[str, Any]]) -> list[str]:
+def _chart(rows: Sequence[Way]) -> list[str]:
     """Return bars of the transports' communication, the fastest first and those that failed last."""
     from thalweg.bench.show import times
     from thalweg.ui import terminal
 
-    known = [row for row in rows if row["communication_seconds"] is not None]
-    known.sort(key=lambda row: row["communication_seconds"]["median"])
-    bars: list[tuple[str, float | None, str]] = [
-        (row["transport"], row["communication_seconds"]["median"], times(row["communication_seconds"])) for row in known
+    known = [(row.transport, row.communication_seconds) for row in rows if row.communication_seconds is not None]
+    known.sort(key=lambda pair: pair[1].median)
+    bars: list[tuple[str, float | None, str]] = [(name, found.median, times(found)) for name, found in known]
+    bars += [
+        (row.transport, None, f"failed, {row.failed} of {row.failed + row.runs} runs")
+        for row in rows
+        if row.communication_seconds is None
     ]
-    bars += [(row["transport"], None, f"failed, {_counted_rows(row)}") for row in rows if row not in known]
     return terminal.bars(bars)
 
 
-def _counted_rows(row: dict[str, Any]) -> str:
-    return _counted({"failed": row["failed"], "runs": row["failed"] + row["runs"]})
-
-
-def _transports(rows: list[dict[str, Any]]) -> Any:
+def _transports(rows: Sequence[Way]) -> Table:
     from thalweg.bench.show import runs, times
     from thalweg.ui import terminal
-    from thalweg.ui.units import format_bytes, format_seconds
 
     made = terminal.table(
         "transport", "runs", "communication", "wire/update", "CPU a round", "memory", "resent", "broker"
     )
     for row in rows:
         made.add_row(
-            row["transport"],
-            runs({**row, "repetitions": row["runs"]}),
-            times(row["communication_seconds"]),
-            _middle(row["wire_ratio"], lambda value: f"{value:.3f}"),
-            _middle(row["cpu_seconds"], format_seconds),
-            _middle(row["peak_rss_bytes"], format_bytes),
-            _middle(row["retransmissions"], lambda value: f"{value:.0f}"),
-            {True: "yes", False: "no", None: "-"}[row["broker"]],
+            row.transport,
+            runs(row.runs, row.failed, row.incomplete_rounds),
+            times(row.communication_seconds),
+            _middle(row.wire_ratio, lambda value: f"{value:.3f}"),
+            _middle(row.cpu_seconds, format_seconds),
+            _middle(row.peak_rss_bytes, format_bytes),
+            _middle(row.retransmissions, lambda value: f"{value:.0f}"),
+            {True: "yes", False: "no", None: "-"}[row.broker],
         )
     return made
 
 
-def _conditions(rows: list[dict[str, Any]]) -> Any:
+def _conditions(rows: Sequence[MeasuredCondition]) -> Table:
     from thalweg.ui import terminal
-    from thalweg.ui.units import format_seconds
 
     made = terminal.table("measured", "runs", "fastest", "time", "next", "times as long", "sure")
-    empty: dict[str, Any] = {
-        "transport": "-",
-        "value": None,
-        "next": None,
-        "factor": None,
-        "low": None,
-        "high": None,
-        "sure": "-",
-    }
     for row in rows:
-        best = row["fastest"] or empty
-        seconds, factor = best["value"], best["factor"]
-        bounds = "" if best["low"] is None else f" ({best['low']:.2f} to {best['high']:.2f})"
+        best = row.fastest
+        if best is None:
+            made.add_row(row.condition, str(row.runs), "-", "-", "-", "-", "-")
+            continue
         made.add_row(
-            row["condition"],
-            str(row["runs"]),
-            best["transport"],
-            "-" if seconds is None else format_seconds(seconds),
-            best["next"] or "-",
-            "-" if factor is None else f"{factor:.2f}{bounds}",
-            best["sure"],
+            row.condition,
+            str(row.runs),
+            best.transport,
+            format_seconds(best.value),
+            best.next or "-",
+            "-" if best.compared is None else _factor(best.compared, ""),
+            best.sure,
         )
     return made
 
 
-def _answer(key: str, answer: dict[str, Any]) -> str:
-    from thalweg.ui.units import format_bytes, format_seconds
-
-    forms: dict[str, Any] = {"fastest": format_seconds, "least_cpu": format_seconds, "least_memory": format_bytes}
-    form = forms.get(key, lambda value: f"{value:.3f} times the update")
-    more = f"; next {answer['next']}, {form(answer['next_value'])}{_bounds(answer)}" if answer["next"] else ""
-    return f"{answer['transport']}, {form(answer['value'])}{more}; sure: {answer['sure']} ({'; '.join(answer['why'])})"
+def _times_the_update(value: float) -> str:
+    return f"{value:.3f} times the update"
 
 
-def _bounds(answer: dict[str, Any]) -> str:
-    """Return the text of the factor between the best and the next transport, if its bounds are known; else ""."""
-    if answer["low"] is None:
-        return ""
-    return f", {answer['factor']:.2f} times as much ({answer['low']:.2f} to {answer['high']:.2f})"
+def _answer(answer: Answer, form: Callable[[float], str]) -> str:
+    more = ""
+    if answer.next is not None and answer.next_value is not None:
+        more = f"; next {answer.next}, {form(answer.next_value)}"
+        if answer.compared is not None and answer.compared.low is not None:
+            more += f", {_factor(answer.compared, ' times as much')}"
+    return f"{answer.transport}, {form(answer.value)}{more}; sure: {answer.sure} ({'; '.join(answer.why)})"
 
 
-def _show_cost(cost: dict[str, Any]) -> None:
+def _factor(compared: Comparison, unit: str) -> str:
+    """Return how many times as much the next one needs, with the interval of that if it is known."""
+    if not math.isfinite(compared.factor):
+        return "-"
+    factor = f"{compared.factor:.2f}{unit}"
+    if compared.low is None or compared.high is None:
+        return factor
+    return f"{factor} ({compared.low:.2f} to {compared.high:.2f})"
+
+
+def _show_cost(cost: Cost) -> None:
     from thalweg.bench.show import duration
 
-    again, exact = cost["again"], cost["as_asked"]
-    if not again["runs"]:
+    again, exact = cost.again, cost.as_asked
+    if not again.runs:
         typer.echo("more runs of the measured conditions would not make the answer surer")
-    wanted = [("more of the measured conditions", again)] if again["runs"] else []
+    wanted = [("more of the measured conditions", again)] if again.runs else []
     for conditions, runs in (*wanted, ("exactly the asked condition (--plan)", exact)):
-        long = "not known how long" if runs["seconds"] is None else f"about {duration(runs['seconds'])}"
-        typer.echo(f"to measure {conditions}: {runs['runs']} runs, {long}")
+        long = "not known how long" if runs.seconds is None else f"about {duration(runs.seconds)}"
+        typer.echo(f"to measure {conditions}: {runs.runs} runs, {long}")
 
 
-def _middle(of: dict[str, float] | None, form: Any) -> str:
-    return "-" if of is None else str(form(of["median"]))
+def _middle(of: Spread | None, form: Callable[[float], str]) -> str:
+    return "-" if of is None else form(of.median)

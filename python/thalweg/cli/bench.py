@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thalweg.ui.explain import FAILED, SOME_FAILED
 from thalweg.ui.output import Json, output
+from thalweg.wire import table_of
 
 if TYPE_CHECKING:
     from thalweg.bench.driver import Bench
+    from thalweg.bench.values import Preview, Results
 
 File = Annotated[Path | None, typer.Argument(metavar="PLAN.toml", help="Bench plan.")]
 
@@ -42,12 +44,19 @@ def command(
     """
     with output(as_json=as_json) as emit:
         bench = _bench(plan, resume, repetitions, folder, dry_run=dry_run)
-        found = bench.preview() if dry_run else _run(bench, retry=retry, page=not no_report)
-        emit(found)
+        if dry_run:
+            preview = bench.preview()
+            emit(preview)
+        else:
+            found, made = _run(bench, retry=retry, page=not no_report)
+            emit({**table_of(found), "report": None if made is None else str(made)})
+    if dry_run:
+        if not as_json:
+            _show_preview(preview)
+        return
     if not as_json:
-        (_show_preview if dry_run else _show)(found)
-    if not dry_run:
-        raise typer.Exit(exit_code(found, strict=is_ci() if strict is None else strict))
+        _show(found, made)
+    raise typer.Exit(exit_code(found, strict=is_ci() if strict is None else strict))
 
 
 def is_ci() -> bool:
@@ -55,11 +64,11 @@ def is_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("true", "1")
 
 
-def exit_code(found: dict[str, Any], *, strict: bool) -> int:
+def exit_code(found: Results, *, strict: bool) -> int:
     """Return 1 if no run of a bench was completed; 3 if ``strict`` and some runs failed; else 0."""
-    if not any(row["repetitions"] for row in found["cells"]):
+    if not any(row.repetitions for row in found.cells):
         return FAILED
-    return SOME_FAILED if strict and found["failed"] else 0
+    return SOME_FAILED if strict and found.failed else 0
 
 
 def _bench(
@@ -86,7 +95,7 @@ def _bench(
     return Bench(folder, matrix)
 
 
-def _run(bench: Bench, *, retry: bool, page: bool) -> dict[str, Any]:
+def _run(bench: Bench, *, retry: bool, page: bool) -> tuple[Results, Path | None]:
     from thalweg.bench.show import progress_on_stderr
     from thalweg.errors import PlanError, RecordError
 
@@ -105,42 +114,42 @@ def _run(bench: Bench, *, retry: bool, page: bool) -> dict[str, Any]:
             made = bench.page()
         except (RecordError, PlanError) as error:
             typer.echo(f"no page: {error}", err=True)
-    return {**found, "report": None if made is None else str(made)}
+    return found, made
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Results, page: Path | None) -> None:
     from thalweg.bench.show import answer_lines, tables
     from thalweg.ui import terminal
 
-    for line in answer_lines(found["answers"]):
+    for line in answer_lines(found.answers):
         typer.echo(line)
     console = terminal.console()
-    for table in tables(found["cells"], list(found["axes"])):
+    for table in tables(found.cells, list(found.axes)):
         console.print(table)
-    for row in found["cells"]:
-        for reason in row["reasons"]:
-            typer.echo(f"cell {row['cell']} {'was skipped' if row['status'] == 'skipped' else 'failed'}: {reason}")
-    folder = found["folder"]
+    for row in found.cells:
+        for reason in row.reasons:
+            typer.echo(f"cell {row.cell} {'was skipped' if row.status == 'skipped' else 'failed'}: {reason}")
+    folder = found.folder
     typer.echo(f"results: {folder}/bench.json, {folder}/bench.csv")
-    if found["report"] is not None:
-        typer.echo(f"page: {found['report']}")
+    if page is not None:
+        typer.echo(f"page: {page}")
     typer.echo(f"figures of chosen records: thalweg report {folder}/records/* --figures figures")
 
 
-def _show_preview(found: dict[str, Any]) -> None:
+def _show_preview(found: Preview) -> None:
     from thalweg.bench.matrix import label
     from thalweg.bench.show import duration
     from thalweg.ui import terminal
 
-    known = found["estimate_is_measured"] or found["estimate_seconds"] > 0
-    about = "about" if found["estimate_is_measured"] else "at least"
+    known = found.estimate_is_measured or found.estimate_seconds > 0
+    about = "about" if found.estimate_is_measured else "at least"
     table = terminal.table("cell", "", "runs", f"seconds a run, {about}")
-    for row in found["cells"]:
-        seconds = f"{row['estimate_seconds']:.1f}" if row["estimate_seconds"] else "-"
-        table.add_row(str(row["cell"]), label(row["settings"]), str(row["runs"]), seconds)
+    for row in found.cells:
+        seconds = f"{row.estimate_seconds:.1f}" if row.estimate_seconds else "-"
+        table.add_row(str(row.cell), label(row.settings), str(row.runs), seconds)
     terminal.console().print(table)
-    for row in found["skipped"]:
-        typer.echo(f"cell {row['cell']} ({label(row['settings'])}) is skipped: {row['reason']}")
-    why = "" if found["estimate_is_measured"] else " for the links alone: nothing has been measured yet"
-    long = f"{about} {duration(found['estimate_seconds'])}{why}" if known else "nothing has been measured yet"
-    typer.echo(f"{found['runs']} runs; {long}")
+    for one in found.skipped:
+        typer.echo(f"cell {one.cell} ({label(one.settings)}) is skipped: {one.reason}")
+    why = "" if found.estimate_is_measured else " for the links alone: nothing has been measured yet"
+    long = f"{about} {duration(found.estimate_seconds)}{why}" if known else "nothing has been measured yet"
+    typer.echo(f"{found.runs} runs; {long}")

@@ -28,9 +28,9 @@ def command(
         made = report(records, out, figures)
         emit(made)
     if not as_json:
-        for path in (made["report"], *made["figures"]):
+        for path in (made.report, *made.figures):
             typer.echo(path)
-        for note in made["notes"]:
+        for note in made.notes:
             typer.echo(f"note: {note}", err=True)
-        for name, why in made["left_out"].items():
+        for name, why in made.left_out.items():
             typer.echo(f"left out: {name}: {why}", err=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import typer
 
+from thalweg import wire
 from thalweg.cli.plans import Options, PlanFile, Resume, assemble, given
 from thalweg.ui.output import Json, output
 
@@ -40,7 +40,7 @@ def command(
             folders = [Path(chosen.record.folder), *([] if plan is None else [plan.parent])]
             code, text = guest.run(program, folders=folders, on_cut=end_elsewhere)
             if as_json and text:
-                emit(json.loads(text))
+                emit(wire.decode(dict[str, object], text))
         else:
             from thalweg.job.run import run
             from thalweg.ui.progress import progress_on_stderr

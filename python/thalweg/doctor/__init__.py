@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from thalweg import _core, machine
+from thalweg import _core, machine, wire
 from thalweg.errors import DataError, LabError
 
 CAP_NET_ADMIN: Final = 12
@@ -52,9 +52,9 @@ def report() -> dict[str, Any]:
     facts = machine.facts()
     return {
         "thalweg": machine.build(),
-        "versions": facts["versions"],
-        "kernel": facts["kernel"],
-        "machine": {**facts["machine"], "memory_bytes": machine.memory_bytes()},
+        "versions": facts.versions,
+        "kernel": facts.kernel,
+        "machine": {**wire.table_of(facts.machine), "memory_bytes": machine.memory_bytes()},
         "tcp": {"congestion": current, "available": available, "buffers": machine.socket_buffers()},
         "advice": _advice(current),
         "checks": [asdict(check()) for check in CHECKS],

@@ -235,7 +235,7 @@ def recorded(
     try:
         yield record
         found = counted(server, server.absent, senders(record.rounds()))
-        record.note(resent=noted(found, 1, broker=registry.can(plan.scheme)["broker"]))
+        record.note(resent=noted(found, 1, broker=registry.can(plan.scheme).broker))
         done = sum(1 for _ in record.rounds())
         record.replan(record.plan.merge({"job.rounds": max(1, done)}))
         record.finish("complete")

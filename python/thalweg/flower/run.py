@@ -86,7 +86,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
     found = read(folder_of(plan))
     check_transport(plan, registry.transports())
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
-    in_process = registry.can(plan.scheme)["in_process"]
+    in_process = registry.can(plan.scheme).in_process
     shares = _shares(plan, names)
     server_trust, client_trust = links.local_trust(plan.security, plan.url)
     with (

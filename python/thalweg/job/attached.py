@@ -52,7 +52,7 @@ def attached(
     ``trust`` is the server's. ``heard`` gets notes about the broker, also from another thread. Raises BrokerError, or
     PlanError if the plan names a broker outside of its emulated network.
     """
-    if not registry.can(plan.scheme)["broker"]:
+    if not registry.can(plan.scheme).broker:
         yield Attached(network.url)
         return
     if "://" in plan.transport.url:

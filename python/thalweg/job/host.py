@@ -181,7 +181,7 @@ class Host:
         self.tree.update(live.system(self.plan) | found if found else {})
         if self.tree:
             self.record.note(tree=self.tree)
-        with_broker = registry.can(self.plan.scheme)["broker"]
+        with_broker = registry.can(self.plan.scheme).broker
         self.record.note(resent=noted(self._resent(), self.first, broker=with_broker))
         self.attendance.departed(json.loads(self.server.departed()))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):

@@ -48,7 +48,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
 
         return on_graph.run(plan, progress, resume=resume)
     names = plan.members
-    in_process = registry.can(plan.scheme)["in_process"]
+    in_process = registry.can(plan.scheme).in_process
     check_transport(plan, registry.transports())
     engines.require(plan)
     # The plan's URL decides on TLS, not the server's address in the lab: a lab is as private as loopback.

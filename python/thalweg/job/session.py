@@ -274,7 +274,7 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     if asked is not None and asked.cpu_quota is not None:
         shares = dict.fromkeys(parties_of(asked, names), asked.cpu_quota)
     with Groups(shares) as groups:
-        chosen = machine.congestion_controls()[0] if registry.can(plan.scheme)["congestion"] else None
+        chosen = machine.congestion_controls()[0] if registry.can(plan.scheme).congestion else None
         made = Session(plan, names, groups, congestion=chosen, homes=homes)
         try:
             _emulate(made, note)
@@ -333,7 +333,7 @@ def _with_congestion(spec: Spec, plan: Plan) -> Spec:
     it makes the host, because only the lab handles a kernel that refuses it as a namespace's default.
     """
     chosen = plan.transport.congestion
-    if chosen is None or not registry.can(plan.scheme)["broker"]:
+    if chosen is None or not registry.can(plan.scheme).broker:
         return spec
     return spec.with_congestion(spec.broker_host, chosen)
 

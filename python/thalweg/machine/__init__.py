@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 PACKAGES: Final = ("numpy", "pyarrow", "pydantic", "safetensors", "torch", "torchvision")
 SECRET_OPTIONS: Final = ("token", "secret", "password", "key")
@@ -104,26 +104,49 @@ def version(package: str) -> str | None:
         return None
 
 
-def build() -> dict[str, Any]:
-    """Return the version, commit, compiler and target of the compiled core."""
-    from thalweg import _core
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The compiled core: its version, commit and target, and whether it was built for debugging."""
 
-    info: dict[str, Any] = json.loads(_core.build_info())
-    return info
+    version: str
+    commit: str | None
+    target: str
+    debug: bool
 
 
-def facts() -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The processor, its cores, and the memory in bytes."""
+
+    architecture: str
+    cpu: str
+    cores: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of the machine a run's numbers depend on. ``versions`` are of Python and of packages."""
+
+    kernel: str
+    machine: Hardware
+    versions: Mapping[str, str | None]
+
+
+def build() -> Build:
+    """Return the build of the compiled core."""
+    from thalweg import _core, wire
+
+    return wire.decode(Build, _core.build_info())
+
+
+def facts() -> Facts:
     """Return the facts about this machine that influence a run's measurements."""
-    return {
-        "kernel": f"{platform.system()} {platform.release()}",
-        "machine": {
-            "architecture": platform.machine(),
-            "cpu": cpu_model(),
-            "cores": cores(),
-            "memory_bytes": memory_bytes().get("total"),
-        },
-        "versions": versions(),
-    }
+    return Facts(
+        f"{platform.system()} {platform.release()}",
+        Hardware(platform.machine(), cpu_model(), cores(), memory_bytes().get("total")),
+        versions(),
+    )
 
 
 def command_line(argv: Sequence[str] = sys.argv) -> list[str]:

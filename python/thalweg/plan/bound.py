@@ -64,7 +64,7 @@ def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) 
     rate = plan.layers.throttle
     if rate is not None:
         return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)
-    if not links.is_local(url) or not registry.can(plan.scheme)["remote"]:
+    if not links.is_local(url) or not registry.can(plan.scheme).remote:
         return Bound("not known for this transport or network")
     probe = loopback(update_bytes, plan.participants)
     if probe is None:
@@ -77,8 +77,8 @@ def _emulated(spec: Spec, plan: Plan, update_bytes: int) -> Bound:
 
     can, clients, chunk = registry.can(plan.scheme), plan.participants, plan.transport.chunk
     # Transports that do not use the kernel's TCP send datagrams; those larger than a packet are fragmented.
-    fragments = not can["sender_unmodified"] and min(chunk or 0, can["max_chunk"]) > spec.mtu
-    seconds = bound.seconds(spec, update_bytes, clients, broker=can["broker"], fragments=fragments)
+    fragments = not can.sender_unmodified and min(chunk or 0, can.max_chunk) > spec.mtu
+    seconds = bound.seconds(spec, update_bytes, clients, broker=can.broker, fragments=fragments)
     return Bound(bound.SOURCE, round_seconds=seconds, round_bytes=2 * clients * update_bytes)
 
 

@@ -32,10 +32,10 @@ def settled(plan: Plan) -> tuple[Plan, str | None]:
 
 def _network_asked(plan: Plan) -> str | None:
     """Return why the transport cannot be shared memory, or None if it can."""
-    entry = next((one for one in registry.transports() if one["name"] == LOCAL), None)
+    entry = next((one for one in registry.transports() if one.name == LOCAL), None)
     asked = {
-        f"the transport {LOCAL} is not available: {entry['reason'] if entry else 'this build has none'}": (
-            entry is None or not entry["available"]
+        f"the transport {LOCAL} is not available: {entry.reason if entry else 'this build has none'}": (
+            entry is None or not entry.available
         ),
         "a network is emulated": plan.network is not None and plan.network.emulator != "none",
         "each node of a graph listens for others": plan.job.graph is not None,

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.plan import effects, on_graphs, on_trees
 from thalweg.transports import links, registry
+from thalweg.transports.registry import WordNeed
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.sections.network import NetworkSection
+    from thalweg.transports.registry import Capabilities, ChunkNeed, Kind, OptionValue, Setting, Transport
 
 
 # Keys of [training] that also apply to the user's own app.
@@ -44,53 +46,53 @@ def check(plan: Plan) -> None:
     _stress(plan)
 
 
-def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
+def check_transport(plan: Plan, entries: Sequence[Transport]) -> None:
     """Refuse a transport that is unknown, not available, or cannot do what the plan asks of it.
 
-    ``entries`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
+    ``entries`` are the transports of this build. Raises PlanError.
     """
     # Checked here, and not when the plan is read: the record of a Flower app has the number of rounds that took place.
     effects.check(plan)
     on_trees.check(plan)
-    known = {entry["name"]: entry for entry in entries}
+    known = {entry.name: entry for entry in entries}
     name = plan.scheme
     if name not in known:
         near = get_close_matches(name, known, n=1)
         guess = f"Did you mean {near[0]!r}? " if near else ""
         raise PlanError(f"unknown transport {name!r}", f"{guess}Known: {', '.join(known)}")
     entry = known[name]
-    if not entry["available"]:
-        raise PlanError(f"the transport {name!r} is not available: {entry['reason']}", "Choose another transport")
-    can = entry["capabilities"]
+    if not entry.available:
+        raise PlanError(f"the transport {name!r} is not available: {entry.reason}", "Choose another transport")
+    can = entry.capabilities
     on_graphs.check_transport(plan, can)
     asked = {
-        "a congestion control": (plan.transport.congestion is not None, can["congestion"], "transport.congestion"),
+        "a congestion control": (plan.transport.congestion is not None, can.congestion, "transport.congestion"),
         "the clients' congestion control": (
             plan.transport.client_congestion is not None,
-            can["congestion"],
+            can.congestion,
             "transport.client_congestion",
         ),
-        "several streams": (plan.transport.streams > 1, can["remote"], "transport.streams"),
-        "TLS": (plan.security.tls == "on", can["encrypted"], "security.tls"),
+        "several streams": (plan.transport.streams > 1, can.remote, "transport.streams"),
+        "TLS": (plan.security.tls == "on", can.encrypted, "security.tls"),
     }
     for what, (wanted, able, key) in asked.items():
         if wanted and not able:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
-    _options(plan, name, entry["settings"], can)
-    if plan.layers.compress is not None and not can["symmetric"]:
+    _options(plan, name, entry.settings, can)
+    if plan.layers.compress is not None and not can.symmetric:
         raise PlanError(
             f"{name} masks holes in what it receives, and behind a hole a compressed chunk cannot be read",
             "Remove [layers.compress], or take another transport as ltp",
         )
-    if plan.network is not None and plan.network.emulator != "none" and not can["remote"]:
+    if plan.network is not None and plan.network.emulator != "none" and not can.remote:
         raise PlanError(
             f"the transport {name!r} stays within {on_graphs.reach(can)} and crosses no network",
             "Remove [network], or take another transport as tcp",
         )
 
 
-def _options(plan: Plan, name: str, settings: Sequence[Mapping[str, Any]], can: Mapping[str, Any]) -> None:
-    known = {setting["name"]: setting["kind"] for setting in settings}
+def _options(plan: Plan, name: str, settings: Sequence[Setting], can: Capabilities) -> None:
+    known = {setting.name: setting.kind for setting in settings}
     given = plan.transport.options or {}
     for key, value in given.items():
         if key not in known:
@@ -100,53 +102,58 @@ def _options(plan: Plan, name: str, settings: Sequence[Mapping[str, Any]], can: 
             )
         if not _fits(value, known[key]):
             raise PlanError(f"transport.options.{key} is {value!r}", f"It is {setting_words(known[key])}")
-    all_of = {key: kind["default"] for key, kind in known.items()} | given
-    chunk = plan.transport.chunk or can["preferred_chunk"]
+    all_of = {key: kind.default for key, kind in known.items()} | given
+    chunk = plan.transport.chunk or can.preferred_chunk
     for setting in settings:
-        if all_of[setting["name"]] != setting["kind"]["default"]:
-            for need in setting["needs"]:
-                _need(setting["name"], need, all_of, chunk)
+        if all_of[setting.name] != setting.kind.default:
+            for need in setting.needs:
+                _need(setting.name, need, all_of, chunk)
 
 
-def _need(key: str, need: Mapping[str, Any], options: Mapping[str, Any], chunk: int) -> None:
+def _need(key: str, need: WordNeed | ChunkNeed, options: Mapping[str, OptionValue], chunk: int) -> None:
     """Refuse an option that has no effect with the other options, or is larger than a chunk. Raises PlanError.
 
     ``chunk`` is the length of a chunk in bytes, or 0 if the server chooses it.
     """
-    if need["type"] == "word" and options[need["name"]] not in need["among"]:
-        other, word = need["name"], options[need["name"]]
+    if isinstance(need, WordNeed):
+        other, word = need.name, options[need.name]
+        if word in need.among:
+            return
         raise PlanError(
             f"transport.options.{key} has no effect with {other} = {word!r}",
-            f"Remove it, or set transport.options.{other} to {' or '.join(map(repr, need['among']))}",
+            f"Remove it, or set transport.options.{other} to {' or '.join(map(repr, need.among))}",
         )
-    if need["type"] == "chunk" and chunk and options[key] > chunk + need["beside"]:
-        beside = f" and {need['beside']} bytes beside it" if need["beside"] else ""
+    value = options[key]
+    if chunk and isinstance(value, int) and value > chunk + need.beside:
+        beside = f" and {need.beside} bytes beside it" if need.beside else ""
         raise PlanError(
-            f"transport.options.{key} is {options[key]}, more than a chunk of {chunk} bytes{beside}, and means no more",
-            f"Lower it to {chunk + need['beside']}, or raise transport.chunk",
+            f"transport.options.{key} is {value}, more than a chunk of {chunk} bytes{beside}, and means no more",
+            f"Lower it to {chunk + need.beside}, or raise transport.chunk",
         )
 
 
-def _fits(value: object, kind: Mapping[str, Any]) -> bool:
-    if kind["type"] == "flag":
+def _fits(value: object, kind: Kind) -> bool:
+    if kind.type == "flag":
         return isinstance(value, bool)
-    if kind["type"] == "number":
-        return isinstance(value, int) and not isinstance(value, bool) and kind["least"] <= value <= kind["most"]
-    if kind["type"] == "share":
+    if kind.type == "number":
+        if not isinstance(value, int) or isinstance(value, bool) or kind.least is None or kind.most is None:
+            return False
+        return kind.least <= value <= kind.most
+    if kind.type == "share":
         return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
-    return isinstance(value, str) and (kind["type"] != "choice" or value in kind["choices"])
+    return isinstance(value, str) and (kind.type != "choice" or value in kind.choices)
 
 
-def setting_words(kind: Mapping[str, Any]) -> str:
+def setting_words(kind: Kind) -> str:
     """Return what a setting of a transport may be, in words."""
     words = {
         "flag": "true or false",
-        "number": f"a whole number from {kind.get('least')} to {kind.get('most')}",
+        "number": f"a whole number from {kind.least} to {kind.most}",
         "share": "a share from 0 to 1",
-        "choice": f"one of {', '.join(kind.get('choices', ()))}",
+        "choice": f"one of {', '.join(kind.choices)}",
         "text": "text",
     }
-    return words[kind["type"]]
+    return words[kind.type]
 
 
 def _app(plan: Plan) -> None:
@@ -305,7 +312,7 @@ def _clock(plan: Plan) -> None:
     wrong = {
         "a job on a graph": plan.job.graph is not None,
         "[stress], which makes computing cost what it costs here": plan.stress is not None,
-        "a broker, a program of this machine's": registry.can(plan.scheme)["broker"],
+        "a broker, a program of this machine's": registry.can(plan.scheme).broker,
         f"the emulator {plan.network.emulator}": plan.network.emulator not in ("auto", "packet"),
     }
     for what, is_so in wrong.items():

@@ -121,7 +121,7 @@ _RAY: Final = Need(
     "it is for Ray, and nodes.engine is 'local'",
 )
 _BROKER: Final = Need(
-    lambda plan: plan.transport.url == "auto" or bool(registry.can(plan.scheme).get("broker")),
+    lambda plan: plan.transport.url == "auto" or registry.can(plan.scheme).broker,
     "the transport goes through no broker",
 )
 _DEVICE: Final = Need(_is_network(lambda network: network.limiter == "device"), "network.limiter is 'path'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import algorithms, graphs
@@ -13,6 +12,7 @@ from thalweg.graphs import making, mixing
 if TYPE_CHECKING:
     from thalweg.graphs import Schedule
     from thalweg.plan import Plan
+    from thalweg.transports.registry import Capabilities
 
 # Values of ``job.wait`` with which a deadline ends the wait.
 TIMED: Final = ("first-chunk", "deadline")
@@ -29,29 +29,27 @@ def check(plan: Plan) -> None:
     _check_hosts(plan)
 
 
-def reach(can: Mapping[str, Any]) -> str:
+def reach(can: Capabilities) -> str:
     """Return how far a transport reaches that crosses no network: one process or one machine."""
-    return "one process" if can["in_process"] else "one machine"
+    return "one process" if can.in_process else "one machine"
 
 
-def check_transport(plan: Plan, can: Mapping[str, Any]) -> None:
+def check_transport(plan: Plan, can: Capabilities) -> None:
     """Refuse a transport that cannot carry a graph's links. ``can`` has its capabilities. Raises PlanError."""
     if plan.job.graph is None:
         return
     # A machine holds all nodes of `thalweg run`; those of [hosts.nodes] may be on several.
-    apart = (
-        "each node of a graph is a process" if can["in_process"] else "[hosts.nodes] is of nodes on several machines"
-    )
-    if not can["remote"] and (can["in_process"] or plan.hosts.nodes is not None):
+    apart = "each node of a graph is a process" if can.in_process else "[hosts.nodes] is of nodes on several machines"
+    if not can.remote and (can.in_process or plan.hosts.nodes is not None):
         raise PlanError(
             f"the transport {plan.scheme!r} stays within {reach(can)}, and {apart}", "Take another transport, as tcp"
         )
-    if can["broker"]:
+    if can.broker:
         raise PlanError(
             f"the transport {plan.scheme!r} goes through a broker, and a graph's nodes connect to each other",
             "Take another transport, as tcp",
         )
-    if not can["symmetric"]:
+    if not can.symmetric:
         raise PlanError(
             f"the ends of a link over {plan.scheme!r} are not alike, and a node of a graph is at either",
             "Take a transport that is symmetric, as tcp or ltp",

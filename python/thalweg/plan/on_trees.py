@@ -79,7 +79,7 @@ def _engine(plan: Plan, *, several: bool) -> None:
             f"nodes.ray_address is {nodes.ray_address!r}", "Give host:port of the cluster, as 10.0.0.1:6379, or auto"
         )
     scheme = plan.transport.url.partition("://")[0]
-    if scheme != "auto" and not registry.can(scheme)["remote"]:
+    if scheme != "auto" and not registry.can(scheme).remote:
         raise PlanError(
             f"{scheme} does not leave a machine, and Ray puts nodes on several", "Take another transport, such as tcp"
         )
@@ -111,8 +111,8 @@ def _nodes(plan: Plan) -> None:
             "Take tree.top = 'dedicated' (--top dedicated), or remove job.choose",
         )
     scheme = plan.transport.url.partition("://")[0]
-    can = {} if scheme == "auto" else registry.can(scheme)
-    if can.get("broker") or can.get("in_process"):
+    can = None if scheme == "auto" else registry.can(scheme)
+    if can is not None and (can.broker or can.in_process):
         raise PlanError(
             f"each node of a tree listens for clients, and with {scheme} nobody else can listen",
             "Take another transport, such as tcp, or --nodes 1",

@@ -13,7 +13,8 @@ from typing import Any, Final
 from thalweg.errors import PlanError, RecordError
 from thalweg.record import samples
 from thalweg.record.folder import Record
-from thalweg.record.tables import TABLES, read_table, rows, write_parquet
+from thalweg.record.rows import TABLES
+from thalweg.record.tables import read_table, rows, write_parquet
 from thalweg.ui import strict_json
 
 

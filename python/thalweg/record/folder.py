@@ -27,7 +27,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, machine
+from thalweg import _core, machine, wire
 from thalweg.errors import RecordError
 from thalweg.machine.grace import is_hurried, within
 from thalweg.plan import Plan
@@ -328,7 +328,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "started": _now(),
         "ended": None,
         "thalweg": machine.build(),
-        **machine.facts(),
+        **wire.table_of(machine.facts()),
         "congestion_control": {"asked": plan.transport.congestion, "system": system},
         "seed": plan.job.seed,
         "argv": machine.command_line(),
@@ -339,7 +339,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
 def _write_json(path: Path, value: object) -> None:
     part = path.with_name(f".{path.name}.part")
     with part.open("w") as stream:
-        json.dump(value, stream, indent=2)
+        json.dump(value, stream, indent=2, default=wire.table_of)
         stream.write("\n")
         stream.flush()
         os.fsync(stream.fileno())

@@ -13,7 +13,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.graphs import measures
-from thalweg.record.columns import Column, Entry, Row
+from thalweg.record.columns import Entry, Row
+from thalweg.record.rows import TABLES
 from thalweg.ui import strict_json
 from thalweg.ui.strict_json import number
 
@@ -21,67 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ITERATIONS: Final = (
-    Column("round", "uint32", "number of the iteration, from 1"),
-    Column("node", "string", "name of the node"),
-    Column("begin", "float64", "when it began to train, on the run's clock; of a node on another machine, on its own"),
-    Column("ready", "float64", "when it had trained and began to send"),
-    Column("mixed", "float64", "when its model was the mean of its own and its neighbours'"),
-    Column("seconds", "float64", "from begin to mixed"),
-    Column("train_seconds", "float64", "from begin to ready"),
-    Column("exchange_seconds", "float64", "from ready to mixed"),
-    Column("wait_seconds", "float64", "of these, that it waited for its neighbours"),
-    Column("mix_seconds", "float64", "of these, that it computed the mean"),
-    Column("skipped", "uint32", "iterations that it left out before this one, being behind most of its neighbours"),
-    Column("timed_out", "bool", "whether a deadline ended its waiting"),
-    Column("limit_seconds", "float64", "how long it would have waited at most; null without a deadline"),
-    Column("neighbours", "uint32", "how many models it was to get"),
-    Column("heard", "uint32", "neighbours of whose model something came"),
-    Column("whole", "uint32", "neighbours whose whole model came"),
-    Column("connected", "uint32", "neighbours that it was connected to"),
-    Column("chunks_used", "uint64", "chunks of neighbours that are in its mean"),
-    Column("chunks_expected", "uint64", "chunks that its neighbours' models have"),
-    Column("bytes_used", "uint64", "bytes of these models that are in its mean"),
-    Column("bytes_expected", "uint64", "bytes that these models have"),
-    Column("own_weight", "float64", "mean weight that its own model had, 0 to 1"),
-    Column("fresh", "bool", "whether it came back, and took the mean of its neighbours alone"),
-    Column("bytes_sent", "uint64", "on all its links since the iteration before, headers included"),
-    Column("bytes_received", "uint64", "likewise"),
-    Column("late_chunks", "uint64", "chunks that came for an iteration that was over"),
-    Column("early_dropped", "uint64", "chunks that came for an iteration further ahead than is kept"),
-    Column("bad_chunks", "uint64", "chunks that were not finite, or of another layout or job"),
-    Column("samples", "uint64", "samples of its own that it trains on"),
-    Column("metrics", "string", "JSON object of what its app reported; NaN, Infinity and -Infinity are strings"),
-)
-EXCHANGES: Final = (
-    Column("round", "uint32", "number of the iteration"),
-    Column("node", "string", "the node that received"),
-    Column("neighbour", "string", "the node that sent"),
-    Column("weight", "float64", "the weight of a chunk that came"),
-    Column("state", "string", "whole, part, nothing, or away: not connected"),
-    Column("bytes", "uint64", "of the neighbour's model that came in time"),
-    Column("expected", "uint64", "bytes of that model"),
-    Column("chunks", "uint64", "chunks that came in time"),
-    Column("duplicates", "uint64", "chunks that came more than once"),
-    Column("corrupt", "uint64", "chunks that came damaged"),
-    Column("late_chunks", "uint64", "chunks that came for an iteration that was over"),
-    Column("first_seconds", "float64", "when the first chunk came, after the node was ready; negative before"),
-    Column("last_seconds", "float64", "when the last chunk came, likewise"),
-    Column("newest", "uint32", "latest iteration of which something of this neighbour had come"),
-)
-EVALUATIONS: Final = (
-    Column("round", "uint32", "number of the iteration after which the model was evaluated"),
-    Column("node", "string", "name of the node"),
-    Column("at", "float64", "when, on the run's clock"),
-    Column("accuracy", "float64", "of its model on the test set, 0 to 1"),
-    Column("loss", "float64", "mean cross-entropy of its model on the test set"),
-    Column("seconds", "float64", "that the evaluation took"),
-)
-TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
-    "iterations": ITERATIONS,
-    "exchanges": EXCHANGES,
-    "evaluations": EVALUATIONS,
-}
 # Keys of a node's line that are not stored: drift and disagreement are computed from these sketches.
 SKETCHES: Final = ("before", "after")
 
@@ -138,7 +78,7 @@ def _node(line: Mapping[str, Any]) -> Row:
     report = line["report"]
     shift = line["clock"]
     begin, ready, mixed = (report[f"{name}_at"] + shift for name in ("begin", "ready", "mixed"))
-    row = {column.name: report.get(column.name) for column in ITERATIONS}
+    row = {column.name: report.get(column.name) for column in TABLES["iterations"]}
     row |= {"begin": begin, "ready": ready, "mixed": mixed, "seconds": mixed - begin}
     row |= {"train_seconds": ready - begin, "exchange_seconds": mixed - ready}
     row |= {name: len(report[name]) for name in ("heard", "whole", "connected")}

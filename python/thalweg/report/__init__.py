@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.errors import RecordError
 from thalweg.report.numbers import labels, numbers
@@ -15,13 +15,36 @@ from thalweg.report.source import Run, read_run
 
 if TYPE_CHECKING:
     from thalweg.report.cells import Lost
+    from thalweg.report.values import CellNumbers, RunNumbers, TracedLink
+    from thalweg.ui.verdict import Verdict
 
-__all__ = ["read_runs", "report"]
+__all__ = ["Report", "read_runs", "report"]
 
 
-def report(
-    records: Sequence[Path], out: Path, figures: Path | None = None, lost: Sequence[Lost] = ()
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The files that were written, what was left out and why, and the numbers: sizes in bytes, times in seconds.
+
+    ``verdicts`` are by network, ``left_out`` by the figure's name.
+    """
+
+    report: str
+    bytes: int
+    figures: Sequence[str]
+    left_out: Mapping[str, str]
+    verdicts: Mapping[str, Verdict]
+    notes: Sequence[str]
+    cells: Sequence[CellNumbers]
+    runs: Sequence[RunNumbers]
+    traces: Sequence[TracedLink]
+
+    def table(self) -> dict[str, object]:
+        """Return the report as a table for JSON."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return own | {"verdicts": [{"network": place, **one.table()} for place, one in self.verdicts.items()]}
+
+
+def report(records: Sequence[Path], out: Path, figures: Path | None = None, lost: Sequence[Lost] = ()) -> Report:
     """Write the page of ``records`` to ``out`` and, if asked for, figures to the folder ``figures``.
 
     Files among ``records`` are traces. ``lost`` are runs that failed before they left a record. Returns the written
@@ -46,17 +69,17 @@ def report(
         from thalweg.report.figures import draw
 
         written, left_out = draw(runs, found, figures)
-    return {
-        "report": str(out),
-        "bytes": out.stat().st_size,
-        "figures": [str(path) for path in written],
-        "left_out": left_out,
-        "verdicts": [{"network": place, **one.table()} for place, one in verdicts(by_cell).items()],
-        "notes": warnings(by_cell),
-        "cells": [cell.table() for cell in by_cell],
-        "runs": found,
-        "traces": [link.numbers() for link in links],
-    }
+    return Report(
+        report=str(out),
+        bytes=out.stat().st_size,
+        figures=[str(path) for path in written],
+        left_out=left_out,
+        verdicts=verdicts(by_cell),
+        notes=warnings(by_cell),
+        cells=[cell.numbers() for cell in by_cell],
+        runs=found,
+        traces=[link.numbers() for link in links],
+    )
 
 
 def read_runs(records: Sequence[Path]) -> list[Run]:

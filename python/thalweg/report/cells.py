@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.report.numbers import divided, network_of, repair_of, spread, transport_of
 from thalweg.report.senders import unasked_bbr, with_system
 from thalweg.report.series import places
+from thalweg.report.values import CellNumbers, Compared
 from thalweg.ui.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-Numbers = Mapping[str, Any]
 NO_REASON: Final = "its record does not say why"
 FAILED: Final = "failed"
 
@@ -31,15 +31,20 @@ class Lost:
     reason: str
     setting: str = ""
 
-    def numbers(self) -> dict[str, Any]:
-        """Return the numbers that a cell needs of the run, with the keys of a run's numbers."""
+    def numbers(self) -> Compared:
+        """Return the numbers that a cell needs of the run."""
         plan = self.plan
-        return {
-            "record": str(self.path), "status": FAILED, "reason": self.reason, "transport": transport_of(plan),
-            "congestion_control": None, "unasked_congestion_control": None,
-            "network": network_of(plan), "repair": repair_of(plan), "setting": self.setting, "model": plan.label,
-            "clients": plan.job.clients, "each_round": [],
-        }  # fmt: skip
+        return Compared(
+            record=str(self.path),
+            status=FAILED,
+            reason=self.reason,
+            model=plan.label,
+            clients=plan.job.clients,
+            transport=transport_of(plan),
+            network=network_of(plan),
+            repair=repair_of(plan),
+            setting=self.setting,
+        )
 
 
 @dataclass(frozen=True)
@@ -48,58 +53,62 @@ class Cell:
 
     transport: str
     place: str
-    runs: Sequence[Numbers]
+    runs: Sequence[Compared]
 
     @property
     def by_run(self) -> list[float]:
         """For each run that has any: the median seconds of communication over its rounds."""
-        each = ([row["communication_seconds"] for row in run["each_round"]] for run in self.done)
+        each = ([row.communication_seconds for row in run.each_round] for run in self.done)
         known = ([value for value in values if value is not None] for values in each)
         return [median(values) for values in known if values]
 
     @property
-    def done(self) -> list[Numbers]:
+    def done(self) -> list[Compared]:
         """The runs that did not fail."""
-        return [run for run in self.runs if run["status"] != FAILED]
+        return [run for run in self.runs if run.status != FAILED]
 
     @property
-    def failed(self) -> list[Numbers]:
+    def failed(self) -> list[Compared]:
         """The runs that failed."""
-        return [run for run in self.runs if run["status"] == FAILED]
+        return [run for run in self.runs if run.status == FAILED]
 
     @property
     def reasons(self) -> list[str]:
         """The reasons of the failures, each once."""
-        return list(dict.fromkeys(run.get("reason") or NO_REASON for run in self.failed))
+        return list(dict.fromkeys(run.reason or NO_REASON for run in self.failed))
 
-    def table(self) -> dict[str, Any]:
-        """Return the cell as a table for JSON: medians over rounds, with minimum and maximum, and medians over runs."""
-        rounds = [row for run in self.done for row in run["each_round"]]
-        bounds = [row["bound_seconds"] for row in rounds if row["bound_seconds"] is not None]
-        return {
-            "transport": self.transport,
-            "network": self.place,
-            "runs": len(self.done),
-            "failed": len(self.failed),
-            "reasons": self.reasons,
-            "seconds": spread(row["seconds"] for row in rounds),
-            "communication_seconds": spread(row["communication_seconds"] for row in rounds),
-            "bound_seconds": median(bounds) if bounds else None,
-            "share_of_bound": _median(divided(row["bound_seconds"], row["communication_seconds"]) for row in rounds),
-            "goodput_bits_per_second": _median(row["goodput_bits_per_second"] for row in rounds),
-            "retransmissions": _median(run["retransmissions"] for run in self.done),
-            "records": [run["record"] for run in self.runs],
-        }
+    def numbers(self) -> CellNumbers:
+        """Return medians over rounds, with minimum and maximum, and medians over runs."""
+        rounds = [row for run in self.done for row in run.each_round]
+        bounds = [row.bound_seconds for row in rounds if row.bound_seconds is not None]
+        return CellNumbers(
+            transport=self.transport,
+            network=self.place,
+            runs=len(self.done),
+            failed=len(self.failed),
+            reasons=self.reasons,
+            seconds=spread(row.seconds for row in rounds),
+            communication_seconds=spread(row.communication_seconds for row in rounds),
+            bound_seconds=median(bounds) if bounds else None,
+            share_of_bound=_median(divided(row.bound_seconds, row.communication_seconds) for row in rounds),
+            goodput_bits_per_second=_median(row.goodput_bits_per_second for row in rounds),
+            retransmissions=_median(run.retransmissions for run in self.done),
+            records=[run.record for run in self.runs],
+        )
 
 
-def cells(runs: Sequence[Numbers], lost: Sequence[Lost] = ()) -> list[Cell]:
+def cells(runs: Sequence[Compared], lost: Sequence[Lost] = ()) -> list[Cell]:
     """Return the cells of runs and of those that left no record, the networks in their order, the fastest first."""
     every = [*runs, *(one.numbers() for one in lost)]
     there = places(every)
-    found: dict[tuple[str, str], list[Numbers]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Compared]] = defaultdict(list)
     for at, (run, place) in enumerate(zip(every, there, strict=True)):
-        beside = [other for other, where in zip(runs, there, strict=False) if where == place]
-        name = run["transport"] if at < len(runs) else with_system(run["transport"], beside)
+        beside = [
+            (other.transport, other.congestion_control)
+            for other, where in zip(runs, there, strict=False)
+            if where == place
+        ]
+        name = run.transport if at < len(runs) else with_system(run.transport, beside)
         found[place, name].append(run)
     order = list(dict.fromkeys(place for place, _ in found))
     made = [Cell(transport, place, members) for (place, transport), members in found.items()]
@@ -118,10 +127,10 @@ def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
 
 def warnings(found: Sequence[Cell]) -> list[str]:
     """Return warnings about runs whose comparison would mislead."""
-    every = ((cell.transport, run.get("unasked_congestion_control")) for cell in found for run in cell.runs)
+    every = ((cell.transport, run.unasked_congestion_control) for cell in found for run in cell.runs)
     return unasked_bbr(every)
 
 
-def _median(values: Any) -> float | None:
+def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None

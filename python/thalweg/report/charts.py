@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from thalweg.report.colours import DASHES, of_transports
-from thalweg.report.series import Cell, Group, by_cell, groups, round_times, thinned
+from thalweg.report.series import Cell, Group, Number, Point, by_cell, groups, round_times, thinned
 from thalweg.report.split import COMMUNICATION, PARTS, TRAINING, WAITING
 from thalweg.report.text import escaped
 
-Numbers = Mapping[str, Any]
-Trace = dict[str, Any]
+if TYPE_CHECKING:
+    from thalweg.report.values import Compared, RoundNumbers
+
+# A trace or a layout of Plotly: values of JSON that are only written.
+Trace: TypeAlias = dict[str, Any]
 
 SYMBOLS: Final = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star")
 GREY: Final = "#8a94a0"
@@ -31,18 +34,18 @@ class Chart:
 
     name: str
     traces: list[Trace] = field(default_factory=list)
-    layout: dict[str, Any] = field(default_factory=dict)
+    layout: Trace = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     height: int = 420
     # The axis that readers can make logarithmic.
     scaled: str = "yaxis"
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """Return the plot as the page's script reads it."""
         return {"name": self.name, "traces": self.traces, "layout": {**self.layout, "height": self.height}}
 
 
-def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
+def axes(x: str, y: str, **more: Any) -> Trace:
     """Return a layout with titles for both axes."""
     return {
         "xaxis": {"title": {"text": x}, **more.pop("xaxis", {})},
@@ -76,7 +79,11 @@ def styles(cells: Sequence[Cell]) -> list[Style]:
 
 
 def lines(
-    name: str, runs: Sequence[Numbers], columns: tuple[str, str], bound: tuple[str, str] | None, factor: float = 1
+    name: str,
+    runs: Sequence[Compared],
+    columns: tuple[Number, Number],
+    bound: tuple[Number, Number] | None,
+    factor: float = 1,
 ) -> Chart:
     """Return one line for each cell over its rounds, of ``columns`` x and y, with the spread over its runs.
 
@@ -91,9 +98,9 @@ def lines(
         each = thinned(known)
         if len(each) < len(known):
             notes.append(f"{cell.name}: {len(each)} of {len(known)} rounds are drawn")
-        if any(row["runs"] > 1 for row in each):
-            traces += _band(each, columns[0], style, factor)
-        traces += [_line(cell, each, columns, style, factor)] if each else []
+        if any(point.runs > 1 for point in each):
+            traces += _band(each, style, factor)
+        traces += [_line(cell, each, style, factor)] if each else []
         limit = _bound_line(cell, bound, style, factor) if bound else None
         if limit is not None:
             bounds.setdefault(repr((limit["x"], limit["y"])), limit)
@@ -101,50 +108,52 @@ def lines(
     return Chart(name, traces + drawn, {"showlegend": len(traces + drawn) > 1, **_legend(cells)}, notes)
 
 
-def _legend(cells: Sequence[Cell]) -> dict[str, Any]:
+def _legend(cells: Sequence[Cell]) -> Trace:
     """Return a legend above the plot if long names beside it would squeeze it; else nothing, the page's default."""
     if max((len(cell.name) for cell in cells), default=0) <= BESIDE:
         return {}
     return {"legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}}
 
 
-def by_round(runs: Sequence[Numbers], y: str) -> dict[str, Any]:
+def by_round(runs: Sequence[Compared], y: str) -> Trace:
     """Return the axes of a plot against rounds, with ticks at whole rounds."""
-    few = all(len(run["each_round"]) <= 20 for run in runs)
+    few = all(len(run.each_round) <= 20 for run in runs)
     return axes("round", y, xaxis={"dtick": 1} if few else {})
 
 
-def _line(cell: Cell, each: Sequence[Numbers], columns: tuple[str, str], style: Style, factor: float) -> Trace:
-    x, y = columns
+def _line(cell: Cell, each: Sequence[Point], style: Style, factor: float) -> Trace:
     several = ", median of %{customdata[1]} runs" if len(cell.runs) > 1 else ""
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(each) <= MOST_MARKERS else "lines",
         "name": escaped(cell.name),
         "legendgroup": style.group,
-        "x": [row[x] for row in each],
-        "y": [factor * row[y] for row in each],
-        "customdata": [[row["round"], row["runs"]] for row in each],
+        "x": [point.x for point in each],
+        "y": [factor * point.y for point in each],
+        "customdata": [[point.round, point.runs] for point in each],
         "line": {"color": style.colour, "dash": style.dash},
         "marker": {"color": style.colour, "symbol": style.symbol, "size": 6},
         "hovertemplate": "%{y:.4g} at %{x:.4g}, round %{customdata[0]}" + several + "<extra>%{fullData.name}</extra>",
     }
 
 
-def _band(each: Sequence[Numbers], x: str, style: Style, factor: float) -> list[Trace]:
+def _band(each: Sequence[Point], style: Style, factor: float) -> list[Trace]:
     """Return the minimum and the maximum over runs, with the area between them filled."""
     channels = ", ".join(str(int(style.colour[at : at + 2], 16)) for at in (1, 3, 5))
     return [
         {
             "type": "scatter", "mode": "lines", "legendgroup": style.group, "showlegend": False, "hoverinfo": "skip",
-            "x": [row[x] for row in each], "y": [factor * row[end] for row in each], "line": {"width": 0},
-            "fillcolor": f"rgba({channels}, 0.18)", **({"fill": "tonexty"} if end == "most" else {}),
+            "x": [point.x for point in each], "y": [factor * end for end in ends], "line": {"width": 0},
+            "fillcolor": f"rgba({channels}, 0.18)", **more,
         }
-        for end in ("least", "most")
+        for ends, more in (
+            ([point.least for point in each], {}),
+            ([point.most for point in each], {"fill": "tonexty"}),
+        )
     ]  # fmt: skip
 
 
-def _bound_line(cell: Cell, columns: tuple[str, str], style: Style, factor: float) -> Trace | None:
+def _bound_line(cell: Cell, columns: tuple[Number, Number], style: Style, factor: float) -> Trace | None:
     """Return a cell's dotted line for the bound, or None if it has no bound."""
     each = thinned(cell.over_rounds(*columns))
     if not each:
@@ -154,44 +163,52 @@ def _bound_line(cell: Cell, columns: tuple[str, str], style: Style, factor: floa
         "mode": "lines",
         "name": BOUND,
         "legendgroup": BOUND,
-        "x": [row[columns[0]] for row in each],
-        "y": [factor * row[columns[1]] for row in each],
+        "x": [point.x for point in each],
+        "y": [factor * point.y for point in each],
         "line": {"color": style.colour, "dash": "dot", "width": 1.5},
         "hovertemplate": f"%{{y:.4g}} at %{{x:.4g}}<extra>{BOUND}</extra>",
     }
 
 
-def accuracy_rounds(runs: Sequence[Numbers]) -> Chart:
+def _number(row: RoundNumbers) -> float:
+    return row.round
+
+
+def _accuracy(row: RoundNumbers) -> float | None:
+    return row.accuracy
+
+
+def accuracy_rounds(runs: Sequence[Compared]) -> Chart:
     """Return a plot of the global model's accuracy against rounds."""
-    chart = lines("accuracy-rounds", runs, ("round", "accuracy"), None, 100)
+    chart = lines("accuracy-rounds", runs, (_number, _accuracy), None, 100)
     chart.layout.update(by_round(runs, "accuracy (%)"))
     return chart
 
 
-def client_accuracy_rounds(runs: Sequence[Numbers]) -> Chart:
+def client_accuracy_rounds(runs: Sequence[Compared]) -> Chart:
     """Return a plot of the mean accuracy of the models that clients trained, against rounds."""
-    chart = lines("client-accuracy-rounds", runs, ("round", "client_accuracy"), None, 100)
+    chart = lines("client-accuracy-rounds", runs, (_number, lambda row: row.client_accuracy), None, 100)
     chart.layout.update(by_round(runs, "clients' own accuracy (%)"))
     return chart
 
 
-def accuracy_time(runs: Sequence[Numbers]) -> Chart:
+def accuracy_time(runs: Sequence[Compared]) -> Chart:
     """Return it against the sum of rounds' times, and where it would be with communication at its lower bound."""
-    bound = ("bound_elapsed_seconds", "accuracy")
-    chart = lines("accuracy-time", runs, ("elapsed_seconds", "accuracy"), bound, 100)
+    shown: tuple[Number, Number] = (lambda row: row.elapsed_seconds, _accuracy)
+    chart = lines("accuracy-time", runs, shown, (lambda row: row.bound_elapsed_seconds, _accuracy), 100)
     chart.layout.update(axes("time of all rounds so far (s)", "accuracy (%)", xaxis={"rangemode": "tozero"}))
     return chart
 
 
-def communication_rounds(runs: Sequence[Numbers]) -> Chart:
+def communication_rounds(runs: Sequence[Compared]) -> Chart:
     """Return a plot of the communication time of each round, with its lower bound."""
-    bound = ("round", "bound_seconds")
-    chart = lines("communication-rounds", runs, ("round", "communication_seconds"), bound)
+    shown: tuple[Number, Number] = (_number, lambda row: row.communication_seconds)
+    chart = lines("communication-rounds", runs, shown, (_number, lambda row: row.bound_seconds))
     chart.layout.update(by_round(runs, "communication (s)"))
     return chart
 
 
-def communication_time(runs: Sequence[Numbers]) -> Chart:
+def communication_time(runs: Sequence[Compared]) -> Chart:
     """Return bars of the median communication time by transport and network, with the spread over rounds."""
     found = groups(runs)
     colours = of_transports(group.transport for group in found)
@@ -268,14 +285,14 @@ def _marks(x: Sequence[Any], y: Sequence[Any], width: int, name: str) -> Trace:
     }
 
 
-def split_rounds(run: Numbers) -> Chart:
+def split_rounds(run: Compared) -> Chart:
     """Return a stacked bar for each round of one run: training, communication and waiting."""
-    known = thinned([row for row in run["each_round"] if row["split"] is not None])
-    rounds = [row["round"] for row in known]
+    known = thinned([(row.round, row.split) for row in run.each_round if row.split is not None])
+    rounds = [number for number, _ in known]
     traces: list[Trace] = [
-        {"type": "bar", "name": part, "x": rounds, "y": [row["split"][part] for row in known],
+        {"type": "bar", "name": part, "x": rounds, "y": [split[part] for _, split in known],
          "marker": {"color": SPLIT_COLOURS[part]}, "hovertemplate": "%{y:.4g} s<extra>%{fullData.name}</extra>"}
-        for part in _parts_of([row["split"] for row in known])
+        for part in _parts_of([split for _, split in known])
     ]  # fmt: skip
     layout = axes(
         "round", "time of a round (s)", barmode="stack", hovermode="x unified", legend={"traceorder": "normal"}
@@ -289,7 +306,7 @@ def _parts_of(splits: Sequence[Mapping[str, float]]) -> list[str]:
     return [part for part in PARTS if any(one[part] > 0 for one in splits)]
 
 
-def round_time(runs: Sequence[Numbers]) -> Chart:
+def round_time(runs: Sequence[Compared]) -> Chart:
     """Return a horizontal stacked bar for each cell: the parts of its rounds' time.
 
     A mark shows training + lower bound.

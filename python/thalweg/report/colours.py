@@ -40,7 +40,7 @@ def of_transports(names: Iterable[str]) -> dict[str, str]:
 
 @cache
 def _order() -> tuple[str, ...]:
-    return tuple(entry["name"] for entry in registry.transports())
+    return tuple(entry.name for entry in registry.transports())
 
 
 def _base(scheme: str) -> str:

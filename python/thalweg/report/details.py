@@ -67,7 +67,7 @@ def _lanes(name: str, shown: Timeline, colours: Mapping[str, str]) -> Chart:
     return Chart(name, traces, layout, [shown.note] if shown.note else [], height)
 
 
-def _round_line(start: float) -> dict[str, Any]:
+def _round_line(start: float) -> Trace:
     line = {"color": GREY, "width": 1, "dash": "dot"}
     return {"type": "line", "x0": start, "x1": start, "y0": 0, "y1": 1, "yref": "paper", "layer": "below", "line": line}
 
@@ -92,13 +92,15 @@ def _stretches(shown: Timeline, kind: str, shade: str) -> Trace:
 def _bar_words(bar: Bar) -> str:
     words = [f"{escaped(bar.lane)}, round {bar.round}", f"{bar.start:.6g} s to {bar.end:.6g} s", *bar.words]
     if bar.row is not None:
-        source, target = bar.row["source"], bar.row["target"]
+        source, target = bar.row.source, bar.row.target
         words += [] if source is None else [f"{escaped(source)} to {escaped(target)}"]
-        for sending, name in (("sent", "send"), ("received", "receive")):
-            ends = (bar.row[f"{name}_start"], bar.row[f"{name}_end"])
+        for sending, ends in (
+            ("sent", (bar.row.send_start, bar.row.send_end)),
+            ("received", (bar.row.receive_start, bar.row.receive_end)),
+        ):
             words.append(f"{sending} {' to '.join('not known' if end is None else f'{end:.6g}' for end in ends)} s")
-        words.append(f"{bar.row['bytes'] or 0} bytes")
-        again = bar.row["retransmissions"]
+        words.append(f"{bar.row.bytes or 0} bytes")
+        again = bar.row.retransmissions
         words += [] if again is None else [f"{again} segments sent again, counted since its sender's last transfer"]
     return "<br>".join(words)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from thalweg.report.charts import Chart
 from thalweg.report.source import Run
 from thalweg.report.text import LONGEST_SENTENCE, embedded, escaped
+from thalweg.report.values import RunNumbers
+from thalweg.ui import strict_json
 
 # Most runs whose timelines and links are drawn. Tables and comparisons include all runs.
 MOST_RUNS: Final = 12
@@ -29,7 +30,7 @@ class Page:
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.sections: dict[str, str] = {}
-        self.charts: list[dict[str, Any]] = []
+        self.charts: list[dict[str, object]] = []
 
     def section(self, name: str, title: str, about: str = "") -> None:
         """Begin a section."""
@@ -81,7 +82,7 @@ class Page:
         self.notes([f"{rest} more runs are not drawn"] if rest > 0 else [])
 
 
-def document(made: Page, title: str, numbers: Sequence[Mapping[str, Any]]) -> str:
+def document(made: Page, title: str, numbers: Sequence[RunNumbers]) -> str:
     """Return the HTML file: the page's parts, its numbers and plots, and the scripts that draw them."""
     library, script = _file(LIBRARY), _file("page.js")
     return "\n".join(
@@ -94,7 +95,7 @@ def document(made: Page, title: str, numbers: Sequence[Mapping[str, Any]]) -> st
             *(part for part in made.parts if part),
             f'</main>\n<p class="muted" id="no-plots" hidden>{NO_PLOTS}</p>\n<noscript><p>{NO_PLOTS}</p></noscript>',
             f'<script type="application/json" id="numbers">{embedded(numbers)}</script>',
-            f'<script type="application/gzip" id="charts">{packed(json.dumps(made.charts, allow_nan=False))}</script>',
+            f'<script type="application/gzip" id="charts">{packed(strict_json.dumps(made.charts))}</script>',
             f'<script type="application/gzip" id="library">{_library()}</script>',
             f"<script>{script}</script>\n</body>\n</html>\n",
         ]

@@ -18,6 +18,7 @@ from thalweg.report.colours import colour, of_transports
 from thalweg.report.details import COLOUR_OF
 from thalweg.report.series import (
     KINDS,
+    Number,
     Timeline,
     by_cell,
     distinct_rates,
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Numbers = Mapping[str, Any]
+    from thalweg.report.values import GraphNumbers, RunNumbers
+
 # Inches: a column of a two-column paper.
 WIDTH: Final = 3.5
 HEIGHT: Final = 2.3
@@ -81,7 +83,7 @@ class NothingToDrawError(Exception):
     """The figure would be empty; the message says why."""
 
 
-def draw(runs: Sequence[Run], numbers: Sequence[Numbers], folder: Path) -> tuple[list[Path], dict[str, str]]:
+def draw(runs: Sequence[Run], numbers: Sequence[RunNumbers], folder: Path) -> tuple[list[Path], dict[str, str]]:
     """Write the figures to ``folder``; return the files, and for each other figure why there is none.
 
     Raises RecordError.
@@ -101,9 +103,9 @@ def draw(runs: Sequence[Run], numbers: Sequence[Numbers], folder: Path) -> tuple
     return written, left_out
 
 
-def _figures(runs: Sequence[Run], numbers: Sequence[Numbers]) -> Iterator[tuple[str, Callable[[Figure], None]]]:
-    yield "accuracy-rounds", lambda figure: _accuracy(figure, runs, numbers, "round", None)
-    yield "accuracy-time", lambda figure: _accuracy(figure, runs, numbers, "elapsed_seconds", "bound_elapsed_seconds")
+def _figures(runs: Sequence[Run], numbers: Sequence[RunNumbers]) -> Iterator[tuple[str, Callable[[Figure], None]]]:
+    yield "accuracy-rounds", lambda figure: _accuracy_rounds(figure, runs, numbers)
+    yield "accuracy-time", lambda figure: _accuracy_time(figure, runs, numbers)
     yield "communication-time", lambda figure: _communication(figure, numbers)
     yield "round-time", lambda figure: _round_time(figure, numbers)
     for number, run in enumerate(runs, 1):
@@ -111,8 +113,8 @@ def _figures(runs: Sequence[Run], numbers: Sequence[Numbers]) -> Iterator[tuple[
         yield f"timeline{place}", lambda figure, run=run: _timeline(figure, run)  # type: ignore[misc]
         if workers.has_workers(run):
             yield f"workers{place}", lambda figure, run=run: _workers(figure, run)  # type: ignore[misc]
-        if numbers[number - 1]["graph"] is not None:
-            yield f"graph{place}", lambda figure, of=numbers[number - 1]["graph"]: _graph(figure, of)  # type: ignore[misc]
+        if numbers[number - 1].graph is not None:
+            yield f"graph{place}", lambda figure, of=numbers[number - 1].graph: _graph(figure, of)  # type: ignore[misc]
         yield f"links{place}", lambda figure, run=run: _links(figure, run)  # type: ignore[misc]
 
 
@@ -158,29 +160,45 @@ def _name(text: object, longest: int = LEGEND) -> str:
     return line if len(line) <= longest else f"{line[: half - 1]}…{line[-half:]}"
 
 
-def _accuracy(figure: Figure, runs: Sequence[Run], numbers: Sequence[Numbers], x: str, bound: str | None) -> None:
+def _accuracy_rounds(figure: Figure, runs: Sequence[Run], numbers: Sequence[RunNumbers]) -> None:
+    axes = _accuracy(figure, runs, numbers, lambda row: row.round, None)
+    axes.set_xlabel("round")
+    _whole_rounds(axes)
+    _legend(figure, axes)
+
+
+def _accuracy_time(figure: Figure, runs: Sequence[Run], numbers: Sequence[RunNumbers]) -> None:
+    axes = _accuracy(figure, runs, numbers, lambda row: row.elapsed_seconds, lambda row: row.bound_elapsed_seconds)
+    axes.set_xlabel("time of all rounds so far (s)")
+    axes.set_xlim(left=0)
+    _legend(figure, axes)
+
+
+def _accuracy(
+    figure: Figure, runs: Sequence[Run], numbers: Sequence[RunNumbers], x: Number, bound: Number | None
+) -> Axes:
+    """Return a plot of each cell's accuracy over ``x``, with a dashed line over ``bound``."""
     axes = figure.add_subplot()
     cells = by_cell(numbers)
     colours = of_transports(cell.transport for cell in cells)
     for index, cell in enumerate(cells):
-        each = thinned(cell.over_rounds(x, "accuracy"))
+        each = thinned(cell.over_rounds(x, lambda row: row.accuracy))
         if not each:
             continue
         shade = colours[cell.transport]
-        accuracy = [100 * row["accuracy"] for row in each]
+        accuracy = [100 * point.y for point in each]
         marker = MARKERS[index % len(MARKERS)] if len(each) <= 40 else None
-        axes.plot([row[x] for row in each], accuracy, marker=marker, label=_name(cell.name), color=shade)
+        axes.plot([point.x for point in each], accuracy, marker=marker, label=_name(cell.name), color=shade)
         if bound is not None:
-            least = [(row[bound], 100 * row["accuracy"]) for row in thinned(cell.over_rounds(bound, "accuracy"))]
+            bounded = thinned(cell.over_rounds(bound, lambda row: row.accuracy))
+            least = [(point.x, 100 * point.y) for point in bounded]
             axes.plot(*zip(*least, strict=True), linestyle="--", linewidth=0.8, color=shade) if least else None
     if not axes.lines:
         raise NothingToDrawError("; ".join(dict.fromkeys(run.why_no_accuracy() for run in runs)))
-    axes.set_xlabel("round" if x == "round" else "time of all rounds so far (s)")
     axes.set_ylabel("accuracy (%)")
-    _whole_rounds(axes) if x == "round" else axes.set_xlim(left=0)
     if any(line.get_linestyle() == "--" for line in axes.lines):
         axes.plot([], [], color=GREY, linestyle="--", linewidth=0.8, label=BOUND)
-    _legend(figure, axes)
+    return axes
 
 
 def _whole_rounds(axes: Axes) -> None:
@@ -205,7 +223,7 @@ def _legend(figure: Figure, axes: Axes, *, columns: int | None = None) -> None:
     figure.legend(lines, shown, loc="outside upper left", ncols=columns)
 
 
-def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
+def _communication(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
     found = groups(numbers)
     if not found:
         raise NothingToDrawError("no round was finished")
@@ -250,7 +268,7 @@ def _ticks(figure: Figure, axes: Axes, at: Sequence[int], names: Sequence[str]) 
         label.set_fontsize(7 if few else max(3.5, min(7.0, UPRIGHT / len(names))))
 
 
-def _round_time(figure: Figure, numbers: Sequence[Numbers]) -> None:
+def _round_time(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
     chosen = round_times(numbers)
     if not chosen:
         raise NothingToDrawError("no round was finished")
@@ -315,17 +333,17 @@ def _lanes(figure: Figure, shown: Timeline, colours: Mapping[str, str], nothing:
     _legend(figure, axes, columns=4 if len(colours) <= 4 else 3)
 
 
-def _graph(figure: Figure, of: Numbers) -> None:
+def _graph(figure: Figure, of: GraphNumbers) -> None:
     """Draw a graph, with slow nodes in red (udp-dpsgd, figure 3)."""
     figure.set_figheight(WIDTH)
     drawn = figure.add_subplot()
-    places, slow = graphs.positions(len(of["nodes"]), of["edges"]), set(of["slow"])
-    for a, b in of["edges"]:
+    places, slow = graphs.positions(len(of.nodes), of.edges), set(of.slow)
+    for a, b in of.edges:
         drawn.plot(*zip(places[a], places[b], strict=True), color=GREY, linewidth=0.6, zorder=0)
-    for place, node in zip(places, of["nodes"], strict=False):
-        shade = graphs.RED if node["node"] in slow else graphs.BLUE
-        drawn.scatter(*place, s=40, color=shade, label="slow" if node["node"] in slow else None)
-        drawn.annotate(_name(node["node"], TICK), place, (0, 5), textcoords="offset points", ha="center", fontsize=5)
+    for place, node in zip(places, of.nodes, strict=False):
+        shade = graphs.RED if node.node in slow else graphs.BLUE
+        drawn.scatter(*place, s=40, color=shade, label="slow" if node.node in slow else None)
+        drawn.annotate(_name(node.node, TICK), place, (0, 5), textcoords="offset points", ha="center", fontsize=5)
     drawn.set_axis_off()
     drawn.margins(0.12)
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.apps.metrics import checked_usage
 from thalweg.plan.bound import Bound
+from thalweg.record.facts import Facts
+from thalweg.record.rows import Link, Party, Transfer
 from thalweg.report.graphs import graph
 from thalweg.report.senders import asked, congestion, unasked
 from thalweg.report.settings import settings
-from thalweg.report.source import Row, Run, json_object
+from thalweg.report.source import Run, json_object
 from thalweg.report.split import splits
+from thalweg.report.values import (
+    BuildNumbers,
+    LinkNumbers,
+    MachineNumbers,
+    PartyNumbers,
+    RoundNumbers,
+    RunNumbers,
+    Spread,
+)
 from thalweg.sections.network import LinkSection
 from thalweg.transports import links, registry
+from thalweg.transports.registry import Capabilities
 from thalweg.ui.phrases import exactly, phrase
 from thalweg.ui.units import format_rate
 
@@ -29,133 +40,141 @@ KEPT_LOST: Final = "losses not resent"
 PARTS: Final = ("clients", "bottleneck", "links", "changes", "trace")
 
 
-def numbers(run: Run, setting: str = "") -> dict[str, Any]:
+def numbers(run: Run, setting: str = "") -> RunNumbers:
     """Return a run's numbers. ``setting``: the other settings in which its plan differs from those of the other runs.
 
     Sizes are in bytes, times in seconds, rates in bits a second; None if a number is unknown.
     """
     each = rounds(run)
-    machine, build = _object(run.manifest.get("machine")), _object(run.manifest.get("thalweg"))
-    return {
-        "label": run.label,
-        "record": str(run.path),
-        "status": run.status,
-        "reason": run.reason if run.status == "failed" else None,
-        "started": run.manifest.get("started"),
-        "shape": run.shape,
-        "algorithm": run.algorithm,
-        "model": run.plan.label,
-        "clients": run.plan.job.clients,
-        "seed": run.plan.job.seed,
-        "transport": transport(run),
-        "congestion_control": congestion(run),
-        "unasked_congestion_control": unasked(run),
-        "network": network(run),
-        "repair": repair(run),
-        "setting": setting,
-        "emulation": run.emulation,
-        "emulation_reason": _object(run.manifest.get("network")).get("reason"),
-        "rounds": len(each),
-        "rounds_planned": run.plan.job.rounds,
-        **{key: last(each, key) for key in ("accuracy", "loss", "client_accuracy", "client_loss")},
-        "best_accuracy": max((row["accuracy"] for row in each if row["accuracy"] is not None), default=None),
-        "seconds": spread(row["seconds"] for row in each),
-        "communication_seconds": spread(row["communication_seconds"] for row in each),
-        "fedcomm_communication_seconds": spread(row["fedcomm_communication_seconds"] for row in each),
-        "goodput_bits_per_second": spread(row["goodput_bits_per_second"] for row in each),
-        "bound_seconds": spread(row["bound_seconds"] for row in each),
-        "share_of_bound": spread(row["share_of_bound"] for row in each),
-        "bound_source": _object(run.manifest.get("bound")).get("source"),
-        "bytes_down": total(row["bytes_down"] for row in each),
-        "bytes_up": total(row["bytes_up"] for row in each),
-        "retransmissions": retransmissions(run),
-        "machine": {
-            "cpu": machine.get("cpu"),
-            "cores": machine.get("cores"),
-            "memory_bytes": machine.get("memory_bytes"),
-            "kernel": run.manifest.get("kernel"),
-        },
-        "thalweg": {"version": build.get("version"), "commit": build.get("commit")},
-        "graph": graph(run),
-        "each_round": each,
-        "links": [link(row) for row in run.links],
-        "parties": parties(run),
-    }
+    machine, build = run.manifest.part("machine"), run.manifest.part("thalweg")
+    return RunNumbers(
+        label=run.label,
+        record=str(run.path),
+        status=run.status,
+        reason=run.reason if run.status == "failed" else None,
+        started=run.manifest.text("started"),
+        shape=run.shape,
+        algorithm=run.algorithm,
+        model=run.plan.label,
+        clients=run.plan.job.clients,
+        seed=run.plan.job.seed,
+        transport=transport(run),
+        congestion_control=congestion(run),
+        unasked_congestion_control=unasked(run),
+        network=network(run),
+        repair=repair(run),
+        setting=setting,
+        emulation=run.emulation,
+        emulation_reason=run.manifest.part("network").text("reason"),
+        rounds=len(each),
+        rounds_planned=run.plan.job.rounds,
+        accuracy=last(each, lambda row: row.accuracy),
+        loss=last(each, lambda row: row.loss),
+        client_accuracy=last(each, lambda row: row.client_accuracy),
+        client_loss=last(each, lambda row: row.client_loss),
+        best_accuracy=max((row.accuracy for row in each if row.accuracy is not None), default=None),
+        seconds=spread(row.seconds for row in each),
+        communication_seconds=spread(row.communication_seconds for row in each),
+        fedcomm_communication_seconds=spread(row.fedcomm_communication_seconds for row in each),
+        goodput_bits_per_second=spread(row.goodput_bits_per_second for row in each),
+        bound_seconds=spread(row.bound_seconds for row in each),
+        share_of_bound=spread(row.share_of_bound for row in each),
+        bound_source=run.manifest.part("bound").text("source"),
+        bytes_down=total(row.bytes_down for row in each),
+        bytes_up=total(row.bytes_up for row in each),
+        retransmissions=retransmissions(run),
+        machine=MachineNumbers(
+            cpu=machine.text("cpu"),
+            cores=machine.whole("cores"),
+            memory_bytes=machine.whole("memory_bytes"),
+            kernel=run.manifest.text("kernel"),
+        ),
+        thalweg=BuildNumbers(build.text("version"), build.text("commit")),
+        graph=graph(run),
+        each_round=each,
+        links=[link(row) for row in run.links],
+        parties=parties(run),
+    )
 
 
-def last(each: Sequence[Row], key: str) -> Any:
-    """Return the value of ``key`` in the last round that has one; None if there is no such round."""
-    return next((row[key] for row in reversed(each) if row[key] is not None), None)
+def last(each: Sequence[RoundNumbers], of: Callable[[RoundNumbers], float | None]) -> float | None:
+    """Return the number of the last round that has one; None if there is no such round."""
+    return next((value for row in reversed(each) if (value := of(row)) is not None), None)
 
 
-def rounds(run: Run) -> list[dict[str, Any]]:
+def rounds(run: Run) -> list[RoundNumbers]:
     """Return a row for each round, in order.
 
     ``elapsed_seconds`` is the sum so far, ``bound`` the least communication.
     """
-    transfers: dict[int, list[Row]] = defaultdict(list)
+    transfers: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in run.transfers:
-        transfers[transfer["round"]].append(transfer)
+        transfers[transfer.round].append(transfer)
     bound, parts = bound_of(run), splits(run)
     elapsed: float | None = 0.0
     least_elapsed: float | None = 0.0
     found = []
-    for row in sorted(run.rounds, key=lambda row: row["round"]):
-        seconds, communication = row["seconds"], row["communication_seconds"]
-        moved = payload(transfers[row["round"]])
+    for row in sorted(run.rounds, key=lambda row: row.round):
+        seconds, communication = row.seconds, row.communication_seconds
+        moved = payload(transfers[row.round])
         least = None if bound is None or moved is None else bound.seconds(*moved)
         bits = None if moved is None else 8.0 * (moved[0] + moved[1])
         elapsed = add(elapsed, seconds)
         least_elapsed = add(least_elapsed, add(add(seconds, communication, -1.0), least))
         found.append(
-            {
-                "round": row["round"],
-                "accuracy": row["accuracy"],
-                "loss": row["loss"],
-                "client_accuracy": row["client_accuracy"],
-                "client_loss": row["client_loss"],
-                "seconds": seconds,
-                "elapsed_seconds": elapsed,
-                "communication_seconds": communication,
-                "compute_seconds": row["compute_seconds"],
-                "split": parts.get(row["round"]),
-                "fedcomm_seconds": row["fedcomm_seconds"],
-                "fedcomm_communication_seconds": row["fedcomm_communication_seconds"],
-                "bound_seconds": least,
-                "bound_elapsed_seconds": least_elapsed,
-                "share_of_bound": divided(least, communication),
-                "goodput_bits_per_second": divided(bits, communication),
-                "bytes_down": row["bytes_down"],
-                "bytes_up": row["bytes_up"],
-                "participants": row["participants"],
-                "expected": row["expected"],
-                "complete": row["complete"],
-            }
+            RoundNumbers(
+                round=row.round,
+                accuracy=row.accuracy,
+                loss=row.loss,
+                client_accuracy=row.client_accuracy,
+                client_loss=row.client_loss,
+                seconds=seconds,
+                elapsed_seconds=elapsed,
+                communication_seconds=communication,
+                compute_seconds=row.compute_seconds,
+                split=parts.get(row.round),
+                fedcomm_seconds=row.fedcomm_seconds,
+                fedcomm_communication_seconds=row.fedcomm_communication_seconds,
+                bound_seconds=least,
+                bound_elapsed_seconds=least_elapsed,
+                share_of_bound=divided(least, communication),
+                goodput_bits_per_second=divided(bits, communication),
+                bytes_down=row.bytes_down,
+                bytes_up=row.bytes_up,
+                participants=row.participants,
+                expected=row.expected,
+                complete=row.complete,
+            )
         )
     return found
 
 
-def payload(transfers: Sequence[Row]) -> tuple[int, int, int] | None:
+def payload(transfers: Sequence[Transfer]) -> tuple[int, int, int] | None:
     """Return the bytes of updates down and up, and the number of their links; None if transfers were not recorded."""
     if not transfers:
         return None
-    down, up = (sum(t["bytes"] or 0 for t in transfers if t["direction"] == way) for way in ("down", "up"))
-    return down, up, len({transfer["client"] for transfer in transfers})
+    down, up = (sum(t.bytes or 0 for t in transfers if t.direction == way) for way in ("down", "up"))
+    return down, up, len({transfer.client for transfer in transfers})
 
 
 def bound_of(run: Run) -> Bound | None:
     """Return the lower bound in the manifest, or None."""
-    said = _object(run.manifest.get("bound"))
-    known = {field.name: said[field.name] for field in fields(Bound) if field.name in said}
-    try:
-        return Bound(**known)
-    except TypeError:
+    said = run.manifest.part("bound")
+    source = said.text("source")
+    if source is None:
         return None
+    return Bound(
+        source,
+        link_bits_per_second=said.number("link_bits_per_second"),
+        total_bytes_per_second=said.number("total_bytes_per_second"),
+        round_seconds=said.number("round_seconds"),
+        round_bytes=said.whole("round_bytes"),
+    )
 
 
 def transport(run: Run) -> str:
     """Return the transport with its congestion control, such as ``tcp cubic``, even if the system chose that."""
-    return transport_of(run.plan, tls=run.manifest.get("tls") is True, congestion=congestion(run))
+    return transport_of(run.plan, tls=run.manifest.is_true("tls"), congestion=congestion(run))
 
 
 def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None = None) -> str:
@@ -183,28 +202,29 @@ def repair_of(plan: Plan) -> str:
 
 def network(run: Run) -> str:
     """Return the network in words, such as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
-    local = links.is_local(str(run.manifest.get("address")))
-    return _network(run.plan, _object(run.manifest.get("network")), local=local)
+    local = links.is_local(run.manifest.text("address") or "")
+    return _network(run.plan, run.manifest.part("network"), local=local)
 
 
 def network_of(plan: Plan) -> str:
     """Return the network of a plan for this machine, in words."""
     asked = plan.network
     emulated = asked is not None and asked.emulator != "none"
-    return _network(plan, {"profile": asked.profile, "topology": asked.topology} if asked and emulated else {})
+    return _network(plan, Facts({"profile": asked.profile, "topology": asked.topology} if asked and emulated else {}))
 
 
-def _network(plan: Plan, said: Mapping[str, Any], *, local: bool = True) -> str:
+def _network(plan: Plan, said: Facts, *, local: bool = True) -> str:
     """Return the links in words, and the graph on them, if there was one."""
     links_of = _links(plan, said, local=local)
     return links_of if plan.job.graph is None else f"{links_of}, graph {plan.job.graph}"
 
 
-def _links(plan: Plan, said: Mapping[str, Any], *, local: bool) -> str:
+def _links(plan: Plan, said: Facts, *, local: bool) -> str:
     if said:
-        words = [str(said["profile"])] if said.get("profile") else []
+        profile, topology = said.text("profile"), said.text("topology")
+        words = [profile] if profile else []
         words = words + _set(plan) or ["own values"]
-        words += [str(said["topology"])] if said.get("topology") not in (None, "star") else []
+        words += [topology] if topology not in (None, "star") else []
         return ", ".join(words)
     layers = plan.layers
     words = [] if layers.throttle is None else [f"{exactly(format_rate(layers.throttle))} a link"]
@@ -226,27 +246,27 @@ def _set(plan: Plan) -> list[str]:
     return [*([keys] if keys else []), *(name for name in PARTS if said.get(name))]
 
 
-def link(row: Row) -> dict[str, Any]:
+def link(row: Link) -> LinkNumbers:
     """Return a direction of a link with the fractions that it lost, and its configured shape as an object."""
-    return {
-        **row,
-        "nominal": json_object(row["nominal"]),
-        "lost_share": divided(row["lost"], row["packets_in"]),
-        "queue_drop_share": divided(row["queue_drops"], row["packets_in"]),
-    }
+    return LinkNumbers(
+        row,
+        json_object(row.nominal),
+        lost_share=divided(row.lost, row.packets_in),
+        queue_drop_share=divided(row.queue_drops, row.packets_in),
+    )
 
 
-def parties(run: Run) -> list[dict[str, Any]]:
+def parties(run: Run) -> list[PartyNumbers]:
     """Return the resource usage of each party. Without the table of parties it is what clients reported."""
     if run.parties:
-        return [{**row, "stress": json_object(row["stress"]) or None} for row in run.parties]
+        return [PartyNumbers(row, json_object(row.stress) or None) for row in run.parties]
     peaks: dict[str, int] = {}
     for part in run.participants:
         # Older records have usage among the metrics.
-        peak = checked_usage(json_object(part["usage"] or part["metrics"]))[0].get("peak_rss_bytes")
+        peak = checked_usage(json_object(part.usage or part.metrics))[0].get("peak_rss_bytes")
         if peak is not None:
-            peaks[part["client"]] = max(peak, peaks.get(part["client"], 0))
-    return [{"party": name, "peak_rss_bytes": peak} for name, peak in sorted(peaks.items())]
+            peaks[part.client] = max(peak, peaks.get(part.client, 0))
+    return [PartyNumbers(Party(party=name, peak_rss_bytes=peak), None) for name, peak in sorted(peaks.items())]
 
 
 def retransmissions(run: Run) -> int | None:
@@ -255,36 +275,38 @@ def retransmissions(run: Run) -> int | None:
     Senders count them until the last transfer is confirmed (``resent`` in the manifest). If that is incomplete, the
     emulated hosts may have counted all of them. The sum over transfers would lack the segments that were counted last.
     """
-    told = _object(run.manifest.get("resent"))
-    counts = [told.get("down"), told.get("up")]
-    if told.get("first") == 1 and None not in counts and not _able(run, "broker"):
+    told, can = run.manifest.part("resent"), _can(run)
+    counts = [told.whole("down"), told.whole("up")]
+    if told.whole("first") == 1 and None not in counts and not (can and can.broker):
         return total(counts)
     return _sent_again_by_hosts(run)
 
 
 def _sent_again_by_hosts(run: Run) -> int | None:
     """Return the segments that all emulated hosts retransmitted, if all traffic of the job uses their kernels' TCP."""
-    first = _object(run.manifest.get("resent")).get("first", 1)
-    is_whole = run.status == "complete" and first == 1 and run.manifest.get("resumed_after_round") is None
-    is_tcp = _able(run, "retransmissions") and _able(run, "congestion")
+    told, can = run.manifest.part("resent"), _can(run)
+    first = told.whole("first") if "first" in told else 1
+    is_whole = run.status == "complete" and first == 1 and run.manifest.whole("resumed_after_round") is None
+    is_tcp = can is not None and can.retransmissions and can.congestion
     if not (is_whole and is_tcp and run.emulation.startswith("packet")):
         return None
     # A broker without a host of its own runs on another host, whose count includes it.
-    away = {"broker"} - {_object(run.manifest.get("broker")).get("party")}
-    counts = [row["retransmitted_segments"] for row in run.parties if row["party"] not in away]
+    away = {"broker"} - {run.manifest.part("broker").text("party")}
+    counts = [row.retransmitted_segments for row in run.parties if row.party not in away]
     return None if None in counts else total(counts)
 
 
-def _able(run: Run, what: str) -> bool:
-    return any(one["name"] == run.plan.scheme and one["capabilities"][what] for one in registry.transports())
+def _can(run: Run) -> Capabilities | None:
+    """Return what a run's transport can do; None for one that this build does not know."""
+    return next((one.capabilities for one in registry.transports() if one.name == run.plan.scheme), None)
 
 
-def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+def spread(values: Iterable[float | None]) -> Spread | None:
     """Return count, minimum, median and maximum of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return {"count": len(known), "min": min(known), "median": median(known), "max": max(known)}
+    return Spread(len(known), min(known), median(known), max(known))
 
 
 def total(values: Iterable[int | None]) -> int | None:
@@ -320,7 +342,3 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def _told_apart(names: Sequence[str], by: Sequence[str]) -> list[str]:
     pairs = zip(names, by, strict=True)
     return [name if name and names.count(name) == 1 else f"{name} {mark}".strip() for name, mark in pairs]
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from thalweg.ui.phrases import percent
 from thalweg.ui.units import format_seconds
@@ -12,59 +12,59 @@ from thalweg.ui.verdict import listed
 
 if TYPE_CHECKING:
     from thalweg.report.source import Run
+    from thalweg.report.values import RunNumbers
 
-Numbers = Mapping[str, Any]
 COUNTED: Final = ("whole", "partial")
 MOST_NAMES: Final = 5
 MOST_LINES: Final = 12
 
 
-def headline(run: Run, of: Numbers) -> str:
+def headline(run: Run, of: RunNumbers) -> str:
     """Return one sentence: what ran, how it ended, and how good its model is."""
     parts = [f"{_what(run, of)}: {_end(of)}", _quality(of), _missed(run)]
     return "; ".join(part for part in parts if part)
 
 
-def _what(run: Run, of: Numbers) -> str:
-    members = f"{of['clients']} {'nodes' if of['shape'] == 'graph' else 'clients'} over {of['transport']}"
+def _what(run: Run, of: RunNumbers) -> str:
+    members = f"{of.clients} {'nodes' if of.shape == 'graph' else 'clients'} over {of.transport}"
     return f"{run.strategy or 'Flower app'}, {members}" if run.is_flower else members
 
 
-def _end(of: Numbers) -> str:
-    done, planned = of["rounds"], of["rounds_planned"]
-    unit = "iteration" if of["shape"] == "graph" else "round"
+def _end(of: RunNumbers) -> str:
+    done, planned = of.rounds, of.rounds_planned
+    unit = "iteration" if of.shape == "graph" else "round"
     count = f"{done} {unit}{'' if done == 1 else 's'}" if done == planned else f"{done} of {planned} {unit}s"
-    if of["status"] == "complete":
-        last = of["each_round"][-1]["elapsed_seconds"] if of["each_round"] else None
+    if of.status == "complete":
+        last = of.each_round[-1].elapsed_seconds if of.each_round else None
         return f"complete, {count}" + ("" if last is None else f" in {format_seconds(last)}")
-    if of["status"] == "running":
+    if of.status == "running":
         return f"not finished, {count} so far: it still runs, or was killed"
-    return f"{of['status']} after {count}" + (f": {of['reason']}" if of["reason"] else "")
+    return f"{of.status} after {count}" + (f": {of.reason}" if of.reason else "")
 
 
-def _quality(of: Numbers) -> str:
+def _quality(of: RunNumbers) -> str:
     return "; ".join(words for words in (_of_server(of), _of_own_clients(of)) if words)
 
 
-def _of_own_clients(of: Numbers) -> str:
-    if of["client_accuracy"] is not None:
-        return f"clients' own accuracy {percent(of['client_accuracy'])}"
-    return "" if of["client_loss"] is None else f"clients' own loss {of['client_loss']:.4g}"
+def _of_own_clients(of: RunNumbers) -> str:
+    if of.client_accuracy is not None:
+        return f"clients' own accuracy {percent(of.client_accuracy)}"
+    return "" if of.client_loss is None else f"clients' own loss {of.client_loss:.4g}"
 
 
-def _of_server(of: Numbers) -> str:
-    if of["accuracy"] is None:
-        return "" if of["loss"] is None else f"loss {of['loss']:.4g}"
-    best = of["best_accuracy"]
-    more = f" (best {percent(best)})" if best is not None and percent(best) != percent(of["accuracy"]) else ""
-    return f"accuracy {percent(of['accuracy'])}{more}"
+def _of_server(of: RunNumbers) -> str:
+    if of.accuracy is None:
+        return "" if of.loss is None else f"loss {of.loss:.4g}"
+    best = of.best_accuracy
+    more = f" (best {percent(best)})" if best is not None and percent(best) != percent(of.accuracy) else ""
+    return f"accuracy {percent(of.accuracy)}{more}"
 
 
 def _missed(run: Run) -> str:
     if run.iterations:
-        gone = run.manifest.get("gone")
-        return f"{len(gone)} of its nodes ended early" if isinstance(gone, dict) and gone else ""
-    missed = {(part["round"], part["client"]) for part in run.participants if part["state"] not in COUNTED}
+        gone = run.manifest.part("gone").values
+        return f"{len(gone)} of its nodes ended early" if gone else ""
+    missed = {(part.round, part.client) for part in run.participants if part.state not in COUNTED}
     asked = len(run.participants)
     if not missed:
         return "every update counted" if asked else ""
@@ -85,8 +85,8 @@ def _of_clients(run: Run) -> Iterator[str]:
     """Yield a line for each reason; reasons of the most rounds come first."""
     rounds: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for part in run.participants:
-        if part["state"] != "whole":
-            rounds[part["client"], str(part["state"]), part["reason"] or "no reason is known"].append(part["round"])
+        if part.state != "whole":
+            rounds[part.client, str(part.state), part.reason or "no reason is known"].append(part.round)
     alike: dict[tuple[str, str, tuple[int, ...]], list[str]] = defaultdict(list)
     for (client, state, reason), missed in rounds.items():
         alike[state, reason, tuple(sorted(set(missed)))].append(client)
@@ -95,8 +95,7 @@ def _of_clients(run: Run) -> Iterator[str]:
 
 
 def _of_nodes(run: Run) -> Iterator[str]:
-    gone = run.manifest.get("gone")
-    for name, why in (gone if isinstance(gone, dict) else {}).items():
+    for name, why in run.manifest.part("gone").values.items():
         yield f"{name} ended early: {why}"
 
 

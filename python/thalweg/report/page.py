@@ -6,19 +6,21 @@ The first sections depend on the number of runs, and on the kind of the job.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 from thalweg.report import charts, details, graphs, tables, traces, trees, workers
 from thalweg.report.cells import Cell, Lost, cells, verdicts, warnings
 from thalweg.report.document import MOST_RUNS, Page, document
 from thalweg.report.opening import failures, headline
-from thalweg.report.series import MOST_POINTS, by_cell, thinned
+from thalweg.report.series import MOST_POINTS, Number, by_cell, thinned
 from thalweg.report.source import Run
 from thalweg.report.text import escaped
 from thalweg.report.traces import LinkTrace
+from thalweg.report.values import RunNumbers
 
-Numbers = Sequence[Mapping[str, Any]]
+Numbers: TypeAlias = Sequence[RunNumbers]
 MOST_VERDICTS: Final = 12
 
 
@@ -34,19 +36,19 @@ def page(runs: Sequence[Run], numbers: Numbers, lost: Sequence[Lost] = (), links
     if links:
         _traces(made, links)
     _left_out(made, runs, numbers)
-    shown = [{**run, "each_round": thinned(run["each_round"], MOST_POINTS)} for run in numbers]
+    shown = [replace(run, each_round=thinned(run.each_round, MOST_POINTS)) for run in numbers]
     return document(made, _title(runs, numbers, links), shown)
 
 
 def _title(runs: Sequence[Run], numbers: Numbers, links: Sequence[LinkTrace]) -> str:
-    names = [str(run["model"]) for run in numbers] or [link.file for link in links]
+    names = [str(run.model) for run in numbers] or [link.file for link in links]
     title = f"thalweg: {', '.join(dict.fromkeys(names))}"
     if len(runs) == 1:
-        return f"{title}, {SHAPES[numbers[0]['shape']]}"
+        return f"{title}, {SHAPES[numbers[0].shape]}"
     return title + (f", {len(runs)} runs" if runs else "")
 
 
-def _one_run(made: Page, run: Run, of: Mapping[str, Any]) -> None:
+def _one_run(made: Page, run: Run, of: RunNumbers) -> None:
     """Add how a run ended and which clients failed, then the section of its kind of job, and its rounds."""
     made.section("run", "Run")
     made.sentence(headline(run, of))
@@ -59,10 +61,10 @@ def _one_run(made: Page, run: Run, of: Mapping[str, Any]) -> None:
     _client_accuracy(made, [of])
     split = charts.split_rounds(of)
     if split.traces:
-        made.section("rounds", "Rounds", SPLIT_NODES if of["shape"] == "graph" else SPLIT)
+        made.section("rounds", "Rounds", SPLIT_NODES if of.shape == "graph" else SPLIT)
         made.chart(split)
     _communication(made, [of])
-    if _has_curve([of]) and of["bound_seconds"] is not None:
+    if _has_curve([of]) and of.bound_seconds is not None:
         made.about(ACCURACY_TIME)
         made.chart(charts.accuracy_time([of]))
 
@@ -78,7 +80,7 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
     made.notes(warnings(found))
     made.about(ANSWER)
     made.chart(charts.communication_time(numbers))
-    made.parts.append(tables.cells([cell.table() for cell in found]))
+    made.parts.append(tables.cells([cell.numbers() for cell in found]))
     made.notes(f"{cell.transport}, {cell.place}: {why}" for cell in found for why in _failures(cell))
     if _has_curve(numbers):
         made.section("accuracy", "Accuracy", f"{ACCURACY} {OVER_RUNS}" if _is_repeated(numbers) else ACCURACY)
@@ -99,20 +101,20 @@ def _communication(made: Page, numbers: Numbers) -> None:
     """Draw each round's communication time, if any is known."""
     chart = charts.communication_rounds(numbers)
     if chart.traces:
-        has_bound = any(row["bound_seconds"] is not None for run in numbers for row in run["each_round"])
+        has_bound = any(row.bound_seconds is not None for run in numbers for row in run.each_round)
         said = (COMMUNICATION, BOUND if has_bound else "", OVER_RUNS if _is_repeated(numbers) else "")
         made.section("communication", "Communication", " ".join(filter(None, said)))
         made.chart(chart)
 
 
-def _has_curve(numbers: Numbers, key: str = "accuracy") -> bool:
-    """Whether any run has more than one value of ``key``."""
-    return any(sum(row[key] is not None for row in run["each_round"]) > 1 for run in numbers)
+def _has_curve(numbers: Numbers, of: Number = lambda row: row.accuracy) -> bool:
+    """Whether any run has the number in more than one round."""
+    return any(sum(of(row) is not None for row in run.each_round) > 1 for run in numbers)
 
 
 def _client_accuracy(made: Page, numbers: Numbers) -> None:
     """Draw the accuracy that clients reported of their own models, if they evaluated in more than one round."""
-    if _has_curve(numbers, "client_accuracy"):
+    if _has_curve(numbers, lambda row: row.client_accuracy):
         about = f"{CLIENT_ACCURACY} {OVER_RUNS}" if _is_repeated(numbers) else CLIENT_ACCURACY
         made.section("clients", "Clients' own accuracy", about)
         made.chart(charts.client_accuracy_rounds(numbers))
@@ -130,16 +132,16 @@ def _failures(cell: Cell) -> list[str]:
 
 def _graphs(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
     """For jobs on a graph, add which nodes are slow, and draw the graph."""
-    found = {run.label: of["graph"] for run, of in zip(runs, numbers, strict=True) if of["graph"] is not None}
+    found = {run.label: of.graph for run, of in zip(runs, numbers, strict=True) if of.graph is not None}
     if not found:
         return
     made.section("graph", "Graph")
     for label, one in found.items():
-        made.sentence(f"{label}: {one['sentence']}." if len(runs) > 1 else f"{one['sentence']}.")
+        made.sentence(f"{label}: {one.sentence}." if len(runs) > 1 else f"{one.sentence}.")
     made.about(GRAPH)
     made.each([run for run in runs if run.label in found], lambda run, _count: graphs.chart(found[run.label]))
     for label, one in found.items():
-        made.parts += tables.nodes(label if len(runs) > 1 else None, one["nodes"])
+        made.parts += tables.nodes(label if len(runs) > 1 else None, one.nodes)
 
 
 def _trees(made: Page, runs: Sequence[Run]) -> None:
@@ -166,13 +168,13 @@ def _details(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
         made.section("timeline", "Timeline", TIMELINE)
         made.each(moved, details.timeline_chart)
     both = list(zip(runs, numbers, strict=True))
-    if any(run.samples or of["links"] for run, of in both):
+    if any(run.samples or of.links for run, of in both):
         made.section("links", "Links", LINKS)
         made.each([run for run in runs if run.samples], details.links_chart)
-        made.folded([tables.links(run.label if len(runs) > 1 else None, of["links"]) for run, of in both])
-    if any(of["parties"] for of in numbers):
+        made.folded([tables.links(run.label if len(runs) > 1 else None, of.links) for run, of in both])
+    if any(of.parties for of in numbers):
         made.section("parties", "Parties", PARTIES)
-        made.folded([tables.parties(run.label if len(runs) > 1 else None, of["parties"]) for run, of in both])
+        made.folded([tables.parties(run.label if len(runs) > 1 else None, of.parties) for run, of in both])
 
 
 def _traces(made: Page, links: Sequence[LinkTrace]) -> None:
@@ -195,10 +197,10 @@ def _left_out(made: Page, runs: Sequence[Run], numbers: Numbers) -> None:
         if not run.rounds:
             whys[run.why_no_rounds()] += 1
             continue
-        if of["accuracy"] is None and of["client_accuracy"] is None:
+        if of.accuracy is None and of.client_accuracy is None:
             whys[f"no accuracy: {run.why_no_accuracy()}"] += 1
-        if of["bound_seconds"] is None and of["shape"] != "graph":
-            whys[f"no lower bound: {of['bound_source'] or 'not known'}"] += 1
+        if of.bound_seconds is None and of.shape != "graph":
+            whys[f"no lower bound: {of.bound_source or 'not known'}"] += 1
         if not run.samples:
             whys[f"no links: {run.why_no_links()}"] += 1
     if whys:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from thalweg.transports import registry
 
@@ -35,16 +35,15 @@ def congestion(run: Run) -> str | None:
     It is the one in the plan, else the one that the clients' kernels reported, else the server's, else the system's.
     """
     for way in ("up", "down"):
-        found = {row["congestion_control"] for row in run.transfers if row["direction"] == way} - {None}
+        ways = (row.congestion_control for row in run.transfers if row.direction == way)
+        found = {control for control in ways if control is not None}
         if found and not asked(run.plan):
             return MORE.join(sorted(found))
     return asked(run.plan) or _system(run)
 
 
 def _system(run: Run) -> str | None:
-    said = run.manifest.get("congestion_control")
-    system = said.get("system") if isinstance(said, Mapping) else None
-    return system if isinstance(system, str) and _can_choose(run.plan) else None
+    return run.manifest.part("congestion_control").text("system") if _can_choose(run.plan) else None
 
 
 def unasked(run: Run) -> str | None:
@@ -64,14 +63,13 @@ def unasked_bbr(runs: Iterable[tuple[str, str | None]]) -> list[str]:
     return [HIDES.format(transports=", ".join(hidden))]
 
 
-def with_system(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
+def with_system(name: str, runs: Iterable[tuple[str, str | None]]) -> str:
     """Return the name of a failed run's transport, with the congestion control of other runs.
 
-    Without a record it is unknown which one the system chose. ``runs`` are those in the same place. If all of them with
-    transport ``name`` have the same congestion control, the failed run gets it too.
+    Without a record it is unknown which one the system chose. ``runs``: transport and congestion control of those in
+    the same place. If all of them with transport ``name`` have the same congestion control, the failed run gets it too.
     """
-    known = [(run["transport"], run["congestion_control"]) for run in runs if run["congestion_control"] is not None]
-    found = {transport for transport, word in known if _without(transport, word) == name}
+    found = {transport for transport, word in runs if word is not None and _without(transport, word) == name}
     return found.pop() if len(found) == 1 else name
 
 
@@ -80,4 +78,4 @@ def _without(transport: str, word: str) -> str:
 
 
 def _can_choose(plan: Plan) -> bool:
-    return any(one["name"] == plan.scheme and one["capabilities"]["congestion"] for one in registry.transports())
+    return any(one.name == plan.scheme and one.capabilities.congestion for one in registry.transports())

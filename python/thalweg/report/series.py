@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from thalweg.report.source import Row, Run, Samples
 from thalweg.report.split import PARTS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from thalweg.record.rows import Transfer
+    from thalweg.report.source import Run, Samples
+    from thalweg.report.values import Compared, RoundNumbers
 
 MOST_POINTS: Final = 2000
 MOST_BARS: Final = 3000
@@ -27,6 +30,8 @@ SAMPLING: Final = 0.01
 KINDS: Final = ("down", "training", "up", "broken off")
 
 Item = TypeVar("Item")
+# Takes one number of a round.
+Number: TypeAlias = "Callable[[RoundNumbers], float | None]"
 
 
 def thinned(items: Sequence[Item], most: int = MOST_POINTS) -> list[Item]:
@@ -52,16 +57,33 @@ class Group:
         return median(self.seconds)
 
 
-def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
+def groups(runs: Sequence[Compared]) -> list[Group]:
     """Return the groups of runs (their numbers) that have rounds, in order of appearance."""
     made = []
     for cell in by_cell(runs):
-        each = [row for row in cell.rounds if row["communication_seconds"] is not None]
-        bounds = [row["bound_seconds"] for row in each if row["bound_seconds"] is not None]
-        seconds = [row["communication_seconds"] for row in each]
+        each = [(row.communication_seconds, row.bound_seconds) for row in cell.rounds]
+        seconds = [value for value, _ in each if value is not None]
+        bounds = [bound for value, bound in each if value is not None and bound is not None]
         if seconds:
             made.append(Group(cell.transport, cell.place, len(cell.runs), seconds, median(bounds) if bounds else None))
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A round of several ``runs`` in a plot: medians over runs, and the minimum and maximum of ``y``."""
+
+    round: int
+    x: float
+    y: float
+    runs: int
+    least: float
+    most: float
+
+
+def _point(number: int, pairs: Sequence[tuple[float, float]]) -> Point:
+    values = [value for _, value in pairs]
+    return Point(number, median(at for at, _ in pairs), median(values), len(pairs), min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -71,36 +93,29 @@ class Cell:
     name: str
     transport: str
     place: str
-    runs: Sequence[Mapping[str, Any]]
+    runs: Sequence[Compared]
 
     @property
-    def rounds(self) -> list[Mapping[str, Any]]:
+    def rounds(self) -> list[RoundNumbers]:
         """All rounds of all runs."""
-        return [row for run in self.runs for row in run["each_round"]]
+        return [row for run in self.runs for row in run.each_round]
 
-    def over_rounds(self, *columns: str) -> list[dict[str, Any]]:
-        """Return a row for each round with all ``columns``: their medians over runs, and the number of ``runs``.
-
-        ``least`` and ``most`` are the minimum and maximum of the last column.
-        """
-        found: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    def over_rounds(self, x: Number, y: Number) -> list[Point]:
+        """Return a point for each round that has both numbers."""
+        found: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for row in self.rounds:
-            if all(row[column] is not None for column in columns):
-                found[row["round"]].append(row)
-        return [
-            {"round": number, **{column: median(row[column] for row in rows) for column in columns},
-             "runs": len(rows), "least": min(row[columns[-1]] for row in rows),
-             "most": max(row[columns[-1]] for row in rows)}
-            for number, rows in sorted(found.items())
-        ]  # fmt: skip
+            at, value = x(row), y(row)
+            if at is not None and value is not None:
+                found[row.round].append((at, value))
+        return [_point(number, pairs) for number, pairs in sorted(found.items())]
 
 
-def by_cell(runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
+def by_cell(runs: Sequence[Compared]) -> list[Cell]:
     """Return the cells of runs (their numbers), by network, in order of appearance."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Compared]] = defaultdict(list)
     names = places(runs)
     for run, place in zip(runs, names, strict=True):
-        found[run["transport"], place].append(run)
+        found[run.transport, place].append(run)
     order = list(dict.fromkeys(names))
     transports, networks = ({key[part] for key in found} for part in (0, 1))
 
@@ -126,7 +141,7 @@ class RoundTimes:
     floor: float | None
 
 
-def round_times(runs: Sequence[Mapping[str, Any]]) -> list[RoundTimes]:
+def round_times(runs: Sequence[Compared]) -> list[RoundTimes]:
     """Return the times of rounds by cell, without cells that have no rounds."""
     made = [_round_times(cell) for cell in by_cell(runs)]
     return [one for one in made if one.seconds]
@@ -134,22 +149,20 @@ def round_times(runs: Sequence[Mapping[str, Any]]) -> list[RoundTimes]:
 
 def _round_times(cell: Cell) -> RoundTimes:
     rounds = cell.rounds
-    floors = [
-        (row["compute_seconds"] or 0.0) + row["bound_seconds"] for row in rounds if row["bound_seconds"] is not None
-    ]
-    seconds = [row["seconds"] for row in rounds if row["seconds"] is not None]
-    known = [row["split"] for row in rounds if row["split"] is not None]
+    floors = [(row.compute_seconds or 0.0) + row.bound_seconds for row in rounds if row.bound_seconds is not None]
+    seconds = [row.seconds for row in rounds if row.seconds is not None]
+    known = [row.split for row in rounds if row.split is not None]
     split = {part: fmean(one[part] for one in known) for part in PARTS} if known else None
     return RoundTimes(cell.name, cell.transport, seconds, split, median(floors) if floors else None)
 
 
-def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def places(runs: Sequence[Compared]) -> list[str]:
     """Return a name of each run's network, with the other properties of the job that differ between runs."""
-    models, clients = ({run[key] for run in runs} for key in ("model", "clients"))
+    models, clients = {run.model for run in runs}, {run.clients for run in runs}
 
-    def name(run: Mapping[str, Any]) -> str:
-        more = [run["model"]] * (len(models) > 1) + [f"{run['clients']} clients"] * (len(clients) > 1)
-        return ", ".join(word for word in (run["network"], run["repair"], run["setting"], *more) if word)
+    def name(run: Compared) -> str:
+        more = [run.model] * (len(models) > 1) + [f"{run.clients} clients"] * (len(clients) > 1)
+        return ", ".join(word for word in (run.network, run.repair, run.setting, *more) if word)
 
     return [name(run) for run in runs]
 
@@ -163,7 +176,7 @@ class Bar:
     start: float
     end: float
     round: int
-    row: Row | None = None
+    row: Transfer | None = None
     words: tuple[str, ...] = ()
 
 
@@ -179,12 +192,12 @@ class Timeline:
 
 def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
     """Return the timeline of a run: its first rounds and clients, so that there are about ``most`` bars."""
-    every = sorted({transfer["client"] for transfer in run.transfers}, key=natural)
+    every = sorted({transfer.client for transfer in run.transfers}, key=natural)
     lanes = every[:MOST_LANES]
     shown = set(lanes)
-    numbers = sorted({transfer["round"] for transfer in run.transfers})
+    numbers = sorted({transfer.round for transfer in run.transfers})
     kept = numbers[: max(1, most // (3 * max(1, len(lanes))))]
-    chosen = [t for t in run.transfers if t["client"] in shown and t["round"] <= (kept[-1] if kept else 0)]
+    chosen = [t for t in run.transfers if t.client in shown and t.round <= (kept[-1] if kept else 0)]
     bars = [bar for transfer in chosen if (bar := _transfer(transfer)) is not None]
     bars += _training(run, chosen)
     starts: dict[int, float] = {}
@@ -196,27 +209,28 @@ def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
     return Timeline(lanes, sorted(bars, key=lambda bar: (bar.start, bar.lane, bar.kind)), starts, note)
 
 
-def _transfer(row: Row) -> Bar | None:
-    times = [row[name] for name in ("send_start", "send_end", "receive_start", "receive_end") if row[name] is not None]
+def _transfer(row: Transfer) -> Bar | None:
+    known = (row.send_start, row.send_end, row.receive_start, row.receive_end)
+    times = [time for time in known if time is not None]
     if not times:
         return None
-    kind = row["direction"] if row["complete"] is not False and row["direction"] in KINDS else "broken off"
-    start = times[0] if row["send_start"] is not None else min(times)
-    return Bar(row["client"], kind, start, max(times), row["round"], row)
+    kind = row.direction if row.complete is not False and row.direction in KINDS else "broken off"
+    start = times[0] if row.send_start is not None else min(times)
+    return Bar(row.client, kind, start, max(times), row.round, row)
 
 
-def _training(run: Run, transfers: Sequence[Row]) -> list[Bar]:
+def _training(run: Run, transfers: Sequence[Transfer]) -> list[Bar]:
     """Return the bars of training: from the end of the model's transfer to the start of the update's."""
     if run.trains_nothing:
         return []
-    trained = {(part["round"], part["client"]) for part in run.participants if part["train_seconds"] is not None}
-    begins = {(t["round"], t["client"]): t["receive_end"] for t in transfers if t["direction"] == "down"}
+    trained = {(part.round, part.client) for part in run.participants if part.train_seconds is not None}
+    begins = {(t.round, t.client): t.receive_end for t in transfers if t.direction == "down"}
     bars = []
     for transfer in transfers:
-        key = transfer["round"], transfer["client"]
-        start, end = begins.get(key), transfer["send_start"]
-        if transfer["direction"] == "up" and key in trained and start is not None and end is not None and end > start:
-            bars.append(Bar(transfer["client"], "training", start, end, transfer["round"]))
+        key = transfer.round, transfer.client
+        start, end = begins.get(key), transfer.send_start
+        if transfer.direction == "up" and key in trained and start is not None and end is not None and end > start:
+            bars.append(Bar(transfer.client, "training", start, end, transfer.round))
     return bars
 
 
@@ -257,7 +271,7 @@ def links_over_time(run: Run, most_bins: int = MOST_BINS) -> tuple[list[LinkSeri
     said = [f"in bins of {1000 * width:g} ms"]
     if len(busiest) < len(run.samples):
         said.append(f"the {len(busiest)} busiest of {len(run.samples)} directions of links")
-    ends = {(row["link"], row["direction"]): f"{row['source']} to {row['target']}" for row in run.links}
+    ends = {(row.link, row.direction): f"{row.source} to {row.target}" for row in run.links}
     names = [ends.get((one.link, one.direction), f"{one.link} {one.direction}") for one in chosen]
     return [_binned(one, name, begin, width, bins) for one, name in zip(chosen, names, strict=True)], ", ".join(said)
 

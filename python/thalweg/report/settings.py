@@ -6,7 +6,7 @@ Runs that differ in any of them are not repetitions of each other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.ui.phrases import phrase
 
@@ -32,7 +32,7 @@ def settings(plans: Sequence[Plan]) -> list[str]:
     return [_words(one, differing) for one in found]
 
 
-def _flat(path: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flat(path: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         place = f"{path}.{key}" if path else key
         if place in NAMED_SECTIONS or place in NAMED:
@@ -43,7 +43,7 @@ def _flat(path: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield place, value
 
 
-def _words(one: Mapping[str, Any], differing: Sequence[str]) -> str:
+def _words(one: Mapping[str, object], differing: Sequence[str]) -> str:
     known = [(key, one[key]) for key in differing if one.get(key) is not None]
     words = [phrase({_word(key): value}) for key, value in known[:MOST]]
     return ", ".join([*words, *([f"{len(known) - MOST} more settings"] if len(known) > MOST else [])])

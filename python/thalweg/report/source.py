@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import bounded_json
 from thalweg.apps import FLOWER
 from thalweg.errors import RecordError
 from thalweg.record import Record, reading
+from thalweg.record.facts import Facts
+from thalweg.record.rows import (
+    ROWS,
+    Evaluation,
+    Exchange,
+    Iteration,
+    Link,
+    Loss,
+    Participant,
+    Party,
+    Round,
+    Transfer,
+)
 from thalweg.record.tables import ends_of, rows, schema
 
 if TYPE_CHECKING:
@@ -19,8 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thalweg.plan import Plan
-
-Row: TypeAlias = dict[str, Any]
 
 # Keys of each table. Rows without them are skipped.
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -64,29 +75,28 @@ class Run:
     label: str
     path: Path
     plan: Plan
-    manifest: Mapping[str, Any]
-    rounds: Sequence[Row]
-    transfers: Sequence[Row]
-    losses: Sequence[Row]
-    participants: Sequence[Row]
-    links: Sequence[Row]
-    parties: Sequence[Row]
+    manifest: Facts
+    rounds: Sequence[Round]
+    transfers: Sequence[Transfer]
+    losses: Sequence[Loss]
+    participants: Sequence[Participant]
+    links: Sequence[Link]
+    parties: Sequence[Party]
     samples: Sequence[Samples]
     # Tables of a job on a graph; empty for any other job.
-    iterations: Sequence[Row] = ()
-    exchanges: Sequence[Row] = ()
-    evaluations: Sequence[Row] = ()
+    iterations: Sequence[Iteration] = ()
+    exchanges: Sequence[Exchange] = ()
+    evaluations: Sequence[Evaluation] = ()
 
     @property
     def status(self) -> str:
         """The status of the run, such as complete or failed."""
-        return str(self.manifest.get("status") or "not known")
+        return self.manifest.text("status") or "not known"
 
     @property
     def reason(self) -> str | None:
         """The reason of the failure, if the run failed and the record has one."""
-        reason = self.manifest.get("reason")
-        return reason if isinstance(reason, str) else None
+        return self.manifest.text("reason")
 
     @property
     def is_flower(self) -> bool:
@@ -106,8 +116,8 @@ class Run:
     @property
     def strategy(self) -> str | None:
         """The strategy of a Flower app with Flower's own loop of rounds, such as ``Flower's FedAvg``; else None."""
-        strategy = self.manifest.get("strategy")
-        return f"Flower's {strategy}" if isinstance(strategy, str) else None
+        strategy = self.manifest.text("strategy")
+        return None if strategy is None else f"Flower's {strategy}"
 
     @property
     def shape(self) -> str:
@@ -119,7 +129,7 @@ class Run:
     @property
     def emulation(self) -> str:
         """The kind of emulation, in the manifest's words."""
-        return str(self.manifest.get("emulation") or "none")
+        return self.manifest.text("emulation") or "none"
 
     def why_no_links(self) -> str:
         """Return why there are no data about links."""
@@ -133,9 +143,9 @@ class Run:
             return self.why_no_rounds()
         if self.plan.is_payload:
             return f"{self.plan.model.name} is moved and not trained, so that it has no accuracy"
-        if any(row["client_accuracy"] is not None for row in self.rounds):
+        if any(row.client_accuracy is not None for row in self.rounds):
             return "its clients evaluated their own models, and the server none"
-        if any(row[key] is not None for row in self.rounds for key in ("loss", "client_loss")):
+        if any(row.loss is not None or row.client_loss is not None for row in self.rounds):
             return f"{self.plan.label} reports a loss and no accuracy"
         return "no round of it was evaluated"
 
@@ -147,27 +157,30 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read the record in folder ``path``. Raises RecordError or PlanError if it is missing or damaged."""
     record = Record(path)
-    manifest = finite(record.manifest)
-    if not isinstance(manifest, dict):
-        raise RecordError(f"{path / 'manifest.json'} is damaged: it is no object", "Restore it from a copy")
-    journaled: dict[str, list[Row]] = {name: [] for name in KEYS if name not in WRITTEN}
-    journaled |= {name: _journaled(record, manifest, name).to_pylist() for name in record.journaled}
-    journaled["transfers"] = [_with_ends(row) for row in journaled["transfers"]]
-    written = {name: _written(path, name) for name in WRITTEN if name != "queues"}
+    manifest = Facts.of(finite(record.manifest))
+    journaled = {name: _rows(name, _journaled(record, manifest, name)) for name in record.journaled}
     return Run(
         label=path.resolve().name,
         path=path,
         plan=record.plan,
         manifest=manifest,
-        **{name: finite(table) for name, table in journaled.items()},
-        **{name: [] if table is None else finite(table.to_pylist()) for name, table in written.items()},
+        **{name: journaled.get(name, []) for name in KEYS if name not in WRITTEN},
+        **{name: _rows(name, _written(path, name)) for name in WRITTEN if name != "queues"},
         samples=_samples(_written(path, "queues")),
     )
 
 
-def _with_ends(transfer: Row) -> Row:
-    """Return a transfer with its source and target; older tables lack these columns."""
-    return transfer if transfer["source"] is not None else {**transfer, **ends_of(transfer)}
+def _rows(name: str, table: Any) -> list[Any]:
+    """Return the rows of a table, none if there is no table. Older tables lack the ends of a transfer."""
+    found = [] if table is None else [ROWS[name](**finite(row)) for row in table.to_pylist()]
+    return list(map(_with_ends, found)) if name == "transfers" else found
+
+
+def _with_ends(transfer: Transfer) -> Transfer:
+    if transfer.source is not None:
+        return transfer
+    source, target = ends_of(transfer.client, transfer.direction)
+    return replace(transfer, source=source, target=target)
 
 
 def finite(value: Any) -> Any:
@@ -179,10 +192,10 @@ def finite(value: Any) -> Any:
     return [finite(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _journaled(record: Record, manifest: Mapping[str, Any], name: str) -> Any:
+def _journaled(record: Record, manifest: Facts, name: str) -> Any:
     """Return a table that is made from the journal. While a run goes on, the journal is newer than the table's file."""
     path = record.path / f"{name}.parquet"
-    if manifest.get("status") != "running" and path.exists():
+    if manifest.text("status") != "running" and path.exists():
         return _parquet(path, name, f"Make it anew: thalweg export {record.path} --format parquet")
     import pyarrow
 
@@ -254,7 +267,7 @@ def _samples(table: Any) -> list[Samples]:
     return sorted(found, key=lambda one: (one.link, one.direction))
 
 
-def json_object(text: str | None) -> dict[str, Any]:
+def json_object(text: str | None) -> dict[str, object]:
     """Return the object in a cell's JSON text, or an empty one."""
     try:
         value = bounded_json.read(text or "{}")

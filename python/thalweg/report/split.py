@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from thalweg.report.source import Row, Run
+    from thalweg.record.rows import Transfer
+    from thalweg.report.source import Run
 
 TRAINING: Final = "training"
 COMMUNICATION: Final = "communication"
@@ -31,36 +32,35 @@ def splits(run: Run) -> dict[int, Split]:
 def _of_nodes(run: Run) -> dict[int, Split]:
     found: dict[int, list[Split]] = defaultdict(list)
     for row in run.iterations:
-        times = [row[f"{name}_seconds"] for name in ("train", "exchange", "wait")]
-        if None not in times:
-            training, exchange, waiting = times
-            found[row["round"]].append(_parts(training, max(0.0, exchange - waiting), waiting))
+        training, exchange, waiting = row.train_seconds, row.exchange_seconds, row.wait_seconds
+        if training is not None and exchange is not None and waiting is not None:
+            found[row.round].append(_parts(training, max(0.0, exchange - waiting), waiting))
     return {number: _mean(parts) for number, parts in found.items()}
 
 
 def _of_clients(run: Run) -> dict[int, Split]:
-    ways: dict[int, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in run.transfers:
-        ways[row["round"]][row["client"]].append(row)
+    ways: dict[int, dict[str, list[Transfer]]] = defaultdict(lambda: defaultdict(list))
+    for way in run.transfers:
+        ways[way.round][way.client].append(way)
     asked = () if run.trains_nothing else run.participants
-    trained = {(part["round"], part["client"]) for part in asked if part["train_seconds"] is not None}
+    trained = {(part.round, part.client) for part in asked if part.train_seconds is not None}
     found = {}
     for row in run.rounds:
-        number, total = row["round"], row["seconds"]
+        number, total = row.round, row.seconds
         # ``seconds`` of a Flower app's round covers only training, but its transfers include those of the evaluation.
-        total = total + (row["evaluation_seconds"] or 0.0) if total is not None and run.is_flower else total
+        total = total + (row.evaluation_seconds or 0.0) if total is not None and run.is_flower else total
         clients = [
             _client(own, total, has_trained=run.is_flower or (number, name) in trained)
             for name, own in ways[number].items()
-            if total is not None and {one["direction"] for one in own} == {"down", "up"}
+            if total is not None and {one.direction for one in own} == {"down", "up"}
         ]
         if clients:
             found[number] = _mean(clients)
     return found
 
 
-def _client(ways: Sequence[Row], total: float, *, has_trained: bool) -> Split:
-    spans = sorted((*_span(way), way["direction"]) for way in ways if _is_timed(way))
+def _client(ways: Sequence[Transfer], total: float, *, has_trained: bool) -> Split:
+    spans = sorted((*_span(way), way.direction) for way in ways if _is_timed(way))
     communication = training = 0.0
     until, last = float("-inf"), ""
     for start, end, direction in spans:
@@ -71,17 +71,17 @@ def _client(ways: Sequence[Row], total: float, *, has_trained: bool) -> Split:
     return _parts(training, communication, max(0.0, total - training - communication))
 
 
-def _is_timed(way: Row) -> bool:
+def _is_timed(way: Transfer) -> bool:
     return None not in _ends(way)
 
 
-def _ends(way: Row) -> tuple[float | None, float | None]:
-    start = way["send_start"] if way["send_start"] is not None else way["receive_start"]
-    end = way["receive_end"] if way["receive_end"] is not None else way["send_end"]
+def _ends(way: Transfer) -> tuple[float | None, float | None]:
+    start = way.send_start if way.send_start is not None else way.receive_start
+    end = way.receive_end if way.receive_end is not None else way.send_end
     return start, end
 
 
-def _span(way: Row) -> tuple[float, float]:
+def _span(way: Transfer) -> tuple[float, float]:
     start, end = _ends(way)
     return float(start or 0.0), float(end or 0.0)
 

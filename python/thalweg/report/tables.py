@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from thalweg.report.text import commit_words, escaped, table
+from thalweg.report.trees import TreeNode
+from thalweg.report.values import CellNumbers, LinkNumbers, NodeNumbers, PartyNumbers, RunNumbers
 from thalweg.ui.phrases import percent, phrase, shape, shortly
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
-Numbers = Mapping[str, Any]
-Columns: TypeAlias = Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]]
+Row = TypeVar("Row")
+Columns: TypeAlias = Sequence[tuple[str, Callable[[Row], str]]]
 MOST_ROWS: Final = 256
 WORDS: Final = frozenset(
     {
@@ -48,7 +50,7 @@ def known(show: Callable[[Any], str]) -> Callable[[Any], str]:
 
 def spread(show: Callable[[float], str]) -> Callable[[Any], str]:
     """Return a function that shows a median with minimum and maximum."""
-    return known(lambda of: f"{show(of['median'])} ({show(of['min'])} to {show(of['max'])})")
+    return known(lambda of: f"{show(of.median)} ({show(of.min)} to {show(of.max)})")
 
 
 word = known(str)
@@ -57,118 +59,118 @@ size = known(format_bytes)
 seconds = known(format_seconds)
 share = known(percent)
 
-FACTS: Final[Columns] = (
-    ("record", lambda run: word(run["record"])),
-    ("status", lambda run: "; ".join(filter(None, (run["status"], run["reason"])))),
-    ("started", lambda run: word(run["started"])),
-    ("algorithm", lambda run: word(run["algorithm"])),
-    ("model", lambda run: word(run["model"])),
-    ("clients", lambda run: count(run["clients"])),
-    ("transport", lambda run: word(run["transport"])),
-    ("network", lambda run: word(run["network"])),
-    ("repair", lambda run: run["repair"] or "losses sent again until whole"),
-    ("emulation", lambda run: "; ".join(filter(None, (run["emulation"], run["emulation_reason"])))),
-    ("rounds", lambda run: f"{run['rounds']} of {run['rounds_planned']}"),
-    ("accuracy, last", lambda run: share(run["accuracy"])),
-    ("accuracy, best", lambda run: share(run["best_accuracy"])),
-    ("loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run["loss"])),
-    ("clients' own accuracy, last", lambda run: share(run["client_accuracy"])),
-    ("clients' own loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run["client_loss"])),
-    ("time of a round", lambda run: spread(format_seconds)(run["seconds"])),
-    ("communication", lambda run: spread(format_seconds)(run["communication_seconds"])),
+FACTS: Final[Columns[RunNumbers]] = (
+    ("record", lambda run: word(run.record)),
+    ("status", lambda run: "; ".join(filter(None, (run.status, run.reason)))),
+    ("started", lambda run: word(run.started)),
+    ("algorithm", lambda run: word(run.algorithm)),
+    ("model", lambda run: word(run.model)),
+    ("clients", lambda run: count(run.clients)),
+    ("transport", lambda run: word(run.transport)),
+    ("network", lambda run: word(run.network)),
+    ("repair", lambda run: run.repair or "losses sent again until whole"),
+    ("emulation", lambda run: "; ".join(filter(None, (run.emulation, run.emulation_reason)))),
+    ("rounds", lambda run: f"{run.rounds} of {run.rounds_planned}"),
+    ("accuracy, last", lambda run: share(run.accuracy)),
+    ("accuracy, best", lambda run: share(run.best_accuracy)),
+    ("loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run.loss)),
+    ("clients' own accuracy, last", lambda run: share(run.client_accuracy)),
+    ("clients' own loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run.client_loss)),
+    ("time of a round", lambda run: spread(format_seconds)(run.seconds)),
+    ("communication", lambda run: spread(format_seconds)(run.communication_seconds)),
     (
         "communication, FedComm's count",
-        lambda run: spread(format_seconds)(run["fedcomm_communication_seconds"]),
+        lambda run: spread(format_seconds)(run.fedcomm_communication_seconds),
     ),
-    ("lower bound", lambda run: spread(format_seconds)(run["bound_seconds"])),
-    ("how it is known", lambda run: word(run["bound_source"]) if run["bound_seconds"] else UNKNOWN),
-    ("share of lower bound", lambda run: spread(percent)(run["share_of_bound"])),
-    ("goodput", lambda run: spread(format_rate)(run["goodput_bits_per_second"])),
-    ("bytes down", lambda run: size(run["bytes_down"])),
-    ("bytes up", lambda run: size(run["bytes_up"])),
-    ("segments sent again", lambda run: count(run["retransmissions"])),
-    ("processor", lambda run: word(run["machine"]["cpu"])),
-    ("cores", lambda run: word(run["machine"]["cores"])),
-    ("memory", lambda run: size(run["machine"]["memory_bytes"])),
-    ("kernel", lambda run: word(run["machine"]["kernel"])),
-    ("thalweg", lambda run: f"{word(run['thalweg']['version'])} ({commit_words(run['thalweg']['commit'])})"),
-    ("seed", lambda run: word(run["seed"])),
+    ("lower bound", lambda run: spread(format_seconds)(run.bound_seconds)),
+    ("how it is known", lambda run: word(run.bound_source) if run.bound_seconds else UNKNOWN),
+    ("share of lower bound", lambda run: spread(percent)(run.share_of_bound)),
+    ("goodput", lambda run: spread(format_rate)(run.goodput_bits_per_second)),
+    ("bytes down", lambda run: size(run.bytes_down)),
+    ("bytes up", lambda run: size(run.bytes_up)),
+    ("segments sent again", lambda run: count(run.retransmissions)),
+    ("processor", lambda run: word(run.machine.cpu)),
+    ("cores", lambda run: word(run.machine.cores)),
+    ("memory", lambda run: size(run.machine.memory_bytes)),
+    ("kernel", lambda run: word(run.machine.kernel)),
+    ("thalweg", lambda run: f"{word(run.thalweg.version)} ({commit_words(run.thalweg.commit)})"),
+    ("seed", lambda run: word(run.seed)),
 )
-LINKS: Final[Columns] = (
-    ("link", lambda row: word(row["link"])),
-    ("from", lambda row: word(row["source"])),
-    ("to", lambda row: word(row["target"])),
-    ("packets in", lambda row: count(row["packets_in"])),
-    ("bytes in", lambda row: size(row["bytes_in"])),
-    ("packets out", lambda row: count(row["packets_out"])),
-    ("bytes out", lambda row: size(row["bytes_out"])),
-    ("lost on the link", lambda row: dropped(row["lost"], row["lost_share"])),
-    ("queue full", lambda row: dropped(row["queue_drops"], row["queue_drop_share"])),
-    ("link down", lambda row: count(row["down_drops"])),
-    ("overflow", lambda row: count(row["overflow_drops"])),
-    ("duplicated", lambda row: count(row["duplicated"])),
-    ("reordered", lambda row: count(row["reordered"])),
-    ("most queued", lambda row: size(row["queue_bytes_max"])),
-    ("delay, median", lambda row: seconds(row["delay_p50"])),
-    ("delay, 99 %", lambda row: seconds(row["delay_p99"])),
-    ("delay, most", lambda row: seconds(row["delay_max"])),
-    ("late, 99 %", lambda row: seconds(row["lateness_p99"])),
-    ("nominal", lambda row: shape(row["nominal"])),
+LINKS: Final[Columns[LinkNumbers]] = (
+    ("link", lambda row: word(row.row.link)),
+    ("from", lambda row: word(row.row.source)),
+    ("to", lambda row: word(row.row.target)),
+    ("packets in", lambda row: count(row.row.packets_in)),
+    ("bytes in", lambda row: size(row.row.bytes_in)),
+    ("packets out", lambda row: count(row.row.packets_out)),
+    ("bytes out", lambda row: size(row.row.bytes_out)),
+    ("lost on the link", lambda row: dropped(row.row.lost, row.lost_share)),
+    ("queue full", lambda row: dropped(row.row.queue_drops, row.queue_drop_share)),
+    ("link down", lambda row: count(row.row.down_drops)),
+    ("overflow", lambda row: count(row.row.overflow_drops)),
+    ("duplicated", lambda row: count(row.row.duplicated)),
+    ("reordered", lambda row: count(row.row.reordered)),
+    ("most queued", lambda row: size(row.row.queue_bytes_max)),
+    ("delay, median", lambda row: seconds(row.row.delay_p50)),
+    ("delay, 99 %", lambda row: seconds(row.row.delay_p99)),
+    ("delay, most", lambda row: seconds(row.row.delay_max)),
+    ("late, 99 %", lambda row: seconds(row.row.lateness_p99)),
+    ("nominal", lambda row: shape(row.nominal)),
 )
-NODES: Final[Columns] = (
-    ("node", lambda row: word(row["node"])),
-    ("neighbours", lambda row: count(row["degree"])),
-    ("iterations", lambda row: count(row["iterations"])),
-    ("training", lambda row: seconds(row["train_seconds"])),
-    ("exchange", lambda row: seconds(row["exchange_seconds"])),
-    ("chunks used", lambda row: share(row["chunks_used"])),
-    ("ended by a deadline", lambda row: count(row["timed_out"])),
-    ("iterations skipped", lambda row: count(row["skipped"])),
-    ("finished at", lambda row: seconds(row["finished"])),
+NODES: Final[Columns[NodeNumbers]] = (
+    ("node", lambda row: word(row.node)),
+    ("neighbours", lambda row: count(row.degree)),
+    ("iterations", lambda row: count(row.iterations)),
+    ("training", lambda row: seconds(row.train_seconds)),
+    ("exchange", lambda row: seconds(row.exchange_seconds)),
+    ("chunks used", lambda row: share(row.chunks_used)),
+    ("ended by a deadline", lambda row: count(row.timed_out)),
+    ("iterations skipped", lambda row: count(row.skipped)),
+    ("finished at", lambda row: seconds(row.finished)),
 )
-TREE_NODES: Final[Columns] = (
-    ("node", lambda row: word(row["node"])),
-    ("clients", lambda row: count(row["clients"])),
-    ("updates in the mean", lambda row: count(row["counted"])),
-    ("workers", lambda row: count(row["workers"])),
-    ("folds", lambda row: count(row["folds"])),
-    ("time folding", lambda row: seconds(row["fold_seconds"])),
-    ("rounds as top", lambda row: count(row["top"])),
-    ("why updates are missing", lambda row: "; ".join(row["reasons"])),
+TREE_NODES: Final[Columns[TreeNode]] = (
+    ("node", lambda row: word(row.node)),
+    ("clients", lambda row: count(row.clients)),
+    ("updates in the mean", lambda row: count(row.counted)),
+    ("workers", lambda row: count(row.workers)),
+    ("folds", lambda row: count(row.folds)),
+    ("time folding", lambda row: seconds(row.fold_seconds)),
+    ("rounds as top", lambda row: count(row.top)),
+    ("why updates are missing", lambda row: "; ".join(row.reasons)),
 )
-PARTIES: Final[Columns] = (
-    ("party", lambda row: word(row["party"])),
-    ("CPU", lambda row: seconds(row.get("cpu_seconds"))),
-    ("peak memory", lambda row: size(row.get("peak_rss_bytes"))),
-    ("segments sent again", lambda row: count(row.get("retransmitted_segments"))),
-    ("receive buffer drops", lambda row: count(row.get("receive_buffer_drops"))),
-    ("limiter drops", lambda row: count(row.get("limiter_drops"))),
-    ("congestion control", lambda row: word(row.get("congestion_control"))),
-    ("cores it may use", lambda row: known(shortly)(row.get("cpu_quota"))),
-    ("stress", lambda row: known(phrase)(row.get("stress"))),
-)
-
-
-CELLS: Final[Columns] = (
-    ("transport", lambda cell: word(cell["transport"])),
-    ("network", lambda cell: word(cell["network"])),
-    ("runs", lambda cell: count(cell["runs"])),
-    ("failed", lambda cell: count(cell["failed"]) if cell["failed"] else ""),
-    ("time of a round", lambda cell: spread(format_seconds)(cell["seconds"])),
-    ("communication", lambda cell: spread(format_seconds)(cell["communication_seconds"])),
-    ("lower bound", lambda cell: seconds(cell["bound_seconds"])),
-    ("of the bound", lambda cell: share(cell["share_of_bound"])),
-    ("goodput", lambda cell: known(format_rate)(cell["goodput_bits_per_second"])),
-    ("resent", lambda cell: known(lambda value: f"{value:,.0f}")(cell["retransmissions"])),
+PARTIES: Final[Columns[PartyNumbers]] = (
+    ("party", lambda row: word(row.row.party)),
+    ("CPU", lambda row: seconds(row.row.cpu_seconds)),
+    ("peak memory", lambda row: size(row.row.peak_rss_bytes)),
+    ("segments sent again", lambda row: count(row.row.retransmitted_segments)),
+    ("receive buffer drops", lambda row: count(row.row.receive_buffer_drops)),
+    ("limiter drops", lambda row: count(row.row.limiter_drops)),
+    ("congestion control", lambda row: word(row.row.congestion_control)),
+    ("cores it may use", lambda row: known(shortly)(row.row.cpu_quota)),
+    ("stress", lambda row: known(phrase)(row.stress)),
 )
 
 
-def cells(rows: Sequence[Numbers]) -> str:
+CELLS: Final[Columns[CellNumbers]] = (
+    ("transport", lambda cell: word(cell.transport)),
+    ("network", lambda cell: word(cell.network)),
+    ("runs", lambda cell: count(cell.runs)),
+    ("failed", lambda cell: count(cell.failed) if cell.failed else ""),
+    ("time of a round", lambda cell: spread(format_seconds)(cell.seconds)),
+    ("communication", lambda cell: spread(format_seconds)(cell.communication_seconds)),
+    ("lower bound", lambda cell: seconds(cell.bound_seconds)),
+    ("of the bound", lambda cell: share(cell.share_of_bound)),
+    ("goodput", lambda cell: known(format_rate)(cell.goodput_bits_per_second)),
+    ("resent", lambda cell: known(lambda value: f"{value:,.0f}")(cell.retransmissions)),
+)
+
+
+def cells(rows: Sequence[CellNumbers]) -> str:
     """Return a table with a row for each transport in each network."""
     return _table(CELLS, rows, "cells")
 
 
-def facts(runs: Sequence[Numbers]) -> list[str]:
+def facts(runs: Sequence[RunNumbers]) -> list[str]:
     """Return what is known of runs: a table of what all have in common, and one with a row for each run's rest."""
     found = [(name, [show(run) for run in runs]) for name, show in FACTS]
     known = [(name, values) for name, values in found if not set(values) <= EMPTY]
@@ -177,33 +179,33 @@ def facts(runs: Sequence[Numbers]) -> list[str]:
     parts = [table(("", "in all runs" if len(runs) > 1 else ""), common, "facts")] if common else []
     if differing:
         head = ("run", *(name for name, _ in differing))
-        rows = [(run["label"], *(values[at] for _, values in differing)) for at, run in enumerate(runs)]
+        rows = [(run.label, *(values[at] for _, values in differing)) for at, run in enumerate(runs)]
         parts.append(f"<details{' open' if len(runs) <= FEW else ''}><summary>Each run</summary>")
         parts += [table(head, rows, "cells", {*WORDS, "record", "status", "reason", "started"}), "</details>"]
     return parts
 
 
-def links(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+def links(label: str | None, rows: Sequence[LinkNumbers]) -> list[str]:
     """Return a table of the links of a run, if there are any."""
     return _titled(label, LINKS, rows)
 
 
-def parties(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+def parties(label: str | None, rows: Sequence[PartyNumbers]) -> list[str]:
     """Return a table of the resource usage of a run's parties, if it is known."""
     return _titled(label, PARTIES, rows)
 
 
-def tree_nodes(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+def tree_nodes(label: str | None, rows: Sequence[TreeNode]) -> list[str]:
     """Return a table of the nodes of an aggregation tree."""
     return _titled(label, TREE_NODES, rows)
 
 
-def nodes(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+def nodes(label: str | None, rows: Sequence[NodeNumbers]) -> list[str]:
     """Return a table of the nodes of a graph."""
     return _titled(label, NODES, rows)
 
 
-def _titled(label: str | None, columns: Columns, rows: Sequence[Numbers]) -> list[str]:
+def _titled(label: str | None, columns: Columns[Row], rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
     parts = [] if label is None else [f"<details><summary>{escaped(label)}</summary>"]
@@ -213,7 +215,7 @@ def _titled(label: str | None, columns: Columns, rows: Sequence[Numbers]) -> lis
     return parts if label is None else [*parts, "</details>"]
 
 
-def _table(columns: Columns, rows: Sequence[Numbers], kind: str = "") -> str:
+def _table(columns: Columns[Row], rows: Sequence[Row], kind: str = "") -> str:
     """Return a table without columns that are empty in all rows."""
     found = [(name, [show(row) for row in rows]) for name, show in columns]
     shown = [(name, values) for name, values in found if not set(values) <= (NOTHING if name in RARE else EMPTY)]

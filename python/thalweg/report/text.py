@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Container, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
+
+from thalweg.ui import strict_json
 
 LONGEST: Final = 200
 # Longest sentence that says why something failed.
@@ -24,9 +25,9 @@ def escaped(value: object, longest: int = LONGEST) -> str:
     return html.escape(plain(value, longest), quote=True)
 
 
-def embedded(value: Any) -> str:
+def embedded(value: object) -> str:
     """Return JSON that is safe inside a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = strict_json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +9,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
+from thalweg import wire
 from thalweg.errors import RecordError
 from thalweg.report.charts import Chart, Trace
 from thalweg.report.colours import colour
 from thalweg.report.text import plain, table
+from thalweg.report.values import TracedLink
 from thalweg.ui.units import format_bytes, format_seconds
 
 # Most lines of a link that are stored. Of a longer trace, every second line is stored, or every fourth, and so on.
@@ -67,26 +68,26 @@ class LinkTrace:
         if len(self.lines) > MOST_LINES:
             self.lines, self.stride = self.lines[::2], 2 * self.stride
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> TracedLink:
         """Return the numbers of the whole link."""
         known = [line.values["rtt_latest"] for line in self.lines]
         rtts = [rtt for rtt in known if rtt is not None]
         least = [rtt for line in self.lines if (rtt := line.values["rtt_min"]) is not None]
         last = self.lines[-1]
-        return {
-            "file": self.file,
-            "link": self.link,
-            "peer": self.peer,
-            "lines": self.seen,
-            "seconds": last.time - self.lines[0].time,
-            "delivered": last.values["delivered"],
-            "lost": last.values["lost"],
-            "path_loss": last.values["path_loss"],
-            "rtt_min": min([*least, *rtts], default=None),
-            "rtt_median": median(rtts) if rtts else None,
-            "rtt_max": max(rtts, default=None),
-            "waits": _shares(_waiting(self.lines)),
-        }
+        return TracedLink(
+            file=self.file,
+            link=self.link,
+            peer=self.peer,
+            lines=self.seen,
+            seconds=last.time - self.lines[0].time,
+            delivered=last.values["delivered"],
+            lost=last.values["lost"],
+            path_loss=last.values["path_loss"],
+            rtt_min=min([*least, *rtts], default=None),
+            rtt_median=median(rtts) if rtts else None,
+            rtt_max=max(rtts, default=None),
+            waits=_shares(_waiting(self.lines)),
+        )
 
 
 def read_traces(path: Path) -> list[LinkTrace]:
@@ -124,10 +125,10 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def _line(text: str) -> tuple[str, str, Line] | None:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = wire.decode(dict[str, object], text)
+    except ValueError:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("peer"), str):
+    if not isinstance(found.get("peer"), str):
         return None
     time, waits = _number(found.get("time")), found.get("waits")
     if time is None or not (waits is None or (isinstance(waits, str) and waits in WAITS)):
@@ -247,7 +248,7 @@ def _axis(place: int) -> str:
     return "y" if place == 1 else f"y{place}"
 
 
-def _row_of(place: int, title: str) -> dict[str, Any]:
+def _row_of(place: int, title: str) -> Trace:
     return {"yaxis": _axis(place), "legendgroup": title, "legendgrouptitle": {"text": title}}
 
 
@@ -288,8 +289,8 @@ def _waits(known: Sequence[Point], since: float) -> list[Trace]:
     return drawn
 
 
-def _layout(titles: Sequence[str]) -> dict[str, Any]:
-    layout: dict[str, Any] = {"barmode": "stack", "bargap": 0, "hovermode": "x"}
+def _layout(titles: Sequence[str]) -> Trace:
+    layout: Trace = {"barmode": "stack", "bargap": 0, "hovermode": "x"}
     share = 1 / len(titles)
     for place, title in enumerate(titles, 1):
         top = 1 - (place - 1) * share
@@ -309,19 +310,19 @@ def started(traces: Sequence[LinkTrace]) -> dict[str, float]:
     return {file: min(times) for file, times in found.items()}
 
 
-def summary(links: Sequence[Mapping[str, Any]]) -> str:
+def summary(links: Sequence[TracedLink]) -> str:
     """Return a table of the numbers of links."""
     head = ["to", "delivered", "lost", "RTT: least, median, longest", "waited for"]
     return table(head, [_row(link) for link in links], words=["waited for"])
 
 
-def _row(link: Mapping[str, Any]) -> list[str]:
-    came, lost = link["delivered"], link["lost"]
+def _row(link: TracedLink) -> list[str]:
+    came, lost = link.delivered, link.lost
     share = f" ({100 * lost / (came + lost):.2f} %)" if came is not None and lost is not None and came + lost else ""
-    trips = [link[f"rtt_{name}"] for name in ("min", "median", "max")]
-    waits = [f"{name} {100 * part:.0f} %" for name, part in link["waits"].items()]
+    trips = [link.rtt_min, link.rtt_median, link.rtt_max]
+    waits = [f"{name} {100 * part:.0f} %" for name, part in link.waits.items()]
     return [
-        f"{link['peer']}, link {link['link']}",
+        f"{link.peer}, link {link.link}",
         "not known" if came is None else format_bytes(came),
         "not known" if lost is None else f"{format_bytes(lost)}{share}",
         ", ".join("not known" if trip is None else format_seconds(trip) for trip in trips),

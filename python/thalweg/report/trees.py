@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from thalweg.record.facts import Facts
 from thalweg.report.series import natural
 from thalweg.report.source import json_object
-from thalweg.report.workers import ONE_NODE, did
+from thalweg.report.workers import Work, did
 
 if TYPE_CHECKING:
     from thalweg.report.source import Run
 
 
 @dataclass
-class _Node:
+class TreeNode:
     """A node: its clients, how many of their updates are in the mean, and the work of its workers.
 
     None means unknown.
@@ -29,55 +29,55 @@ class _Node:
     # Rounds in which the node computed the mean.
     top: int = 0
     reasons: list[str] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
 
-    def heard(self, said: Mapping[str, Any]) -> None:
+    def heard(self, said: Facts) -> None:
         """Add the node's part of a round's entry."""
-        self.clients = said.get("clients")
-        self.counted = (self.counted or 0) + (said.get("counted") or 0)
-        why = said.get("reason")
-        self.reasons += [str(why)] if why and str(why) not in self.reasons else []
+        self.clients = said.whole("clients")
+        self.counted = (self.counted or 0) + (said.whole("counted") or 0)
+        why = said.text("reason")
+        self.reasons += [why] if why and why not in self.reasons else []
 
-    def worked(self, stretch: Mapping[str, Any]) -> None:
+    def worked(self, stretch: Work) -> None:
         """Add one piece of work of one of the node's workers."""
-        if stretch["what"] == "fold":
+        if stretch.what == "fold":
             self.folds += 1
-            self.fold_seconds += stretch["end"] - stretch["start"]
-        self.names |= {str(stretch["worker"])} if stretch.get("worker") else set()
+            self.fold_seconds += stretch.end - stretch.start
+        self.numbers |= {stretch.worker} if stretch.worker else set()
 
-    def row(self) -> dict[str, Any]:
-        return {**asdict(self), "workers": len(self.names)}
+    @property
+    def workers(self) -> int:
+        """How many workers it had."""
+        return len(self.numbers)
 
 
-def nodes(run: Run) -> list[dict[str, Any]]:
-    """Return a row for each node."""
-    found: dict[str, _Node] = {}
+def nodes(run: Run) -> list[TreeNode]:
+    """Return the nodes by name."""
+    found: dict[str, TreeNode] = {}
 
-    def of(name: object) -> _Node:
-        return found.setdefault(str(name), _Node(str(name)))
+    def of(name: object) -> TreeNode:
+        return found.setdefault(str(name), TreeNode(str(name)))
 
     for row in run.rounds:
-        fold = json_object(row["fold"])
-        said, worked = fold.get("nodes"), fold.get("timeline")
-        for one in said if isinstance(said, list) else ():
-            if isinstance(one, dict):
-                of(one.get("node")).heard(one)
-        for stretch in did(worked) if isinstance(worked, dict) else ():
-            of(stretch.get("node", ONE_NODE)).worked(stretch)
+        fold = Facts(json_object(row.fold))
+        for one in fold.parts("nodes"):
+            of(one.text("node")).heard(one)
+        for stretch in did(fold.part("timeline")):
+            of(stretch.node).worked(stretch)
         if "top" in fold:
-            of(fold["top"]).top += 1
-    return [node.row() for node in sorted(found.values(), key=lambda node: natural(node.node))]
+            of(fold.values["top"]).top += 1
+    return sorted(found.values(), key=lambda node: natural(node.node))
 
 
 def sentence(run: Run) -> str | None:
     """Return the tree's system, nodes and workers in words; None if the record has no tree."""
-    tree = run.manifest.get("tree")
-    if not isinstance(tree, dict):
+    if "tree" not in run.manifest:
         return None
+    tree = run.manifest.part("tree")
     used = nodes(run)
-    workers = sum(node["workers"] for node in used)
-    words = f"{str(tree.get('system', '')).upper()} tree on {_many(len(used) or 1, 'node')}, {_many(workers, 'worker')}"
-    died = tree.get("died")
+    workers = sum(node.workers for node in used)
+    words = f"{(tree.text('system') or '').upper()} tree on {_many(len(used) or 1, 'node')}, {_many(workers, 'worker')}"
+    died = tree.whole("died")
     return words + (f"; {died} of its workers died" if died else "")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
+from thalweg.record.facts import Facts
 from thalweg.report.series import MOST_BARS, MOST_LANES, Bar, Timeline, natural
 from thalweg.report.source import Run, json_object
 
@@ -49,9 +51,9 @@ def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
     starts: dict[int, float] = {}
     drawn, left_out, last = 0, 0, 0
     for row in run.rounds:
-        number = row["round"]
-        found = json_object(row["fold"]).get("timeline")
-        if not isinstance(found, dict):
+        number = row.round
+        found = Facts(json_object(row.fold)).part("timeline")
+        if not found:
             continue
         last = number
         if len(bars) >= most:
@@ -60,7 +62,7 @@ def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
         every |= dict.fromkeys(bar.lane for bar in own)
         bars += own
         starts |= {number: begins.get(number, min(bar.start for bar in own))} if own else {}
-        left_out += found.get("left_out") or 0
+        left_out += found.whole("left_out") or 0
         drawn = number
     lanes = sorted(every, key=_place)
     shown = set(lanes[:MOST_LANES])
@@ -81,41 +83,52 @@ def _begins(run: Run) -> dict[int, float]:
     """Return the time of each round's first byte."""
     begins: dict[int, float] = {}
     for way in run.transfers:
-        if way["send_start"] is not None:
-            begins[way["round"]] = min(way["send_start"], begins.get(way["round"], math.inf))
+        if way.send_start is not None:
+            begins[way.round] = min(way.send_start, begins.get(way.round, math.inf))
     return begins
 
 
-def did(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of work of a worker, or of the node itself (``worker`` is 0).
+
+    Times are on the server's clock of the run.
+    """
+
+    what: str
+    start: float
+    end: float
+    node: str
+    worker: int
+    updates: int | None
+
+
+def did(timeline: Facts) -> Iterator[Work]:
     """Yield the pieces of work that can be drawn. Others are skipped, because a journal may be damaged."""
-    did = found.get("did")
-    for one in did if isinstance(did, list) else ():
-        if isinstance(one, dict) and one.get("what") in CALLED:
-            times = (one.get("start"), one.get("end"))
-            if all(isinstance(time, (int, float)) for time in times):
-                yield one
+    for one in timeline.parts("did"):
+        what, start, end = one.text("what"), one.number("start"), one.number("end")
+        if what in CALLED and start is not None and end is not None:
+            node, worker = one.text("node") or ONE_NODE, one.whole("worker") or 0
+            yield Work(what, start, end, node, worker, one.whole("updates"))
 
 
-def _round(number: int, did: Iterable[Mapping[str, Any]], begin: float | None) -> Iterator[Bar]:
+def _round(number: int, did: Iterable[Work], begin: float | None) -> Iterator[Bar]:
     """Yield the bars of one round: the work of workers, and their waiting between."""
-    lanes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    lanes: dict[str, list[Work]] = defaultdict(list)
     for one in did:
-        node, worker = one.get("node", ONE_NODE), one.get("worker")
-        lanes[f"{node}{WORKER}{worker}" if worker else str(node)].append(one)
+        lanes[f"{one.node}{WORKER}{one.worker}" if one.worker else one.node].append(one)
     for lane, stretches in lanes.items():
-        yield from _lane(lane, number, sorted(stretches, key=lambda one: one["start"]), begin)
+        yield from _lane(lane, number, sorted(stretches, key=lambda one: one.start), begin)
 
 
-def _lane(lane: str, number: int, stretches: Sequence[Mapping[str, Any]], begin: float | None) -> Iterator[Bar]:
+def _lane(lane: str, number: int, stretches: Sequence[Work], begin: float | None) -> Iterator[Bar]:
     reached = begin
     for one in stretches:
-        is_worker = bool(one.get("worker"))
-        if is_worker and reached is not None and one["start"] > reached and one["what"] != "start":
-            yield Bar(lane, WAITING, reached, one["start"], number)
-        yield Bar(lane, CALLED[one["what"]], one["start"], one["end"], number, words=_words(one))
-        reached = max(one["end"], one["end"] if reached is None else reached)
+        if one.worker and reached is not None and one.start > reached and one.what != "start":
+            yield Bar(lane, WAITING, reached, one.start, number)
+        yield Bar(lane, CALLED[one.what], one.start, one.end, number, words=_words(one))
+        reached = max(one.end, one.end if reached is None else reached)
 
 
-def _words(one: Mapping[str, Any]) -> tuple[str, ...]:
-    updates = one.get("updates")
-    return (f"{updates} {'update' if updates == 1 else 'updates'}",) if updates else ()
+def _words(one: Work) -> tuple[str, ...]:
+    return (f"{one.updates} {'update' if one.updates == 1 else 'updates'}",) if one.updates else ()

@@ -21,7 +21,7 @@ def is_local(url: str) -> bool:
     authority = rest.partition("/")[0]
     host = authority.rpartition(":")[0] if authority.count(":") else authority
     try:
-        return not registry.can(scheme)["remote"] or host == "localhost" or ip_address(host.strip("[]")).is_loopback
+        return not registry.can(scheme).remote or host == "localhost" or ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

@@ -2,47 +2,125 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final, Literal, TypeAlias
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import PlanError
 
+OptionValue: TypeAlias = bool | int | float | str
 _DECIMAL: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do. docs/reference/transports.md explains them; chunks are in bytes."""
+
+    reliable: bool
+    ordered: bool
+    settled: bool
+    detached: bool
+    datagrams: bool
+    fan_out: bool
+    broker: bool
+    zero_copy: bool
+    encrypted: bool
+    sender_unmodified: bool
+    symmetric: bool
+    remote: bool
+    in_process: bool
+    lends: bool
+    congestion: bool
+    retransmissions: bool
+    max_chunk: int
+    preferred_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an option may be. A number has ``least`` and ``most``, a choice has ``choices``."""
+
+    type: Literal["flag", "number", "share", "choice", "text"]
+    default: OptionValue
+    least: int | None = None
+    most: int | None = None
+    choices: tuple[str, ...] = ()
+
+    def table(self) -> dict[str, object]:
+        """Return what the core says of the kind, for JSON: without what kinds of this type lack."""
+        parts = {"least": self.least, "most": self.most, "choices": self.choices or None}
+        given = {name: value for name, value in parts.items() if value is not None}
+        return {"type": self.type, "default": self.default, **given}
+
+
+@dataclass(frozen=True, slots=True)
+class WordNeed:
+    """An option has an effect only if the option ``name`` is one of ``among``."""
+
+    type: Literal["word"]
+    name: str
+    among: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkNeed:
+    """An option is at most the length of a chunk and ``beside``, in bytes."""
+
+    type: Literal["chunk"]
+    beside: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option of a transport's own: its name, kind, meaning, and what it needs to have an effect."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    needs: tuple[WordNeed | ChunkNeed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A transport. ``reason`` says why it is not ``available``."""
+
+    name: str
+    available: bool
+    reason: str
+    capabilities: Capabilities
+    settings: tuple[Setting, ...]
+
+
 @lru_cache(maxsize=1)
-def transports() -> list[dict[str, Any]]:
-    """Return the list of ``{"name", "available", "reason", "capabilities", "settings"}``."""
-    entries: list[dict[str, Any]] = json.loads(_core.transports())
-    return entries
+def transports() -> list[Transport]:
+    """Return the transports of this build."""
+    return wire.decode(list[Transport], _core.transports())
 
 
-def can(scheme: str) -> dict[str, Any]:
+def can(scheme: str) -> Capabilities:
     """Return the capabilities of the transport that addresses with ``scheme`` take. Raises PlanError."""
     for entry in transports():
-        if entry["name"] == scheme:
-            capabilities: dict[str, Any] = entry["capabilities"]
-            return capabilities
-    known = ", ".join(entry["name"] for entry in transports())
+        if entry.name == scheme:
+            return entry.capabilities
+    known = ", ".join(entry.name for entry in transports())
     raise PlanError(f"unknown transport {scheme!r}", f"Known: {known}")
 
 
 def lends(url: str) -> bool:
     """Return whether a peer over ``url`` takes what lies in shared memory without a copy. Raises PlanError."""
-    return bool(can(url.partition("://")[0])["lends"])
+    return can(url.partition("://")[0]).lends
 
 
-def own_options(given: Iterable[str]) -> dict[str, bool | int | float | str]:
+def own_options(given: Iterable[str]) -> dict[str, OptionValue]:
     """Return a transport's own options from texts ``KEY=VALUE``, by key: true, false, numbers, else text.
 
     Raises PlanError for what is not of that form.
     """
     words: dict[str, bool] = {"true": True, "false": False}
-    found: dict[str, bool | int | float | str] = {}
+    found: dict[str, OptionValue] = {}
     for text in given:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not key or not equals:

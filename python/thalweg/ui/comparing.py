@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, variance
-from typing import Any, Final
+from typing import Final
 
 # The significance level: the accepted probability of a wrong "yes".
 ALPHA: Final = 0.05
@@ -62,7 +62,7 @@ class Comparison:
     sure: str
     needed: int | None
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> dict[str, object]:
         """Return the comparison as a table for JSON; an infinite factor is null."""
         finite = self.factor if math.isfinite(self.factor) else None
         return {

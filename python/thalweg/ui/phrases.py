@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
@@ -46,7 +46,7 @@ def exactly(text: str) -> str:
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{space}{unit}"
 
 
-def phrase(of: Mapping[str, Any]) -> str:
+def phrase(of: Mapping[str, object]) -> str:
     """Return a table of settings as words, such as ``rate 60 Mbit/s, delay 20 ms``."""
     return ", ".join(f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in of.items())
 
@@ -61,6 +61,6 @@ def _value(name: str, value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def shape(nominal: Mapping[str, Any]) -> str:
+def shape(nominal: Mapping[str, object]) -> str:
     """Return the configured limits of a link in a few words."""
     return phrase({name: value for name, value in nominal.items() if value not in (None, False, 0)}) or "no limits"

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import is_dataclass
 from typing import Any, Final
+
+from thalweg.wire import table_of
 
 WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def dumps(value: object, **settings: Any) -> str:
-    """Return ``value`` as ``json.dumps`` does with ``settings``, but with strings for numbers that are not finite."""
+    """Return ``value`` as ``json.dumps`` does with ``settings``, but with strings for numbers that are not finite.
+
+    Dataclasses become tables (``thalweg.wire.table_of``).
+    """
     try:
-        return json.dumps(value, allow_nan=False, **settings)
+        return json.dumps(value, allow_nan=False, default=table_of, **settings)
     except ValueError:
         return json.dumps(_worded(value), allow_nan=False, **settings)
 
@@ -39,4 +45,6 @@ def _worded(value: Any) -> Any:
         return word(value)
     if isinstance(value, dict):
         return {key: _worded(inner) for key, inner in value.items()}
+    if is_dataclass(value):
+        return _worded(table_of(value))
     return [_worded(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from thalweg.ui.comparing import (
     ALIKE_WORD,
@@ -72,7 +72,7 @@ class Verdict:
         sure = f"sure: {self.sure}, {self._runs()}{self._needed()}{self._away()}"
         return "; ".join([*(part for part in parts if part), sure])
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> dict[str, object]:
         """Return the verdict as a table for JSON."""
         return {
             "sentence": self.sentence,

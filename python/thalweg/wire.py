@@ -1,0 +1,57 @@
+"""Messages to and from the core and the package's own processes: JSON on the way, typed values at both ends.
+
+``thalweg.bounded_json`` reads JSON of peers and records, ``thalweg.ui.strict_json`` writes it for users and records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter
+
+Value = TypeVar("Value")
+# One for each kind of message: making one takes about a millisecond.
+_ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
+
+
+def encode(value: object) -> str:
+    """Return a message as JSON; see ``table_of`` for dataclasses."""
+    return json.dumps(value, default=table_of)
+
+
+def decode(kind: type[Value], text: str | bytes) -> Value:
+    """Return the message in a text. ``kind`` is a dataclass, or a type such as ``list[str]``.
+
+    Unknown keys are ignored. Raises ValueError if the text is not JSON, or not of this kind.
+    """
+    value: Value = _adapter(kind).validate_json(text)
+    return value
+
+
+def made(kind: type[Value], table: object) -> Value:
+    """Return the value that a table stands for. Raises ValueError, as ``decode``."""
+    value: Value = _adapter(kind).validate_python(table)
+    return value
+
+
+def table_of(value: object) -> dict[str, object]:
+    """Return the table of a value: what its method ``table`` returns, or else the fields of a dataclass by name.
+
+    Raises TypeError for any other value, as the encoder of ``json`` expects.
+    """
+    table: Callable[[], dict[str, object]] | None = getattr(value, "table", None)
+    if table is not None:
+        return table()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    adapter = _ADAPTERS.get(kind)
+    if adapter is None:
+        adapter = _ADAPTERS[kind] = TypeAdapter(kind)
+    return adapter
