@@ -14,8 +14,8 @@ from thalweg import _core
 from thalweg.algorithms import choco
 from thalweg.errors import PlanError, RoundError
 from thalweg.graphs import mixing, schedule
-from thalweg.job.iterating import iterate, turns_of
-from thalweg.job.peer import Peer
+from thalweg.job.graph.iterations import iterate, turns_of
+from thalweg.job.graph.peer import Peer
 from thalweg.plan import Plan
 from thalweg.plan.on_graphs import gamma_of, graph_line, schedule_of
 

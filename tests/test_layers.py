@@ -86,7 +86,7 @@ def test_imports_point_downwards(part: str) -> None:
         "from thalweg import job",
         "import thalweg.job.run",
         "def later():\n    from thalweg.job.run import run",
-        "if TYPE_CHECKING:\n    from thalweg.job.host import Result",
+        "if TYPE_CHECKING:\n    from thalweg.job.star.host import Result",
         "from thalweg.ui import units",
         "from thalweg import api",
         "from thalweg import Plan",

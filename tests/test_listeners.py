@@ -99,7 +99,7 @@ LISTENERS: dict[str, Port | Own] = {
         OF_AN_ADDRESS,
         Shown(PROBE, "who_asks_for_nothing_is_no_longer_than_an_unauthenticated_peer_may_be"),
     ),
-    "python/thalweg/job/page_server.py": Port(
+    "python/thalweg/job/common/page_server.py": Port(
         1,
         "_make_room(",
         Shown(PAGES, "test_many_addresses_take_no_more_than_all_places"),

@@ -21,14 +21,14 @@ from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake, of_clients
 from thalweg.apps.values import config_of
 from thalweg.errors import PlanError, leaving
-from thalweg.job.attendance import Attendance
-from thalweg.job.parties import CLIENTS, SERVER, evaluators
+from thalweg.job.common.parties import CLIENTS, SERVER, evaluators
+from thalweg.job.star.attendance import Attendance
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tensors.binding import bind
 from thalweg.tensors.watching import Watch
 
 if TYPE_CHECKING:
-    from thalweg.job.recording import Recording
+    from thalweg.job.star.record import Recording
     from thalweg.plan import Plan
 
 Metrics = dict[str, Any]
@@ -142,7 +142,7 @@ class Server:
         self.number = 0 if self._recording is None else self._recording.done
 
     def _record(self, plan: Plan, listen: str, resume: Path | None) -> Recording:
-        from thalweg.job.recording import Recording
+        from thalweg.job.star.record import Recording
 
         try:
             return Recording(
@@ -311,9 +311,9 @@ class Client:
         Raises CoreError if the server is gone for good or refuses the client. Also raises any exception of the
         training; the client sends its type and text to the server first.
         """
-        from thalweg.job.farewell import farewell
-        from thalweg.job.participant import take_part
-        from thalweg.job.parties import AppClient
+        from thalweg.job.common.farewell import farewell
+        from thalweg.job.common.parties import AppClient
+        from thalweg.job.star.participant import take_part
 
         def note(text: str) -> None:
             _log.warning("%s: %s", self.name, text)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from thalweg import _core, apps
 from thalweg.algorithms import choco
 from thalweg.errors import LinkError, PlanError, leaving
-from thalweg.job.iterating import Turns, iterate
-from thalweg.job.peer import peer_of_app
+from thalweg.job.graph.iterations import Turns, iterate
+from thalweg.job.graph.peer import peer_of_app
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tensors.binding import bind
 
 if TYPE_CHECKING:
-    from thalweg.job.iterating import Iteration
+    from thalweg.job.graph.iterations import Iteration
 
 _log = logging.getLogger("thalweg")
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
@@ -231,7 +231,7 @@ class Node:
         With ``wait="all"`` neighbours need the last model, so this waits until they have it. It gives up when no
         further neighbour has received it for ten seconds.
         """
-        from thalweg.job.farewell import farewell
+        from thalweg.job.common.farewell import farewell
 
         with farewell(self._core, reason):
             self._core.finish_sending()
@@ -242,7 +242,7 @@ class Node:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from thalweg.job.farewell import reason
+        from thalweg.job.common.farewell import reason
 
         with leaving(error):
             if error is None:

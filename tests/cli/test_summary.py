@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.record.conftest import round_entry
 from thalweg.cli.summary import SHOWN, network_line, summary
-from thalweg.job.host import Result
+from thalweg.job.star.host import Result
 from thalweg.plan import Plan
 from thalweg.plan.bound import Bound
 from thalweg.ui.progress import Bars, LineProgress, missing_words, round_line

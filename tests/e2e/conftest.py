@@ -55,7 +55,7 @@ class Program:
         out, err = self.process.communicate(timeout=TIMEOUT)
         return self.process.returncode, out, "".join(self.seen) + err
 
-    def children(self, module: str = "thalweg.job.worker") -> list[int]:
+    def children(self, module: str = "thalweg.job.star.worker") -> list[int]:
         """Return the ids of its processes that run this module, by default clients, in the order they were started."""
         numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
         begun = {pid: at for pid in numbers if (at := self._child_since(pid, module.encode())) is not None}

@@ -37,7 +37,7 @@ def run(start: Start, *words: str) -> dict[str, Any]:
 
 def nodes_of(program: Program) -> list[int]:
     """The ids of its node processes, in the order they were started."""
-    return program.children("thalweg.job.node")
+    return program.children("thalweg.job.graph.node")
 
 
 def wait_for_end(processes: list[int]) -> None:

@@ -189,7 +189,7 @@ def test_a_node_that_is_killed_is_back_in_the_next_round(start: Start) -> None:
     tree = ("--aggregation", "tree", "--nodes", "2", "--placement", "worst-fit", "--top", "sharded")
     run = start(*base, *tree, "--json")
     run.until("round 3/60")
-    os.kill(run.children("thalweg.job.gateway")[1], signal.SIGKILL)
+    os.kill(run.children("thalweg.job.tree.node")[1], signal.SIGKILL)
     run.until("node-1 is gone")
     run.until("node-1 is back")
     code, out, said = run.end()
@@ -206,7 +206,7 @@ def test_clients_of_a_node_that_is_not_started_again_go_on_at_another(start: Sta
     base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "30", "--aggregation", "tree")
     run = start(*base, "--nodes", "2", "--placement", "worst-fit", "--node-restarts", "0", "--json")
     run.until("round 3/30")
-    os.kill(run.children("thalweg.job.gateway")[1], signal.SIGKILL)
+    os.kill(run.children("thalweg.job.tree.node")[1], signal.SIGKILL)
     run.until("node-1 does not come back; these go on at node-0: client-2, client-4")
     code, out, said = run.end()
     assert code == 0, said

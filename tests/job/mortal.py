@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.job import gateway, node, worker
+from thalweg.job.graph import node
+from thalweg.job.star import worker
+from thalweg.job.tree import node as tree_node
 
 
 def die() -> None:
@@ -51,7 +53,7 @@ def be_gateway(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
     """Be a node of a tree. Its steps: ``connected``, ``opening``, and ``opened``, which the root has heard of."""
     death = death_of(order["name"])
 
-    class Mortal(gateway.Gateway):
+    class Mortal(tree_node.Gateway):
         def _serve(self) -> None:
             if death == "connected":
                 die()
@@ -73,5 +75,5 @@ def be_gateway(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    works = {"thalweg.job.node": be_node, "thalweg.job.gateway": be_gateway}
+    works = {"thalweg.job.graph.node": be_node, "thalweg.job.tree.node": be_gateway}
     sys.exit(worker.main(lambda: works[json.loads(os.environ["MORTAL"])["program"]]))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from thalweg.job import core_shares
-from thalweg.job.core_shares import CHOSEN, CoreShare, ThreadLimited, limited
+from thalweg.job.common import core_shares
+from thalweg.job.common.core_shares import CHOSEN, CoreShare, ThreadLimited, limited
 
 HOLD = """
 import sys
 from pathlib import Path
-from thalweg.job.core_shares import CoreShare
+from thalweg.job.common.core_shares import CoreShare
 share = CoreShare(Path(sys.argv[1]))
 print("here", flush=True)
 input()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from thalweg.errors import LinkError, PlanError, RoundError
-from thalweg.job.engines import Local, by_ray, engine_of, ray_actor, ray_driver, require
-from thalweg.job.engines.ray_actor import NodeActor
+from thalweg.job.tree.engines import Local, by_ray, engine_of, ray_actor, ray_driver, require
+from thalweg.job.tree.engines.ray_actor import NodeActor
 from thalweg.plan import Plan
 from thalweg.sections.trees import NodesSection
 

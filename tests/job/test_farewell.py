@@ -13,8 +13,8 @@ import torch
 
 import thalweg
 from thalweg import _core
-from thalweg.job.attendance import NAMED, Absence, Attendance, sentences
-from thalweg.job.farewell import farewell, reason
+from thalweg.job.common.farewell import farewell, reason
+from thalweg.job.star.attendance import NAMED, Absence, Attendance, sentences
 
 
 class Door:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from thalweg.errors import RoundError
-from thalweg.job.fleet import Fleet, Orders, client_threads
+from thalweg.job.common.fleet import Fleet, Orders, client_threads
 from thalweg.sections import TransportSection
 
 # Nobody listens at the port that means "any".

@@ -8,7 +8,7 @@ import pytest
 
 from tests.record.lines import NODES, line
 from thalweg.cli.summary import graph_lines, graph_summary
-from thalweg.job.graph_result import GraphResult, spread
+from thalweg.job.graph.result import GraphResult, spread
 from thalweg.plan import Plan
 from thalweg.record import RunRecord
 from thalweg.record.nodes import entry

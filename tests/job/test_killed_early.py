@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from thalweg.errors import RoundError
-from thalweg.job import engines, on_graph
+from thalweg.job.graph import run as on_graph
 from thalweg.job.run import run
+from thalweg.job.tree import engines
 from thalweg.plan import Plan
 from thalweg.record import Record
 from thalweg.ui.progress import LineProgress
@@ -36,7 +37,7 @@ class Told(LineProgress):
 @pytest.fixture
 def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dying:
     """Have the processes of nodes be killed where they are told to."""
-    of = {"graph": (on_graph, "thalweg.job.node"), "tree": (engines, "thalweg.job.gateway")}
+    of = {"graph": (on_graph, "thalweg.job.graph.node"), "tree": (engines, "thalweg.job.tree.node")}
 
     def arrange(shape: str, deaths: Deaths) -> None:
         module, program = of[shape]

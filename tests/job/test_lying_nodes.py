@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from thalweg import _core
-from thalweg.job.gateway import Gateway
-from thalweg.job.others import Answer
-from thalweg.job.tree import Tree
+from thalweg.job.tree.node import Gateway
+from thalweg.job.tree.others import Answer
+from thalweg.job.tree.root import Tree
 from thalweg.trees.live import Placed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")

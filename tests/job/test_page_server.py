@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from thalweg.job import page_server
-from thalweg.job.page_server import MOST, PLAIN, TIMEOUT, PageServer, origin
+from thalweg.job.common import page_server
+from thalweg.job.common.page_server import MOST, PLAIN, TIMEOUT, PageServer, origin
 
 LOCAL = "127.0.0.1"
 

@@ -10,7 +10,7 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import MetricsError
-from thalweg.job.participant import take_part
+from thalweg.job.star.participant import take_part
 
 
 class Script:

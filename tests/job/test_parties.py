@@ -10,7 +10,7 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import PlanError
-from thalweg.job.parties import Described, Payload, bytes_of, round_config, server_party
+from thalweg.job.common.parties import Described, Payload, bytes_of, round_config, server_party
 from thalweg.models import PayloadSpec
 from thalweg.plan import Plan
 

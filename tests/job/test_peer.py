@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thalweg.job.parties import bytes_of, round_config
-from thalweg.job.peer import peer_of
+from thalweg.job.common.parties import bytes_of, round_config
+from thalweg.job.graph.peer import peer_of
 from thalweg.plan import Plan
 
 DIGITS = {"job": {"graph": "ring", "clients": 3}, "model": {"name": "lenet"}, "data": {"name": "digits"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from thalweg.errors import ThalwegError
-from thalweg.job.remote import Membership, join_job, listen_url
+from thalweg.job.star.remote import Membership, join_job, listen_url
 from thalweg.plan import Plan
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from thalweg.job import resent
-from thalweg.job.resent import counted, noted, totals
+from thalweg.job.common import resent
+from thalweg.job.common.resent import counted, noted, totals
 
 UNKNOWN = {"down": None, "up": None}
 Members = Mapping[str, Mapping[str, "int | None"]]

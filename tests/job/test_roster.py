@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from thalweg.apps import place_of
-from thalweg.job.roster import Roster
+from thalweg.job.star.roster import Roster
 
 
 def test_places_are_given_in_order_and_kept() -> None:

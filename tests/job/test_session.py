@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from thalweg.errors import LabError, PlanError
-from thalweg.job import session as sessions
+from thalweg.job.common import session as sessions
 from thalweg.lab import client, reaper
 from thalweg.lab.client import RunningLab
 from thalweg.network.spec import CONGESTION

@@ -18,10 +18,10 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import RoundError
-from thalweg.job.session import session
-from thalweg.job.tops import Heard, Node, Top
-from thalweg.job.tree import Tree
-from thalweg.job.tree_nodes import Orders
+from thalweg.job.common.session import session
+from thalweg.job.tree.local_nodes import Orders
+from thalweg.job.tree.root import Tree
+from thalweg.job.tree.tops import Heard, Node, Top
 from thalweg.plan import Plan
 from thalweg.trees.live import Placed
 from thalweg.trees.merging import Part
@@ -90,7 +90,7 @@ class Job:
     def start(self, name: str, number: int) -> None:
         """Start a node, whose number is its seed."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "thalweg.job.gateway"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "thalweg.job.tree.node"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         self.processes[name] = process
         assert process.stdin is not None

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from thalweg import _core
-from thalweg.job import fleet, worker
+from thalweg.job.common import fleet
+from thalweg.job.star import worker
 
 SPEC: dict[str, Any] = {
     "name": "c", "url": "memory://a:0", "options": {}, "config": {"model": "payload:4KB"}, "data_root": None,

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from thalweg import machine
 from thalweg.cli.guest import app
 from thalweg.errors import LabError, PlanError
-from thalweg.job.session import session
+from thalweg.job.common.session import session
 from thalweg.lab import guest
 from thalweg.plan import Plan
 

@@ -16,7 +16,7 @@ import pytest
 
 from thalweg.bench import process
 from thalweg.brokers import base
-from thalweg.job.fleet import Fleet, Member
+from thalweg.job.common.fleet import Fleet, Member
 from thalweg.lab import client, inside, namespaces
 from thalweg.lab import state as states
 from thalweg.machine import grace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.job.core_shares import CoreShare
+from thalweg.job.common.core_shares import CoreShare
 from thalweg.machine.private import open_private
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of other users")

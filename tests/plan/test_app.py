@@ -9,7 +9,7 @@ import pytest
 from thalweg.advise.condition import condition_of
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.errors import ModelError, PlanError, ThalwegError
-from thalweg.job.parties import Described, round_config
+from thalweg.job.common.parties import Described, round_config
 from thalweg.plan import Plan
 
 OPTIONS = {"object": "my_app:App", "options": {"lr": 0.1, "deep": True, "name": "x", "steps": 3}}

@@ -13,8 +13,8 @@ import pyarrow.parquet
 
 from tests.record.conftest import outcome, round_entry
 from thalweg import _core
-from thalweg.job.host import Host
-from thalweg.job.parties import ServerParty
+from thalweg.job.common.parties import ServerParty
+from thalweg.job.star.host import Host
 from thalweg.plan import Plan
 from thalweg.plan.bound import Bound
 from thalweg.record import Record, RunRecord, tables

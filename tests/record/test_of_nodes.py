@@ -9,7 +9,7 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import RecordError
-from thalweg.job.parties import bytes_of
+from thalweg.job.common.parties import bytes_of
 from thalweg.record import checkpoint, of_nodes
 from thalweg.record.of_nodes import Due, start_of, trim, write
 

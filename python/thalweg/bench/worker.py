@@ -24,7 +24,7 @@ def main() -> int:
     from thalweg import _core
     from thalweg.errors import ThalwegError
     from thalweg.flower import run as flower
-    from thalweg.job.ending import end_elsewhere
+    from thalweg.job.common.failure import end_elsewhere
     from thalweg.job.run import run
     from thalweg.lab import guest
     from thalweg.plan import Plan

@@ -12,7 +12,7 @@ from thalweg.cli.plans import Options, given
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
-    from thalweg.job.remote import Membership
+    from thalweg.job.star.remote import Membership
     from thalweg.plan import Plan
 
 Name: TypeAlias = Annotated[
@@ -46,7 +46,7 @@ def command(
     """Take part in a server's job."""
     options = given(context)
     with output(as_json=as_json) as emit:
-        from thalweg.job.remote import join_job
+        from thalweg.job.star.remote import join_job
         from thalweg.plan import Plan
 
         # The server has the job's plan. Here a plan only checks the options that do not depend on the server's plan.
@@ -68,7 +68,7 @@ def member(
     timeout: float,
 ) -> Membership:
     """Return a client's ``Membership`` from its command line. ``own`` has the options that are keys of a plan."""
-    from thalweg.job.remote import Membership
+    from thalweg.job.star.remote import Membership
     from thalweg.transports import registry
 
     return Membership(

@@ -122,7 +122,7 @@ def command(
             config = forwarding.far_end(listen, to, security, own, congestion)
             config["transport"]["login"] = links.login(login_file)
         else:
-            from thalweg.job.remote import Membership, entrance
+            from thalweg.job.star.remote import Membership, entrance
 
             membership = Membership(
                 target=str(via),

@@ -65,7 +65,7 @@ def command(
         return
     with output(as_json=as_json) as emit:
         from thalweg.errors import PlanError
-        from thalweg.job.remote_node import Place, take_part
+        from thalweg.job.graph.remote_node import Place, take_part
         from thalweg.transports import registry
         from thalweg.ui.progress import progress_on_stderr
 
@@ -92,7 +92,7 @@ def _of_tree(
     """Be a node of a tree until its job is over, and return the result."""
     from thalweg.cli.client import note
     from thalweg.errors import PlanError
-    from thalweg.job.remote_gateway import Post, take_post
+    from thalweg.job.tree.remote_node import Post, take_post
     from thalweg.plan import Plan
 
     if parent is None or clients is None or "://" not in listen:

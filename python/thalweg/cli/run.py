@@ -33,7 +33,7 @@ def command(
         chosen = assemble(plan, resume, given(context) | own)
         inside = guest.is_wanted(chosen)
         if inside:
-            from thalweg.job.ending import end_elsewhere
+            from thalweg.job.common.failure import end_elsewhere
 
             # Run the same command line inside the guest.
             program = [sys.executable, "-m", "thalweg", *sys.argv[1:]]

@@ -15,7 +15,7 @@ def command(context: typer.Context, plan: PlanFile = None, *, resume: Resume = N
     """
     overrides = given(context)
     with output(as_json=as_json) as emit:
-        from thalweg.job.remote import listen_url, serve_job
+        from thalweg.job.star.remote import listen_url, serve_job
         from thalweg.ui.progress import progress_on_stderr
 
         chosen = assemble(plan, resume, overrides)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg.job.attendance import sentences
+from thalweg.job.star.attendance import sentences
 from thalweg.trees import live
 from thalweg.ui import terminal
 from thalweg.ui.progress import missing_words
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from thalweg.flower.hosting import FlowerResult
-    from thalweg.job.graph_result import GraphResult
-    from thalweg.job.host import Result
+    from thalweg.job.graph.result import GraphResult
+    from thalweg.job.star.host import Result
     from thalweg.plan.bound import Bound
 
 
@@ -122,7 +122,7 @@ def network_line(result: Result | FlowerResult | GraphResult) -> str | None:
 
 def show(result: Result | GraphResult) -> None:
     """Print the table of a result and the path of its record."""
-    from thalweg.job.graph_result import GraphResult
+    from thalweg.job.graph.result import GraphResult
 
     console = terminal.console()
     if isinstance(result, GraphResult):

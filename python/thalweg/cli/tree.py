@@ -98,7 +98,7 @@ def calibrate(
     """
     with output(as_json=as_json) as emit:
         from thalweg.cli.plans import assemble
-        from thalweg.job.calibrating import calibrated
+        from thalweg.job.tree.calibration import calibrated
         from thalweg.ui.progress import progress_on_stderr
 
         note = progress_on_stderr().note

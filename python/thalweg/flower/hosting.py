@@ -12,9 +12,9 @@ from thalweg import _core, flower
 from thalweg.apps import seed_all
 from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
-from thalweg.job.attendance import Attendance
-from thalweg.job.resent import counted, noted, senders
-from thalweg.job.session import Session
+from thalweg.job.common.resent import counted, noted, senders
+from thalweg.job.common.session import Session
+from thalweg.job.star.attendance import Attendance
 from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.bound import Bound

@@ -19,12 +19,12 @@ from thalweg.apps import FLOWER
 from thalweg.errors import PlanError, RecordError
 from thalweg.flower.app import AppFolder, read
 from thalweg.flower.hosting import FlowerResult, Hosting, recorded
-from thalweg.job import core_shares
-from thalweg.job.attached import Attached, attached
-from thalweg.job.farewell import farewell
-from thalweg.job.fleet import END_SECONDS, Fleet, client_threads
-from thalweg.job.remote import Membership, entrance
-from thalweg.job.session import Session, session
+from thalweg.job.common import core_shares
+from thalweg.job.common.broker import Attached, attached
+from thalweg.job.common.farewell import farewell
+from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
+from thalweg.job.common.session import Session, session
+from thalweg.job.star.remote import Membership, entrance
 from thalweg.machine import grace
 from thalweg.plan import check_transport
 from thalweg.plan.options import client_options, task_options

@@ -1,7 +1,7 @@
 """A process of ``thalweg flower run`` that serves nodes: ``python -m thalweg.flower.worker``.
 
-It reads an order and writes a final report as ``thalweg.job.worker`` does. Its order has the app's folder, the server's
-URL, and the names and options of the nodes.
+It reads an order and writes a final report as ``thalweg.job.star.worker`` does. Its order has the app's folder, the
+server's URL, and the names and options of the nodes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thalweg import _core
-from thalweg.job import worker
-from thalweg.job.farewell import farewell
+from thalweg.job.common.farewell import farewell
+from thalweg.job.star import worker
 from thalweg.tasks import TaskClient
 
 if TYPE_CHECKING:
     from thalweg.flower.client import Node
-    from thalweg.job.fleet import Work
+    from thalweg.job.common.fleet import Work
     from thalweg.tensors.watching import Note
 
 

@@ -1,7 +1,7 @@
 """``thalweg run``: runs a whole job on this machine.
 
 The server runs in this process and each client in a process of its own. A transport that works only inside one process
-has its clients in threads. A job on a graph has no server: ``thalweg.job.on_graph`` runs it.
+has its clients in threads. A job on a graph has no server: ``thalweg.job.graph.run`` runs it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING
 
 from thalweg import _core, apps, machine
 from thalweg.errors import PlanError, RecordError
-from thalweg.job import engines
-from thalweg.job.attached import Attached, attached
-from thalweg.job.fleet import END_SECONDS, Fleet, Orders, client_threads
-from thalweg.job.host import Host, Result, hosting
-from thalweg.job.parties import round_config
-from thalweg.job.session import Session, session
-from thalweg.job.tree import Tree
-from thalweg.job.tree_nodes import TreeNodes
+from thalweg.job.common.broker import Attached, attached
+from thalweg.job.common.fleet import END_SECONDS, Fleet, Orders, client_threads
+from thalweg.job.common.parties import round_config
+from thalweg.job.common.session import Session, session
+from thalweg.job.star.host import Host, Result, hosting
+from thalweg.job.tree import engines
+from thalweg.job.tree.local_nodes import TreeNodes
+from thalweg.job.tree.root import Tree
 from thalweg.machine import grace
 from thalweg.plan import check_transport, choosing, on_trees
 from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
 
 if TYPE_CHECKING:
-    from thalweg.job.graph_result import GraphResult
+    from thalweg.job.graph.result import GraphResult
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
 
 def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result | GraphResult:
-    """Run a job on this machine and return its result. ``thalweg.job.on_graph`` runs a job that has a graph.
+    """Run a job on this machine and return its result. ``thalweg.job.graph.run`` runs a job that has a graph.
 
     With ``resume`` the job continues from that record's checkpoint. Raises PlanError, DataError, ModelError, LabError
     or BrokerError before a client is started; LabError if an emulated network fails; RecordError, RoundError or
@@ -44,7 +44,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         raise PlanError(f"{plan.app.object} is a Flower app", f"Run it with: thalweg flower run {folder}")
     plan, reason = choosing.settled(plan)
     if plan.job.graph is not None:
-        from thalweg.job import on_graph
+        from thalweg.job.graph import run as on_graph
 
         return on_graph.run(plan, progress, resume=resume)
     names = plan.members

@@ -1,0 +1,1 @@
+"""What jobs of every shape share: parties, processes, the network and the broker around them, and metrics."""

@@ -1,0 +1,102 @@
+"""The broker of a run: none, one that the run starts and ends, or one that runs already at the plan's URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.brokers import Broker, Place, Tls, programs
+from thalweg.errors import BrokerError, PlanError
+from thalweg.network.topology import SERVER
+from thalweg.transports import registry
+
+if TYPE_CHECKING:
+    from thalweg.job.common.session import Session
+    from thalweg.plan import Plan
+
+PARTY: Final = "broker"
+
+
+@dataclass
+class Attached:
+    """A run's broker. ``url`` is where the server listens; ``trust`` is what all parties need to log in at the broker.
+
+    Without a broker of the run's own, ``broker`` is None and ``trust`` is empty.
+    """
+
+    url: str
+    broker: Broker | None = None
+    trust: Mapping[str, Any] = field(default_factory=dict)
+
+    def trusting(self, trust: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a party's trust with the broker's login, and its TLS settings if it has any."""
+        return {**trust, **self.trust}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the manifest's facts: ``broker``, or nothing if the run has no broker of its own."""
+        return {} if self.broker is None else {PARTY: self.broker.facts()}
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return the broker's row of the table ``parties``, by name."""
+        return {} if self.broker is None else {PARTY: self.broker.use()}
+
+
+@contextmanager
+def attached(
+    plan: Plan, network: Session, trust: Mapping[str, Any], heard: Callable[[str], None]
+) -> Iterator[Attached]:
+    """Start a broker if the transport needs one and the plan names none; end it at the end.
+
+    ``trust`` is the server's. ``heard`` gets notes about the broker, also from another thread. Raises BrokerError, or
+    PlanError if the plan names a broker outside of its emulated network.
+    """
+    if not registry.can(plan.scheme).broker:
+        yield Attached(network.url)
+        return
+    if "://" in plan.transport.url:
+        if network.lab is not None:
+            raise PlanError(
+                f"the broker {plan.url} is outside of the emulated network",
+                f"Give transport.url = {plan.scheme!r}: the run then starts a broker within it",
+            )
+        yield Attached(plan.url)
+        return
+    found = programs(plan.scheme)
+    program = next((program for program in found if program.find() is not None), None)
+    if program is None:
+        wanted = " or ".join(program.name for program in found)
+        raise BrokerError(
+            f"{plan.scheme} needs a broker, and {wanted} is not installed",
+            f"Install it (as root: make system), or give a broker's address as {plan.scheme}://HOST:PORT",
+        )
+    # The broker runs on the network's host for it, else on the server's, as in FedComm. No CPU quota applies to it.
+    spec = network.spec
+    party = SERVER if network.lab is None or spec is None else spec.broker_host
+    place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
+    with Broker(program, place, tls=_certificates(trust), on_event=heard) as broker:
+        heard(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
+        yield Attached(broker.url(plan.scheme), broker, _told(broker, trust))
+
+
+def _certificates(trust: Mapping[str, Any]) -> Tls | None:
+    """Return the broker's certificate, which is the one made for the run's server; None without TLS."""
+    tls = trust.get("tls")
+    if tls is None:
+        return None
+    return Tls(tls["authority"], tls["identity"]["certificate"], tls["identity"]["key"])
+
+
+def _told(broker: Broker, trust: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the login and TLS settings of all parties. For the broker the server is a client too."""
+    told: dict[str, Any] = {"login": {"user": broker.login.user, "password": broker.login.password}}
+    tls = trust.get("tls")
+    if tls is not None:
+        told["tls"] = {
+            "authority": tls["authority"],
+            "identity": None,
+            "require_client": False,
+            "server_name": "localhost",
+        }
+    return told

@@ -1,0 +1,330 @@
+"""The client processes of ``thalweg run``: ``Fleet`` starts, watches, ends and reaps them by their process ids.
+
+Each process reads its order as a line of JSON from standard input, and writes lines of JSON to standard output: reports
+while it works, which have the key ``say``, and at last its final report. Nodes of graphs and trees run so too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from thalweg import _core, machine
+from thalweg.errors import RoundError
+from thalweg.job.common.farewell import farewell, reason
+from thalweg.job.common.leftovers import end_group
+from thalweg.job.common.parties import maker_of
+from thalweg.job.star.participant import take_part
+from thalweg.lab import guest
+from thalweg.machine.grace import within
+
+END_SECONDS: Final = 10.0
+# The module that a client's process runs.
+WORKER: Final = "thalweg.job.star.worker"
+# Called with a client that has ended early, and why, in the thread that watches this client.
+OnEnd = Callable[[str, str], None]
+# Called with a line that a process writes while it works, in the thread that watches this process.
+OnLine = Callable[[str, dict[str, Any]], None]
+# A client's work: it takes the client's order, and a function for notes.
+Work = Callable[[Mapping[str, Any], Callable[[str], None]], None]
+
+
+@dataclass
+class Member:
+    """One client: its process (None if it is a thread), the thread that watches or runs it, and its final report."""
+
+    name: str
+    thread: threading.Thread
+    process: subprocess.Popen[bytes] | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+    # A signal killed its process, which therefore wrote no final report.
+    was_killed: bool = False
+
+    def join(self, seconds: float) -> None:
+        """Wait until it has ended, at most ``seconds``. Its thread may not run: Ctrl-C may come before it starts."""
+        if self.thread.is_alive():
+            self.thread.join(seconds)
+
+    def is_running(self) -> bool:
+        """Return whether its process runs, or its output is still being read. False for a thread."""
+        return self.process is not None and (self.thread.is_alive() or self.process.poll() is None)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Makes the order of each client of a run: what it reads when it starts."""
+
+    url: str
+    options: Mapping[str, Any]
+    config: Mapping[str, Any]
+    data_root: str | None
+    threads: int | None
+    # Each client's namespace and cgroup, by name, for thalweg.lab.inside. The process enters them first.
+    places: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    # Each client's congestion control, where it differs from that of the options.
+    congestion: Mapping[str, str | None] = field(default_factory=dict)
+    # The user's own app, {"object", "options"}, and patterns of the tensors that travel.
+    app: Mapping[str, Any] | None = None
+    tensors: Sequence[str] | None = None
+    # The URL that each client connects to, where it is not `url`.
+    urls: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        """Return the order of one client. Each client gets a seed of its own."""
+        options = {**self.options, "seed": self.options.get("seed", 0) + number}
+        if name in self.congestion:
+            options["transport"] = {**options.get("transport", {}), "congestion": self.congestion[name]}
+        return {
+            "url": self.urls.get(name, self.url),
+            "name": name,
+            "options": options,
+            "config": dict(self.config),
+            "data_root": self.data_root,
+            "threads": self.threads,
+            "parent": os.getpid(),
+            "place": self.places.get(name),
+            "app": self.app,
+            "tensors": self.tensors,
+        }
+
+
+class Ordering(Protocol):
+    """Makes the order of each client of a run."""
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        """Return the order of one client, the ``number``-th from 1."""
+
+
+class Fleet:
+    """The clients of a run. They are processes, or threads if the transport works only inside one process."""
+
+    def __init__(
+        self,
+        log: Path,
+        on_end: OnEnd,
+        *,
+        in_process: bool = False,
+        work: Work | None = None,
+        program: str = WORKER,
+        on_line: OnLine | None = None,
+    ) -> None:
+        """Keep the settings; start nothing. ``on_end`` is called for each client that ends early.
+
+        A client's process runs the module ``program``; a client's thread runs ``work``. With ``on_line`` a process's
+        standard input stays open for ``tell``, and ``on_line`` gets the lines that it writes while it works.
+        """
+        self._log = log
+        self._on_end = on_end
+        self._on_line = on_line
+        self._in_process = in_process
+        self._work, self._program = work or take_orders, program
+        self.members: list[Member] = []
+        self._ending = False
+
+    def start(self, names: Sequence[str], orders: Ordering) -> None:
+        """Start all clients."""
+        for number, name in enumerate(names, 1):
+            order = orders.of(name, number)
+            member = self._thread(name, order) if self._in_process else self._process(name, order)
+            self.members.append(member)
+            member.thread.start()
+
+    def again(self, name: str, order: Mapping[str, Any]) -> None:
+        """Start a new process for a client whose process has ended.
+
+        The kernel kills that process when the thread that calls this ends (PR_SET_PDEATHSIG).
+        """
+        member = self._process(name, order)
+        self.members = [member if one.name == name else one for one in self.members]
+        member.thread.start()
+
+    def was_killed(self, name: str) -> bool:
+        """Return whether a client's process ended early because a signal killed it."""
+        return any(one.name == name and one.failure is not None and one.was_killed for one in self.members)
+
+    def tell(self, name: str, message: Mapping[str, Any]) -> None:
+        """Send a process a line of JSON. Does nothing if it has ended."""
+        member = next(member for member in self.members if member.name == name)
+        if member.process is not None:
+            _write(member.process.stdin, message)
+
+    def gone(self) -> dict[str, str]:
+        """Return the clients that have ended early, each with why."""
+        return {member.name: member.failure for member in self.members if member.failure is not None}
+
+    def check(self) -> None:
+        """Raise RoundError with the client's own reason if one has ended early. Called before the first round."""
+        for member in self.members:
+            if member.failure is not None:
+                raise self.failed(member)
+
+    def failed(self, member: Member) -> RoundError:
+        """Return the error for a client that ended before the first round."""
+        error = member.report.get("error", {})
+        return RoundError(
+            f"{member.name} could not take part: {error.get('cause', member.failure)}",
+            error.get("hint", f"See {self._log}"),
+        )
+
+    def peaks(self) -> list[int | None] | None:
+        """Return each client's peak memory in bytes, None for a killed one; None if all share the server's process."""
+        return None if self._in_process else [member.report.get("peak_rss_bytes") for member in self.members]
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return the clients' final reports, by name. Killed clients and threads have none."""
+        return {member.name: member.report for member in self.members if member.report}
+
+    def release(self) -> None:
+        """Expect clients to end from now on: an end is no failure any more, and ``on_end`` is not called."""
+        self._ending = True
+
+    def stop(self, *, grace: float = END_SECONDS) -> None:
+        """Wait until all clients have ended; after ``grace`` seconds end the processes that have not. Idempotent.
+
+        After Ctrl-C, processes are ended at once. Threads cannot be ended: those that still run end with this process.
+        """
+        self.release()
+        deadline = time.monotonic() + within(grace, 0.0)
+        for member in self.members:
+            member.join(max(0.0, deadline - time.monotonic()))
+        for end in ("terminate", "kill"):
+            late = [member for member in self.members if member.is_running()]
+            for member in late:
+                getattr(member.process, end)()
+            for member in late:
+                member.join(within(END_SECONDS))
+
+    def _process(self, name: str, order: Mapping[str, Any]) -> Member:
+        environment = dict(os.environ)
+        if order["threads"] is not None:
+            environment["OMP_NUM_THREADS"] = str(order["threads"])
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        # The order is smaller than a pipe's buffer, so this write cannot block.
+        _write(process.stdin, order)
+        if self._on_line is None:
+            _close(process.stdin)
+        member = Member(name, threading.Thread(target=lambda: self._watch(member), daemon=True), process)
+        return member
+
+    def _watch(self, member: Member) -> None:
+        process = member.process
+        if process is None or process.stdout is None:
+            return
+        # Processes that an app leaves behind may keep the client's standard output open. Unless the sweeper ends them,
+        # the loop below gets no end of file.
+        sweeper = threading.Thread(target=_sweep, args=(process,), daemon=True)
+        sweeper.start()
+        with process.stdout as stream:
+            for line in stream:
+                self._heard(member, _parse(line))
+        sweeper.join()
+        code = process.wait()
+        member.was_killed = code < 0
+        _close(process.stdin)
+        said = member.report.get("error", {}).get("cause")
+        self._ended(member, None if code == 0 else said or _how(code))
+
+    def _heard(self, member: Member, said: dict[str, Any]) -> None:
+        """Pass a line with ``say`` to ``on_line``. A line without it is the client's final report."""
+        if "say" not in said:
+            member.report = said or member.report
+        elif self._on_line is not None:
+            self._on_line(member.name, said)
+
+    def _thread(self, name: str, order: Mapping[str, Any]) -> Member:
+        member = Member(name, threading.Thread(target=lambda: self._take_part(member, order), daemon=True))
+        return member
+
+    def _take_part(self, member: Member, order: Mapping[str, Any]) -> None:
+        failure = None
+
+        def note(text: str) -> None:
+            self._note(member.name, text)
+
+        try:
+            self._work(order, note)
+        except Exception as error:  # noqa: BLE001 - nothing catches what a thread raises; the run gets the reason
+            failure = reason(error)
+            self._note(member.name, failure)
+        self._ended(member, failure)
+
+    def _ended(self, member: Member, failure: str | None) -> None:
+        if not self._ending:
+            member.failure = failure or "it ended early"
+            self._on_end(member.name, member.failure)
+
+    def _note(self, name: str, text: str) -> None:
+        with self._log.open("a") as log:
+            line = _core.plain_text(text, 4096)
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())} {name}: {line}\n")
+
+
+def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Take part in the rounds of a job as a client, as its order says. Raises ThalwegError or CoreError."""
+    maker = maker_of(order, note)
+    maker.prepare(order["config"])
+    client = _core.Client(order["url"], order["name"], json.dumps(order["options"]), None)
+    with farewell(client, "the client is done"):
+        take_part(client, maker, note)
+
+
+def _sweep(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended, then end the processes of its group that still run."""
+    process.wait()
+    end_group(process.pid)
+
+
+def client_threads(plan_threads: int | None, clients: int) -> int:
+    """Return how many threads a client computes with: as the plan says, else its share of the cores, at least one."""
+    return plan_threads or max(1, machine.cores() // clients)
+
+
+def _write(stream: IO[bytes] | None, message: Mapping[str, Any]) -> None:
+    # Writing fails if the process has ended. The thread that watches it reports why it ended.
+    with suppress(OSError, ValueError):
+        if stream is not None:
+            stream.write(json.dumps(message).encode() + b"\n")
+            stream.flush()
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    with suppress(OSError):
+        if stream is not None:
+            stream.close()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """Return the JSON object in a process's line. Any other line, such as an app's own output, gives an empty one."""
+    try:
+        said = json.loads(line) if line.startswith(b"{") else {}
+    except ValueError:  # an incomplete line of a killed process, or output of an app that begins like an object
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _named(number: int) -> str:
+    return f" ({signal.Signals(number).name})" if number in set(signal.Signals) else ""
+
+
+def _how(code: int) -> str:
+    how = f"killed by signal {-code}{_named(-code)}" if code < 0 else f"ended with exit code {code}"
+    return f"{how}: {guest.MAPPINGS}" if code == -signal.SIGSEGV and guest.is_inside() else how

@@ -1,0 +1,189 @@
+"""Metrics of a running job for Prometheus: ``--metrics PORT`` serves them at ``http://127.0.0.1:PORT/metrics``.
+
+``/health`` answers ``ok`` as long as the process runs. ``thalweg.job.common.page_server`` serves both.
+
+| metric | what |
+|---|---|
+| ``thalweg_rounds_total`` | finished rounds; on a graph, iterations |
+| ``thalweg_updates_total{state}`` | participants of rounds, by the state of their update |
+| ``thalweg_bytes_total{direction}`` | bytes on clients' links down and up, and between nodes of a tree |
+| ``thalweg_round_seconds`` ``thalweg_completion_seconds`` | histograms: time of a round, and of a tree's aggregation |
+| ``thalweg_clients`` | connected clients |
+| ``thalweg_accuracy`` ``thalweg_loss`` | of the model when it was last evaluated |
+| all others, with ``node`` | work of that node's workers, and its pool (``_OF_NODES``) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from thalweg import _core
+from thalweg.errors import LinkError
+from thalweg.job.common.page_server import PLAIN, PageServer
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+# Metrics of nodes, by name: help text, path of the value in a node's counters, and whether it only grows (a counter).
+_OF_NODES: Final[Mapping[str, tuple[str, str, bool]]] = {
+    "thalweg_workers": ("worker processes that there are to be", "workers", False),
+    "thalweg_workers_started": ("worker processes started", "aggregators_created", True),
+    "thalweg_workers_warm": ("workers that began a round with the process of an earlier one", "warm", True),
+    "thalweg_worker_deaths": ("worker processes that ended while they were wanted", "died", True),
+    "thalweg_worker_cpu_seconds": ("CPU time of workers, as of their last commits", "cpu_seconds", True),
+    "thalweg_folds": ("updates that workers added, one for each worker that adds its part", "now.folds", True),
+    "thalweg_commits": ("times that a worker committed its sums", "commits", True),
+    "thalweg_pool_bytes": ("memory of the pool", "pool_bytes", False),
+    "thalweg_pool_places": ("updates that the pool has room for", "now.places", False),
+    "thalweg_pool_free_places": ("updates that it has room for now", "now.free", False),
+    "thalweg_sums_bytes": ("memory of the workers' sums", "sums_bytes", False),
+}
+_HANDOVER: Final = "thalweg_handover_seconds"
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
+LOOPBACK: Final = "127.0.0.1"
+
+# A function that returns each node's counters, by the node's name.
+Told = Callable[[], Mapping[str, Mapping[str, Any]]]
+
+
+class Exposed:
+    """Serves the metrics of one process, from when it is made until ``close``."""
+
+    def __init__(self, where: str, *, clients: Callable[[], Sequence[str]], nodes: Told) -> None:
+        """Listen at ``where``, PORT or HOST:PORT. ``clients`` returns the connected clients. Raises LinkError."""
+        from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+
+        self._clients, self._nodes = clients, nodes
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._rounds = Counter("thalweg_rounds", "rounds that are over", registry=registry)
+        self._updates = Counter("thalweg_updates", "updates by what became of them", ["state"], registry=registry)
+        self._bytes = Counter("thalweg_bytes", "bytes on links", ["direction"], registry=registry)
+        self._seconds = Histogram("thalweg_round_seconds", "time of a round", buckets=_SECONDS, registry=registry)
+        self._completion = Histogram(
+            "thalweg_completion_seconds",
+            "from the first update that was whole to the mean",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        # Accuracy and loss of the last evaluation; empty before the first.
+        self._model: dict[str, float] = {}
+        registry.register(cast("Any", self))
+        host, port = _place(where)
+        pages = {"/metrics": lambda: _page(registry), "/health": lambda: (PLAIN, b"ok\n")}
+        try:
+            self._server = PageServer(host, port, pages)
+        except OSError as error:
+            raise LinkError(
+                f"cannot give metrics at {host}:{port}: {error.strerror or error}", "Take another port with --metrics"
+            ) from error
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.port}/metrics"
+        self._server.start()
+
+    def round(self, entry: Mapping[str, Any]) -> None:
+        """Count a round. ``entry`` is its entry in the journal, or the core's outcome."""
+        fold = entry.get("fold") or {}
+        self._rounds.inc()
+        for part in _parts(entry):
+            self._updates.labels(part["state"]).inc()
+        for way in ("down", "up"):
+            self._bytes.labels(way).inc(entry.get(f"bytes_{way}") or 0)
+        if "between_bytes" in fold:
+            self._bytes.labels("between").inc(fold["between_bytes"])
+        for histogram, seconds in (
+            (self._seconds, entry.get("seconds")),
+            (self._completion, fold.get("completion_seconds")),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+        for key in ("accuracy", "loss"):
+            if isinstance(entry.get(key), (int, float)):
+                self._model[key] = entry[key]
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics that are read only on request. Prometheus' registry calls this for each request."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        for key, value in list(self._model.items()):
+            yield GaugeMetricFamily(f"thalweg_{key}", f"{key} of the model, as evaluated last", value=value)
+        nodes: Mapping[str, Mapping[str, Any]] = {}
+        with suppress(_core.CoreError):  # the job is ending
+            yield GaugeMetricFamily("thalweg_clients", "clients that are connected", value=len(self._clients()))
+            nodes = self._nodes()
+        if not nodes:
+            return
+        for name, (text, path, grows) in _OF_NODES.items():
+            family = (CounterMetricFamily if grows else GaugeMetricFamily)(name, text, labels=["node"])
+            for node, told in nodes.items():
+                family.add_metric([node], _at(told, path))
+            yield family
+        text = "from a node's note until its worker has the update"
+        handovers = HistogramMetricFamily(_HANDOVER, text, labels=["node"])
+        for node, told in nodes.items():
+            handovers.add_metric([node], *_histogram(told["now"]))
+        yield handovers
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        self._server.close()
+
+
+@contextmanager
+def exposing(
+    where: str | None,
+    note: Callable[[str], None],
+    *,
+    clients: Callable[[], Sequence[str]],
+    nodes: Told = dict,
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Serve metrics at ``where`` if it is given; yield a function that counts a round. Raises LinkError."""
+    if where is None:
+        yield lambda _entry: None
+        return
+    exposed = Exposed(where, clients=clients, nodes=nodes)
+    note(f"metrics: {exposed.url}")
+    try:
+        yield exposed.round
+    finally:
+        exposed.close()
+
+
+def _page(registry: CollectorRegistry) -> tuple[str, bytes]:
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return CONTENT_TYPE_LATEST, generate_latest(registry)
+
+
+def _place(where: str) -> tuple[str, int]:
+    """Return host and port of PORT or HOST:PORT, which the plan's check has accepted. The default host is loopback."""
+    host, _, port = where.rpartition(":")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def _parts(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the participants of a round. A journal's entry has them under ``clients``."""
+    for key in ("clients", "participants"):
+        found = entry.get(key)
+        if isinstance(found, list):
+            return found
+    return ()
+
+
+def _at(told: Mapping[str, Any], path: str) -> float:
+    value: Any = told
+    for key in path.split("."):
+        value = value[key]
+    return float(value)
+
+
+def _histogram(now: Mapping[str, Any]) -> tuple[list[tuple[str, float]], float]:
+    """Return the histogram's cumulative buckets, and the sum of all hand-overs in seconds."""
+    total, buckets = 0, []
+    bounds = [*(f"{bound / 1e6:g}" for bound in now["handover_bounds_us"]), "+Inf"]
+    for bound, count in zip(bounds, now["handover_counts"], strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets, now["handover_sum_us"] / 1e6

@@ -1,0 +1,228 @@
+"""The iterations of a node on a graph: train the model, send it, wait for the neighbours' models, and mix.
+
+``Turns`` holds the mixing weights of each iteration. The core's node does the sending, waiting and mixing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thalweg import algorithms
+from thalweg.apps.metrics import evaluated, returned
+from thalweg.graphs import mixing
+from thalweg.record.nodes import packed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thalweg.graphs import Exchange, Schedule
+    from thalweg.job.graph.peer import Peer
+
+# The weight of each neighbour in an iteration, by name, in the form that the core expects.
+Weights = Mapping[str, float]
+
+
+class CoreNode(Protocol):
+    """The part of the core's node that an iteration uses."""
+
+    @property
+    def ahead(self) -> int: ...
+    def begin(self, round: int, weights: str, then: str | None, to: Sequence[str] | None) -> None: ...  # noqa: A002 - the core's own word
+    def ready(self, round: int) -> int: ...  # noqa: A002
+    def wait(self, round: int, timeout: float | None) -> str | None: ...  # noqa: A002
+
+
+class Swap(Protocol):
+    """Replaces the model in the arena by what an algorithm sends, and turns the exchange's mean into the next model."""
+
+    def before(self) -> None:
+        """Put into the arena what is to be sent. Called after training."""
+
+    def after(self, report: Mapping[str, Any]) -> None:
+        """Put the mixed model into the arena. Called after the exchange, whose result the arena holds."""
+
+
+class Models:
+    """D-PSGD: nodes send their models themselves, and the exchange's mean is the next model."""
+
+    def before(self) -> None:
+        """Change nothing."""
+
+    def after(self, report: Mapping[str, Any]) -> None:
+        """Change nothing."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A node's mixing weights in each iteration.
+
+    ``by_turns`` has those of each graph of a cycle, one graph for one that stays. For a graph that is drawn anew in
+    each iteration ``drawn`` computes them. ``sends`` has the nodes to send to, in the same cycle. If it is empty, the
+    node sends to those whose models it takes.
+    """
+
+    by_turns: Sequence[Weights] = ()
+    drawn: Callable[[int], Weights] | None = None
+    sends: Sequence[Sequence[str]] = ()
+
+    def at(self, iteration: int) -> Weights:
+        """Return the weights of ``iteration``, from 1."""
+        if self.drawn is not None:
+            return self.drawn(iteration)
+        return self.by_turns[(iteration - 1) % len(self.by_turns)]
+
+    def to(self, iteration: int) -> Sequence[str] | None:
+        """Return the nodes to send to in ``iteration``; None for those whose models this node takes."""
+        return self.sends[(iteration - 1) % len(self.sends)] if self.sends else None
+
+    def told(self, iteration: int, ahead: int) -> tuple[str, str | None]:
+        """Return, as JSON, the weights of ``iteration`` and a list of those of the iterations after it.
+
+        The second is None if the weights never change. The core accepts chunks of ``ahead`` iterations beyond the
+        current one. Between two iterations that is one more, so the list has ``ahead`` + 1 entries.
+        """
+        then = [self.at(iteration + later) for later in range(1, ahead + 2)] if self.changes else None
+        return json.dumps(self.at(iteration)), None if then is None else json.dumps(then)
+
+    @property
+    def changes(self) -> bool:
+        """Whether the weights may differ from one iteration to the next."""
+        return self.drawn is not None or len(self.by_turns) > 1
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration of one node.
+
+    ``report`` is the core's: times in seconds of the node's clock, and what each neighbour sent
+    (docs/reference/outcome.md). ``evaluation`` has ``accuracy``, ``loss``, ``seconds``, ``at`` and all ``metrics``, or
+    is None. ``before`` and ``after`` are sketches of the model before and after mixing, shape (64,).
+    """
+
+    number: int
+    report: Mapping[str, Any]
+    samples: int
+    metrics: Mapping[str, Any]
+    evaluation: Mapping[str, Any] | None
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+
+    def line(self, clock: float) -> dict[str, Any]:
+        """Return its line for the record. ``clock``: seconds to add to the node's times for those of the run."""
+        return {
+            "number": self.number,
+            "report": self.report,
+            "clock": clock,
+            "skipped": self.report["skipped"],
+            "samples": self.samples,
+            "metrics": self.metrics,
+            "evaluation": self.evaluation,
+            "before": packed(self.before),
+            "after": packed(self.after),
+        }
+
+
+def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rule) -> Turns:
+    """Return the turns of node ``me``. Its index in ``names`` is its index in the graph."""
+    place = names.index(me)
+
+    def weights(iteration: int) -> Weights:
+        return weights_of(schedule.at(iteration), names, place, rule)
+
+    if schedule.period is None:
+        return Turns(drawn=weights)
+    period = range(1, schedule.period + 1)
+    sends: Sequence[Sequence[str]] = ()
+    if not schedule.at(1).is_mutual:
+        sends = [[names[node] for node in schedule.at(iteration).sends[place]] for iteration in period]
+    return Turns([weights(iteration) for iteration in period], sends=sends)
+
+
+def weights_of(exchange: Exchange, names: Sequence[str], place: int, rule: mixing.Rule) -> Weights:
+    """Return the numbers from which the core computes the mixing weights of one node, by name.
+
+    These are Metropolis-Hastings weights of the neighbours. With "renormalise" the node's own weight is added, because
+    the core scales the weights of models that arrived to a sum of 1. With "paper" the core takes the neighbours'
+    degrees instead, as 1 / (1 + degree).
+    """
+    if rule == "paper":
+        return {names[node]: 1.0 / (1 + len(exchange.hears[node])) for node in exchange.hears[place]}
+    row = mixing.metropolis_row(exchange, place)
+    return {names[node]: weight for node, weight in row.items() if node != place or rule == "renormalise"}
+
+
+def iterate(
+    node: CoreNode,
+    peer: Peer,
+    turns: Turns,
+    rounds: int,
+    *,
+    config: Callable[[int], Mapping[str, Any]],
+    tests: Callable[[int], bool],
+    first: int = 1,
+    swap: Swap | None = None,
+) -> Iterator[Iteration]:
+    """Run iterations ``first`` to ``rounds`` and yield each as it ends. A node that falls behind may skip some.
+
+    ``config`` returns an iteration's config for training, and ``tests`` whether to evaluate after it. ``swap`` replaces
+    the models by what an algorithm sends. Raises CoreError if a neighbour refuses this node, MetricsError for a value
+    that is not a metric, and whatever the app raises.
+    """
+    now = [first]
+
+    def numbers() -> Iterable[int]:
+        while now[0] <= rounds:
+            yield now[0]
+
+    def step(number: int) -> Iteration:
+        done = _step(node, peer, turns, number, config=config(number), tests=tests, swap=swap or Models())
+        now[0] = int(done.report["next"])
+        return done
+
+    return algorithms.find(algorithms.ON_GRAPHS).rounds(step, numbers())
+
+
+def _step(
+    node: CoreNode,
+    peer: Peer,
+    turns: Turns,
+    number: int,
+    *,
+    config: Mapping[str, Any],
+    tests: Callable[[int], bool],
+    swap: Swap,
+) -> Iteration:
+    weights, then = turns.told(number, node.ahead)
+    node.begin(number, weights, then, turns.to(number))
+    samples, metrics = peer.train(config)
+    before = peer.sketch()
+    swap.before()
+    sent = node.ready(number)
+    report: dict[str, Any] = json.loads(_waited(node, sent))
+    swap.after(report)
+    mixed = time.monotonic()
+    after = peer.sketch()
+    evaluation = _evaluation(peer, report, mixed) if tests(sent) else None
+    return Iteration(sent, report, samples, returned("train", metrics), evaluation, before, after)
+
+
+def _waited(node: CoreNode, number: int) -> str:
+    while True:
+        report = node.wait(number, None)
+        if report is not None:
+            return report
+
+
+def _evaluation(peer: Peer, report: Mapping[str, Any], mixed: float) -> dict[str, Any] | None:
+    begin = time.monotonic()
+    metrics = returned("evaluate", peer.evaluate())
+    end = time.monotonic()
+    if not metrics:
+        return None
+    at = report["mixed_at"] + end - mixed
+    return {**evaluated(metrics), "seconds": end - begin, "at": at, "metrics": metrics}

@@ -1,0 +1,213 @@
+"""A node's process of ``thalweg run`` on a graph: ``python -m thalweg.job.graph.node``.
+
+The node reads its order, then exchanges lines of JSON with the run's process (``thalweg.job.graph.run``). It writes to
+standard output and reads standard input:
+
+1. The node writes ``{"say": "here", "address", "update_bytes", "tensors", "parameters"}`` when it listens.
+2. The run answers ``{"neighbours": {name: url}}``, and the node connects to its neighbours.
+3. The node writes ``{"say": "met"}`` when all are connected.
+4. The run answers ``{"begin": clock}``: the reading of the monotonic clock at which the run begins.
+5. The node writes ``{"say": "iteration", ...}`` after each iteration (``Iteration.line``), at last ``{"say": "done"}``.
+
+If a checkpoint is due after an iteration, the node writes its model to the record before it reports the iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg import _core
+from thalweg.algorithms import choco
+from thalweg.errors import LinkError
+from thalweg.job.common import core_shares
+from thalweg.job.common.farewell import farewell
+from thalweg.job.common.parties import bytes_of, round_config
+from thalweg.job.graph.iterations import Iteration, Turns, iterate, turns_of
+from thalweg.job.graph.peer import Peer, peer_of
+from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.record import checkpoint, of_nodes
+from thalweg.record.of_nodes import Due
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A node that listens, with its model. ``clock`` is the monotonic time at which the core's clock reads 0."""
+
+    plan: Plan
+    name: str
+    node: _core.Node
+    peer: Peer
+    clock: float
+
+    def meet(
+        self,
+        neighbours: Mapping[str, str],
+        turns: Turns,
+        note: Note,
+        *,
+        done: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Connect to neighbours, given as URLs by name. Returns when all are connected.
+
+        ``done`` is the last finished iteration. The node accepts models of the next one at once, since a neighbour may
+        begin it earlier. Raises LinkError if a neighbour is missing after ``timeout`` seconds, CoreError if one
+        refuses this node.
+        """
+        self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.told(done + 1, self.node.ahead))
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.node.gather(len(neighbours), WAIT_SLICE) < len(neighbours):
+            self.tell(note)
+            if end is not None and time.monotonic() > end:
+                away = sorted(set(neighbours) - set(json.loads(self.node.connected())))
+                raise LinkError(
+                    f"{self.name} has not met {', '.join(away[:8])} after {timeout:g} s",
+                    "Start them, or see whether their addresses can be reached from here",
+                )
+
+    def tell(self, note: Note) -> None:
+        """Give ``note`` the events of the node's links since the last call."""
+        for event in json.loads(self.node.events()):
+            note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # a stranger's name is ""
+
+    def iterations(
+        self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None, *, done: int = 0
+    ) -> Iterator[Iteration]:
+        """Run all iterations after ``done`` and yield each: D-PSGD, or CHOCO-SGD with step size ``gamma`` if given.
+
+        ``threads`` returns how many threads the next training may use.
+        """
+        plan, names = self.plan, self.plan.members
+        swap = None if gamma is None else choco.Replicas(self.peer.arena, gamma, plan.layers.format, alike=not done)
+
+        def config(number: int) -> Mapping[str, Any]:
+            if threads is not None:
+                core_shares.limit(threads())
+            return round_config(plan, number, names)
+
+        return iterate(
+            self.node,
+            self.peer,
+            turns,
+            plan.job.rounds,
+            config=config,
+            tests=plan.tests,
+            first=done + 1,
+            swap=swap,
+        )
+
+    def keep(self, record: Path, due: Due, number: int) -> int | None:
+        """Write the model to the record if a checkpoint is due after iteration ``number``.
+
+        Returns the iteration that the checkpoint is named after, or None if none was due.
+        """
+        kept = due.after(number)
+        if kept is not None:
+            arena = self.peer.arena
+            place = self.plan.members.index(self.name) + 1
+            of_nodes.write(record, place, kept, arena.layout.tensors, bytes_of(arena))
+        return kept
+
+
+@contextmanager
+def standing(
+    plan: Plan,
+    name: str,
+    listen: str,
+    options: Callable[[Peer], Mapping[str, Any]],
+    note: Note,
+    *,
+    start: Path | None = None,
+    done: str = "the node is done",
+) -> Iterator[Standing]:
+    """Build the plan's model and listen with it. When the block ends, finish sending and leave.
+
+    If the block raises, the node's goodbye carries the reason. ``options`` makes the core's options once the model is
+    there. ``start`` is a checkpoint to load instead of the common initial model. Raises RecordError, PlanError,
+    DataError, ModelError, AppError, and CoreError if the node cannot listen.
+    """
+    peer = peer_of(plan, name, note)
+    if start is not None:
+        checkpoint.read(start, peer.arena.layout.tensors, bytes_of(peer.arena))
+    node = _core.Node(peer.arena, name, listen, json.dumps(options(peer)))
+    # The core's clock began when the node was made, a moment ago.
+    clock = time.monotonic()
+    with farewell(node, done):
+        yield Standing(plan, name, node, peer, clock)
+        node.finish_sending()
+
+
+def take_part(order: Mapping[str, Any], note: Note) -> None:
+    """Take part in a job as an order of ``thalweg.job.graph.run`` says.
+
+    Raises LinkError if the run ends before this node begins, and what ``standing``, ``Standing.meet`` and
+    ``Standing.iterations`` raise.
+    """
+    from thalweg.plan import Plan
+
+    plan, name = Plan.of(order["plan"], "the order"), order["name"]
+    record, done = Path(order["record"]), order["done"]
+    start = None if order["start"] is None else Path(order["start"])
+    due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
+
+    def options(peer: Peer) -> Mapping[str, Any]:
+        return {**order["options"], "start": peer.checksum() if start is None else None}
+
+    with standing(plan, name, order["url"], options, note, start=start) as here:
+        layout = here.peer.arena.layout
+        facts = {
+            "update_bytes": len(here.peer.arena),
+            "tensors": len(layout.tensors),
+            "parameters": here.peer.parameters,
+        }
+        _say({"say": "here", "address": here.node.address, **facts})
+        turns = _turns(plan, order)
+        here.meet(_heard("neighbours"), turns, note, done=done)
+        _say({"say": "met"})
+        clock = here.clock - _heard("begin")
+        for iteration in here.iterations(turns, order["gamma"], done=done):
+            here.keep(record, due, iteration.number)
+            _say({"say": "iteration", **iteration.line(clock)})
+            here.tell(note)
+        _say({"say": "done"})
+
+
+def _turns(plan: Plan, order: Mapping[str, Any]) -> Turns:
+    """Return the node's turns from the order. If the order has none, the node draws a random graph's turns itself."""
+    given: Sequence[Mapping[str, float]] | None = order["turns"]
+    if given is not None:
+        return Turns(given, sends=order["sends"])
+    from thalweg.plan.on_graphs import schedule_of
+
+    return turns_of(schedule_of(plan), plan.members, order["name"], plan.weights)
+
+
+def _say(said: Mapping[str, Any]) -> None:
+    # The leading newline ends a line that an app may have left unfinished on standard output.
+    print("\n" + json.dumps(said), flush=True)  # noqa: T201 - the parent reads it
+
+
+def _heard(key: str) -> Any:
+    """Read the parent's next line and return its value of ``key``. Raises LinkError at the end of standard input."""
+    line = sys.stdin.readline()
+    if not line:
+        raise LinkError("the run ended before this node began", "See why in its log")
+    return json.loads(line)[key]
+
+
+if __name__ == "__main__":
+    from thalweg.job.star import worker
+
+    sys.exit(worker.main(lambda: take_part))

@@ -1,0 +1,136 @@
+"""``thalweg node PLAN --name NAME``: one node of a graph whose other nodes run elsewhere. It writes its own record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from thalweg import machine
+from thalweg.errors import PlanError, RecordError
+from thalweg.job.common import core_shares
+from thalweg.job.common.failure import recording
+from thalweg.job.common.metrics import exposing
+from thalweg.job.graph.iterations import turns_of
+from thalweg.job.graph.node import standing
+from thalweg.job.graph.peer import Peer
+from thalweg.job.graph.result import GraphResult
+from thalweg.job.graph.run import opened
+from thalweg.plan import check_transport
+from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
+from thalweg.plan.options import node_options
+from thalweg.record import Record
+from thalweg.record.nodes import entry
+from thalweg.record.of_nodes import Due, start_of
+from thalweg.transports import links, pki, registry
+from thalweg.ui.progress import iteration_line
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.ui.progress import Progress
+
+# The command that resumes a node, in words: this process does not know the paths on its command line.
+AGAIN: Final = "the same command with"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node listens, and its identity: name, and certificates and key in PEM files.
+
+    Without ``listen`` it listens where the plan says.
+    """
+
+    name: str
+    listen: str | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    timeout: float = 300.0
+    # A record of this node to resume.
+    resume: Path | None = None
+
+
+def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
+    """Run a node of a plan's graph until the job is done, and return this node's part of the result.
+
+    With ``place.resume`` the node continues from that record's checkpoint. If its neighbours are further, it rejoins
+    them as a node that had lost its links. Raises PlanError for a plan that does not say where all nodes are, LinkError
+    if a neighbour is missing after ``place.timeout`` seconds, CoreError if one refuses this node.
+    """
+    check_transport(plan, registry.transports())
+    schedule, name = schedule_of(plan), place.name
+    hosts = _hosts(plan, name)
+    listen = place.listen or f"{plan.scheme}://{hosts[name]}"
+    trust = links.node_trust(listen, *_identity(place), plan.security.tls)
+    progress.note(graph_line(plan, schedule))
+    number = plan.members.index(name)
+    around = [plan.members[other] for other in schedule.links.neighbours[number]]
+    # All nodes must put the same job number into their chunks. They derive it from the plan, which all have in common.
+    job = int(plan.digest()[:15], 16)
+    digests = {"plan": plan.digest(), "graph": schedule.digest()}
+
+    def options(peer: Peer) -> Mapping[str, object]:
+        start = {} if place.resume is not None else {"start": peer.checksum()}
+        return node_options(plan, trust, number=number + 1, job=job, digests={**digests, **start})
+
+    start = None if place.resume is None else _start(place.resume, number + 1, plan)
+    with core_shares.CoreShare() as share, standing(plan, name, listen, options, progress.note, start=start) as here:
+        facts = facts_of(plan, schedule, here.node.address, tls="tls" in trust)
+        record, done = opened(plan, place.resume, {"node": name, **facts})
+        due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
+        progress.note(f"listening on {here.node.address}, record: {record.path}")
+        with (
+            recording(record, progress, AGAIN),
+            exposing(plan.record.metrics, progress.note, clients=lambda: around) as count,
+        ):
+            record.watch(count)
+            progress.note(f"waiting for {', '.join(around)}")
+            turns = turns_of(schedule, plan.members, name, plan.weights)
+            addresses = {other: f"{plan.scheme}://{hosts[other]}" for other in around}
+            here.meet(addresses, turns, progress.note, done=done, timeout=place.timeout)
+            threads = core_shares.threads_of(share, plan.training.threads, progress.note)
+            for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
+                row = entry(iteration.number, {name: iteration.line(0.0)}, 1)
+                kept = here.keep(record.path, due, iteration.number)
+                record.append(row)
+                if kept is not None:
+                    record.mark(kept)
+                line = iteration_line(row, plan.job.rounds)
+                record.log(line)
+                progress.note(line)
+                here.tell(progress.note)
+            used = {"cpu_seconds": machine.cpu_seconds(), "peak_rss_bytes": machine.peak_rss_bytes()}
+            record.table("parties", [{"party": name, **used}])
+            record.finish("complete")
+    return GraphResult.of(plan, record, {name: used}, {}, None)
+
+
+def _start(folder: Path, number: int, plan: Plan) -> Path:
+    """Return the checkpoint of a node's record. Raises RecordError if there is none, or it is of another node."""
+    record = Record(folder)
+    if record.manifest.get("node") != plan.members[number - 1]:
+        raise RecordError(f"{folder} is not a record of this node", "Name one that it made itself")
+    done = record.checkpoint_round
+    if done is None:
+        raise RecordError(f"{folder} has no checkpoint", "Start the node anew; record.checkpoint_every makes them")
+    return start_of(folder, number, len(plan.members), done)
+
+
+def _hosts(plan: Plan, name: str) -> Mapping[str, str]:
+    """Return each node's host:port, by name. Raises PlanError if the plan has none, or no node ``name``."""
+    hosts = plan.hosts.nodes
+    if hosts is None:
+        raise PlanError("the plan does not say where nodes are", "Give [hosts.nodes]: each node's name = host:port")
+    if name not in hosts:
+        raise PlanError(f"[hosts.nodes] has no node {name!r}", f"Known: {', '.join(hosts)}")
+    return hosts
+
+
+def _identity(place: Place) -> tuple[str | None, Mapping[str, str] | None]:
+    if (place.cert is None) != (place.key is None):
+        raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
+    authority = None if place.ca is None else pki.read(place.ca)
+    if place.cert is None or place.key is None:
+        return authority, None
+    return authority, {"certificate": pki.read(place.cert), "key": pki.read(place.key)}

@@ -1,0 +1,112 @@
+"""The result of a job on a graph, computed from its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thalweg.job.common.session import Session
+    from thalweg.plan import Plan
+    from thalweg.record import RunRecord
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """The result of a job on a graph. ``gone``: nodes that ended early, each with the reason.
+
+    ``seconds`` and ``exchange_seconds`` are mean, median and standard deviation over all iterations of all nodes.
+    ``accuracy`` is the spread over the nodes' models in the last iteration with an evaluation. ``drift`` is the mean
+    over iterations; ``disagreement`` is that of the last iteration that has one.
+    """
+
+    plan: Plan
+    record: RunRecord
+    gone: Mapping[str, str]
+    iterations: int
+    seconds: Mapping[str, float] | None
+    exchange_seconds: Mapping[str, float] | None
+    chunks_used: float | None
+    bytes_sent: int
+    accuracy: Mapping[str, float] | None
+    drift: float | None
+    disagreement: float | None
+    peak: int | None
+    emulation: str
+    emulation_reason: str | None
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        record: RunRecord,
+        reports: Mapping[str, Mapping[str, Any]],
+        gone: Mapping[str, str],
+        network: Session | None,
+    ) -> GraphResult:
+        """Compute the result from a run's record. ``reports`` are the final reports of its nodes."""
+        from array import array
+
+        seconds, exchange, drifts = array("d"), array("d"), array("d")
+        used = expected = sent = count = 0
+        accuracy: dict[str, float] | None = None
+        disagreement: float | None = None
+        for entry in record.rounds():
+            count += 1
+            nodes = list(entry["nodes"].values())
+            seconds.extend(node["seconds"] for node in nodes)
+            exchange.extend(node["exchange_seconds"] for node in nodes)
+            used += sum(node["chunks_used"] for node in nodes)
+            expected += sum(node["chunks_expected"] for node in nodes)
+            sent += entry["bytes_up"]
+            drifts.extend([] if entry["drift"] is None else [entry["drift"]])
+            # It is None in an iteration in which only one node took part.
+            disagreement = disagreement if entry["disagreement"] is None else entry["disagreement"]
+            found = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
+            accuracy = spread([one for one in found if one is not None], "mean", "std") or accuracy
+        peaks = [report["peak_rss_bytes"] for report in reports.values() if report.get("peak_rss_bytes")]
+        return cls(
+            plan=plan,
+            record=record,
+            gone=gone,
+            iterations=count,
+            seconds=spread(seconds),
+            exchange_seconds=spread(exchange),
+            chunks_used=used / expected if expected else None,
+            bytes_sent=sent,
+            accuracy=accuracy,
+            drift=sum(drifts) / len(drifts) if drifts else None,
+            disagreement=disagreement,
+            peak=max(peaks, default=None),
+            emulation="none" if network is None else network.emulation,
+            emulation_reason=None if network is None else network.reason,
+        )
+
+    def table(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints. Times are in seconds, sizes in bytes, accuracy is 0 to 1."""
+        return {
+            "graph": self.plan.job.graph,
+            "nodes": self.plan.job.clients,
+            "iterations": self.iterations,
+            "iteration_seconds": self.seconds,
+            "exchange_seconds": self.exchange_seconds,
+            "chunks_used": self.chunks_used,
+            "bytes_sent": self.bytes_sent,
+            "accuracy": self.accuracy,
+            "drift": self.drift,
+            "disagreement": self.disagreement,
+            "peak_rss_bytes": self.peak,
+            "record": str(self.record.path),
+        }
+
+
+def spread(values: Iterable[float], *names: str) -> dict[str, float] | None:
+    """Return mean, median and population standard deviation, or only those in ``names``; None without values."""
+    import numpy as np
+
+    known = np.asarray(values if hasattr(values, "__len__") else list(values), dtype=np.float64)
+    if not known.size:
+        return None
+    found = {"mean": known.mean(), "median": np.median(known), "std": known.std()}
+    return {name: float(found[name]) for name in names or found}

@@ -1,0 +1,302 @@
+"""``thalweg run`` with a graph: a job without a server on this machine, each node in a process of its own.
+
+This process starts the nodes (``thalweg.job.graph.node``), sends each its neighbours' addresses and writes the record.
+No model passes through it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.errors import RecordError, RoundError
+from thalweg.job.common.failure import recording
+from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
+from thalweg.job.common.metrics import exposing
+from thalweg.job.common.session import Session, session
+from thalweg.job.graph.entries import Collector
+from thalweg.job.graph.iterations import turns_of
+from thalweg.job.graph.result import GraphResult
+from thalweg.machine import grace
+from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.plan import check_transport
+from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
+from thalweg.plan.options import node_options
+from thalweg.record import RunRecord
+from thalweg.record.of_nodes import Due, start_of
+from thalweg.transports import links, registry
+from thalweg.ui.progress import iteration_line
+
+if TYPE_CHECKING:
+    from thalweg.graphs import Schedule
+    from thalweg.plan import Plan
+    from thalweg.ui.progress import Progress
+
+# The module that a node's process runs.
+PROGRAM: Final = "thalweg.job.graph.node"
+# How often at most all nodes are started again because one was killed before all had met.
+RESTARTS: Final = 3
+# Lines of nodes that wait to be recorded; a node that says more waits.
+MOST_LINES: Final = 1024
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Makes the order of each node of a run: what its process reads when it starts."""
+
+    plan: Plan
+    schedule: Schedule
+    # Each node's tokens and certificates, by name.
+    trusts: Mapping[str, Mapping[str, Any]]
+    session: Session
+    record: RunRecord
+    # The iteration after which a resumed job continues; 0 for a new job.
+    done: int = 0
+    job: int = field(default_factory=lambda: secrets.randbits(63))
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        """Return the order of one node."""
+        plan, turns = self.plan, turns_of(self.schedule, self.plan.members, name, self.plan.weights)
+        digests, folder = {"plan": plan.digest(), "graph": self.schedule.digest()}, self.record.path
+        options = node_options(
+            plan, self.trusts[name], number=number, job=self.job, digests=digests, emulate=self.session.layers
+        )
+        return {
+            "name": name,
+            "plan": plan.given(),
+            "url": self.session.listening(name),
+            "options": options,
+            "turns": None if turns.drawn is not None else list(turns.by_turns),
+            "sends": list(turns.sends),
+            "gamma": gamma_of(plan, self.schedule),
+            "record": str(folder.resolve()),
+            "done": self.done,
+            "start": str(start_of(folder, number, len(plan.members), self.done).resolve()) if self.done else None,
+            "threads": None if plan.is_payload else client_threads(plan.training.threads, plan.job.clients),
+            "parent": os.getpid(),
+            "place": self.session.place(name),
+        }
+
+
+class Course:
+    """Drives a run's nodes: starts them, lets them meet, and records their iterations.
+
+    Threads of the fleet put the nodes' lines into a queue, and the main thread takes them out.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        network: Session,
+        record: RunRecord,
+        progress: Progress,
+        *,
+        done: int = 0,
+    ) -> None:
+        """``done`` is the iteration after which a resumed job continues; 0 for a new job."""
+        self._plan, self._schedule, self._network = plan, schedule, network
+        self._record, self._progress = record, progress
+        self._said: Queue[tuple[str, Mapping[str, Any]]] = Queue(MOST_LINES)
+        self._collector = Collector(plan.members)
+        self.fleet = self._new_fleet()
+        self._restarts = 0
+        self._due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
+        self._over = False
+        self.facts: Mapping[str, Any] = {}
+        self.gone: dict[str, str] = {}
+
+    def _new_fleet(self) -> Fleet:
+        return Fleet(self._record.log_path, self._ended, program=PROGRAM, on_line=self._hear)
+
+    def meet(self, orders: Orders) -> None:
+        """Start all nodes, and let each meet its neighbours. Raises RoundError if one cannot take part.
+
+        If a node is killed meanwhile, all are started again, because the others already have its old address. No
+        iteration has begun, so none is lost.
+        """
+        self._progress.note(f"starting {len(self._plan.members)} nodes")
+        while not self._met(orders):
+            self.drain()
+            self.fleet.stop(grace=0.0)
+            self.drain()
+            self._over = False
+            self.fleet = self._new_fleet()
+
+    def _met(self, orders: Orders) -> bool:
+        """Start all nodes and wait until each has met its neighbours. Return False if all must be started again."""
+        names = self._plan.members
+        self.fleet.start(names, orders)
+        here = self._each("here")
+        if here is None:
+            return False
+        self.facts = {key: next(iter(here.values()))[key] for key in ("update_bytes", "tensors", "parameters")}
+        addresses = {name: said["address"] for name, said in here.items()}
+        for place, name in enumerate(names):
+            around = [names[neighbour] for neighbour in self._schedule.links.neighbours[place]]
+            self.fleet.tell(name, {"neighbours": {neighbour: addresses[neighbour] for neighbour in around}})
+        return self._each("met") is not None
+
+    def go(self) -> None:
+        """Let all nodes begin, and record their iterations until all have ended.
+
+        Raises RoundError if no iteration was recorded.
+        """
+        self._network.begin(self._record)
+        clock = monotonic()
+        for name in self._plan.members:
+            self.fleet.tell(name, {"begin": clock})
+        recorded = 0
+        while self._collector.working:
+            name, said = self._next()
+            kind = said["say"]
+            if kind == "iteration":
+                recorded += self._keep(self._collector.add(name, said))
+            elif kind in ("done", "ended"):
+                if kind == "ended" and name in self._collector.working:
+                    self._lost(name, str(said["why"]))
+                recorded += self._keep(self._collector.gone(name))
+        if not recorded:
+            raise RoundError(
+                f"no node finished an iteration: {next(iter(self.gone.values()), 'all are gone')}",
+                f"See {self._record.log_path}",
+            )
+
+    def _each(self, kind: str) -> dict[str, Mapping[str, Any]] | None:
+        """Wait until each node has sent a line ``kind``; return the lines by node.
+
+        Returns None if a node was killed, so that all must be started again. Raises RoundError if a node failed, or if
+        nodes were killed more than ``RESTARTS`` times.
+        """
+        heard: dict[str, Mapping[str, Any]] = {}
+        while len(heard) < len(self._plan.members):
+            name, said = self._next()
+            if said["say"] == "ended":
+                if not self.fleet.was_killed(name) or self._restarts >= RESTARTS:
+                    raise RoundError(*self._reason(name, said["why"]))
+                self._restarts += 1
+                self._told(f"{name} was lost before the nodes had met: {said['why']}; starting all nodes again")
+                return None
+            if said["say"] == kind:
+                heard[name] = said
+        return heard
+
+    def _next(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the next line of any node, with its name. While waiting, check for a failed network and for Ctrl-C.
+
+        Raises LabError, and KeyboardInterrupt if a library swallowed an earlier one.
+        """
+        while True:
+            grace.end_if_interrupted()
+            self._network.check()
+            with suppress(Empty):
+                return self._said.get(timeout=WAIT_SLICE)
+
+    def _keep(self, entries: Iterable[Mapping[str, Any]]) -> int:
+        """Record iterations that all nodes have finished; return how many."""
+        kept = 0
+        for row in entries:
+            kept += 1
+            self._record.append(row)
+            marked = self._due.after(row["round"])
+            if marked is not None:  # every node has written its model before it reported this iteration
+                self._record.mark(marked)
+            line = iteration_line(row, self._plan.job.rounds)
+            self._record.log(line)
+            self._progress.note(line)
+        return kept
+
+    def _hear(self, name: str, said: Mapping[str, Any]) -> None:
+        """Queue a node's line. Called by a thread of the fleet, which blocks while the queue is full."""
+        if not self._over:
+            self._said.put((name, said))
+
+    def _ended(self, name: str, why: str) -> None:
+        """Queue that a node's process has ended early. Called by a thread of the fleet."""
+        self._hear(name, {"say": "ended", "why": why})
+
+    def left(self) -> list[str]:
+        """Return the nodes that have not ended early."""
+        return [name for name in self._plan.members if name not in self.gone]
+
+    def drain(self) -> None:
+        """Drop queued and later lines, so that no thread of the fleet blocks on the queue while nodes are stopped."""
+        self._over = True
+        with suppress(Empty):
+            while True:
+                self._said.get_nowait()
+
+    def _reason(self, name: str, why: str) -> tuple[str, str]:
+        """Return why a node could not take part and what to do: from its final report, if it wrote one."""
+        error = self.fleet.reports().get(name, {}).get("error", {})
+        again = f", {self._restarts + 1} times" if self._restarts else ""
+        cause, hint = error.get("cause", f"{why}{again}"), error.get("hint", f"See {self._record.log_path}")
+        return f"{name} could not take part: {cause}", hint
+
+    def _lost(self, name: str, why: str) -> None:
+        self.gone[name] = why
+        self._told(f"{name} is gone: {why}")
+
+    def _told(self, text: str) -> None:
+        self._progress.note(text)
+        self._record.log(text)
+
+
+def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphResult:
+    """Run a job on a graph on this machine and return its result.
+
+    If a node ends early once the run has begun, the others continue without it. With ``resume`` all nodes continue
+    from that record's checkpoint, also those that had ended early. Raises PlanError, DataError, ModelError or LabError
+    before anything begins; LabError if an emulated network fails; RoundError if a node cannot take part at all or no
+    iteration finishes; RecordError. All nodes have ended when it returns or raises.
+    """
+    check_transport(plan, registry.transports())
+    schedule = schedule_of(plan)
+    trusts = links.mutual_trust(plan.security, plan.url, plan.members)
+    progress.note(graph_line(plan, schedule))
+    with session(plan, plan.members, progress.note) as network:
+        facts = facts_of(plan, schedule, plan.url, tls=links.uses_tls(plan.security, plan.url))
+        record, done = opened(plan, resume, {**facts, **network.facts()})
+        progress.note(f"record: {record.path}")
+        course = Course(plan, schedule, network, record, progress, done=done)
+        with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=course.left) as count:
+            record.watch(count)
+            try:
+                course.meet(Orders(plan, schedule, trusts, network, record, done))
+                record.note(**course.facts)
+                course.go()
+            finally:
+                _end(course, network, record, progress)
+            record.note(gone=course.gone)
+            record.finish("complete")
+    return GraphResult.of(plan, record, course.fleet.reports(), course.gone, network)
+
+
+def opened(plan: Plan, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
+    """Make a record, or open the one to resume; return it and its checkpoint's iteration, which is 0 for a new one."""
+    if resume is None:
+        return RunRecord.create(plan, facts), 0
+    record = RunRecord.resume(resume, plan)
+    return record, int(record.manifest["resumed_after_round"])
+
+
+def _end(course: Course, network: Session, record: RunRecord, progress: Progress) -> None:
+    """End all nodes, and record the network's tables. A RecordError becomes a note.
+
+    So it cannot replace the error that ended the job.
+    """
+    network.end_stress()
+    course.fleet.release()
+    course.drain()
+    course.fleet.stop(grace=0.0 if network.has_failed or grace.is_hurried() else END_SECONDS)
+    try:
+        network.finish(record, course.fleet.reports())
+    except RecordError as error:
+        progress.note(f"the record is not complete: {error}")

@@ -1,0 +1,348 @@
+"""The server's side of a job with rounds: the listening server, its model and its record.
+
+``thalweg run`` (``thalweg.job.run``) and servers of distributed jobs (``thalweg.job.star.remote``) both use it:
+``hosting`` makes a ``Host``, and ``Host.serve`` runs the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import _core, algorithms, apps, machine
+from thalweg.apps.metrics import Intake
+from thalweg.errors import RecordError
+from thalweg.job.common.failure import RUN, end_badly
+from thalweg.job.common.metrics import exposing
+from thalweg.job.common.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
+from thalweg.job.common.resent import COUNT_SECONDS, Counts, counted, noted, senders, totals
+from thalweg.job.common.session import SERVER
+from thalweg.job.star.attendance import Absence, Attendance, sentences
+from thalweg.job.tree.root import Serving, Tree, tree_of
+from thalweg.machine.grace import end_if_interrupted
+from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.plan import check_transport
+from thalweg.plan.bound import Bound, bound_of
+from thalweg.plan.on_trees import has_nodes
+from thalweg.plan.options import server_options
+from thalweg.record import RunRecord, entry
+from thalweg.transports import registry
+from thalweg.trees import live
+from thalweg.ui.progress import round_line
+
+if TYPE_CHECKING:
+    from thalweg.job.common.session import Session
+    from thalweg.plan import Plan
+    from thalweg.ui.progress import Progress
+
+SHOWN: Final = (
+    "round",
+    "accuracy",
+    "loss",
+    "client_accuracy",
+    "client_loss",
+    "seconds",
+    "communication_seconds",
+    "fedcomm_communication_seconds",
+    "bytes_down",
+    "bytes_up",
+    "participants",
+    "expected",
+    "complete",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a job. ``peaks``: each client's peak memory in bytes; None if clients share the server's process.
+
+    Rounds are read from the record when they are needed, since there may be thousands.
+    """
+
+    plan: Plan
+    record: RunRecord
+    absent: Sequence[Absence]
+    rounds: int
+    parameters: int
+    update_bytes: int
+    server_peak: int | None
+    peaks: Sequence[int | None] | None
+    bound: Bound
+    emulation: str = "none"
+    # Why the emulator "auto" could not take packet level; else None.
+    emulation_reason: str | None = None
+    # Why this transport was chosen, if the plan left the choice.
+    transport_reason: str | None = None
+    # What workers did, in a job whose updates were folded by workers.
+    tree: Mapping[str, Any] | None = None
+
+    def table(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
+        own = {} if self.tree is None else {"tree": live.table(self.tree, list(self.record.rounds()))}
+        return {
+            "transport": self.plan.scheme,
+            "transport_reason": self.transport_reason,
+            "algorithm": self.plan.algorithm.name,
+            "model": self.plan.label,
+            "clients": self.plan.job.clients,
+            "parameters": self.parameters,
+            "update_bytes": self.update_bytes,
+            "rounds": [{key: entry.get(key) for key in SHOWN} for entry in self.record.rounds()],
+            "absent": [vars(one) for one in self.absent],
+            "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
+            "emulation": self.emulation,
+            "emulation_reason": self.emulation_reason,
+            **own,
+            "record": str(self.record.path),
+        }
+
+
+@dataclass(frozen=True)
+class Host:
+    """A server that listens, with its model and its record. ``first`` is the number of its first round."""
+
+    plan: Plan
+    server: Serving
+    party: ServerParty
+    record: RunRecord
+    progress: Progress
+    bound: Bound
+    first: int
+    session: Session | None = None
+    intake: Intake = field(default_factory=Intake)
+    attendance: Attendance = field(default_factory=Attendance)
+    cpu_before: float | None = field(default_factory=machine.cpu_seconds)
+    # What workers did: filled when the job is done, and empty in a job without workers.
+    tree: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def evaluators(self) -> Sequence[str]:
+        """The sides that evaluate: the server, clients, both or neither."""
+        return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
+
+    def wait(self, look: Callable[[], None], gone: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Wait until all clients are here; ``look`` is called several times a second and may raise.
+
+        ``gone`` returns clients that will not come, each with why. If ``look`` lets that pass, a star goes on with the
+        others when these are here.
+        A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
+        have gone for good while the server was away.
+        """
+        job, enough_since = self.plan.job, None
+        while (here := self.server.wait(job.clients, WAIT_SLICE)) < job.clients:
+            self._tell(self.server.notes())
+            look()
+            missing = gone()
+            if missing and isinstance(self.server, _core.Server) and self._are_here(missing):
+                left = job.clients - len(missing)
+                self.server.place_clients(left, "{}")  # so that no round waits for more
+                whys = "; ".join(f"{name} is missing: {why}" for name, why in sorted(missing.items()))
+                self._tell([f"going on with {left} of {job.clients} clients: {whys}"])
+                return
+            if self.first == 1 or job.enough is None or here < job.enough or isinstance(self.server, Tree):
+                enough_since = None
+                continue
+            enough_since = enough_since or time.monotonic()
+            if time.monotonic() - enough_since >= job.grace:
+                self._tell([f"going on with {here} of {job.clients} clients: the others did not come"])
+                return
+
+    def _are_here(self, missing: Collection[str]) -> bool:
+        """Return whether all clients of the plan are connected but the ``missing`` ones."""
+        return {*self.plan.members} <= {*missing, *self.connected()}
+
+    def known(self) -> list[str]:
+        """Return the clients of the last recorded round, sorted by name; none for a new record.
+
+        A resumed job gives clients their places in this order, so that each keeps its part of the data.
+        """
+        last = deque(self.record.rounds(), maxlen=1)
+        return sorted(str(one["client"]) for one in last[0]["clients"]) if last else []
+
+    def serve(self, names: Callable[[], Sequence[str]]) -> None:
+        """Run all rounds. ``names`` returns the clients in the order of their places; it is called before each round.
+
+        Raises CoreError if a round has too few updates and RecordError if a round cannot be recorded. The rounds
+        recorded before that stay.
+        """
+        if self.session is not None:
+            self.session.begin(self.record)
+        algorithm = algorithms.find(self.plan.algorithm.name)
+        for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
+            self._keep(done)
+            self.progress.end(done)
+        found = live.facts(self.server.tree(), machine.cpu_seconds(self.cpu_before))
+        self.tree.update(live.system(self.plan) | found if found else {})
+        if self.tree:
+            self.record.note(tree=self.tree)
+        with_broker = registry.can(self.plan.scheme).broker
+        self.record.note(resent=noted(self._resent(), self.first, broker=with_broker))
+        self.attendance.departed(json.loads(self.server.departed()))
+        for line in sentences(self.attendance.absences(), self.attendance.rounds):
+            self.record.log(line)
+
+    def connected(self) -> list[str]:
+        """Return the names of the connected clients, sorted."""
+        names: list[str] = json.loads(self.server.clients())
+        return sorted(names)
+
+    def told(self) -> dict[str, Any]:
+        """Return the counters of each node's workers so far, by the node's name; "server" for workers of this server.
+
+        It is empty in a job without workers.
+        """
+        if isinstance(self.server, Tree):
+            return self.server.told()
+        told = self.server.tree()
+        return {} if told is None else {SERVER: json.loads(told)}
+
+    def _resent(self) -> Counts:
+        """Return how many segments all links of the job sent again."""
+        if isinstance(self.server, Tree):
+            return totals(json.loads(self.server.resent(COUNT_SECONDS)).values())
+        return counted(self.server, lambda: json.loads(self.server.departed()), senders(self.record.rounds()))
+
+    def _step(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        """Run a round, evaluate the model if the server does that, and return the journal's entry."""
+        end_if_interrupted()
+        self.progress.begin(number, self.plan.job.rounds)
+        outcome = self._round(number, names)
+        self.attendance.add(outcome["participants"])
+        started = time.perf_counter()
+        evaluation = self.party.evaluate() if SERVER in self.evaluators else {}
+        return entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
+
+    def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        told = round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators)
+        config = json.dumps(told)
+        try:
+            outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
+        finally:
+            self._tell(self.server.notes())
+        self._tell(notes)
+        return outcome
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        """Write notes to the record's log and show them on the terminal."""
+        for note in notes:
+            self.record.log(note)
+            self.progress.note(note)
+
+    def _observe(self, state: str) -> None:
+        """Show a round's progress. Raises LabError, which ends the round, if the emulated network has failed."""
+        self.progress.observe(state)
+        if self.session is not None:
+            self.session.check()
+
+    def _keep(self, done: Mapping[str, Any]) -> None:
+        number, every, last = done["round"], self.plan.checkpoint_every, self.plan.job.rounds
+        self.record.append(done)
+        self.record.log(round_line(done, last))
+        if every and (number % every == 0 or number == last):
+            for note in self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena)):
+                self.progress.note(note)
+
+    def result(self, server_peak: int | None, peaks: Sequence[int | None] | None) -> Result:
+        """Return the job's result."""
+        return Result(
+            plan=self.plan,
+            record=self.record,
+            absent=self.attendance.absences(),
+            rounds=self.attendance.rounds,
+            parameters=self.party.parameters,
+            update_bytes=len(self.party.arena),
+            server_peak=server_peak,
+            peaks=peaks,
+            bound=self.bound,
+            emulation="none" if self.session is None else self.session.emulation,
+            emulation_reason=None if self.session is None else self.session.reason,
+            tree=self.tree or None,
+        )
+
+
+@contextmanager
+def hosting(
+    plan: Plan,
+    url: str,
+    trust: Mapping[str, Any],
+    progress: Progress,
+    resume: Path | None,
+    *,
+    session: Session | None = None,
+    command: str = RUN,
+) -> Iterator[Host]:
+    """Listen at ``url`` and open the record. When the block ends, close both, and record how the job ended.
+
+    With a ``session`` the server listens in its emulated network. ``command`` is the one that resumes such a job.
+    Raises PlanError, DataError or ModelError before anything is opened; CoreError if the server cannot listen;
+    RecordError if the record cannot be opened or resumed.
+    """
+    check_transport(plan, registry.transports())
+    with_data = "" if plan.is_payload or plan.app is not None else f" and {plan.data.name}"
+    progress.note(f"preparing {plan.label}{with_data}")
+    party = server_party(plan, progress.note)
+    evaluators(plan.job.evaluate, personal=party.personal, evaluates=party.evaluates)
+    bound = bound_of(plan, url, len(party.arena), None if session is None else session.spec)
+    told = server_options(plan, trust, None if session is None else session.layers) | live.options(plan)
+
+    address = None if session is None else session.address(SERVER)
+
+    def listen() -> Serving:
+        if has_nodes(plan):
+            return tree_of(plan, party.arena, told, trust, url, address=address)
+        return _core.Server(party.arena, url, json.dumps(told))
+
+    server = listen() if session is None else session.listen(listen)
+    try:
+        facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
+        # Known when the last round is over; a run that does not come so far leaves null.
+        facts |= {"resent": None}
+        facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}
+        facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
+        facts |= {} if session is None else session.facts()
+        record, first = _open(plan, party, resume, facts)
+        _compare(record, facts, progress)
+        host = Host(plan, server, party, record, progress, bound, first, session)
+        try:
+            with exposing(plan.record.metrics, progress.note, clients=host.connected, nodes=host.told) as count:
+                record.watch(count)
+                yield host
+        except BaseException as error:
+            server.close("the job was interrupted" if not isinstance(error, Exception) else "the job failed")
+            end_badly(record, progress.note, error, command)
+            raise
+        for note in record.end_checkpoints():
+            progress.note(note)
+        server.close("the job is done")
+        record.finish("complete")
+    finally:
+        progress.close()
+        server.close("the server ends")
+
+
+def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
+    if resume is None:
+        return RunRecord.create(plan, facts), 1
+    record = RunRecord.resume(resume, plan)
+    try:
+        return record, record.restore(party.arena.layout.tensors, bytes_of(party.arena)) + 1
+    except RecordError:
+        record.close()
+        raise
+
+
+def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) -> None:
+    """If a resumed run has another app than before, report that and record the new one."""
+    if "app" not in facts:
+        return
+    told = apps.changed(record.manifest.get("app"), facts["app"])
+    if told is not None:
+        progress.note(told)
+        record.log(told)
+        record.note(app=facts["app"])

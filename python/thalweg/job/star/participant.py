@@ -1,0 +1,57 @@
+"""The loop of a client in a job: join, then in each round receive the model, train it and send the update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from thalweg import _core, bounded_json, machine
+from thalweg.apps.metrics import offered
+from thalweg.job.common.parties import PartyMaker
+
+Note = Callable[[str], None]
+
+
+def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[str, Any]]:
+    """Take part in every round until the job is done; return ``{"round", "samples", "status"}`` of each.
+
+    ``status`` is accepted, late, rejected, or done if the job ended before the server decided. A rejected update does
+    not end the job: ``note`` gets the reason. With the party's metrics the client sends what its process used:
+    ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and ``congestion_control``. Raises CoreError if the server
+    refuses the client or is gone for good, MetricsError for a value that is not a metric, and whatever training raises.
+    """
+    client.join()
+    party = None
+    rounds: list[dict[str, Any]] = []
+    while (task := client.next()) is not None:
+        number, text = task
+        config = bounded_json.read_object(text)
+        party = party or make(config, client.arena)
+        started = time.perf_counter()
+        samples, metrics = party.train(config)
+        usage = _usage(client, time.perf_counter() - started)
+        text = offered(metrics, usage, party.evaluation(config))
+        status = _submit(client, number, samples, text, note)
+        rounds.append({"round": number, "samples": samples, "status": status})
+        note(f"round {number}: {samples} samples, {status}")
+    return rounds
+
+
+def _usage(client: _core.Client, seconds: float) -> dict[str, Any]:
+    return {
+        "train_seconds": seconds,
+        "peak_rss_bytes": machine.peak_rss_bytes(),
+        "cpu_seconds": machine.cpu_seconds(),
+        "congestion_control": client.congestion,
+    }
+
+
+def _submit(client: _core.Client, number: int, samples: int, metrics: str, note: Note) -> str:
+    try:
+        return client.submit(number, samples, metrics)
+    except _core.CoreError as error:
+        if error.kind != "rejected":
+            raise
+        note(str(error))
+        return "rejected"

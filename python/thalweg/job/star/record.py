@@ -1,0 +1,99 @@
+"""The record of a job that Python code drives through ``thalweg.Server``. Its format is that of ``thalweg run``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import _core, machine
+from thalweg.apps import name_of
+from thalweg.job.common.parties import bytes_of
+from thalweg.plan.bound import bound_of
+from thalweg.record import RunRecord, entry
+from thalweg.ui.progress import round_line
+
+if TYPE_CHECKING:
+    from thalweg.job.star.attendance import Attendance
+    from thalweg.plan import Plan
+
+# The number of rounds of a record that is resumed: how many there will be is not known yet.
+MOST: Final = 2**32 - 1
+
+
+class Recording:
+    """A record that gets one round at a time. Its checkpoint is the global model after the last round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        arena: _core.Arena,
+        url: str,
+        address: str,
+        *,
+        app: Any,
+        resume: Path | None,
+        attendance: Attendance,
+    ) -> None:
+        """Make a record in the plan's folder, or open ``resume`` and load its checkpoint into the arena.
+
+        The caller adds each round to ``attendance``; this object only reads it. Raises RecordError.
+        """
+        layout = arena.layout.tensors
+        self.done = 0
+        if resume is None:
+            bound = bound_of(plan, url, len(arena))
+            facts = {
+                "address": address,
+                "tls": plan.security.pki is not None,
+                "bound": bound.facts(),
+                "update_bytes": len(arena),
+                "tensors": len(layout),
+                "app": {"object": name_of(app), "file": _file_of(app)},
+            }
+            self.record = RunRecord.create(plan, facts)
+        else:
+            self.record = RunRecord.resume(resume, plan.merge({"job.rounds": MOST}))
+            try:
+                self.done = self.record.restore(layout, bytes_of(arena))
+            except BaseException:
+                self.record.close()
+                raise
+        self._arena, self._attendance, self._cpu = arena, attendance, machine.cpu_seconds()
+        self._open = True
+        self.expect(self.done + 1)
+
+    def expect(self, rounds: int) -> None:
+        """Write into the record's plan how many rounds there will be. Raises RecordError."""
+        self.record.replan(self.record.plan.merge({"job.rounds": rounds}))
+
+    def keep(self, outcome: Mapping[str, Any], evaluation: Mapping[str, Any], seconds: float | None) -> None:
+        """Record a round, its evaluation, which took ``seconds``, and the model as checkpoint. Raises RecordError."""
+        row = entry(outcome, evaluation, seconds)
+        number = int(row["round"])
+        if number > self.record.plan.job.rounds:
+            self.expect(number)
+        self.record.append(row)
+        self.record.log(round_line(row, self.record.plan.job.rounds))
+        self.record.save(number, self._arena.layout.tensors, bytes_of(self._arena))
+        self.done = number
+
+    def finish(self, status: str, reason: str | None = None) -> None:
+        """Write how the job ended, and the tables. Does nothing on a second call. Raises RecordError."""
+        if not self._open:
+            return
+        self._open = False
+        if reason is not None:
+            self.record.log(reason)
+        own = {"cpu_seconds": machine.cpu_seconds(self._cpu), "peak_rss_bytes": machine.peak_rss_bytes()}
+        used = [("server", own), *((name, self._attendance.use_of(name)) for name in self._attendance.names())]
+        self.record.table("parties", [{"party": name, **row} for name, row in used])
+        self.record.finish(status)
+
+
+def _file_of(app: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(app if isinstance(app, type) else type(app))
+    except TypeError:
+        return None

@@ -1,0 +1,198 @@
+"""Jobs on several machines: ``thalweg server`` (``serve_job``) and ``thalweg client`` (``join_job``)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg import _core, apps, machine
+from thalweg.errors import PlanError
+from thalweg.job.common import core_shares
+from thalweg.job.common.farewell import farewell
+from thalweg.job.common.parties import Described
+from thalweg.job.star.host import Result, hosting
+from thalweg.job.star.participant import take_part
+from thalweg.job.star.roster import Roster
+from thalweg.plan import on_trees
+from thalweg.plan.options import of_both_ends
+from thalweg.sections.trees import TreeSection
+from thalweg.tensors.watching import Note
+from thalweg.transports import links, pki, registry
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.ui.progress import Progress
+
+
+def listen_url(plan: Plan) -> str:
+    """Return the URL where a server of ``plan`` listens: that of hosts.server, else transport.url."""
+    return plan.url if plan.hosts.server is None else f"{plan.scheme}://{plan.hosts.server}"
+
+
+def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None = None) -> Result:
+    """Serve a job at ``url`` to clients that are started elsewhere, and return its result.
+
+    Raises what ``host.hosting`` raises; PlanError for settings that only local jobs have; LinkError if other machines
+    can reach ``url`` and the plan does not say who may join.
+    """
+    asked = [name for name in ("network", "stress") if getattr(plan, name) is not None]
+    if asked:
+        raise PlanError(
+            f"[{asked[0]}] is of jobs on one machine, whose links and clients are its own",
+            f"Start it with `thalweg run`, or remove [{asked[0]}]",
+        )
+    if plan.job.graph is not None:
+        raise PlanError(
+            "a job on a graph has no server",
+            "Start `thalweg node PLAN --name NAME` on each machine, or remove job.graph",
+        )
+    if on_trees.has_nodes(plan) and (plan.tree or TreeSection()).top != "dedicated":
+        raise PlanError(
+            "a top that is a node has to be reached by all other nodes, which `thalweg server` does not see to",
+            "Take tree.top = 'dedicated'",
+        )
+    if plan.nodes is not None and plan.nodes.engine != "local":
+        raise PlanError(
+            "`thalweg server` starts no nodes: they come by themselves",
+            "Start `thalweg node URL --parent URL` on each machine, and remove nodes.engine",
+        )
+    if on_trees.has_nodes(plan) and on_trees.grouped(plan):
+        raise PlanError(
+            "nodes that come by themselves bring their own clients, whatever groups there are",
+            "Remove tree.tag and nodes.groups; give each client the address of its group's node",
+        )
+    trust = links.server_trust(plan.security, url)
+    cpu = machine.cpu_seconds()
+    with hosting(plan, url, trust, progress, resume, command="thalweg server") as host:
+        address = host.server.address
+        guarded = "encrypted" if "tls" in trust else "not encrypted" if "issuer" in trust else "open to this machine"
+        progress.note(f"listening on {address} ({guarded}), record: {host.record.path}")
+        if on_trees.has_nodes(plan) and plan.nodes is not None:
+            progress.note(f"waiting for {plan.nodes.count} nodes")
+        progress.note(f"waiting for {plan.job.clients} clients{_expected(plan)}")
+        host.wait(lambda: None)
+        roster = Roster(plan.job.clients, list(plan.hosts.clients or host.known()))
+        host.serve(lambda: roster.update(host.connected()))
+        peak = machine.peak_rss_bytes()
+        names = roster.names
+        own = {"cpu_seconds": machine.cpu_seconds(cpu), "peak_rss_bytes": peak}
+        parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
+        host.record.table("parties", [{"party": name, **used} for name, used in parties])
+    return host.result(peak, [host.attendance.peak_of(name) for name in names])
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A client's settings to join a job. ``target`` is the server's URL or a plan file; key files are PEM."""
+
+    target: str
+    name: str | None
+    token_file: Path | None
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    tls: str
+    congestion: str | None
+    login_file: Path | None
+    own: Mapping[str, object]
+    timeout: float
+
+
+def join_job(
+    membership: Membership,
+    app: str | None,
+    data_root: str | None,
+    threads: int | None,
+    note: Note,
+    *,
+    tensors: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
+
+    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained.
+    ``tensors`` says which travel from here, before plan and app. It trains with ``threads`` threads; without them with
+    its share of the cores among the clients on this machine (``thalweg.job.common.core_shares``). Raises PlanError for
+    what is wrong on this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
+    """
+    plan = None if "://" in membership.target else _plan(membership.target)
+    url, name, options = entrance(membership, plan)
+    own = _app(app, plan)
+    maker = Described(
+        name,
+        data_root=data_root,
+        threads=None,
+        app=own,
+        tensors=tensors or (None if plan is None else plan.model.tensors),
+        note=note,
+    )
+    # Taken before it joins: when the first round begins all clients of the job have theirs.
+    with core_shares.CoreShare() as share:
+        arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
+        client = _core.Client(url, name, json.dumps(options), arena)
+        note(f"{name}: joining {url}")
+        with farewell(client, "the client ends"):
+            rounds = take_part(client, core_shares.limited(maker, share, threads, note), note)
+    return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
+
+
+def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str, dict[str, Any]]:
+    """Return the server's URL, the client's name, and the core's options of the client.
+
+    ``plan`` is the plan that the membership's target names, if it names one. Raises PlanError, LinkError.
+    """
+    url = membership.target if plan is None else listen_url(plan)
+    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else of_both_ends(plan)
+    token = None if token_file is None else pki.read_token(token_file)
+    name = membership.name or (token.name if token else socket.gethostname())
+    return url, name, {**_options(membership, url, token), "layers": layers}
+
+
+def _expected(plan: Plan) -> str:
+    hosts = plan.hosts.clients
+    return "" if hosts is None else ": " + ", ".join(f"{name} ({host})" for name, host in hosts.items())
+
+
+def _plan(path: str) -> Plan:
+    """Return the plan in a file. Raises PlanError if it does not say where the server is."""
+    from thalweg.plan import Plan
+
+    plan = Plan.load(Path(path))
+    if plan.hosts.server is None:
+        raise PlanError(f"{path} does not say where the server is", "Give hosts.server, or the URL of the server")
+    return plan
+
+
+def _token_file(plan: Plan | None) -> Path | None:
+    named = None if plan is None else plan.security.token_file
+    return None if named is None else Path(named)
+
+
+def _app(named: str | None, plan: Plan | None) -> Any:
+    """Return the app that the command line names, else the plan's; None if neither names one."""
+    planned = None if plan is None else plan.app
+    if named is None and planned is None:
+        return None
+    return apps.load(named or planned.object, None if planned is None else planned.options)  # type: ignore[union-attr]
+
+
+def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[str, Any]:
+    if membership.tls not in ("auto", "on", "off"):
+        raise PlanError(f"--tls is {membership.tls!r}", "Give auto, on or off")
+    if (membership.cert is None) != (membership.key is None):
+        raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
+    identity: Mapping[str, str] | None = None
+    if membership.cert is not None and membership.key is not None:
+        identity = {"certificate": pki.read(membership.cert), "key": pki.read(membership.key)}
+    authority = None if membership.ca is None else pki.read(membership.ca)
+    trust = links.remote_trust(url, token, authority, identity, membership.tls)
+    transport = {
+        "tls": trust.get("tls"),
+        "congestion": membership.congestion,
+        "login": links.login(membership.login_file),
+        "own": membership.own,
+    }
+    return {"transport": transport, "token": trust.get("token"), "timeout": membership.timeout}

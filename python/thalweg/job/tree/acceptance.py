@@ -1,0 +1,104 @@
+"""Decides which nodes' parts of a round the root of a tree accepts, and how many lines of a node's log it keeps.
+
+A node has a token of its own, and counts the updates of clients. The root therefore checks each client's own proof.
+The client signs it for this job alone, and the node passes it on but cannot make one. A node can still lie about the
+values of its own clients' updates, as any aggregator can.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from thalweg import _core
+from thalweg.job.tree.tops import Heard, Node
+from thalweg.trees.merging import Part
+
+# Most proofs in one request: a proof has about 400 bytes, and a head at most 1 MiB.
+MOST_PROOFS: Final = 1000
+# Most lines of a node's log that are kept in a round: so many, and so many more for each of its clients.
+MOST_LINES: Final = 64
+LINES_OF_A_CLIENT: Final = 4
+
+# Sends a request to a node and returns its answer.
+AskOne = Callable[[Mapping[str, Any], Node], Heard]
+
+
+class Judge:
+    """Checks nodes' parts. It knows whose updates count in this round, and at which node."""
+
+    def __init__(self, keys: Mapping[str, Any], ask: AskOne) -> None:
+        """``keys`` has the root's ``issuer`` or ``token``, and the ``job``.
+
+        With neither issuer nor token no client has to prove anything: the job is open to this machine.
+        """
+        self._issuer, self._token, self._job = keys.get("issuer"), keys.get("token"), int(keys.get("job", 1))
+        self._ask = ask
+        self._counted: dict[str, str] = {}
+        self._lines: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Begin a round: forget which updates count, and how many lines nodes have sent."""
+        self._counted.clear()
+        self._lines.clear()
+
+    def unproven(self, node: Node, clients: Sequence[str]) -> list[str]:
+        """Ask a node for the missing proofs of these clients; return the clients that still have none."""
+        if self._issuer is None and self._token is None:
+            return []
+        missing = [client for client in clients if client not in node.proven]
+        for start in range(0, len(missing), MOST_PROOFS):
+            asked = missing[start : start + MOST_PROOFS]
+            heard = self._ask({"do": "proofs", "clients": asked}, node)
+            shown = {} if heard.head is None else heard.head["proofs"]
+            node.proven |= {client for client in asked if client in shown and self._holds(client, shown[client])}
+        return [client for client in missing if client not in node.proven]
+
+    def why_not(self, part: Part, node: Node, number: int, others: Sequence[Node], *, known: bool) -> str | None:
+        """Return why a node's part in a round is refused; None if it is accepted, and then its updates count.
+
+        ``known``: the root placed the clients at its nodes, so a node may count only those placed there.
+        """
+        outcome = part.outcome or {}
+        if outcome["round"] != number:
+            return f"its node {part.node} speaks of round {outcome['round']}"
+        names = [one["client"] for one in outcome["participants"]]
+        if len(set(names)) < len(names):
+            return f"its node {part.node} names a client twice"
+        counting = [one["client"] for one in part.counting]
+        why = self._others_client(counting, node, others)
+        if why is None and (unproven := self.unproven(node, counting)):
+            why = f"counts {unproven[0]}, and has no proof that it was there"
+        if why is None and known and (strangers := [client for client in counting if client not in node.clients]):
+            why = f"counts {strangers[0]}, who is none of its clients"
+        if why is not None:
+            return f"its node {part.node} {why}"
+        self._counted |= dict.fromkeys(counting, part.node)
+        return None
+
+    def _others_client(self, counting: Sequence[str], node: Node, others: Sequence[Node]) -> str | None:
+        elsewhere = {client: other.name for other in others if other is not node for client in other.clients}
+        for client in counting:
+            if client in elsewhere:
+                return f"counts {client}, who is a client of {elsewhere[client]}"
+            if client in self._counted:
+                return f"counts {client}, whose update counts at {self._counted[client]}"
+        return None
+
+    def lines(self, node: Node, notes: Sequence[str]) -> list[str]:
+        """Return the lines of a node's log that the root keeps. When the limit is passed, one line says so."""
+        most = MOST_LINES + LINES_OF_A_CLIENT * max(node.expected, len(node.clients))
+        said = self._lines.get(node.name, 0)
+        self._lines[node.name] = said + len(notes)
+        kept = [f"{node.name}: {note}" for note in notes[: max(0, most - said)]]
+        if said <= most < said + len(notes):
+            kept.append(f"more of {node.name} is left out until the next round")
+        return kept
+
+    def _holds(self, client: str, shown: str) -> bool:
+        try:
+            proof = base64.b64decode(shown, validate=True)
+            return _core.pki_check_forwarded_proof(self._issuer, self._token, self._job, proof) == client
+        except (_core.CoreError, ValueError):
+            return False

@@ -1,0 +1,123 @@
+"""Engines: they start the nodes of a tree. ``local`` starts processes on this machine, ``ray`` actors of a Ray cluster.
+
+A run uses engines only through the protocol ``Engine``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from thalweg.job.common.fleet import Fleet, Member, OnEnd, Ordering
+from thalweg.sections.trees import NodesSection
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+# The module that a node's process runs, with either engine.
+PROGRAM: Final = "thalweg.job.tree.node"
+# Seconds that clients try to reach a node's address. Ray may start the node again, which can take a minute.
+RAY_TIMEOUT: Final = 180.0
+# How often at most the local engine starts a node again, unless the plan says it. After that its clients move.
+RESTARTS: Final = 3
+
+
+class Engine(Protocol):
+    """Starts nodes with their orders, watches them, and ends them."""
+
+    def start(self, names: Sequence[str], orders: Ordering) -> None:
+        """Start all nodes; do not wait for them. Raises ThalwegError."""
+
+    def restart(self, name: str) -> bool:
+        """Start a node again that has ended; return whether that was done. The calling thread must outlive the node."""
+
+    def is_over(self, name: str) -> bool:
+        """Return whether a node has ended and will not be started again."""
+
+    def check(self) -> None:
+        """Raise RoundError if a node could not be started. A node that was killed does not count: it may come back."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the record's facts about the engine: its name, and where it has placed nodes."""
+
+    def release(self) -> None:
+        """Expect nodes to end from now on: an end is no failure any more."""
+
+    def stop(self, *, grace: float) -> None:
+        """Wait until all nodes have ended; after ``grace`` seconds end those that have not. Idempotent."""
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return the nodes' final reports, by name."""
+
+
+class Local(Fleet):
+    """The local engine: nodes are processes of this machine. A node that ended early is lost until ``restart``."""
+
+    def __init__(self, log: Path, lost: OnEnd, note: Callable[[str], None], *, restarts: int = RESTARTS) -> None:
+        super().__init__(log, lost, program=PROGRAM)
+        self._most = restarts
+        self._note_of_run = note
+        self._orders: dict[str, Mapping[str, Any]] = {}
+        self._restarts: Counter[str] = Counter()
+        # Held while the run is notified of a node's end, so that nobody replaces the node before that is done.
+        self._telling = threading.Lock()
+
+    def start(self, names: Sequence[str], orders: Ordering) -> None:
+        self._orders = {name: orders.of(name, number) for number, name in enumerate(names, 1)}
+        super().start(names, orders)
+
+    def check(self) -> None:
+        """Raise RoundError if a node has ended by itself. A node that a signal killed may be started again."""
+        for member in self.members:
+            if member.failure is not None and not member.was_killed:
+                raise self.failed(member)
+
+    def restart(self, name: str) -> bool:
+        with self._telling:
+            may = self._has_ended(name) and self._restarts[name] < self._most
+        if not may:
+            return False
+        self._restarts[name] += 1
+        self._note_of_run(f"starting {name} again")
+        self.again(name, self._orders[name])
+        return True
+
+    def is_over(self, name: str) -> bool:
+        with self._telling:
+            return self._has_ended(name) and self._restarts[name] >= self._most
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": "local"}
+
+    def _ended(self, member: Member, failure: str | None) -> None:
+        with self._telling:
+            super()._ended(member, failure)
+
+    def _has_ended(self, name: str) -> bool:
+        return any(member.name == name and member.failure is not None for member in self.members)
+
+
+def require(plan: Plan) -> None:
+    """Raise PlanError if the plan's engine needs a package that is not installed."""
+    if plan.nodes is not None and plan.nodes.engine == "ray":
+        from thalweg.job.tree.engines import by_ray
+
+        by_ray.require()
+
+
+def client_options(plan: Plan) -> dict[str, Any]:
+    """Return the core's options of a run's clients that depend on the engine."""
+    return {"timeout": RAY_TIMEOUT} if plan.nodes is not None and plan.nodes.engine == "ray" else {}
+
+
+def engine_of(plan: Plan, log: Path, lost: OnEnd, note: Callable[[str], None]) -> Engine:
+    """Return the engine that a plan names. It calls ``lost`` with the name of a node that has ended early, and why."""
+    nodes = plan.nodes or NodesSection()
+    if nodes.engine == "local":
+        return Local(log, lost, note, restarts=RESTARTS if nodes.restarts is None else nodes.restarts)
+    from thalweg.job.tree.engines.by_ray import Ray
+
+    return Ray(nodes, log, lost, note)

@@ -1,0 +1,160 @@
+"""The run's side of the ``ray`` engine, which never imports Ray. Ray places, starts and restarts the nodes.
+
+Ray runs in a process of its own (``thalweg.job.tree.engines.ray_driver``), so that its threads, memory and signal
+handlers stay out of the server's process. The run sends that process each node's order; it
+reports where nodes run and how they end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg.errors import PlanError, RoundError
+from thalweg.job.common.fleet import Fleet, OnEnd, Ordering
+from thalweg.sections.trees import NodesSection
+
+# The name of Ray's process in its fleet.
+DRIVER: Final = "ray"
+PROGRAM: Final = "thalweg.job.tree.engines.ray_driver"
+# The oldest release of Ray with authentication by token.
+OLDEST: Final = (2, 52)
+# Seconds that Ray gets to stop, after the nodes' grace.
+STOP_SECONDS: Final = 10.0
+# Longest temporary folder: the path of a Unix socket has at most 107 bytes, and Ray adds about 70 to its folder.
+LONGEST: Final = 30
+SHORT: Final = "/tmp"  # noqa: S108 - mkdtemp makes a folder there that nobody else can write
+
+
+def require() -> str:
+    """Return the version of Ray that is installed. Raises PlanError if there is none, or it is too old."""
+    get = "Install it: pip install 'ray>=2.52'; or take --engine local"
+    try:
+        found = version("ray")
+    except PackageNotFoundError:
+        raise PlanError("Ray is not installed", get) from None
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in found.split(".")[:2])
+    if numbers < OLDEST:
+        raise PlanError(f"Ray {found} is installed, and thalweg needs {'.'.join(map(str, OLDEST))} or newer", get)
+    return found
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of Ray's process. The orders of its ``count`` nodes follow on its standard input, a line each."""
+
+    nodes: NodesSection
+    count: int
+    folder: str
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        """Return the order of Ray's process, the only process of its fleet."""
+        del number
+        return {
+            "name": name,
+            "parent": os.getpid(),
+            "threads": None,
+            "place": None,
+            "count": self.count,
+            "cores": self.nodes.cores,
+            "cluster": self.nodes.ray_address,
+            "wait": self.nodes.ray_wait,
+            "restarts": self.nodes.restarts,
+            "folder": self.folder,
+        }
+
+
+class Ray:
+    """The ``ray`` engine: each node runs in an actor of Ray, which Ray restarts if it dies.
+
+    The run does not learn of such a restart here: the tree's root notices that the node's link broke.
+    """
+
+    def __init__(self, nodes: NodesSection, log: Path, lost: OnEnd, note: Callable[[str], None]) -> None:
+        self._nodes, self._lost, self._note = nodes, lost, note
+        self._fleet = Fleet(log, self._ended, program=PROGRAM, on_line=self._heard)
+        self._folder: str | None = None
+        self._release: str | None = None
+        self._at: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._failed: tuple[str, str] | None = None
+
+    def start(self, names: Sequence[str], orders: Ordering) -> None:
+        """Start Ray's process, which starts the nodes. Raises PlanError if Ray is not installed."""
+        self._release = require()
+        if self._nodes.ray_address is None:
+            below = tempfile.gettempdir()
+            self._folder = tempfile.mkdtemp(prefix="ray-", dir=below if len(below) < LONGEST else SHORT)
+        self._note(f"starting Ray {self._release}" if self._folder else f"joining Ray at {self._nodes.ray_address}")
+        self._fleet.start([DRIVER], Order(self._nodes, len(names), self._folder or ""))
+        for number, name in enumerate(names, 1):
+            self._fleet.tell(DRIVER, orders.of(name, number))
+
+    def restart(self, name: str) -> bool:
+        """Do nothing and return False, because Ray restarts nodes itself."""
+        del name
+        return False
+
+    def is_over(self, name: str) -> bool:
+        return name in self._reports
+
+    def check(self) -> None:
+        """Raise RoundError if Ray could not start a node, with the reason."""
+        for driver in self._fleet.members:
+            if driver.failure is not None:
+                error = driver.report.get("error", {})
+                raise RoundError(error.get("cause", f"Ray's process {driver.failure}"), error.get("hint", _LOG))
+        if self._failed is not None:
+            raise RoundError(*self._failed)
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": "ray", "release": self._release, "nodes": self._at}
+
+    def release(self) -> None:
+        self._fleet.release()
+
+    def stop(self, *, grace: float) -> None:
+        self._fleet.release()
+        for driver in self._fleet.members:
+            self._fleet.tell(driver.name, {"do": "end", "grace": grace})
+        self._fleet.stop(grace=grace + STOP_SECONDS if grace else 0.0)
+        if self._folder is not None:
+            # If Ray was killed, one of its processes may still be writing there, which makes the removal fail.
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        return dict(self._reports)
+
+    def _heard(self, _driver: str, said: dict[str, Any]) -> None:
+        """Handle a line of Ray's process: a note, where a node was placed, or that a node ended."""
+        what, node = said["say"], said.get("node", "")
+        if what == "note":
+            self._note(said["text"])
+        elif what == "placed":
+            self._at[node] = {"address": said["address"], "ray_node": said["ray_node"]}
+            self._note(f"{node} is on {said['address']}, Ray node {said['ray_node'][:8]}")
+        elif what == "ended":
+            self._reports[node] = said["report"]
+            if "error" in said["report"]:
+                self._gone(node, **said["report"]["error"])
+
+    def _gone(self, node: str, cause: str, hint: str) -> None:
+        self._failed = self._failed or (f"{node} could not take part: {cause}", hint)
+        self._lost(node, cause)
+
+    def _ended(self, _driver: str, why: str) -> None:
+        """Report all nodes without a final report as lost: Ray's process ended early, and the nodes with it."""
+        for name in self._at:
+            if name not in self._reports:
+                with suppress(RoundError):
+                    self._lost(name, f"Ray's process {why}")
+
+
+_LOG: Final = "See the record's log.txt for what Ray said"

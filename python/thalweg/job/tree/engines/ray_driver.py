@@ -1,0 +1,225 @@
+"""The process of a run that uses Ray: ``python -m thalweg.job.tree.engines.ray_driver``.
+
+It reads its order from standard input as ``thalweg.job.star.worker`` does, then an order for each node, and at the end
+``{"do": "end", "grace": seconds}``. It writes lines of JSON to standard output: ``note``, ``placed`` and ``ended``.
+However it ends, a Ray that it started ends with it. On a cluster that it joined, its nodes end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.errors import LinkError, RoundError
+from thalweg.job.star import worker
+from thalweg.job.tree.engines.ray_actor import NodeActor
+
+if TYPE_CHECKING:
+    from thalweg.job.common.fleet import Work
+
+LOOK_SECONDS: Final = 0.5
+# Seconds to connect to a cluster before it counts as unreachable.
+REACH_SECONDS: Final = 5.0
+# How often at most Ray starts a node again, unless the plan says it.
+RESTARTS: Final = 10
+# Size of Ray's object store: the least that Ray accepts, since nodes put no objects there.
+STORE_BYTES: Final = 80_000_000
+# Ray reads 127.0.0.1 as "choose an address", and would then listen where other machines can reach it.
+LOOPBACK: Final = "127.0.0.2"
+
+# Ray's reference to each node's final report, with the node's name and its actor. Ray ends an actor that nobody holds.
+Nodes = dict[Any, tuple[str, Any]]
+
+
+def drive(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Have Ray run the nodes until all have ended or the run's grace is over. Raises LinkError or RoundError."""
+    del note  # Ray's own messages are in the log already
+    orders = [json.loads(sys.stdin.readline()) for _ in range(order["count"])]
+    ending = Ending()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    with _connected(order):
+        nodes = _started(order, orders)
+        while nodes and not ending.is_due:
+            _look(nodes)
+
+
+class Ending:
+    """Waits, in a thread, for the run's order to end, or for the end of standard input."""
+
+    def __init__(self) -> None:
+        self._due: float | None = None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the nodes' grace is over, so that this process waits no longer."""
+        return self._due is not None and time.monotonic() >= self._due
+
+    def _listen(self) -> None:
+        line = sys.stdin.readline()
+        self._due = time.monotonic() + float(json.loads(line)["grace"] if line else 0.0)
+
+
+@contextmanager
+def _connected(order: Mapping[str, Any]) -> Iterator[None]:
+    """Start Ray for this run alone, or join a cluster; shut it down or leave it at the end. Raises LinkError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if order["cluster"] is None:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        own = {"_node_ip_address": LOOPBACK, "_temp_dir": order["folder"], "include_dashboard": False}
+        size = {"num_cpus": order["cores"] * order["count"], "num_gpus": 0, "object_store_memory": STORE_BYTES}
+        options = {"address": "local", **own, **size}
+    else:
+        _reach(order["cluster"])
+        options = {"address": order["cluster"]}
+    import ray
+
+    try:
+        try:
+            ray.init(**options, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise _refused(order["cluster"], error) from error
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _reach(cluster: str) -> None:
+    """Raise LinkError if nothing listens at the cluster's address. Ray itself would try for ten minutes."""
+    if cluster == "auto":
+        return
+    host, _, port = cluster.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise LinkError(
+            f"no Ray cluster answers at {cluster}: {error}",
+            "Give where `ray start --head` says that it listens, as host:6379, with nodes.ray_address",
+        ) from error
+
+
+def _refused(cluster: str | None, error: Exception) -> LinkError:
+    first = str(error).strip().partition("\n")[0]
+    if cluster is None:
+        return LinkError(f"Ray cannot be started: {first}", "See the record's log.txt; or take --engine local")
+    return LinkError(
+        f"the Ray cluster at {cluster} cannot be joined: {first}",
+        "Run `ray status` here: this machine must be one of the cluster's, and have its token (RAY_AUTH_TOKEN, or "
+        "~/.ray/auth_token; RAY_AUTH_MODE=disabled for a cluster without) and its releases of Ray and Python",
+    )
+
+
+def _started(order: Mapping[str, Any], orders: list[dict[str, Any]]) -> Nodes:
+    """Place all nodes and start them, and report each node's place. Raises RoundError."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group, places = _placed(order, len(orders))
+    restarts = RESTARTS if order["restarts"] is None else order["restarts"]
+    actor = ray.remote(num_cpus=order["cores"], max_restarts=restarts, max_task_retries=-1)(NodeActor)
+    nodes: Nodes = {}
+    for number, (asked, place) in enumerate(zip(orders, places, strict=True)):
+        own = asked if order["cluster"] is None else _elsewhere(asked, place["address"])
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        made = actor.options(scheduling_strategy=strategy).remote(json.dumps(own), version("thalweg"))
+        nodes[made.serve.remote()] = (own["name"], made)
+        _say("placed", own["name"], **place)
+    return nodes
+
+
+def _placed(order: Mapping[str, Any], count: int) -> tuple[Any, list[dict[str, str]]]:
+    """Reserve CPUs for each node; return the placement group, and each node's machine. Raises RoundError.
+
+    In a cluster each node gets a machine of its own. A Ray that this run started has one machine for all.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table
+
+    cores = order["cores"]
+    strategy = "PACK" if order["cluster"] is None else "STRICT_SPREAD"
+    group = placement_group([{"CPU": cores}] * count, strategy=strategy)
+    machines = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    fit = sum(node["Resources"].get("CPU", 0) >= cores for node in machines.values())
+    if fit < count and strategy == "STRICT_SPREAD":
+        _say("note", text=f"waiting for Ray: {count} machines with {cores} CPUs are needed, and {fit} are there")
+    if not group.wait(order["wait"]):
+        raise RoundError(
+            f"Ray has no {count} machines with {cores} free CPUs each: {len(machines)} in all, {fit} with so many "
+            "CPUs, of which some may be taken",
+            "Start more with `ray start --address`, or lower nodes.count or nodes.cores",
+        )
+    machines = {node["NodeID"]: node for node in ray.nodes()}
+    at = placement_group_table(group)["bundles_to_node_id"]
+    return group, [{"address": machines[at[n]]["NodeManagerAddress"], "ray_node": at[n]} for n in range(count)]
+
+
+def _elsewhere(order: dict[str, Any], address: str) -> dict[str, Any]:
+    """Return a node's order with addresses for its machine: it listens there, and connects to the root here."""
+    import ray
+
+    return {
+        **order,
+        "url": _at(order["url"], ray.util.get_node_ip_address()),
+        "listen": _at(order["listen"], address),
+        "address": address,
+    }
+
+
+def _at(url: str, host: str) -> str:
+    scheme, _, authority = url.partition("://")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{authority.rpartition(':')[2]}"
+
+
+def _look(nodes: Nodes) -> None:
+    """Wait ``LOOK_SECONDS`` at most, and report a node that has ended."""
+    import ray
+
+    done, _ = ray.wait(list(nodes), timeout=LOOK_SECONDS)
+    for one in done:
+        name, _ = nodes.pop(one)
+        try:
+            report = json.loads(ray.get(one))
+        except ray.exceptions.RayError as error:
+            report = {"error": _died(error)}
+        # This process's standard error goes to the record's log.
+        sys.stderr.write(report.pop("log", ""))
+        _say("ended", name, report=report)
+
+
+def _died(error: Exception) -> dict[str, str]:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    missing = next((line for line in lines if line.startswith("ModuleNotFoundError")), None)
+    if missing is not None:
+        return {"cause": missing, "hint": "Install the same release of thalweg on all machines of the cluster"}
+    return {"cause": lines[0] if lines else type(error).__name__, "hint": "See `ray logs actor` for what it said"}
+
+
+def _say(what: str, node: str | None = None, **facts: Any) -> None:
+    with suppress(BrokenPipeError):  # the run has ended, and this process is about to end too
+        print(json.dumps({"say": what, "node": node, **facts}), flush=True)  # noqa: T201 - the run reads it
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(1)
+
+
+def _work() -> Work:
+    return drive
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(_work))

@@ -1,0 +1,104 @@
+"""A node that is the top for a round takes the sums of the others; any node can be, so each has both ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.job.tree.others import Answer, Others
+from thalweg.trees import answers
+from thalweg.trees.merging import Statement
+
+# A round's sums: their head, and their cells.
+Sums = tuple[bytes, "_core.Arena"]
+# Gives the sums of a node's last round, or of a part of its bytes; None if it has none.
+SumsOf = Callable[["tuple[int, int] | None"], "Sums | None"]
+# Makes a node's links with the others from what it answers them.
+Link = Callable[[Callable[[Mapping[str, Any], "_core.Arena | None"], Answer]], Others]
+
+
+class SumsExchange(Protocol):
+    """What a node does where the nodes' sums meet."""
+
+    others: Others
+
+    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        """Do what the root asks. Raises CoreError or RoundError if that cannot be."""
+
+    def begin(self, *, kept: bool) -> None:
+        """Begin a round: with the model that the last one left here, or with one that the root has sent."""
+
+
+class Gathering:
+    """The top at one node: the first that has finished its round takes the sums of all others."""
+
+    def __init__(self, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
+        self._model, self._sums = model, sums
+        self._top = _core.Top(model, json.dumps(top))
+        self.others = link(lambda *_: _given(self._sums(None)))
+
+    def begin(self, *, kept: bool) -> None:
+        """Begin a round; there is nothing to do."""
+
+    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        """Do what the root asks."""
+        if asked == "lead":
+            return self._lead(statement_of(head["claim"])), None
+        if asked == "give":
+            self.others.join(head["to"])
+            return {}, None
+        if asked == "take":
+            return self._take(head["node"], statement_of(head["claim"])), None
+        if asked == "finish":
+            return {"fold": json.loads(self._top.finish()), "done": time.time()}, self._model
+        raise not_understood(asked)
+
+    def _lead(self, statement: Statement) -> dict[str, Any]:
+        """Be the top from now on, with the sums of one's own round."""
+        self._top.forget()
+        own = self._sums(None)
+        if own is None:
+            return {"refused": "it has no sums"}
+        head, cells = own
+        self._top.merge(head, cells, *statement)
+        return {}
+
+    def _take(self, name: str, statement: Statement) -> dict[str, Any]:
+        """Take the sums of another node if they are what the root was told; say why they were refused."""
+        (reply,) = self.others.ask({}, [name])
+        why = taken(self._top, reply.head, reply.tensors, statement) if reply.head is not None else reply.reason
+        return {"between": list(reply.between)} | ({} if why is None else {"refused": why})
+
+
+def _given(sums: Sums | None) -> Answer:
+    """Return sums as a node sends them."""
+    if sums is None:
+        raise RoundError("it has no sums", "See the record's log.txt")
+    return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+
+
+def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, statement: Statement) -> str | None:
+    """Add the sums that a node has sent to those of a top; return why they were refused, if they were."""
+    if cells is None:
+        return "it has no sums"
+    try:
+        top.merge(base64.b64decode(answers.checked("sums", head)["sums"]), cells, *statement)
+    except (_core.CoreError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def statement_of(told: Sequence[Any]) -> Statement:
+    """Return what the root says that sums are of."""
+    updates, weight, whole = told
+    return Statement(int(updates), float(weight), bool(whole))
+
+
+def not_understood(asked: str) -> RoundError:
+    """Return the error about what a node is asked and cannot do."""
+    return RoundError(f"this node was not opened for {asked!r}", "Use the same version on both sides")

@@ -1,0 +1,307 @@
+"""A node of an aggregation tree: a server to its clients, whose workers fold, and a member of its parent's tasks.
+
+``python -m thalweg.job.tree.node`` is a node of ``thalweg run``; it reads its order from standard input as
+``thalweg.job.star.worker`` does.
+
+| task | the node | and answers |
+|---|---|---|
+| ``open`` | listens for clients, as the options say, for a model of this layout | where it listens |
+| ``wait`` | waits until its clients are there, at most so long | who is there |
+| ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
+| ``resent`` | counts what was sent again, when the rounds are over | how many segments |
+| ``proofs`` | is asked who its clients are | the proofs that they have shown it |
+| ``forget`` | waits no more for a client | nothing |
+| ``homes`` | knows where clients belong, and sends those there that are at the wrong node | nothing |
+| ``gone`` | waits no more for another node | nothing |
+| ``lead`` | is the top of this round, beginning with its own sums | nothing, or why not |
+| ``give`` | lets the node at an address take the sums of its own rounds | nothing |
+| ``take`` | takes the sums of another node | nothing, or why they were refused |
+| ``finish`` | takes the mean of all it has | what the fold says, and the model |
+| ``share`` | takes the sums of its part of the bytes from all others | whose were refused |
+| ``settle`` | takes the mean of its part, and sends it to all others | what the fold says, and its part of the model |
+| ``told`` | waits until all others have that | who has it |
+
+With ``round`` no model comes if the nodes have all of it from each other (``kept``).
+
+A node that was started anew answers ``{"unopened": true}`` until it is opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thalweg import _core, bounded_json, machine
+from thalweg.errors import RoundError
+from thalweg.job.common.farewell import farewell, reason
+from thalweg.job.common.resent import WAYS, Counts, counted, totals
+from thalweg.job.star import worker
+from thalweg.job.star.attendance import COUNTED
+from thalweg.job.tree import placement
+from thalweg.job.tree.first_finished import Gathering, SumsExchange, SumsOf, not_understood
+from thalweg.job.tree.others import Answer, Others
+from thalweg.job.tree.shard import Sharing
+from thalweg.transports import registry
+from thalweg.trees import live
+
+if TYPE_CHECKING:
+    from thalweg.job.common.fleet import Work
+
+
+class Gateway:
+    """A node as its parent sees it."""
+
+    def __init__(self, order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        """Begin to connect to the parent.
+
+        The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients and
+        at which ``address`` for other nodes, and the ``trust`` of the node's own servers: ``token`` or ``issuer``, and
+        ``tls``. ``clients`` is how many it has, for a parent that does not know, and ``advertise`` where clients of
+        other nodes reach it, if not where it listens. Raises CoreError.
+        """
+        self._name, self._member, self._note = order["name"], order["options"], note
+        self._listen, self._trust = order["listen"], order["trust"]
+        self._advertise: str | None = order.get("advertise")
+        self._peers = f"tcp://{order.get('address', '127.0.0.1')}:0"
+        self._parent = _core.TaskClient(order["url"], self._name, json.dumps(self._member))
+        self._server: _core.Server | None = None
+        self._exchange: SumsExchange | None = None
+        self._model: _core.Arena | None = None
+        self._expected = int(order.get("clients", 1))
+        # Where clients belong; who was drawn for the round, and those who were not, who take no part in it.
+        self._homes: dict[str, Any] = {}
+        self._drawn: frozenset[str] = frozenset()
+        self._undrawn: dict[str, int] = {}
+        self._rounds = 0
+        # Clients that sent an update; and whether what was sent again since the job began is counted here.
+        self._senders: set[str] = set()
+        self._counts_all = True
+        self._count: Callable[[Mapping[str, Any]], None] = lambda _outcome: None
+        self._cpu = machine.cpu_seconds()
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens for clients, once the parent has opened it."""
+        return None if self._server is None else self._address
+
+    def watch(self, count: Callable[[Mapping[str, Any]], None]) -> None:
+        """Have ``count`` hear of the outcome of each round from now on."""
+        self._count = count
+
+    def clients(self) -> list[str]:
+        """Return the names of the clients that are connected."""
+        found: list[str] = [] if self._server is None else json.loads(self._server.clients())
+        return found
+
+    def told(self, name: str) -> dict[str, Any]:
+        """Return what its workers have done so far, by this name."""
+        told = None if self._server is None else self._server.tree()
+        return {} if told is None else {name: json.loads(told)}
+
+    def serve(self) -> int:
+        """Do what the parent asks until the job is over; return in how many rounds it took part.
+
+        Raises CoreError if the parent is gone for good.
+        """
+        with farewell(self._parent, "the node is done"):
+            self._parent.join()
+            self._serve()
+        return self._rounds
+
+    def _serve(self) -> None:
+        try:
+            while (event := self._parent.next()) is not None:
+                what, number, head, _, arena, _, said = event
+                if what == "task":
+                    # A round does not keep the node from hearing that a client is gone.
+                    threading.Thread(target=self._answer, args=(number, head, arena), daemon=True).start()
+                elif what == "rejected":
+                    self._note(f"the parent refused an answer: {said}")
+        finally:
+            if self._exchange is not None:
+                self._exchange.others.close("the job is over")
+            if self._server is not None:
+                self._server.close("the job is over")
+
+    def _answer(self, number: int, head: bytes, model: _core.Arena | None) -> None:
+        try:
+            told, sums = self._do(number, bounded_json.read_object(head), model)
+        except Exception as error:  # noqa: BLE001 - the parent is told
+            why = reason(error)
+            self._say(lambda: self._parent.refuse(number, why))
+            return
+        self._say(lambda: self._parent.answer(number, json.dumps(told).encode(), sums, 1.0))
+
+    def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
+        asked = head["do"]
+        if asked == "open":
+            return self._open(head), None
+        server = self._server
+        if server is None:
+            return {"unopened": True}, None
+        if asked in ("forget", "homes", "proofs", "resent", "wait"):
+            return self._told(server, asked, head), None
+        if asked == "round":
+            return self._round(server, number, head, None if head.get("kept") else _given(model))
+        return self._among_nodes(asked, head)
+
+    def _told(self, server: _core.Server, asked: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Hear that a client is gone or where clients belong, or say who is there and has shown what."""
+        if asked == "proofs":
+            shown = server.proofs(head["clients"])
+            return {"proofs": {name: base64.b64encode(proof).decode() for name, proof in shown}}
+        if asked == "wait":
+            server.wait(self._expected, head["seconds"])
+            return self._state(server)
+        if asked == "resent":
+            return dict(self._resent(server))
+        if asked == "forget":
+            server.forget(head["client"], head["why"])
+            return {}
+        self._expected, self._homes = placement.homes(self._name, head)
+        server.place_clients(self._expected, self._placed())
+        return {}
+
+    def _resent(self, server: _core.Server) -> Counts:
+        if not self._counts_all:
+            return dict.fromkeys(WAYS)
+        own = counted(server, lambda: json.loads(server.departed()), self._senders)
+        return totals([own] if self._exchange is None else [own, *self._exchange.others.resent()])
+
+    def _placed(self) -> str:
+        """Return what the server is told of clients; those that were not drawn for this round take no part in it."""
+        homes = {key: told for key, told in self._homes.items() if key != "own"}
+        # Who is drawn has not been asked before in this round, at no node.
+        after = {**homes.get("after", {}), **self._undrawn}
+        kept = {client: last for client, last in after.items() if client not in self._drawn}
+        return json.dumps({**homes, "after": kept})
+
+    def _draw(self, server: _core.Server, number: int, drawn: Sequence[str]) -> None:
+        """Have only these clients take part in the round that begins."""
+        others = {*self._homes.get("own", ()), *json.loads(server.clients())} - set(drawn)
+        self._drawn, self._undrawn = frozenset(drawn), dict.fromkeys(sorted(others), number)
+        server.place_clients(len(drawn), self._placed())
+
+    def _among_nodes(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        if self._exchange is None:
+            raise not_understood(asked)
+        if asked == "gone":
+            self._exchange.others.forget(head["node"], head["why"])
+            return {}, None
+        return self._exchange.do(asked, head)
+
+    def _open(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        options = dict(head["options"])
+        options |= {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
+        options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
+        options["workers"] = {**options["workers"], "command": live.command()}
+        self._expected = options.setdefault("expected", self._expected)
+        # A node that listened before may have had another process then.
+        self._counts_all = self._server is None and head.get("listen") is None
+        if self._server is not None:
+            self._server.close("the parent opens this node anew")
+        layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in head["layout"]])
+        self._model = _core.Arena(layout, shared=registry.lends(self._listen))
+        self._server = self._listening(self._model, head.get("listen"), json.dumps(options))
+        self._address = self._server.address
+        self._note(f"listening on {self._address}")
+        if self._exchange is not None:
+            self._exchange.others.close("the parent opens this node anew")
+        self._exchange = self._exchange_of(head["top"], self._model, self._server.sums) if "top" in head else None
+        peers = None if self._exchange is None else self._exchange.others.address
+        reached = placement.reached(self._address, self._advertise)
+        return {"address": self._address, "reached": reached, "peers": peers, "expected": self._expected}
+
+    def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
+        """Return a server that listens where a former process of this node did, if it can."""
+        if before is not None:
+            try:
+                return _core.Server(model, before, options)
+            except _core.CoreError as error:
+                self._note(f"it cannot listen on {before} again, so its clients do not find it: {error}")
+        return _core.Server(model, self._listen, options)
+
+    def _exchange_of(self, top: Mapping[str, Any], model: _core.Arena, sums: SumsOf) -> SumsExchange:
+        trust = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
+        own = {**trust, "transport": {"tls": self._trust.get("tls")}, "tree": True, **top["server"]}
+
+        def link(answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer]) -> Others:
+            return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)
+
+        if top["kind"] == "sharded":
+            return Sharing(self._name, model, top["top"], sums, link)
+        return Gathering(model, top["top"], sums, link)
+
+    def _round(self, server: _core.Server, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
+        if self._exchange is not None:
+            self._exchange.begin(kept=model is None)
+        if model is not None:
+            np.copyto(np.asarray(self._model), np.asarray(model))
+        if "only" in head:
+            self._draw(server, head["round"], head["only"][self._name])
+        # The wall clock is the one that nodes on several machines have in common.
+        before = time.time()
+        outcome = json.loads(server.round(head["round"], head["config"], lambda _: self._check(number)))
+        after, whole = time.time(), outcome["fold"]["completion_seconds"]
+        told = self._state(server) | {
+            "outcome": outcome,
+            "zero": before - outcome["start"],
+            "first": None if whole is None else after - whole,
+        }
+        self._rounds += 1
+        self._senders |= {one["client"] for one in outcome["participants"] if one["state"] in COUNTED}
+        self._count(outcome)
+        sums = server.sums()
+        told["held"] = sums is not None
+        if sums is None or self._exchange is not None:
+            return told, None
+        return told | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+
+    def _check(self, number: int) -> None:
+        """End a round that nobody waits for. Raises RoundError."""
+        if not self._parent.is_open(number):
+            raise RoundError("the parent does not wait for this round any more", "Nothing is to be done")
+
+    def _state(self, server: _core.Server) -> dict[str, Any]:
+        """Return what the parent is told with each answer."""
+        tree = server.tree()
+        return {
+            "clients": json.loads(server.clients()),
+            "departed": json.loads(server.departed()),
+            "notes": server.notes(),
+            "tree": None if tree is None else json.loads(tree),
+            "cpu_seconds": machine.cpu_seconds(self._cpu),
+        }
+
+    def _say(self, say: Callable[[], None]) -> None:
+        """Answer, unless nobody wants to hear it any more."""
+        try:
+            say()
+        except _core.CoreError as error:
+            self._note(f"an answer that nobody waits for: {error}")
+
+
+def _given(model: _core.Arena | None) -> _core.Arena:
+    if model is None:
+        raise RoundError("the task came without a model", "Use the same version on both sides")
+    return model
+
+
+def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Be a node of a run, as its order says. Raises CoreError."""
+    Gateway(order, note).serve()
+
+
+def _work() -> Work:
+    return take_orders
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(_work))

@@ -1,0 +1,143 @@
+"""Nodes of a tree that were lost: they come back, opened anew, or their clients move to other nodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.job.tree.tops import Node
+from thalweg.machine.waiting import WAIT_SLICE
+
+# Seconds that a node may take from its start until it is open, and clients until they are at their node.
+NODE_SECONDS: Final = 30.0
+CLIENT_SECONDS: Final = 10.0
+
+
+class Root(Protocol):
+    """What has to be done at the root to have a node back."""
+
+    def is_connected(self, node: Node, seconds: float) -> bool:
+        """Return whether a node is, waiting for it at most so long."""
+
+    def is_open(self, node: Node) -> bool:
+        """Return whether a node that is connected still listens for its clients, and has state."""
+
+    def open_node(self, node: Node) -> int:
+        """Have a node listen for its clients; return for how many. Raises RoundError if it cannot."""
+
+    def tell_homes(self) -> None:
+        """Tell all nodes that are there where clients belong."""
+
+    def move_clients(self, node: Node) -> list[Node]:
+        """Give the clients of a lost node to others; return these, none if there are none."""
+
+    def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
+        """Wait until the clients of nodes are there, at most so long."""
+
+    def note(self, text: str) -> None:
+        """Say what happened."""
+
+
+class Returning:
+    """Brings nodes back. They count as lost until the next round begins."""
+
+    def __init__(self, root: Root) -> None:
+        """Begin with nobody on the way.
+
+        ``restart`` starts a node's process again where it listened; False if not. ``is_over`` says that nobody starts
+        it again; what is not known to be over is so ``away`` seconds after it was missed first.
+        """
+        self._root = root
+        self.restart: Callable[[Node], bool] = lambda _: False
+        self.is_over: Callable[[Node], bool] = lambda _: False
+        self.away = float("inf")
+        self._coming: dict[str, threading.Thread] = {}
+        self._back: set[str] = set()
+        self._missed: dict[str, float] = {}
+        # Nodes that have got clients of others since the last round.
+        self._hosts: dict[str, Node] = {}
+
+    def look(self, nodes: Sequence[Node]) -> None:
+        """Begin to bring back those that are lost, or to move their clients.
+
+        Their processes end with the thread that calls this.
+        """
+        for node in nodes:
+            known = node.name in self._coming or node.name in self._back
+            with suppress(_core.CoreError):  # the job is ending
+                if node.gone is None or known or node.is_empty:
+                    continue
+                self._missed.setdefault(node.name, time.monotonic())
+                if self._root.is_connected(node, 0) or self.restart(node):
+                    self._begin(node, self._bring)
+                elif self._is_gone(node):
+                    self._begin(node, self._move)
+
+    def restart_while_awaited(self, node: Node) -> bool:
+        """Restart a node that was lost before all were open; return False once it is not awaited any more."""
+        self._missed.setdefault(node.name, time.monotonic())
+        return self.restart(node) or not self._is_gone(node)
+
+    def has_come(self, node: Node) -> None:
+        """Hear that a node that was missed has been opened."""
+        self._missed.pop(node.name, None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a node is on its way, or clients are."""
+        return bool(self._coming)
+
+    def _is_gone(self, node: Node) -> bool:
+        return self.is_over(node) or time.monotonic() - self._missed[node.name] >= self.away
+
+    def lost(self, node: Node) -> None:
+        """Hear that a node has been lost, maybe on its way back."""
+        self._coming.pop(node.name, None)
+        self._back.discard(node.name)
+
+    def settle(self, nodes: Sequence[Node], look: Callable[[], None]) -> None:
+        """Before a round, wait for those that are on their way, and for their clients and those that have moved."""
+        self.look(nodes)
+        while self._coming:
+            for coming in list(self._coming.values()):
+                coming.join(WAIT_SLICE)
+            look()
+        back = [node for node in nodes if node.name in self._back]
+        self._back.clear()
+        for node in back:
+            node.gone = node.has = None
+            self._missed.pop(node.name, None)
+            self._root.note(f"{node.name} is back")
+        if back:
+            self._root.tell_homes()
+        hosts, self._hosts = self._hosts, {}
+        waiting = {node.name: node for node in (*back, *hosts.values()) if node.gone is None}
+        self._root.await_clients(list(waiting.values()), CLIENT_SECONDS)
+
+    def _begin(self, node: Node, work: Callable[[Node], None]) -> None:
+        coming = threading.Thread(target=work, args=(node,), daemon=True)
+        self._coming[node.name] = coming
+        coming.start()
+
+    def _bring(self, node: Node) -> None:
+        until = time.monotonic() + NODE_SECONDS
+        with suppress(_core.CoreError, RoundError):  # it is lost again, or the job is ending
+            while not self._root.is_connected(node, WAIT_SLICE):
+                if time.monotonic() > until or node.name not in self._coming:
+                    break
+            else:
+                if not self._root.is_open(node):
+                    self._root.open_node(node)
+                if node.name in self._coming:
+                    self._back.add(node.name)
+        self._coming.pop(node.name, None)
+
+    def _move(self, node: Node) -> None:
+        with suppress(_core.CoreError, RoundError):  # the job is ending
+            self._hosts |= {host.name: host for host in self._root.move_clients(node)}
+        self._coming.pop(node.name, None)

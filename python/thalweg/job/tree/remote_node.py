@@ -1,0 +1,84 @@
+"""``thalweg node URL --parent URL``: one node of an aggregation tree. The root is another process, on any machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg import machine
+from thalweg.errors import PlanError
+from thalweg.job.common.metrics import exposing
+from thalweg.job.tree.node import Gateway
+from thalweg.transports import links, pki
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a node listens for its clients, and how it joins its parent's job. Certificates and keys are PEM files.
+
+    The node shows its token to the parent, and checks its clients' tokens by the issuer that this token names. It shows
+    clients ``cert`` and ``key``, and waits for ``clients`` of them.
+    """
+
+    listen: str
+    parent: str
+    clients: int
+    name: str | None = None
+    token_file: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    tls: str = "auto"
+    timeout: float = 300.0
+    # The URL by which clients of other nodes reach this node, if that differs from where it listens.
+    advertise: str | None = None
+    # Where Prometheus reads this node's metrics, as PORT or HOST:PORT.
+    metrics: str | None = None
+
+
+def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
+    """Run the node until the job is over; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
+
+    Raises PlanError or LinkError for wrong settings on this side, CoreError if the parent refuses the node.
+    """
+    if "://" not in post.parent:
+        raise PlanError(f"--parent is {post.parent!r}", "Give where the server listens, as tcp://host:port")
+    if post.advertise is not None and post.advertise.partition("://")[0] != post.listen.partition("://")[0]:
+        raise PlanError(
+            f"--advertise is {post.advertise!r}, and this node listens at {post.listen}",
+            "Give the same transport, as tcp://west.example:7071",
+        )
+    token = None if post.token_file is None else pki.read_token(post.token_file)
+    authority = None if post.ca is None else pki.read(post.ca)
+    up = links.remote_trust(post.parent, token, authority, None, post.tls)
+    if (post.cert is None) != (post.key is None):
+        raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
+    identity = None
+    if post.cert is not None and post.key is not None:
+        identity = {"certificate": pki.read(post.cert), "key": pki.read(post.key)}
+    name = post.name or (token.name if token else socket.gethostname())
+    order: Mapping[str, Any] = {
+        "name": name,
+        "url": post.parent,
+        "listen": post.listen,
+        "clients": post.clients,
+        "advertise": post.advertise,
+        "options": {
+            "transport": {"tls": up.get("tls")},
+            "token": up.get("token"),
+            "timeout": post.timeout,
+            "seed": os.getpid(),
+            "tree": True,
+        },
+        "trust": links.tree_node_trust(post.listen, token, identity),
+    }
+    gateway = Gateway(order, note)
+    note(f"{name}: joining {post.parent}")
+    with exposing(post.metrics, note, clients=gateway.clients, nodes=lambda: gateway.told(name)) as count:
+        gateway.watch(count)
+        rounds = gateway.serve()
+    return {"name": name, "url": gateway.address, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}

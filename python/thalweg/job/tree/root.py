@@ -1,0 +1,599 @@
+"""The root of an aggregation tree: a server to whoever runs rounds, whose clients are at nodes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from thalweg import _core
+from thalweg.bounded_json import JsonError
+from thalweg.errors import RoundError
+from thalweg.job.common.resent import WAYS, Counts, counted
+from thalweg.job.tree import placement
+from thalweg.job.tree.acceptance import Judge
+from thalweg.job.tree.admission import Admitting
+from thalweg.job.tree.recovery import Returning
+from thalweg.job.tree.requests import Reply, ask
+from thalweg.job.tree.sharded import Sharded
+from thalweg.job.tree.tops import Dedicated, FirstFinished, Heard, Node, Top
+from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.plan.on_trees import EVERYWHERE, is_spread
+from thalweg.sections.trees import NodesSection, TreeSection
+from thalweg.trees import answers, live
+from thalweg.trees.merging import Part, merged, workers
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+# A sum has at most 16 bytes for an element, which has one at least.
+SUMS_OF_MODELS: Final = 16
+# Seconds that a lost client may take to come back, if the options do not say it.
+GRACE: Final = 10.0
+# What there is of sums beside their elements.
+SLACK: Final = 1 << 20
+
+
+class Serving(Protocol):
+    """What runs the rounds of a job: the core's server, or the root of a tree."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+
+    def wait(self, clients: int, timeout: float | None) -> int:
+        """Wait until so many clients are there, at most so long; return how many are."""
+
+    def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
+        """Run a round and return its outcome as JSON."""
+
+    def departed(self) -> str:
+        """Return clients that are not connected any more, as JSON."""
+
+    def resent(self, timeout: float) -> str:
+        """Return the segments retransmitted on the way to each client and by it, as JSON."""
+
+    def forget(self, client: str, why: str = "") -> None:
+        """Wait no more for a client whose process has ended."""
+
+    def clients(self) -> str:
+        """Return the names of the clients that are connected, as JSON."""
+
+    def notes(self) -> list[str]:
+        """Return what happened since the last call."""
+
+    def tree(self) -> str | None:
+        """Return what workers have done so far, as JSON."""
+
+    def close(self, reason: str) -> None:
+        """Tell everybody that the job is over, and stop."""
+
+
+class LostNodeError(RoundError):
+    """A node went away while it was to be opened."""
+
+
+class Tree:
+    """A root that asks nodes for each round, and has their sums meet at the top."""
+
+    def __init__(
+        self,
+        model: _core.Arena,
+        url: str,
+        nodes: live.Placed | int,
+        options: Mapping[str, Any],
+        own: Mapping[str, Any],
+        *,
+        top: str,
+        place: placement.Place = placement.spread,
+        choose: int | None = None,
+    ) -> None:
+        """Listen at ``url`` for nodes. ``options`` are those of a node's server, ``own`` those of this root's.
+
+        Of nodes that come by themselves ``nodes`` is the number; each of them says how many clients it has. ``place``
+        decides where clients of a node go that is lost. With ``choose`` so many of all clients take part in a round,
+        which needs a dedicated top.
+        """
+        self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
+        self._model, self._options = model, dict(options)
+        self._nodes = [Node(name, clients) for name, clients in self.placed.clients.items()]
+        self._count = nodes if isinstance(nodes, int) else len(self._nodes)
+        self._opened = False
+        self._enough = int(options.get("enough", 1))
+        largest = SUMS_OF_MODELS * len(model) + SLACK
+        bounds = {"memory": self._count * largest, "max_result": largest}
+        self._server = _core.TaskServer(url, json.dumps({**own, **bounds}))
+        self._kind, self._of_top = top, _of_top(options)
+        self._top: Top = self._top_of(top)
+        self._between = {key: own[key] for key in ("job", "liveness", "grace") if key in own} | bounds
+        self._zero = time.time()
+        # The number of the model's bytes: it goes to a node once.
+        self._versions = count(1)
+        self._version = next(self._versions)
+        self._judge = Judge(own, self._ask_one)
+        # Nodes that came by themselves and could not listen for clients.
+        self._refused: set[str] = set()
+        self._notes: list[str] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._place, self._choose = place, choose
+        # The round that began last, and who was counted last in which round.
+        self._number = 0
+        self._counted: dict[str, int] = {}
+        # By clients that have moved: the last round that they may have been in at the node that they came from.
+        self._moved: dict[str, int] = {}
+        # Clients whose processes have ended.
+        self._ended: dict[str, str] = {}
+        # How the last process of a node ended. A broken link, which the root may notice first, says less.
+        self._ends: dict[str, str] = {}
+        self.returning = Returning(self)
+        # Where nodes log, for people.
+        self.log = "the record's log.txt"
+
+    def _top_of(self, kind: str) -> Top:
+        if kind == "dedicated":
+            return Dedicated(self._model, self._of_top)
+        if kind == "sharded":
+            return Sharded(self._model, self._quietly, self._here)
+        return FirstFinished(self._model, self._quietly)
+
+    @property
+    def address(self) -> str:
+        """Where nodes connect to."""
+        return self._server.address
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each client connects to, once nodes are open."""
+        return {client: node.address for node in self._nodes for client in node.clients}
+
+    def open(self, look: Callable[[], None]) -> None:
+        """Wait for all nodes and have them listen. ``look`` is called several times a second and may raise.
+
+        A node that is lost meanwhile is started again, if ``returning`` can; else its clients get another node. Raises
+        RoundError if a node cannot listen, or there is none for clients of a lost one.
+        """
+        while not (self._there(WAIT_SLICE) and self._open(look)):
+            look()
+            # Where nodes come by themselves, another one takes the place of a node that is lost.
+            for node in self._nodes if self.placed.clients else ():
+                if node.gone is not None and not node.is_empty and not self.returning.restart_while_awaited(node):
+                    self._go_on_without(node)
+
+    def _go_on_without(self, node: Node) -> None:
+        """Move the clients of a node that never opened to other nodes. Raises RoundError if one of them gets none."""
+        left = {one.name: one for one in self._nodes if one is not node and not one.is_empty}
+        homes: Mapping[str, str] = {}
+        reasons: Sequence[str] = ()
+        if left:
+            homes, reasons = self._place(
+                node.name, node.clients, {name: len(one.clients) for name, one in left.items()}
+            )
+        end = self._ends.get(node.name)
+        gone = f"{node.name} is gone: {end}" if end else (node.gone or "").removeprefix("its node ")
+        why = f"{gone}, before it was open"
+        homeless = [client for client in node.clients if client not in homes]
+        if homeless:
+            no_room = "; ".join(reasons) or "there is no other node"
+            raise RoundError(f"{why}; {homeless[0]} has no node: {no_room}", f"See {self.log}")
+        self.note(f"{why}; its clients get other nodes")
+        for client, home in homes.items():
+            left[home].clients = [*left[home].clients, client]
+            left[home].expected += bool(left[home].address)
+        node.clients, node.is_empty = (), True
+        self._count -= 1
+
+    def _there(self, seconds: float) -> bool:
+        """Wait at most so long until enough nodes are there; return whether they are."""
+        # A refused node that has left may come back and try again.
+        self._refused &= set(json.loads(self._server.clients()))
+        count = self._count + len(self._refused)
+        if self._server.wait(count, seconds) < count:
+            return False
+        here = set(json.loads(self._server.clients()))
+        return not self.placed.clients or here.issuperset(node.name for node in self._nodes if not node.is_empty)
+
+    def _open(self, look: Callable[[], None] | None) -> bool:
+        """Have nodes listen; return whether all do.
+
+        A node that came by itself and cannot listen is refused, and another may take its place.
+        """
+        come = not self.placed.clients
+        if come:
+            names = sorted(set(json.loads(self._server.clients())) - self._refused)[: self._count]
+            known = {node.name: node for node in self._nodes if node.gone is None}
+            self._nodes = [known.get(name) or Node(name, ()) for name in names]
+        nodes = [node for node in self._nodes if not node.is_empty]
+        for node in nodes:
+            if node.gone is not None or not node.address:
+                self._opening(node, look, may_fail=come)
+        # Some were refused, or are lost again.
+        if not all(node.gone is None and node.address for node in nodes):
+            return False
+        total = sum(node.expected for node in nodes)
+        self._opened = True
+        self.tell_homes()
+        if come and total != self._options["expected"]:
+            raise RoundError(
+                f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
+                "Start nodes with --clients that add up to job.clients",
+            )
+        return True
+
+    def _opening(self, node: Node, look: Callable[[], None] | None, *, may_fail: bool) -> None:
+        node.gone = None
+        try:
+            self.open_node(node, look)
+        except LostNodeError:
+            return  # it may come again
+        except RoundError as error:
+            if not may_fail:
+                raise
+            self._refused.add(node.name)
+            self.note(str(error))
+        else:
+            self.returning.has_come(node)
+
+    def open_node(self, node: Node, look: Callable[[], None] | None = None) -> int:
+        """Have a node listen, where it did before if it has; return for how many clients.
+
+        Raises RoundError if it cannot. Its clients are known, or it says itself how many it has.
+        """
+        options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
+        if not node.clients:
+            del options["expected"]
+        asked: dict[str, Any] = {"do": "open", "options": options, "listen": node.address or None}
+        asked["layout"] = self._model.layout.tensors
+        if self._kind != "dedicated":
+            asked["top"] = {"kind": self._kind, "top": self._of_top, "server": self._between}
+        (heard,) = self._ask(asked, [node], look)
+        if heard.head is None:
+            kind = LostNodeError if heard.is_lost else RoundError
+            raise kind(f"{node.name} cannot be a node: {heard.reason}", f"See {self.log}")
+        node.address, node.peers = heard.head["address"], heard.head["peers"]
+        node.reached = heard.head["reached"] or ""
+        node.expected = int(heard.head["expected"])
+        self.note(f"{node.name} listens on {node.address} for {node.expected} clients")
+        return node.expected
+
+    def is_connected(self, node: Node, seconds: float) -> bool:
+        """Return whether a node is, waiting for it at most so long."""
+        if seconds:
+            self._server.wait(self._count, seconds)
+        return node.name in json.loads(self._server.clients())
+
+    def is_open(self, node: Node) -> bool:
+        """Return whether a node that is connected listens for its clients; a process that was started anew does not."""
+        return self._ask_one({"do": "wait", "seconds": 0.0}, node).head is not None
+
+    def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
+        """Wait until the clients of nodes are there, at most so long."""
+        self._heard_all({"do": "wait", "seconds": seconds}, nodes)
+
+    def tell_homes(self) -> None:
+        """Tell all nodes that are there where clients belong, so that they can send one on that has lost its node."""
+        told = placement.told(self._nodes, self._moved, self._counted)
+        self._heard_all({"do": "homes", **told}, self._here())
+
+    def move_clients(self, node: Node) -> list[Node]:
+        """Give the clients of a lost node to others; return these, none if there are none.
+
+        They take part from the next round on. An update of theirs that is in this round's sums is answered.
+        """
+        left = {one.name: one for one in self._here() if one.reached}
+        clients = [client for client in node.clients if client not in self._ended]
+        if not left or not clients or not node.reached:
+            return []
+        homes, reasons = self._place(node.name, clients, {name: one.expected for name, one in left.items()})
+        for client, home in homes.items():
+            self._moved[client] = self._number
+            left[home].clients = [*left[home].clients, client]
+            left[home].expected += 1
+        # Those whose processes have ended are still named in outcomes.
+        kept = [client for client in clients if client not in homes]
+        if homes and not kept:
+            first = left[next(iter(homes.values()))]
+            first.clients = [*first.clients, *(client for client in node.clients if client in self._ended)]
+            node.is_empty = True
+        node.clients = kept
+        hosts = [one for name, one in left.items() if name in homes.values()]
+        for host in hosts:
+            came = ", ".join(client for client, home in homes.items() if home == host.name)
+            self.note(f"{node.name} does not come back; these go on at {host.name}: {came}")
+        for reason in reasons if hosts else ():
+            self.note(reason)
+        if hosts:
+            self.tell_homes()
+        return hosts
+
+    def wait(self, clients: int, timeout: float | None) -> int:
+        """Wait until each node's clients are there, at most so long; return how many are."""
+        del clients  # each node waits for its own
+        seconds = WAIT_SLICE if timeout is None else timeout
+        if not self._opened and not (self._there(seconds) and self._open(None)):
+            return 0
+        self.returning.look(self._nodes)
+        if not self.returning.is_waiting:
+            self.returning.settle(self._nodes, _nothing)
+        self._heard_all({"do": "wait", "seconds": seconds}, self._here())
+        if not self.placed.clients:
+            before = [list(node.clients) for node in self._nodes]
+            for node in self._here():
+                node.clients = sorted({*node.clients, *self._new_clients(node)})
+            if before != [list(node.clients) for node in self._nodes]:
+                self.tell_homes()
+        return len(json.loads(self.clients()))
+
+    def _new_clients(self, node: Node) -> list[str]:
+        """Return the clients that a node says it has, with their proofs and without those of other nodes."""
+        taken = {client for other in self._nodes for client in other.clients}
+        new = [client for client in node.state.get("clients", ()) if client not in taken]
+        unproven = self._judge.unproven(node, new)
+        for client in unproven:
+            if client not in node.unproven and len(node.unproven) < node.expected:
+                node.unproven.add(client)
+                self.note(f"{node.name} names {client}, and has no proof that it is there: it does not count")
+        return sorted(set(new) - set(unproven))
+
+    def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
+        """Run a round on all nodes, and take the mean of their sums into the model; return its outcome as JSON.
+
+        Raises RoundError if it has too few updates, CoreError if its sums come to no mean. What ``observer`` raises
+        ends it.
+        """
+        look = None if observer is None else lambda: observer('{"clients": {}}')
+        self.returning.settle(self._nodes, look or _nothing)
+        self._number = number
+        started, began = time.time(), time.perf_counter()
+        self._top.begin()
+        self._judge.begin()
+
+        def tend() -> None:
+            self.returning.look(self._nodes)
+            (look or _nothing)()
+
+        here, asked = self._here(), {"do": "round", "round": number, "config": config}
+        parts = self._all(asked, tend) if self._choose is None else self._some(self._choose, asked, tend)
+        fold = self._top.finish(lambda: self._check(number, parts))
+        self._version, done, has = next(self._versions), fold.pop("done"), fold.pop("has", ())
+        for node in here:
+            node.has = self._version if node.name in has else None
+        firsts = [part.first for part in parts if part.first is not None]
+        fold["completion_seconds"] = done - min(firsts) if firsts else None
+        seconds = time.perf_counter() - began
+        found = merged(number, parts, started - self._zero, seconds, fold)
+        if self._choose is not None:
+            counted = sum(part.counted for part in parts)
+            found |= {"expected": self._choose, "complete": counted == self._choose}
+        return json.dumps(found)
+
+    def _all(self, asked: Mapping[str, Any], tend: Callable[[], None]) -> list[Part]:
+        """Have all nodes run a round with all their clients."""
+        told = [node for node in self._nodes if not node.is_empty]
+        parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in told}
+        here = self._here()
+        kept = all(node.has == self._version for node in here)
+        for heard in self._ask({**asked, "kept": kept}, here, tend, model=not kept):
+            self._take(parts[heard.node.name], heard)
+        return list(parts.values())
+
+    def _some(self, goal: int, asked: Mapping[str, Any], tend: Callable[[], None]) -> list[Part]:
+        """Have nodes run rounds with clients that are drawn by lot, until so many updates count or nobody is left."""
+        drawing = Admitting(goal, int(self._options.get("seed", 0)), asked["round"])
+        deadline, parts = self._options.get("deadline"), list[Part]()
+        began = waiting = time.monotonic()
+        while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
+            self._heard_all({"do": "wait", "seconds": 0.0}, self._here())
+            drawn = drawing.draw({n.name: {*n.clients} & {*n.state.get("clients", ())} for n in self._here()})
+            if not drawn:
+                # Somebody may come back, or move to another node.
+                living = {client for node in self._nodes for client in node.clients} - self._ended.keys()
+                is_over = time.monotonic() - waiting > float(self._options.get("grace", GRACE))
+                if is_over or not drawing.may_draw(living):
+                    break
+                self._heard_all({"do": "wait", "seconds": WAIT_SLICE}, self._here())
+                tend()
+                continue
+            own = {name: Part(name, clients) for name, clients in drawn.items()}
+            there = [node for node in self._here() if node.name in own]
+            for heard in self._ask({**asked, "only": drawn}, there, tend, model=True):
+                self._take(own[heard.node.name], heard)
+            for part in own.values():
+                drawing.counted(0 if part.reason else part.counted)
+            parts += own.values()
+            waiting = time.monotonic()
+        return parts
+
+    def departed(self) -> str:
+        """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
+        found: list[Any] = []
+        for node in self._nodes:
+            lost = [[client, node.gone, False] for client in node.clients]
+            found += lost if node.gone is not None else node.state.get("departed", [])
+        return json.dumps(found)
+
+    def resent(self, timeout: float) -> str:
+        """Return the segments retransmitted at each node, and between the root and all of them, as JSON by node.
+
+        They are null for a node that is gone, and for one that was opened more than once: what its former process
+        counted is lost. ``down`` is from whoever listens. Each node waits at most ``resent.COUNT_SECONDS``.
+        """
+        found: dict[str, Counts] = {node.name: dict.fromkeys(WAYS) for node in self._nodes}
+        for heard in self._ask({"do": "resent"}, self._here(), None):
+            if heard.head is not None:
+                found[heard.node.name] = heard.head
+        # Nodes have TCP alone: one that has sent no count has sent nothing.
+        own = counted(self._server, lambda: json.loads(self._server.departed()), ())
+        return json.dumps({**found, "": own})
+
+    def forget(self, client: str, why: str = "") -> None:
+        """Wait no more for a client whose process has ended."""
+        self._ended[client] = why
+        found = [node for node in self._here() if client in node.clients]
+        if found and not self._closed:
+            self._heard_all({"do": "forget", "client": client, "why": why}, found)
+
+    def lost(self, name: str, why: str) -> None:
+        """Wait no more for a node whose process has ended; from now on its clients are lost with it."""
+        node = next(node for node in self._nodes if node.name == name)
+        self.returning.lost(node)
+        self._ends[name] = why
+        node.gone = f"its node {name} is gone: {why}"
+        if self._closed:
+            return
+        self._server.forget(name, why)
+        if self._kind != "dedicated" and self._opened:
+            self._heard_all({"do": "gone", "node": name, "why": why}, self._here())
+
+    def clients(self) -> str:
+        """Return the names of the clients that are connected, as JSON. What else a node names is left out."""
+        said = ((name, node) for node in self._here() for name in node.state.get("clients", []))
+        return json.dumps(sorted(name for name, node in said if name in node.clients))
+
+    def notes(self) -> list[str]:
+        """Return what happened since the last call."""
+        with self._lock:
+            told, self._notes = self._notes, []
+        return [] if self._closed else [*self._server.notes(), *told]
+
+    def told(self) -> dict[str, Any]:
+        """Return what the workers of each node have done, as of its last answer, by the node's name."""
+        return {node.name: node.state["tree"] for node in self._nodes if node.state.get("tree") is not None}
+
+    def tree(self) -> str | None:
+        """Return what the workers of all nodes have done so far, as JSON."""
+        told = list(self.told().values())
+        used = [{"node": node.name, "clients": len(node.clients)} for node in self._nodes]
+        gateways = {node.name: node.state.get("cpu_seconds") for node in self._nodes}
+        found = {"nodes_used": len(self._nodes), "nodes": used, "top": self._kind, **workers(told)}
+        return json.dumps({**found, "gateways_cpu_seconds": gateways})
+
+    def close(self, reason: str) -> None:
+        """Tell all nodes that the job is over, and stop. Idempotent."""
+        self._closed = True
+        self._server.close(reason)
+
+    def _here(self) -> list[Node]:
+        return [node for node in self._nodes if node.gone is None]
+
+    def _check(self, number: int, parts: Sequence[Part]) -> None:
+        """Raise RoundError if a round has too few updates."""
+        counted = sum(part.counted for part in parts if not part.reason)
+        if counted < self._enough:
+            reasons = "; ".join(f"{part.node}: {part.reason}" for part in parts if part.reason)
+            raise RoundError(
+                f"round {number} has {counted} updates, and needs {self._enough}{f' ({reasons})' if reasons else ''}",
+                f"See {self.log} for who was lost, and why",
+            )
+
+    def _take(self, part: Part, heard: Heard) -> None:
+        """Take a node's part in a round: its sums count, or it has a reason why not."""
+        part.between = heard.between
+        if heard.head is None:
+            part.reason = heard.node.gone or f"its node {part.node} gave no sums: {heard.reason}"
+            return
+        said = heard.head
+        part.outcome, part.shift, part.first = said["outcome"], said["zero"] - self._zero, said["first"]
+        part.reason = said["outcome"]["failure"] or ""
+        why = self._judge.why_not(part, heard.node, self._number, self._nodes, known=bool(self.placed.clients))
+        if why is None and self._choose is not None and {one["client"] for one in part.counting} - set(part.clients):
+            why = f"its node {part.node} counted clients that were not drawn"
+        if why is not None:
+            part.drop(why)
+            return
+        self._top.take(part, heard)
+        if part.outcome is not None:
+            counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
+            self._counted |= {one["client"]: self._number for one in counted}
+
+    def _ask_one(self, head: Mapping[str, Any], node: Node) -> Heard:
+        (heard,) = self._ask(head, [node], None)
+        return heard
+
+    def _quietly(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[Heard]:
+        """Ask nodes something while whoever waits for the round is not asked."""
+        yield from self._ask(head, nodes, None)
+
+    def note(self, text: str) -> None:
+        """Say what happened."""
+        with self._lock:
+            self._notes.append(text)
+
+    def _heard_all(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> None:
+        for _ in self._ask(head, nodes, None):
+            pass
+
+    def _ask(
+        self,
+        head: Mapping[str, Any],
+        nodes: Sequence[Node],
+        look: Callable[[], None] | None,
+        *,
+        model: bool = False,
+    ) -> Iterator[Heard]:
+        """Ask nodes something; yield what each answers, in the order in which answers come."""
+        by_name = {node.name: node for node in nodes}
+        own = (self._model, self._version) if model else None
+        for reply in ask(self._server, head, list(by_name), model=own, look=look):
+            yield self._hear(by_name[reply.member], reply, str(head["do"]))
+
+    def _hear(self, node: Node, reply: Reply, asked: str) -> Heard:
+        """Take a node's answer if it has the right form; else the node is lost."""
+        if reply.is_lost and node.gone is None:
+            node.gone = f"its node {node.name} is gone: {reply.reason}"
+        if reply.head is not None and reply.head.get("unopened") is True:
+            node.gone = f"its node {node.name} was started anew"
+            node.proven.clear()
+            return Heard(node, None, None, node.gone, reply.between)
+        head, reason = None, reply.reason
+        try:
+            head = None if reply.head is None else answers.checked(asked, reply.head)
+        except JsonError as error:
+            reason = str(error)
+        if head is None and (reply.head is not None or reply.is_senseless):
+            node.gone = node.gone or f"its node {node.name} was dropped: {reason}"
+            return Heard(node, None, None, reason, reply.between)
+        if head is not None and "clients" in head:
+            node.state = head
+            for line in self._judge.lines(node, head["notes"]):
+                self.note(line)
+        return Heard(node, head, reply.tensors, reason, reply.between, reply.is_lost)
+
+
+def tree_of(
+    plan: Plan,
+    model: _core.Arena,
+    told: Mapping[str, Any],
+    trust: Mapping[str, Any],
+    url: str,
+    *,
+    address: str | None = None,
+) -> Tree:
+    """Return the root of a plan's tree. ``told`` are a server's options for clients.
+
+    It listens at ``url`` for nodes that come by themselves, or at any port of ``address`` for those that a run starts.
+    Nodes and root use TCP among themselves, whatever clients use: sums must come whole.
+    """
+    nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
+    kept = {key: value for key, value in told.items() if key not in ("token", "issuer", "choose")}
+    own = {key: told[key] for key in ("token", "issuer", "job", "liveness", "grace") if key in told}
+    own |= {"transport": {"tls": trust.get("tls")}, "tree": True}
+    below = {**kept, "transport": {**told["transport"], "tls": None}}
+    where = EVERYWHERE if is_spread(plan) else address
+    listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
+    top, place = (plan.tree or TreeSection()).top, placement.placing(plan)
+    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=told.get("choose"))
+    tree.returning.away = (plan.nodes or NodesSection()).away
+    return tree
+
+
+def _nothing() -> None:
+    """Nobody looks."""
+
+
+def _of_top(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a server's options that a top has to have: what sums are, and in which order updates come."""
+    return {key: options[key] for key in ("precision", "repair", "seed") if key in options}

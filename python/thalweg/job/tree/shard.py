@@ -1,0 +1,152 @@
+"""A node that is the top for its part of the bytes, as every other is for another part (``tree.top = "sharded"``).
+
+A round's mean is made in steps that the root asks of all nodes. ``share``: a node takes the sums of its part from all
+others. ``settle``: it takes their mean, and sends it to all others, and to the root as its answer. ``told``: it says
+which of the others have it. Until the root begins the next round with ``kept``, no node takes a part of the mean into
+its model: if a node is lost at any moment, the root asks those that are left to share anew, and they do so as if
+nothing had been. Each time has a number, the ``turn``: a part of a mean of an earlier turn may still be on its way.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.job.tree.first_finished import Link, SumsOf, not_understood, statement_of, taken
+from thalweg.job.tree.others import Answer
+from thalweg.job.tree.requests import Reply
+from thalweg.trees.merging import Statement
+
+# The first byte of a part of updates, and the one past the last.
+Part = tuple[int, int]
+
+
+class Sharing:
+    """The top for a part of the bytes, which may be another one in each round."""
+
+    def __init__(self, name: str, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
+        self._name, self._model, self._options, self._sums = name, model, json.dumps(top), sums
+        self._top: _core.Top | None = None
+        self._part: Part | None = None
+        # The own part of the model before the mean, and the others' parts of the mean, until the round has ended.
+        self._before: np.ndarray[Any, Any] | None = None
+        self._means: dict[Part, _core.Arena] = {}
+        self._turn = 0
+        # What sends the own part of the mean, and what others have answered.
+        self._sending: tuple[threading.Thread, list[Reply]] | None = None
+        self._lock = threading.Lock()
+        self.others = link(self._answer)
+
+    def begin(self, *, kept: bool) -> None:
+        """Begin a round: ``kept`` says that the last one's mean is the model, which the root has not sent then."""
+        with self._lock:
+            if kept:
+                for part, mean in self._means.items():
+                    self._bytes(part)[:] = np.asarray(mean)[: part[1] - part[0]]
+            self._top = self._part = self._before = None
+            self._means = {}
+
+    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        """Do what the root asks."""
+        if asked == "share":
+            parts = {name: (int(start), int(end)) for name, (start, end) in head["parts"].items()}
+            self._forget(head["turn"])
+            for address in head["addresses"]:
+                if address != self.others.address:
+                    self.others.join(address)
+            return self._share({name: statement_of(told) for name, told in head["nodes"].items()}, parts), None
+        if asked == "settle":
+            return self._settle(head["to"])
+        if asked == "told":
+            return self._told(), None
+        raise not_understood(asked)
+
+    def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Part]) -> dict[str, Any]:
+        """Take the sums of one's own part from all nodes that count; say whose were refused, and why."""
+        if self._name not in parts:
+            return {"refused": {}, "between": []}
+        part = parts[self._name]
+        top, own = _core.Top(self._model, self._options, part), self._sums(part)
+        if own is None:
+            return {"refused": {self._name: "it has no sums"}, "between": []}
+        own_head, cells = own
+        top.merge(own_head, cells, *counted[self._name])
+        refused: dict[str, str] = {}
+        between: list[Mapping[str, Any]] = []
+        names = [name for name in counted if name != self._name]
+        for reply in self.others.ask({"sums": part}, names):
+            between += reply.between
+            why = reply.reason
+            if reply.head is not None:
+                why = taken(top, reply.head, reply.tensors, counted[reply.member]) or ""
+            if why:
+                refused[reply.member] = why
+        self._top, self._part = top, part
+        return {"refused": refused, "between": between}
+
+    def _settle(self, to: Sequence[str]) -> Answer:
+        """Take the mean of one's own part, and begin to send it to all others."""
+        if self._top is None or self._part is None:
+            raise RoundError("this node has no part of the round's sums", "See the record's log.txt")
+        own = self._bytes(self._part)
+        self._before = own.copy()
+        fold, done = json.loads(self._top.finish()), time.time()
+        mean = _core.Arena(_core.Layout([("mean", "U8", [len(own)])]))
+        np.asarray(mean)[: len(own)] = own
+        asked, told = {"mean": self._part, "turn": self._turn}, list[Reply]()
+        names = [name for name in to if name != self._name]
+
+        def send() -> None:
+            with suppress(_core.CoreError):  # the job is ending
+                told.extend(self.others.ask(asked, names, mean))
+
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        self._sending = sending, told
+        return {"fold": fold, "done": done}, mean
+
+    def _told(self) -> dict[str, Any]:
+        """Wait until all others have one's own part of the mean, or are lost; say who has it."""
+        if self._sending is None:
+            raise RoundError("this node has sent no part of a mean", "See the record's log.txt")
+        sending, told = self._sending
+        sending.join()
+        has = [reply.member for reply in told if reply.head is not None]
+        return {"has": has, "between": [way for reply in told for way in reply.between]}
+
+    def _answer(self, head: Mapping[str, Any], tensors: _core.Arena | None) -> Answer:
+        """Answer another node: give it the sums of its part, or take its part of the mean."""
+        if "sums" in head:
+            sums = self._sums(tuple(head["sums"]))
+            if sums is None:
+                raise RoundError("it has no sums", "See the record's log.txt")
+            return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+        start, end = head["mean"]
+        if tensors is None or not 0 <= start <= end <= len(self._model) or len(tensors) < end - start:
+            raise RoundError("a part of a mean came that is none of this model", "Use the same version on both sides")
+        with self._lock:
+            if head["turn"] != self._turn:
+                raise RoundError("a part of a mean came too late", "Nothing is to be done")
+            self._means[start, end] = tensors
+        return {}, None
+
+    def _forget(self, turn: int) -> None:
+        """Have the model of before, and no part of a mean of an earlier turn."""
+        with self._lock:
+            if self._part is not None and self._before is not None:
+                self._bytes(self._part)[:] = self._before
+            self._top = self._part = self._before = None
+            self._turn, self._means = turn, {}
+
+    def _bytes(self, part: Part) -> np.ndarray[Any, Any]:
+        """Return these bytes of the model, to be changed."""
+        return np.asarray(self._model)[part[0] : part[1]]

@@ -1,0 +1,120 @@
+"""Where each node is the top for its part of the bytes: the root's side of ``thalweg.job.tree.shard``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.job.tree.tops import Ask, Heard, Node
+from thalweg.trees.merging import Part
+
+# Nodes that have sums, with their parts in the round; and the bytes that a node is the top for.
+Counting = Mapping[str, tuple[Part, Node]]
+Shares = Mapping[str, tuple[int, int]]
+
+
+class Sharded:
+    """Each node takes the sums of its part from all others, and sends its part of the mean to all, and to the root.
+
+    All parts count the same updates: those of the nodes that had sums when all had finished. If one of these nodes is
+    lost before the root has all parts of the mean, those that are left begin anew without it.
+    """
+
+    def __init__(self, model: _core.Arena, ask: Ask, here: Callable[[], Sequence[Node]]) -> None:
+        """Take over ``model``, into which means go. ``here`` gives the nodes that are there: they all get the mean."""
+        self._model, self._ask, self._here = model, ask, here
+        self._turns = count(1)
+        self._parts: list[tuple[Part, Node]] = []
+
+    def begin(self) -> None:
+        """Forget what there is of an earlier round."""
+        self._parts = []
+
+    def take(self, part: Part, heard: Heard) -> None:
+        """Note that a node has sums, which it keeps until all have finished."""
+        if heard.head is None or not heard.head["held"]:
+            part.reason = part.reason or "it has no sums"
+            return
+        self._parts.append((part, heard.node))
+
+    def finish(self, check: Callable[[], None]) -> dict[str, Any]:
+        """Have all nodes share and settle, and take the parts of the mean into the model."""
+        check()
+        while counting := {node.name: (part, node) for part, node in self._parts if part.outcome is not None}:
+            shares = dict(zip(counting, self._model.layout.parts(len(counting)), strict=False))
+            fold = self._settled(counting, shares) if self._shared(counting, shares) else None
+            if fold is not None:
+                return fold
+            check()
+        raise RoundError("no node has the round's sums any more", "See the record's log.txt for who was lost")
+
+    def _shared(self, counting: Counting, shares: Shares) -> bool:
+        """Have each node take the sums of its part from all that count; return whether all have."""
+        here = self._here()
+        told = {
+            "do": "share",
+            "turn": next(self._turns),
+            "nodes": {name: part.statement for name, (part, _) in counting.items()},
+            "parts": shares,
+            "addresses": [counting[name][1].peers for name in shares],
+        }
+        heard = {one.node.name: one for one in self._ask(told, here)}
+        for name, (part, node) in counting.items():
+            said = heard.get(name)
+            if said is None or said.head is None:
+                part.drop(node.gone or f"its node {name} could not be a top: {said.reason if said else 'it is gone'}")
+                continue
+            part.between = [*part.between, *said.head["between"]]
+        for name, (part, _) in counting.items():
+            # Of two that cannot reach each other one is enough.
+            for other, why in _refused(heard.get(name)).items() if part.outcome is not None else ():
+                refused, node = counting[other]
+                if refused.outcome is not None:
+                    refused.drop(node.gone or f"the sums of its node {other} were refused by {name}: {why}")
+        return all(part.outcome is not None for part, _ in counting.values())
+
+    def _settled(self, counting: Counting, shares: Shares) -> dict[str, Any] | None:
+        """Have each node take the mean of its part; return what the folds say, or None if a part is missing."""
+        here = self._here()
+        told = {"do": "settle", "to": [node.name for node in here]}
+        heard = {one.node.name: one for one in self._ask(told, [counting[name][1] for name in shares])}
+        for name in shares:
+            part, node = counting[name]
+            said = heard[name]
+            start, end = shares[name]
+            if said.head is None or said.tensors is None or len(said.tensors) < end - start:
+                part.drop(node.gone or f"its node {name} gave no part of the mean: {said.reason}")
+                continue
+            part.between = [*part.between, *said.between]
+        if any(part.outcome is None for part, _ in counting.values()):
+            return None
+        model = np.asarray(self._model)
+        for name, (start, end) in shares.items():
+            model[start:end] = np.asarray(heard[name].tensors)[: end - start]
+        folds = [one.head for one in heard.values() if one.head is not None]
+        return {
+            "uncovered_bytes": sum(said["fold"]["uncovered_bytes"] for said in folds),
+            "shares": [{"node": name, "bytes": end - start} for name, (start, end) in shares.items()],
+            "done": max(said["done"] for said in folds),
+            "has": self._told(counting, shares, here),
+        }
+
+    def _told(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
+        """Wait until the nodes have the mean from each other; return those that have all of it."""
+        has = {node.name: {node.name} for node in here}
+        for heard in self._ask({"do": "told"}, [counting[name][1] for name in shares]):
+            part, node = counting[heard.node.name]
+            if heard.head is not None:
+                part.between = [*part.between, *heard.head["between"]]
+                for name in has.keys() & set(heard.head["has"]):
+                    has[name].add(node.name)
+        return [name for name, parts in has.items() if parts >= set(shares)]
+
+
+def _refused(heard: Heard | None) -> Mapping[str, str]:
+    return {} if heard is None or heard.head is None else heard.head["refused"]

@@ -1,0 +1,114 @@
+"""What a node can hold and what its work costs, from live rounds."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from thalweg import machine
+from thalweg.errors import PlanError, RoundError
+from thalweg.job.tree import calibration
+from thalweg.job.tree.calibration import Step, calibrated
+from thalweg.plan import Plan
+from thalweg.sections import toml
+
+
+def fold(worker: int, end: float, updates: int = 1) -> dict[str, Any]:
+    return {"worker": worker, "what": "fold", "end": end, "updates": updates}
+
+
+@pytest.mark.parametrize(
+    ("folds", "clients", "when"),
+    [
+        ([fold(1, 2.0), fold(1, 4.0)], 2, 3.0),
+        ([fold(1, 2.0), fold(2, 4.0)], 2, 3.0),
+        ([fold(1, 2.0, 2), fold(2, 4.0, 2)], 2, 4.0),
+        ([fold(1, 1.0, 3), fold(1, 5.0)], 4, 2.0),
+    ],
+    ids=["one worker", "whole updates", "ranges: the slower worker", "passes of several"],
+)
+def test_an_update_is_in_the_sums_when_all_its_workers_have_it(folds: Any, clients: int, when: float) -> None:
+    assert calibration._folded(folds, clients) == when
+
+
+def test_costs_follow_from_passes_with_few_and_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes 1 ms an update, and 3 ms for the sums; one of them was disturbed."""
+    monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: {"raw": 2e9})
+    passes = [(n, 0.001 * n + 0.003) for n in (1, 1, 1, 2, 8, 8, 8)] + [(1, 0.9), (20, 5.0)]
+    found = calibration._costs(passes, 1_000_000, 1.0, 25e-6)
+    assert found == {"fold": 1_000_000_000, "sums": 333_333_333, "hand_over": 25e-6, "socket": 2_000_000_000}
+    assert calibration._costs(passes, 1_000_000, 0.5, None)["fold"] == 500_000_000
+
+
+def test_what_was_not_measured_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: None)
+    assert calibration._costs([(1, 0.001)], 1000, 1.0, None) == {"fold": 1_000_000}
+    assert calibration._costs([(1, 0.004), (2, 0.001)], 1000, 1.0, None) == {}
+
+
+class Growing:
+    """A node whose updates take 10 ms until 300 come a second."""
+
+    def step(self, gap: float) -> Step:
+        return Step(1 / gap, 0.01 if 1 / gap < 300 else 0.05)
+
+
+class Saturated:
+    def step(self, _gap: float) -> Step:
+        return Step(50.0, 0.01)
+
+
+def test_the_rate_grows_until_updates_take_clearly_longer() -> None:
+    notes: list[str] = []
+    steps, ended = calibration._steps(Growing(), 500, 4, float("inf"), notes.append)  # type: ignore[arg-type]
+    assert ended == "the time of an update rose"
+    assert steps[-1].rate >= 300 > steps[-2].rate
+    assert len(notes) == len(steps)
+    assert calibration._knee(steps)["capacity"] == int(steps[-1].rate * steps[-1].seconds) * 1000
+
+
+def test_clients_that_cannot_send_faster_end_it() -> None:
+    steps, ended = calibration._steps(Saturated(), 500, 4, float("inf"), lambda _: None)  # type: ignore[arg-type]
+    assert (len(steps), ended) == (1, "clients cannot send faster")
+    with pytest.raises(RoundError, match="time was too short"):
+        calibration._knee(steps)
+
+
+def test_time_that_is_over_ends_it() -> None:
+    assert calibration._steps(Growing(), 500, 4, 0.0, lambda _: None) == ([], "time is over")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"model": {"name": "lenet"}}, "is trained, which is no part of a node's work"),
+        ({"model": {"name": "payload:900GB"}}, "there is memory for 0 updates"),
+        ({"model": {"name": "payload:1MiB"}, "job": {"clients": 1}}, "Give --clients; at least two"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        calibrated(Plan.of(table), 1.0, lambda _: None)
+    assert said in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
+@pytest.mark.parametrize("split", ["ranges", "clients"])
+def test_a_live_node_is_calibrated_and_what_it_prints_is_a_plan(split: str) -> None:
+    plan = Plan.of(
+        {"model": {"name": "payload:1MiB"}, "job": {"clients": 4}, "tree": {"workers": 2, "split": split}},
+    )
+    notes: list[str] = []
+    found = calibrated(plan, 60.0, notes.append)
+    assert found["capacity"] >= 1
+    assert len(found["steps"]) >= 2
+    assert [step["rate"] for step in found["steps"]] == sorted(step["rate"] for step in found["steps"])
+    assert found["ended"] in ("the time of an update rose", "clients cannot send faster", "time is over")
+    pasted = Plan.of(toml.loads(found["toml"], "it"))
+    assert pasted.nodes is not None
+    assert pasted.tree is not None
+    assert (pasted.nodes.capacity, pasted.nodes.cores) == (found["capacity"], machine.cores())
+    assert pasted.tree.costs is not None
+    assert pasted.tree.costs.model_dump(exclude_none=True) == found["costs"]

@@ -1,0 +1,157 @@
+"""A node's way through a job: what it tells the core, and when it trains, sketches and evaluates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.record.lines import line
+from thalweg import _core
+from thalweg.errors import MetricsError
+from thalweg.graphs import schedule
+from thalweg.job.common.parties import bytes_of
+from thalweg.job.graph.iterations import Iteration, Turns, iterate, turns_of
+from thalweg.job.graph.peer import Peer
+
+NAMES = ["node-1", "node-2", "node-3", "node-4"]
+
+
+class Core:
+    """A core's node that mixes by doubling the model, and says that some iterations were skipped."""
+
+    def __init__(self, arena: _core.Arena, skips: Mapping[int, int] | None = None) -> None:
+        self.said: list[tuple[Any, ...]] = []
+        self.sent_to: list[Sequence[str] | None] = []
+        self._arena, self._skips = arena, skips or {}
+        self._slow = 1
+
+    ahead = 1
+
+    def begin(self, round: int, weights: str, then: str | None, to: Sequence[str] | None) -> None:  # noqa: A002 - the core's own word
+        self.said.append(("begin", round, json.loads(weights), then and json.loads(then)))
+        self.sent_to.append(to)
+
+    def ready(self, round: int) -> int:  # noqa: A002
+        self.said.append(("ready", round))
+        return self._skips.get(round, round)
+
+    def wait(self, round: int, timeout: float | None) -> str | None:  # noqa: A002
+        if self._slow:
+            self._slow -= 1
+            return None
+        self.said.append(("wait", round))
+        np.asarray(self._arena).view(np.float32)[:] *= 2
+        return json.dumps({**line(round, "node-1")["report"], "next": round + 1, "skipped": round - round // 2 * 2})
+
+
+class Party:
+    def __init__(self, arena: _core.Arena, metrics: dict[str, Any] | None = None) -> None:
+        self.told: list[Mapping[str, Any]] = []
+        self._arena, self._metrics = arena, {"loss": 0.5} if metrics is None else metrics
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.told.append(config)
+        np.asarray(self._arena).view(np.float32)[:] += 1
+        return 7, self._metrics
+
+
+def run(
+    rounds: int, turns: Turns, skips: Mapping[int, int] | None = None, metrics: dict[str, Any] | None = None
+) -> tuple[Core, Party, list[Iteration]]:
+    arena = _core.Arena(_core.Layout([("w", "F32", [16])]))
+    core, party = Core(arena, skips), Party(arena, metrics)
+    peer = Peer(arena, party, lambda: {"accuracy": float(bytes_of(arena).cast("f")[0])}, parameters=16, seed=1)
+    done = iterate(
+        core, peer, turns, rounds, config=lambda number: {"round": number}, tests=lambda number: number % 2 == 0
+    )
+    return core, party, list(done)
+
+
+def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
+    core, party, (first, second) = run(2, Turns([{"node-2": 0.25}]))
+    assert core.said == [
+        ("begin", 1, {"node-2": 0.25}, None),
+        ("ready", 1),
+        ("wait", 1),
+        ("begin", 2, {"node-2": 0.25}, None),
+        ("ready", 2),
+        ("wait", 2),
+    ]
+    assert party.told == [{"round": 1}, {"round": 2}]
+    # 0 + 1, mixed to 2; + 1, mixed to 6.
+    np.testing.assert_allclose(first.after, 2 * first.before)
+    np.testing.assert_allclose(np.abs(second.after[:16]), 6)
+    assert first.evaluation is None
+    assert second.evaluation is not None
+    assert second.evaluation["accuracy"] == 6
+    assert second.evaluation["at"] >= second.report["mixed_at"]
+    assert (first.samples, first.metrics) == (7, {"loss": 0.5})
+
+
+def test_a_node_that_is_behind_goes_on_where_the_core_says() -> None:
+    core, party, done = run(6, Turns([{"node-2": 0.25}]), skips={2: 5})
+    assert [one.number for one in done] == [1, 5, 6]
+    assert [told["round"] for told in party.told] == [1, 2, 6]
+    assert ("wait", 5) in core.said
+    assert done[1].line(0)["skipped"] == 1
+
+
+def test_what_is_no_metric_is_refused() -> None:
+    with pytest.raises(MetricsError, match="train returned the metric"):
+        run(1, Turns([{"node-2": 0.25}]), metrics={"loss": [1, 2]})
+
+
+def test_a_graph_that_changes_says_what_comes_next() -> None:
+    core, _, _ = run(3, Turns([{"node-2": 0.5}, {"node-3": 0.5}]))
+    begun = [said[1:] for said in core.said if said[0] == "begin"]
+    assert begun == [
+        (1, {"node-2": 0.5}, [{"node-3": 0.5}, {"node-2": 0.5}]),
+        (2, {"node-3": 0.5}, [{"node-2": 0.5}, {"node-3": 0.5}]),
+        (3, {"node-2": 0.5}, [{"node-3": 0.5}, {"node-2": 0.5}]),
+    ]
+
+
+def test_the_turns_of_a_graph() -> None:
+    star = schedule("star", 4, 0)
+    assert turns_of(star, NAMES, "node-1", "metropolis") == Turns([dict.fromkeys(NAMES[1:], 0.25)])
+    assert turns_of(star, NAMES, "node-3", "metropolis").at(9) == {"node-1": 0.25}
+    assert turns_of(star, NAMES, "node-3", "renormalise").at(9) == {"node-1": 0.25, "node-3": 0.75}
+    assert not turns_of(star, NAMES, "node-3", "metropolis").changes
+
+
+def test_the_papers_weights_say_the_neighbours_degrees() -> None:
+    star = schedule("star", 4, 0)
+    assert turns_of(star, NAMES, "node-1", "paper").at(1) == dict.fromkeys(NAMES[1:], 0.5)
+    assert turns_of(star, NAMES, "node-3", "paper").at(1) == {"node-1": 0.25}
+
+
+def test_on_a_one_peer_graph_a_node_hears_one_and_sends_to_another() -> None:
+    turns = turns_of(schedule("one-peer", 4, 0), NAMES, "node-2", "metropolis")
+    core, _, _ = run(3, turns)
+    begun = [said[2:] for said in core.said if said[0] == "begin"]
+    assert begun == [
+        ({"node-1": 0.5}, [{"node-4": 0.5}, {"node-1": 0.5}]),
+        ({"node-4": 0.5}, [{"node-1": 0.5}, {"node-4": 0.5}]),
+        ({"node-1": 0.5}, [{"node-4": 0.5}, {"node-1": 0.5}]),
+    ]
+    assert core.sent_to == [["node-3"], ["node-4"], ["node-3"]]
+
+
+def test_the_turns_of_a_graph_that_is_drawn() -> None:
+    names = [f"node-{number}" for number in range(1, 11)]
+    drawn = turns_of(schedule("3-regular,dynamic", 10, 1), names, "node-1", "metropolis")
+    assert drawn.changes
+    assert drawn.at(3) == drawn.at(3)
+    assert len({tuple(drawn.at(number)) for number in range(1, 9)}) > 4
+    assert set(drawn.at(3).values()) == {0.25}
+
+
+def test_a_line_has_what_the_record_needs() -> None:
+    _, _, (done,) = run(1, Turns([{"node-2": 0.25}]))
+    said = json.loads(json.dumps(done.line(3.5)))
+    assert (said["number"], said["clock"], said["samples"]) == (1, 3.5, 7)
+    assert said["before"] != said["after"]

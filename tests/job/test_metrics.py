@@ -1,0 +1,119 @@
+"""Prometheus reads what a job has done so far, and what workers of each node do."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from thalweg.errors import LinkError, PlanError
+from thalweg.job.common.metrics import exposing
+from thalweg.plan import Plan
+
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: uv pip install prometheus-client")
+
+
+def told(**more: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("workers", "aggregators_created", "died", "warm", "commits"), 2)
+    sizes = {"cpu_seconds": 1.5, "pool_bytes": 4096, "sums_bytes": 128}
+    now = {"folds": 7, "places": 8, "free": 3, "handover_bounds_us": [10.0, 25.0]}
+    return {**counts, **sizes, "now": {**now, "handover_counts": [1, 2, 4], "handover_sum_us": 300.0}, **more}
+
+
+def entry(number: int, **more: Any) -> dict[str, Any]:
+    clients = [{"client": "a", "state": "whole"}, {"client": "b", "state": "lost"}]
+    fold = {"completion_seconds": 0.02, "between_bytes": 11}
+    ways = {"bytes_down": 100, "bytes_up": 50}
+    return {"round": number, "seconds": 0.3, **ways, "clients": clients, "participants": 1, "fold": fold, **more}
+
+
+class Scraped:
+    """What a scrape says: values by name, with labels as Prometheus writes them."""
+
+    def __init__(self, url: str) -> None:
+        with urlopen(url, timeout=60) as answer:  # noqa: S310 - the address is this process's own
+            text = answer.read().decode()
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        self.values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[f"thalweg_{name}"]
+
+
+def test_rounds_updates_and_bytes_are_counted() -> None:
+    notes: list[str] = []
+    with exposing("0", notes.append, clients=lambda: ["a", "b"]) as count:
+        url = notes[0].partition(" ")[2]
+        assert url.startswith("http://127.0.0.1:")
+        before = Scraped(url)
+        assert (before["rounds_total"], before["clients"]) == (0, 2)
+        assert not any("accuracy" in name or "node=" in name for name in before.values)
+        count(entry(1, accuracy=0.5, loss=None))
+        count(entry(2, accuracy=0.75, loss=1.5))
+        found = Scraped(url)
+    assert (found["rounds_total"], found['updates_total{state="whole"}'], found['updates_total{state="lost"}']) == (
+        2,
+        2,
+        2,
+    )
+    assert [found[f'bytes_total{{direction="{way}"}}'] for way in ("down", "up", "between")] == [200, 100, 22]
+    assert (found["round_seconds_count"], found['completion_seconds_bucket{le="0.025"}']) == (2, 2)
+    assert (found["accuracy"], found["loss"]) == (0.75, 1.5)
+    with pytest.raises(OSError, match="refused"):
+        Scraped(url)
+
+
+def test_an_outcome_of_the_core_counts_as_an_entry_of_the_journal_does() -> None:
+    notes: list[str] = []
+    outcome = entry(1)
+    outcome["participants"] = outcome.pop("clients")
+    with exposing("127.0.0.1:0", notes.append, clients=list) as count:
+        count(outcome)
+        assert Scraped(notes[0].partition(" ")[2])['updates_total{state="lost"}'] == 1
+
+
+def test_workers_are_told_apart_by_node() -> None:
+    notes: list[str] = []
+    nodes = {"node-0": told(), "node-1": told(died=5)}
+    with exposing("0", notes.append, clients=list, nodes=lambda: nodes):
+        found = Scraped(notes[0].partition(" ")[2])
+    assert [found[f'worker_deaths_total{{node="node-{at}"}}'] for at in (0, 1)] == [2, 5]
+    names = ("workers", "workers_started_total", "folds_total", "pool_places", "pool_free_places")
+    assert [found[f'{name}{{node="node-0"}}'] for name in names] == [2, 2, 7, 8, 3]
+    buckets = [
+        found[f'handover_seconds_bucket{{le="{bound}",node="node-0"}}'] for bound in ("1e-05", "2.5e-05", "+Inf")
+    ]
+    assert (buckets, found['handover_seconds_count{node="node-0"}']) == ([1, 3, 7], 7)
+    assert found['handover_seconds_sum{node="node-0"}'] == pytest.approx(300e-6)
+
+
+def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(LinkError, match="cannot give metrics at 127") as caught,
+            exposing(str(port), print, clients=list),
+        ):
+            pass
+    assert "--metrics" in caught.value.hint
+
+
+def test_nobody_listens_without_being_asked() -> None:
+    def noted(_text: str) -> None:
+        raise AssertionError
+
+    with exposing(None, noted, clients=list) as count:
+        count(entry(1))
+
+
+@pytest.mark.parametrize("where", ["70000", "-1", "host:", "nine", "host:1:", ""])
+def test_what_is_no_port_is_refused(where: str) -> None:
+    with pytest.raises(PlanError, match="metrics"):
+        Plan.of({"record": {"metrics": where}})
+
+
+@pytest.mark.parametrize(("where", "kept"), [(9100, "9100"), ("0.0.0.0:9100", "0.0.0.0:9100"), ("[::1]:0", "[::1]:0")])
+def test_a_port_may_be_a_number_and_have_a_host(where: Any, kept: str) -> None:
+    assert Plan.of({"record": {"metrics": where}}).record.metrics == kept
