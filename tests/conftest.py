@@ -1,4 +1,4 @@
-"""What all tests share: properties are tried with the same values each time, and signals reach what a test starts."""
+"""For all tests: property tests use the same values each time, and programs that a test starts get signals."""
 
 from __future__ import annotations
 

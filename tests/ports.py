@@ -1,4 +1,4 @@
-"""Ports for programs that have to be told beforehand where to listen."""
+"""Free ports for programs that need their port as an argument."""
 
 from __future__ import annotations
 

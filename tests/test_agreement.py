@@ -1,4 +1,4 @@
-"""What is said in several places, of transports, models, data sets and versions, agrees."""
+"""Facts about transports, models, data sets and versions agree in all places that state them."""
 
 from __future__ import annotations
 

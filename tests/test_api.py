@@ -1,4 +1,4 @@
-"""The API for one's own model, and the example in the README's words."""
+"""The API for a user's own model, and the README's example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of `make lint` and `make docs-check` find what they are for."""
+"""The checks of `make lint` and `make docs-check` find the faults that they look for."""
 
 from __future__ import annotations
 

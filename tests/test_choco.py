@@ -1,4 +1,4 @@
-"""CHOCO-SGD: nodes that exchange rounded differences, beside a reference that keeps every replica."""
+"""CHOCO-SGD: nodes that exchange rounded differences, compared with a reference that keeps every replica."""
 
 from __future__ import annotations
 

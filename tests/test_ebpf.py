@@ -1,4 +1,4 @@
-"""The object code of the eBPF programs is what their sources give."""
+"""The stored object code of the eBPF programs is what their sources compile to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects with threads of the core belong to the process that made them: a forked child says so, and still ends."""
+"""Objects with threads of the core belong to their process: using one in a forked child raises, and the child ends."""
 
 from __future__ import annotations
 

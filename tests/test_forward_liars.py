@@ -1,4 +1,4 @@
-"""Lying ends of forwarded paths: programs get the bytes that were sent to them, and honest links stay."""
+"""Hostile ends of forwarded paths: programs receive only bytes that were sent to them, and honest links stay open."""
 
 from __future__ import annotations
 

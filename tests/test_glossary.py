@@ -1,4 +1,4 @@
-"""The glossary: one line for one word, and places that are there."""
+"""The glossary: one line for each word, and places that exist."""
 
 from __future__ import annotations
 

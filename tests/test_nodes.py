@@ -1,4 +1,4 @@
-"""The API of nodes: models of one's own that are averaged with neighbours', and the example."""
+"""The API of nodes: a user's own models, averaged with those of neighbours, and the example."""
 
 from __future__ import annotations
 

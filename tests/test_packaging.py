@@ -1,4 +1,4 @@
-"""What the package says it needs is what the repository's own environment locks."""
+"""The package's requirements agree with the lock file of this repository's environment."""
 
 from __future__ import annotations
 

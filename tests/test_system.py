@@ -1,4 +1,4 @@
-"""scripts/system.sh with an apt-get of the test's own: it installs what is missing, and never fails."""
+"""scripts/system.sh with a fake apt-get: it installs missing packages, and never fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice from records in which every number is known. In made-up records more rounds mean longer ones."""
+"""Advice from generated records, in which every number is known. There a larger round number means a longer round."""
 
 from __future__ import annotations
 

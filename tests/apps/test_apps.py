@@ -1,4 +1,4 @@
-"""Apps of one's own: how they are found, and what is said if they are not."""
+"""Users' own apps: how they are found, and the errors if they are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what an app may report, what the server keeps of what anybody sends, and how often it complains."""
+"""Metrics: what an app may report, which reported values the server keeps, and how often it warns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that never were: records with known numbers, made where a worker would leave them."""
+"""Generated runs: records with known numbers, in the places where bench workers write theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bench answers in the terminal: by network, and with the congestion control of what is compared."""
+"""The summary of a bench in the terminal: by network, with the congestion control of the compared transports."""
 
 from __future__ import annotations
 

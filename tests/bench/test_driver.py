@@ -1,4 +1,4 @@
-"""A bench from its first run to its results, with runs that never were."""
+"""A bench from its first run to its results, with generated records in place of real runs."""
 
 from __future__ import annotations
 

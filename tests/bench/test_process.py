@@ -1,4 +1,4 @@
-"""A worker process ends in one of several ways, and each has its words."""
+"""The ways in which a worker process can end, and the reason that is reported for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mosquitto as a private broker: what its configuration says, and who it lets in."""
+"""Mosquitto as a private broker: its configuration, and which clients it accepts."""
 
 from __future__ import annotations
 

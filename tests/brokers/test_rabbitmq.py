@@ -1,4 +1,4 @@
-"""RabbitMQ as a private broker: what its configuration says, who it lets in, and that nothing of it is left."""
+"""RabbitMQ as a private broker: its configuration, which clients it accepts, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under a limit of the address space, as batch systems set one, a job that needs more ends in words."""
+"""A job that needs more address space than a batch system's limit ends with an error message."""
 
 from __future__ import annotations
 

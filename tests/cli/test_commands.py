@@ -1,4 +1,4 @@
-"""The command line: help, errors and exit codes, and the shape of what it prints."""
+"""The command line: help, errors, exit codes, and the structure of its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exactly one JSON document on standard output, whatever else is written there."""
+"""With ``--json`` standard output has exactly one JSON document, even if other code prints there."""
 
 from __future__ import annotations
 

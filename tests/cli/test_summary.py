@@ -1,4 +1,4 @@
-"""What people see: lines, bars, the table, the bound."""
+"""The output for people: lines of progress, bars, the table, the bound."""
 
 from __future__ import annotations
 

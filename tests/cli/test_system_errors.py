@@ -1,4 +1,4 @@
-"""No command ends in a traceback for what the system refuses: the rule, for every command there is."""
+"""No command ends in a traceback when a system call fails. The rule is checked for every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``thalweg tree``: what it prints, as words and as JSON, and what `thalweg run` says of its plan."""
+"""``thalweg tree``: its output as text and as JSON, its errors, and when `thalweg run` uses a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data sets: right sizes, right order, and a damaged or hostile file is refused with cause and hint."""
+"""The data sets: sizes and order are right, and damaged or hostile files are refused with cause and hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting data among clients: whatever the arguments, parts are disjoint, cover everything, and none is empty."""
+"""Partitions: for any arguments, the parts are disjoint, cover all samples, and are not empty."""
 
 from __future__ import annotations
 

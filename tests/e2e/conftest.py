@@ -1,4 +1,4 @@
-"""Programs as users start them: processes with pipes, watched line by line."""
+"""Starts programs as users do, with pipes, and reads their output line by line."""
 
 from __future__ import annotations
 

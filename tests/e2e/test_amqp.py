@@ -1,4 +1,4 @@
-"""Jobs through RabbitMQ: with a node of their own, or one that is given."""
+"""Jobs through RabbitMQ: with a broker that the run starts, and with one that runs already."""
 
 from __future__ import annotations
 

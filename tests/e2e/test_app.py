@@ -1,4 +1,4 @@
-"""Apps of one's own from end to end: the examples, in each command that takes an app."""
+"""Users' own apps from end to end: the examples, in each command that takes an app."""
 
 from __future__ import annotations
 

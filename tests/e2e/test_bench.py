@@ -1,4 +1,4 @@
-"""``thalweg bench`` from end to end: real runs, interrupted and broken ones too."""
+"""``thalweg bench`` from end to end with real runs, also interrupted and failing ones."""
 
 from __future__ import annotations
 

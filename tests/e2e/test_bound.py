@@ -1,4 +1,4 @@
-"""What an emulated path carries, from a UDP sender that saturates it, against ``thalweg.network.bound.carried``."""
+"""The goodput of an emulated path that a UDP sender saturates, compared with ``thalweg.network.bound.carried``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on a graph, each node in a process of its own: they learn, and go on without one that is gone."""
+"""Jobs on a graph, each node in a process of its own: they learn, and continue when one of them is lost."""
 
 from __future__ import annotations
 

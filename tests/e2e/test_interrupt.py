@@ -1,4 +1,4 @@
-"""Signals end a command: it says so, its record does too, and no process is left.
+"""A signal ends a command: its output and its record report that, and no process is left.
 
 Ctrl-C as a terminal sends it, to all processes in front at once; SIGTERM and SIGHUP as service managers, containers and
 shells send them, to the command alone or to all of its processes.

@@ -1,4 +1,4 @@
-"""Emulated networks that live: runs in them, other programs in them, and what is left when somebody is killed."""
+"""Running labs: jobs and other programs inside, and the clean-up after a process was killed."""
 
 from __future__ import annotations
 

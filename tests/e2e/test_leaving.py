@@ -1,4 +1,4 @@
-"""A client whose training raises: the others go on, and everybody hears who left and why."""
+"""A client whose training raises an exception: the others continue, and all parties report who left and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs over links that lose packets, with the transport that sends each chunk once and then repairs what it may."""
+"""Runs over links that lose packets, with ltp, which sends each chunk once and then repairs the allowed part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--metrics``: Prometheus reads a run's numbers while it goes on."""
+"""``--metrics``: Prometheus reads a run's numbers during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``thalweg unifl proxy`` as users start it. What it masks is tested in crates/transports/unifl/tests/proxy.rs."""
+"""``thalweg unifl proxy`` as users start it. crates/transports/unifl/tests/proxy.rs tests the masking itself."""
 
 from __future__ import annotations
 

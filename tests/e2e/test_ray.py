@@ -1,4 +1,4 @@
-"""Nodes of a tree as actors of Ray: it places and restarts them, and of a Ray of a run's own nothing is left."""
+"""Nodes of a tree as Ray actors: Ray places and restarts them, and a Ray that the run started leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs by RDMA on a machine that has none: links are tcp, and the record says why."""
+"""Runs with ``rdma`` on a machine without RDMA devices: links use tcp, and the record has the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``thalweg server`` and ``thalweg client``: several machines, here all on one."""
+"""``thalweg server`` and ``thalweg client``, for several machines; here all run on one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in which chunks are lost and not asked for again."""
+"""Runs in which lost chunks are not resent."""
 
 from __future__ import annotations
 

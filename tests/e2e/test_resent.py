@@ -1,4 +1,4 @@
-"""What is sent again over an emulated network: the job's own count beside the kernels' of its hosts."""
+"""Retransmissions over an emulated network: the job's count, compared with those of its hosts' kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs over shared memory: chosen by ``auto``, without copies, among processes of one user, and through deaths."""
+"""Jobs over shared memory: chosen by ``auto``, no copies, processes of one user only, killed processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``thalweg run --tag``: groups of clients send to nodes of their own, as a schema of Flame says."""
+"""``thalweg run --tag``: each group of clients sends to its own nodes, as in a Flame schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors named in the plan: those that come whole while others lose, and names that no tensor has."""
+"""Tensors named in the plan: critical ones arrive whole while others lose bytes, and unknown names are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose server masks the losses of clients that know nothing of it."""
+"""Runs whose server masks losses of unmodified clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wheel of the core that is built here, installed and used as a user does: what it holds, and what it needs.
+"""A wheel of the core that is built here, installed and used as a user does: its files and its requirements.
 
 `make wheel` does the same with the wheel that is for other machines too.
 """

@@ -1,4 +1,4 @@
-"""Jobs by ZMTP: encrypted by CURVE with what ``thalweg pki`` writes, and over a server's end."""
+"""Jobs over ZMTP: encrypted by CURVE with files of ``thalweg pki``, and with a server that is started again."""
 
 from __future__ import annotations
 

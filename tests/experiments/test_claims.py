@@ -1,4 +1,4 @@
-"""Whether runs show what a paper says: one run is no answer, and several are one if their interval is."""
+"""Verdicts on a paper's claims. One run gives none; several do if their interval does not overlap a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goodput, fairness and ceiling: from made-up transfers, links and records."""
+"""Goodput, fairness and ceiling, from generated transfers, links and records."""
 
 from __future__ import annotations
 

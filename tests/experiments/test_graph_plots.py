@@ -1,4 +1,4 @@
-"""Curves of what nodes learned."""
+"""Learning curves of nodes."""
 
 from __future__ import annotations
 

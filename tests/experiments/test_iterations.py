@@ -1,4 +1,4 @@
-"""What an experiment on a graph came to: from a record to numbers, and a whole figure at its smallest size."""
+"""Results of an experiment on a graph: from a record to numbers, and a whole figure at its smallest size."""
 
 from __future__ import annotations
 

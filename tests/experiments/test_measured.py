@@ -1,4 +1,4 @@
-"""What a run leaves of what was measured before."""
+"""Which earlier measurements a new run replaces and which it keeps."""
 
 from __future__ import annotations
 

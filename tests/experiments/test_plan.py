@@ -1,4 +1,4 @@
-"""Experiments as data: each of those there are makes bench plans, and its claims name what these measure."""
+"""Experiments as data: each makes valid bench plans, and its claims refer to numbers that these measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ss`` says of senders, and what a run's samples come to."""
+"""Parsing the output of ``ss`` about senders, and the timeline from a run's samples."""
 
 from __future__ import annotations
 

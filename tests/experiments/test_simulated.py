@@ -1,4 +1,4 @@
-"""Figures in virtual time: what is in the repository follows from the plan beside it."""
+"""Simulated figures: the stored results can be reproduced from the plan beside them."""
 
 from __future__ import annotations
 

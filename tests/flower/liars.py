@@ -1,4 +1,4 @@
-"""Members of a Flower run that answer by hand: honest ones, and admitted ones that lie, die or never answer."""
+"""Members of a Flower run with scripted answers: honest ones, and admitted ones that lie, die or never answer."""
 
 from __future__ import annotations
 

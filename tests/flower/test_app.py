@@ -1,4 +1,4 @@
-"""What a Flower app's folder and the command line say."""
+"""Reading the settings of a Flower app from its folder and from the command line."""
 
 from __future__ import annotations
 

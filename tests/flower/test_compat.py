@@ -1,4 +1,4 @@
-"""What thalweg uses of Flower's internals, so that a release that moves some of it fails here first."""
+"""The parts of Flower's internals that thalweg uses. A Flower release that moves one fails here first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which data sets an app asks for, and the folders that are written for it."""
+"""Finding the data sets that an app loads, and writing folders for them."""
 
 from __future__ import annotations
 

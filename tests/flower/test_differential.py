@@ -1,4 +1,4 @@
-"""The same app over a grid of plain calls, and over ours: the same bits where replies are collected."""
+"""The same app over a grid of plain calls and over thalweg's grid has the same bits if replies are collected."""
 
 from __future__ import annotations
 

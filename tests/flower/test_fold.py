@@ -1,4 +1,4 @@
-"""Means that are folded on arrival are Flower's means; whatever a strategy looks at itself comes whole."""
+"""Means that are folded on arrival equal Flower's; values that a strategy reads itself are not folded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Flower says of its Grid, of times to live and of absent nodes, of a Grid over tasks."""
+"""The contract of Flower's Grid, such as times to live and absent nodes, for the Grid over tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever admitted members do, mean, record and strategy are of the same replies with the same weights."""
+"""With misbehaving members, the mean, the record and the strategy still agree on the replies and their weights."""
 
 from __future__ import annotations
 

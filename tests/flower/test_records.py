@@ -1,4 +1,4 @@
-"""Flower's records survive the way as a head and tensors, whatever they hold; what is no record is refused."""
+"""Flower's records of any content are equal after transfer as a head and tensors; malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds for the record, made of messages and replies."""
+"""Rounds of the record, derived from messages and replies."""
 
 from __future__ import annotations
 

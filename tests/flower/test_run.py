@@ -1,4 +1,4 @@
-"""Whole runs of Flower apps: over several transports, with what goes wrong, and on several machines."""
+"""Whole runs of Flower apps: over several transports, with failures, and on several machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps as people have them, unmodified, over transports of a network and under loss: legacy, scikit-learn, PyTorch."""
+"""Unmodified apps over network transports and under loss: legacy API, scikit-learn, PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DecentralizePy's edge files: what is read, and each thing that is refused with its line."""
+"""Edge files of DecentralizePy: how they are read, and each error with its line."""
 
 from __future__ import annotations
 

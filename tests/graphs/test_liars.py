@@ -1,4 +1,4 @@
-"""Lying neighbours of a node: its model is the mix of exactly those bytes of neighbours that its outcome counts.
+"""Lying neighbours of a node: its model is the mix of exactly those bytes of neighbours that its report counts.
 
 A hub of value 0 has up to seven neighbours. The weight of each is 1/8, and the value of the n-th is 8 times the n-th
 power of 2. So each element of the mix is a whole number, whose bits are the neighbours that are in it.

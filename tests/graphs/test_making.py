@@ -1,4 +1,4 @@
-"""Graphs that are made: their shape, that the seed decides them, and what cannot be."""
+"""Generated graphs: their structure, their dependence on the seed, and refused parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A neighbour that was let in and sends frames of its own making: nothing of them that cannot be is in the mix."""
+"""An admitted neighbour that sends forged frames: no impossible value gets into the mix."""
 
 from __future__ import annotations
 

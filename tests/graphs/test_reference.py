@@ -1,4 +1,4 @@
-"""D-PSGD in NumPy: the mean moves as the losses' rule says, models come together, and sketches tell both."""
+"""D-PSGD in NumPy: the mean moves as the rule for losses says, models converge, and sketches measure both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs in words: what is read, and what is refused."""
+"""Names of graphs, such as "ring": which are accepted, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeded peers without a token that do what they should not, against a server that listens: a process of its own.
+"""A process with hostile peers, by a seed, that have no token and attack a listening server.
 
 ``python -m tests.hostile.adversary URL SEED`` goes on until its standard input ends. What there is to attack with is
 data: a ``Dialect`` says what a transport's connections begin with and how a frame looks on it, and ``KINDS`` are the

@@ -1,4 +1,4 @@
-"""Ends of a forwarded path that were let in and lie: after the handshake each sends one of ``LIES``, byte by byte."""
+"""Hostile ends of a forwarded path: after a proper handshake each sends one of ``LIES``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An honest job with an adversary beside it, and what came of it."""
+"""Runs an honest job beside an adversary, and returns the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What peers without a token can cost a server at most: the figures of docs/explanation/security.md."""
+"""The most that peers without a token can cost a server: the figures of docs/explanation/security.md."""
 
 from __future__ import annotations
 

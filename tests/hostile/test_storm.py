@@ -1,4 +1,4 @@
-"""Peers without a token are in nobody's way: every round of a job beside them ends, with the exact mean."""
+"""Peers without a token do not disturb a job: every round ends with the exact mean."""
 
 from __future__ import annotations
 

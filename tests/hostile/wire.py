@@ -1,4 +1,4 @@
-"""What peers say, byte by byte, for peers that do not keep to it: frames, the first messages, gRPC's first call.
+"""The bytes of messages, for hostile peers that alter them: frames, the first messages, gRPC's first call.
 
 The formats are those of crates/wire (frame.rs; control.rs and forward.rs with postcard), crates/transports/tcp
 (preamble.rs), crates/transports/shm (frame.rs) and HTTP/2 (RFC 9113, RFC 7541). They are written a second time here, so

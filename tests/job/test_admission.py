@@ -1,4 +1,4 @@
-"""A round of some clients ends at exactly so many updates, whoever is lost."""
+"""A round with a goal ends after exactly that many updates, whichever clients are lost."""
 
 from __future__ import annotations
 

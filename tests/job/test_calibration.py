@@ -1,4 +1,4 @@
-"""What a node can hold and what its work costs, from live rounds."""
+"""Measuring a node's capacity and the costs of its work in live rounds."""
 
 from __future__ import annotations
 

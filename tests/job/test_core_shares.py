@@ -1,4 +1,4 @@
-"""How clients that do not know each other share the cores."""
+"""How clients that do not know of each other share the cores."""
 
 from __future__ import annotations
 

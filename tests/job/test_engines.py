@@ -1,4 +1,4 @@
-"""What starts a tree's nodes: what a run is told, and what it says. tests/e2e/test_ray.py has Ray itself."""
+"""Engines that start a tree's nodes: their settings and their messages. tests/e2e/test_ray.py tests Ray itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of nodes become entries of iterations, in order, when all are through."""
+"""The reports of nodes become one entry for each iteration, in order, when all nodes have finished it."""
 
 from __future__ import annotations
 

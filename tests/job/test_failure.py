@@ -1,4 +1,4 @@
-"""How a record says that its run ended badly, also one whose process was in a guest kernel."""
+"""How a record is marked when its run failed, also if the run's process was in a guest kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's last words, and who is named at the end."""
+"""The reason that a client sends when it leaves, and the list of absent clients at the end of a job."""
 
 from __future__ import annotations
 

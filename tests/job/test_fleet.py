@@ -1,4 +1,4 @@
-"""Client processes: they say why they end, and they end when they are told to."""
+"""Client processes: they report why they end, and end on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job on a graph came to, from its record."""
+"""The result of a job on a graph, read from its record."""
 
 from __future__ import annotations
 

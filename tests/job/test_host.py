@@ -1,4 +1,4 @@
-"""A server takes what drives its job from the plan's algorithm."""
+"""A server gets the driver of its job from the plan's algorithm."""
 
 from __future__ import annotations
 

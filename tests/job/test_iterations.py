@@ -1,4 +1,4 @@
-"""A node's way through a job: what it tells the core, and when it trains, sketches and evaluates."""
+"""A node during a job: its calls to the core, and when it trains, sketches and evaluates."""
 
 from __future__ import annotations
 

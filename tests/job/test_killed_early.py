@@ -1,4 +1,4 @@
-"""A run goes on if a node's process is killed before it has opened, or says which, by what, and where its log is."""
+"""A node's process is killed before it listens: the run continues, or reports the node, the signal and its log."""
 
 from __future__ import annotations
 

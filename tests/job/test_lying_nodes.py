@@ -1,4 +1,4 @@
-"""Nodes of a tree that were let in and lie: nothing of what they make up counts, and the others do not notice."""
+"""Admitted nodes of a tree that send forged data: it is not counted, and does not disturb the other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus reads what a job has done so far, and what workers of each node do."""
+"""The metrics for Prometheus: a job's progress, and the state of each node's workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's way through a job, against a core that plays its part from a script."""
+"""A client during a job, against a fake core that follows a script."""
 
 from __future__ import annotations
 

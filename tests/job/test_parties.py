@@ -1,4 +1,4 @@
-"""What each side does with the model in its arena."""
+"""What the server and the clients do with the model in their arenas."""
 
 from __future__ import annotations
 

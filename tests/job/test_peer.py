@@ -1,4 +1,4 @@
-"""A node's own model: all begin alike, each trains on its own data, and sketches agree with the models."""
+"""A node's model: all nodes begin with equal values, each trains on its own data, and sketches match the models."""
 
 from __future__ import annotations
 

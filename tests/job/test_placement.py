@@ -1,4 +1,4 @@
-"""Where clients of a tree belong, and who is told of it."""
+"""The node of each client of a tree, and who is notified when it changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A total of what was sent again is a number only if all who sent are counted."""
+"""The total of retransmissions is a number only if all senders were counted; else it is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run makes of its [network] and [stress]: which level, where parties are, what the record gets."""
+"""How a run applies [network] and [stress]: the level of emulation, the places of parties, the record."""
 
 from __future__ import annotations
 

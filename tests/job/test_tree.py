@@ -1,4 +1,4 @@
-"""Nodes of a tree are processes: the mean has a single server's bits, and whoever is killed is named."""
+"""Nodes of a tree are processes: the mean has a single server's bits, and killed nodes are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client process of ``thalweg run``: whatever its training raises, the server and the run hear of it."""
+"""A client process of ``thalweg run``: any exception of its training is reported to the server and the run."""
 
 from __future__ import annotations
 

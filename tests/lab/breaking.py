@@ -1,4 +1,4 @@
-"""Runs a job inside the guest, and breaks something: ``python breaking.py FAULT PLAN``. Prints the job's JSON.
+"""Runs a job inside the guest and injects a fault: ``python breaking.py FAULT PLAN``. Prints the job's JSON.
 
 It sees what the hosts send by /proc, and changes them by iproute2 in their namespaces, each at a virtual time.
 """

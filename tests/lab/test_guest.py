@@ -1,4 +1,4 @@
-"""Virtual time: what is refused, what is missing, and jobs inside the guest kernel where it has been built."""
+"""Virtual time: refused plans, missing programs, and jobs inside the guest kernel if it is built."""
 
 from __future__ import annotations
 

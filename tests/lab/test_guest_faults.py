@@ -1,4 +1,4 @@
-"""Jobs over the guest kernel's RDMA devices in which something breaks: how they end, and what their links say."""
+"""Jobs with injected faults over the guest kernel's RDMA devices: how they end, and the errors of their links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RDMA over the guest kernel's own devices: the transport's contract, jobs in each mode, and what they take."""
+"""RDMA over the guest kernel's devices: the transport's contract, jobs in each mode, and equal times of equal jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lab's shell says in its prompt where it is, after the user's own settings have been read."""
+"""The prompt of a lab's shell names the lab and the host, also with the user's own shell settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stress: what stress-ng says, who floods whom, and what is refused."""
+"""Stress: the output of stress-ng, floods between hosts, and refused settings."""
 
 from __future__ import annotations
 

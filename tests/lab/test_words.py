@@ -1,4 +1,4 @@
-"""What people read of a lab's links."""
+"""The text about a lab's links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C leaves programs hardly any time: whoever waits for their end asks how long."""
+"""After Ctrl-C, waiting for other programs to end has a much shorter timeout."""
 
 from __future__ import annotations
 

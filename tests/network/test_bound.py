@@ -1,4 +1,4 @@
-"""The least seconds of a round, against figures worked out by hand."""
+"""The bound of a round's time, compared with results computed by hand."""
 
 from __future__ import annotations
 

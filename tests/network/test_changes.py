@@ -1,4 +1,4 @@
-"""Changes and traces as whole shapes at moments."""
+"""Changes and traces become whole shapes, each with its time."""
 
 from __future__ import annotations
 

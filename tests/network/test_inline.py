@@ -1,4 +1,4 @@
-"""Networks in a line of text, alone and over a plan's."""
+"""Networks in a line of text, alone and merged into a plan's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network at message level: what the core is told, and that it takes it."""
+"""A network at message level: the core's settings, and that the core accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: those that ship say what the papers say; a user's own are found; a wrong one is explained."""
+"""Profiles: shipped ones have the papers' values, a user's own are found, and errors are explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the core is given: the JSON, what follows from the seed, and TCP's settings."""
+"""The core's specification of a network: its JSON, its dependence on the seed, and TCP's settings."""
 
 from __future__ import annotations
 

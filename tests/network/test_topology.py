@@ -1,4 +1,4 @@
-"""Topologies: hosts, switches and links, and what each link is like."""
+"""Topologies: hosts, switches, links, and the shape of each link."""
 
 from __future__ import annotations
 

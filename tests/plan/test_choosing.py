@@ -1,4 +1,4 @@
-"""Which transport ``auto`` is."""
+"""Which transport ``auto`` chooses."""
 
 from __future__ import annotations
 

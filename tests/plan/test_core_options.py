@@ -1,4 +1,4 @@
-"""Keys of a plan and the core's options agree: the core says itself which options and which words it takes."""
+"""The keys of a plan and the core's options agree. The core lists its options and their values."""
 
 from __future__ import annotations
 

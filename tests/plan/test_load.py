@@ -1,4 +1,4 @@
-"""Plans: what is refused, and what the refusal says."""
+"""Plans: which are refused, and the text of the errors."""
 
 from __future__ import annotations
 

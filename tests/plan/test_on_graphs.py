@@ -1,4 +1,4 @@
-"""Plans of jobs with a graph: what they say, and what is refused beside it."""
+"""Plans of jobs on a graph: their keys, and which other keys are refused."""
 
 from __future__ import annotations
 

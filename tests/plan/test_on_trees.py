@@ -1,4 +1,4 @@
-"""Plans of jobs whose updates workers fold: what is refused, and what is not."""
+"""Plans of jobs whose updates workers fold: which settings are refused and which are not."""
 
 from __future__ import annotations
 

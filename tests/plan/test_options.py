@@ -1,4 +1,4 @@
-"""From plans to the core's options."""
+"""The core's options, made from plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nodes of a made-up ring of three say of their iterations: every number in it is known."""
+"""Generated reports of the iterations of three nodes on a ring: every number in them is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors others can read; whole or not there; the last good one stays."""
+"""Checkpoints: readable by safetensors, either whole or absent, and the last good one stays."""
 
 from __future__ import annotations
 

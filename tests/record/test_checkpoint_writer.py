@@ -1,4 +1,4 @@
-"""Checkpoints in the background: the newest is kept, no round waits, and nothing half-written is taken for whole."""
+"""Checkpoints in the background: the newest is kept, no round waits, and a half-written one is never used."""
 
 from __future__ import annotations
 

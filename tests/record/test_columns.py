@@ -1,4 +1,4 @@
-"""Columns made by hand are what pyarrow makes, and need no pandas."""
+"""Our own columns equal those that pyarrow makes, and do not need pandas."""
 
 from __future__ import annotations
 

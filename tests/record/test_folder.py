@@ -1,4 +1,4 @@
-"""Records: written, read again, gone on with."""
+"""Records: writing, reading, and resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's memory does not grow with its rounds: entries go to the disk, and tables are made from there."""
+"""A job's memory does not grow with its rounds: entries are written to disk, and tables are made from the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a job on a graph: an entry an iteration, and the tables that follow from it."""
+"""The record of a job on a graph: an entry for each iteration, and the tables made from them."""
 
 from __future__ import annotations
 

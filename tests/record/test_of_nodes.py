@@ -1,4 +1,4 @@
-"""Checkpoints of nodes: when they are due, and with which of them a node goes on."""
+"""Checkpoints of nodes: when they are due, and from which one a node resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that are damaged or somebody else's cost a reader little, and end in a RecordError."""
+"""Reading a damaged or hostile record takes little memory and time, and raises RecordError."""
 
 from __future__ import annotations
 

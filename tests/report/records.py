@@ -1,4 +1,4 @@
-"""Records as runs leave them, made up: every number in them is known."""
+"""Generated records in the form of real ones: every number in them is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report answers first, with what failed in it."""
+"""The first answer of a report on several runs, with the failed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients said of their own models is on the page, where the server has no model that anybody trained."""
+"""The page has the clients' evaluations of their own models if the server cannot evaluate a trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of jobs on a graph: who is slow, what that costs, and where it is drawn."""
+"""Reports of jobs on a graph: which nodes are slow, what that costs, and the figures of it."""
 
 from __future__ import annotations
 

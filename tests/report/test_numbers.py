@@ -1,4 +1,4 @@
-"""The numbers follow from the record."""
+"""The numbers of a report are derived from the record alone."""
 
 from __future__ import annotations
 

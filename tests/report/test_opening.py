@@ -1,4 +1,4 @@
-"""What a page opens with: how one run ended and who failed, what is particular to its kind, the answer of several."""
+"""The top of a page: how a run ended and who failed, the facts of its kind of job, or the answer of several runs."""
 
 from __future__ import annotations
 

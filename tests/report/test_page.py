@@ -1,4 +1,4 @@
-"""The page: its numbers are the record's, what others wrote is harmless, what is missing is explained."""
+"""The page: its numbers are the record's, text of others is escaped, and missing parts are explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of a tree, played again by the simulator: its costs, its arrivals, and what then counts."""
+"""The simulator replays a run of a tree with its measured costs and arrivals."""
 
 from __future__ import annotations
 

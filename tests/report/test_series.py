@@ -1,4 +1,4 @@
-"""What is drawn is what the record says, and not too much of it."""
+"""The series of plots: they match the record, and have a bounded number of points."""
 
 from __future__ import annotations
 

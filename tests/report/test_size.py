@@ -1,4 +1,4 @@
-"""How large a page is, and that its library is the one that npm has."""
+"""The size of a page, and that its plotting library is the published one."""
 
 from __future__ import annotations
 

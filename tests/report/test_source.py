@@ -1,4 +1,4 @@
-"""Reading records: what is there, what is not, and what is damaged."""
+"""Reading records: complete ones, ones with missing files, and damaged ones."""
 
 from __future__ import annotations
 

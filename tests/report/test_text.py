@@ -1,4 +1,4 @@
-"""Text that reports share."""
+"""Text used by several reports."""
 
 from __future__ import annotations
 

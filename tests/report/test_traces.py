@@ -1,4 +1,4 @@
-"""Traces of senders: what is read, which pauses and waits are seen, and what is drawn."""
+"""Traces of senders: reading them, finding pauses and waits, and drawing them."""
 
 from __future__ import annotations
 

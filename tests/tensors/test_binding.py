@@ -1,4 +1,4 @@
-"""What training does to a model's tensors, and that the arena has the result or somebody hears why not."""
+"""How training may replace a model's tensors: the arena then has the result, or an error says why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of `thalweg pki`: what is made, who may read it, that it holds together."""
+"""The files of `thalweg pki`: their content, who may read them, and that they fit together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proxy's core is told, and its events in words."""
+"""The settings of the proxy's core, and the text of its events."""
 
 from __future__ import annotations
 

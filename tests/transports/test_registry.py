@@ -1,4 +1,4 @@
-"""Options of transports in words."""
+"""Options of transports as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that fold a server's updates from its pool: the mean has the server's own bits, whoever is killed."""
+"""Workers that fold a server's updates from its pool: the mean has the server's bits, also with killed workers."""
 
 from __future__ import annotations
 

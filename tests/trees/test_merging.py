@@ -1,4 +1,4 @@
-"""What nodes say of a round is the outcome of one server."""
+"""The reports of a round's nodes are merged into an outcome equal to that of a single server."""
 
 from __future__ import annotations
 

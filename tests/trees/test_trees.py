@@ -1,4 +1,4 @@
-"""From a plan to what the control plane is told, and what it says."""
+"""The control plane's settings, made from a plan, and its decisions."""
 
 from __future__ import annotations
 

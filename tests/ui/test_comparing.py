@@ -1,4 +1,4 @@
-"""What runs prove, and what they do not."""
+"""Comparing runs: which differences are significant, and which are not."""
 
 from __future__ import annotations
 

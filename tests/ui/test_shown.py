@@ -1,4 +1,4 @@
-"""What clients say is shown as they said it: never as markup, escape sequences or lines of their own."""
+"""Text from clients is printed as plain text: never as markup, escape sequences or additional lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that every reader takes, whatever numbers there are."""
+"""JSON that every reader accepts, also with NaN and infinity."""
 
 from __future__ import annotations
 

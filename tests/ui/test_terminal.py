@@ -1,4 +1,4 @@
-"""Charts in text."""
+"""Charts as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sentence on what was measured: by how much, within which bounds, how sure it is, and what would settle it."""
+"""The sentence on a comparison: by how much, within which bounds, how sure, and what would make it surer."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Clients that add 1 to all that they are sent."""
+"""Clients that add 1 to each value that they receive."""

@@ -1,4 +1,4 @@
-"""FedAvg over arrays of zeros, which are saved in the end: 3 of 256 KiB, and a counter as of batch normalisation."""
+"""FedAvg over zeros: 3 arrays of 256 KiB, and a counter as in batch normalisation. The result is saved."""
 
 from __future__ import annotations
 

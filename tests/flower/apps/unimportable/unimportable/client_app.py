@@ -1,4 +1,4 @@
-"""Needs a module that nobody has."""
+"""Imports a module that does not exist."""
 
 import a_module_that_nobody_has
 from flwr.clientapp import ClientApp

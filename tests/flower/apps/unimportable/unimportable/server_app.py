@@ -1,4 +1,4 @@
-"""Asks each client once; none can answer."""
+"""Sends one message to each client; none can answer."""
 
 from __future__ import annotations
 
