@@ -1,1 +1,1 @@
-"""The papers' experiments, run again: one folder for each figure. `python -m experiments --help`."""
+"""The papers' experiments, repeated: one folder for each figure. `python -m experiments --help`."""

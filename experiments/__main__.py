@@ -1,4 +1,4 @@
-"""The papers' experiments, run again: run one, judge what was measured, bring a study's tables up to date."""
+"""Runs a paper's experiment, judges measurements against the paper, or updates the tables of a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an aggregation tree came to, from the records of a bench's runs.
+"""The numbers of aggregation trees, from the records of a bench's runs.
 
 ================  ==============================================================================================
 ``completion``    from a round's first whole update to the new model (the paper's ACT), seconds
@@ -47,7 +47,7 @@ NUMBERS: Final = (
     "simulated",
     "off",
 )
-# The accuracy of the paper's figure 9.
+# The target accuracy of the paper's figure 9.
 TARGET: Final = 0.7
 
 
@@ -86,7 +86,7 @@ def of_run(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Tabl
 
 
 def played(folder: Path) -> Table:
-    """Return what the simulator makes of a run; nothing if it cannot play it again."""
+    """Return the simulator's numbers for a run; none if it cannot replay the run."""
     try:
         found = replayed(folder)
     except RecordError:

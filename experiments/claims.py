@@ -1,4 +1,4 @@
-"""What the paper found, as data, and whether a measurement shows the same.
+"""The claims of the papers, as data, and whether a measurement confirms them.
 
 ``expected.json`` of a figure has ``paper`` and ``claims``. A claim ``says`` something in words, has the ``id`` of its
 line in the requirements, a ``kind``, and places in the matrix: tables of axis and label, ``*`` for any. Its ``number``
@@ -43,15 +43,15 @@ from experiments.measured import Cell, rounded
 from thalweg.ui.comparing import ALIKE, ALPHA, student
 
 Claim = Mapping[str, Any]
-# A number is taken to agree if neither is more than a quarter above the other.
+# Two numbers agree if neither is more than a quarter above the other.
 AGREES: Final = 1.25
-# From this ratio on, one value is more than another.
+# The least ratio at which one value counts as more than another.
 MORE: Final = 1 + ALIKE
-# And flows to be alike, if Jain's index of them is no less.
+# The least Jain index at which flows count as equal.
 EVEN: Final = 0.9
 # Largest rounding error of a sum of floats.
 ROUNDED: Final = 1e-9
-# What of a cell a claim may be about: the factor and the unit that it is written with.
+# The numbers of a cell that a claim may be about, each with the factor and the unit in which it is written.
 NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
     "seconds": (1.0, " s"),
     "goodput": (1e-6, " Mbit/s"),
@@ -92,7 +92,7 @@ NOT_MEASURED: Final = "not measured"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim was seen: yes, no, undecided, one run, not judged or not measured; the numbers, in words."""
+    """The verdict on a claim (yes, no, undecided, one run, not judged or not measured), and its numbers as text."""
 
     seen: str
     words: str
@@ -101,7 +101,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Part:
-    """A number that a claim is about, in one run, and the bounds that the claim gives it."""
+    """A number of one run, and the bounds that a claim gives it."""
 
     value: float
     low: float = -math.inf
@@ -110,7 +110,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """A claim in one run: its numbers with bounds, and the numbers to be shown, which ``form`` formats."""
+    """A claim in one run: its numbers with bounds, and the numbers to print, which ``form`` formats."""
 
     parts: Sequence[Part]
     shown: Sequence[float]
@@ -133,7 +133,7 @@ def read(file: Path) -> list[Claim]:
 
 
 def judge(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Verdict:
-    """Return whether ``cells`` show what the claim says; ``base`` are those of the figure that it names."""
+    """Return the verdict on a claim from ``cells``. ``base`` has the cells of the figure that the claim names."""
     try:
         runs = [_KINDS[claim["kind"]](claim, *of) for of in _by_run(claim, cells, base)]
     except MissingError as error:
@@ -144,7 +144,7 @@ def judge(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Verdict:
 
 
 def rule(claim: Claim) -> str:
-    """Return which cells a claim is about, and within which bounds it holds."""
+    """Return the cells that a claim is about, and the bounds within which it holds."""
     return f"{_subject(claim)} {_BOUNDS[claim['kind']](claim)}"
 
 
@@ -154,7 +154,7 @@ def value(cells: Sequence[Cell], place: Mapping[str, str], number: str = "second
 
 
 def _by_run(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> list[tuple[Sequence[Cell], Sequence[Cell]]]:
-    """Return the claim's cells, and those of its base, once for each run that all of them have."""
+    """Return the claim's cells and those of its base for each run that all of them have."""
     places = [claim["of"], *([claim["to"]] if "to" in claim else [])]
     mine = [cell for cell in cells if any(_is_of(claim, cell, place) for place in places)]
     other = [cell for cell in base if any(cell.is_at(place) for place in places)]
@@ -184,7 +184,7 @@ def _seen(runs: Sequence[Found]) -> str:
 
 
 def _inside(parts: Sequence[Part], numbers: int) -> bool | None:
-    """Return whether the interval of a number over runs is within its bounds, outside of them, or neither (None).
+    """Return whether the interval of a number over runs lies within its bounds; None if it overlaps a bound.
 
     ``numbers``: how many intervals hold together.
     """
@@ -205,7 +205,7 @@ def _log(value: float) -> float:
 
 
 def _words(runs: Sequence[Found]) -> str:
-    """Return the shown numbers, each the mean over runs with the least and the most."""
+    """Return the numbers to print: the mean over runs, with the least and the most."""
     columns = zip(*(run.shown for run in runs), strict=True)
     words = ", ".join(_spread(column, runs[0].form) for column in columns) + runs[0].unit
     return words if len(runs) < 2 else f"{words}; {len(runs)} runs"
@@ -380,7 +380,7 @@ _KINDS: Final[Mapping[str, Callable[[Claim, Sequence[Cell], Sequence[Cell]], Fou
     "close": _close,
     "worse": _worse,
 }
-# What ``rule`` says of each.
+# The result of each kind's ``rule``.
 _BOUNDS: Final[Mapping[str, Callable[[Claim], str]]] = {
     "ratio": lambda claim: f"is {_bounds(claim)}",
     "reaches": lambda claim: f"is at least {claim['value']:g}",

@@ -45,13 +45,13 @@ from thalweg.report.numbers import divided
 from thalweg.report.source import Run, json_object, read_run
 
 UP: Final = "ab"
-# Kept for each run, so that figures can show how far they are apart.
+# Numbers that are kept for each run, so that figures can show their spread.
 SPREAD: Final = ("goodput", "share")
 
 
 @dataclass(frozen=True)
 class Flow:
-    """An update on its way up: bytes that came and that did not, seconds of its first byte and of its last."""
+    """An update's transfer to the server: received and missing bytes, and the times of its first and last byte."""
 
     client: str
     came: int
@@ -61,7 +61,7 @@ class Flow:
 
     @property
     def rate(self) -> float:
-        """Goodput in bits a second."""
+        """Goodput in bits per second."""
         return 8 * self.came / (self.end - self.begin)
 
 
@@ -77,7 +77,7 @@ def by_cell(runs: Iterable[Outcome], folder: Path) -> dict[int, Table]:
 
 
 def with_senders(numbers: Table, file: Path) -> Table:
-    """Return a run's numbers with what was seen of its senders meanwhile."""
+    """Return a run's numbers, with the samples of its senders."""
     seen = senders.of_file(file)
     rates = {**numbers["flows"], **{name: rounded(rate) for name, rate in seen["rivals"].items()}}
     several = {}
@@ -120,7 +120,7 @@ def of_run(run: Run) -> Table:
 
 
 def flows(transfers: Iterable[Transfer]) -> dict[int, list[Flow]]:
-    """Return the updates of each round; those of which nothing came are left out."""
+    """Return the updates of each round, without those of which no byte arrived."""
     found: dict[int, list[Flow]] = defaultdict(list)
     for row in transfers:
         begin, end = row.receive_start, row.receive_end
@@ -141,12 +141,12 @@ def jain(rates: Sequence[float]) -> float:
 
 
 def used(links: Iterable[Link], clients: Container[str]) -> list[Link]:
-    """Return the links but for those of clients that are none of these: who was not chosen sends nothing."""
+    """Return the links without those of clients that were not chosen, which send nothing."""
     return [row for row in links if not _own(row) or row.source in clients]
 
 
 def ceiling_of(links: Iterable[Link], clients: int, *, at_device: bool = False) -> float | None:
-    """Return the most that a round of so many clients can have, in bits a second; None if nothing limits it.
+    """Return the highest possible goodput of a round with these clients, in bits per second; None without a limit.
 
     Clients' links carry the same each, so the slowest of them decides; a link between switch and server carries all.
     ``at_device``: each client's own device limits, in front of what its link loses.
@@ -165,12 +165,12 @@ def _own(row: Link) -> bool:
 
 
 def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
-    """Return what the links' own counters say of the way up."""
+    """Return the links' own counters of the direction to the server."""
     up = [row for row in run.links if row.direction == UP]
     sent = sum(row.bytes_in or 0 for row in up if _own(row))
     arrived = sum(row.bytes_out or 0 for row in up if row.target == "server")
-    said = {row.link: Facts(json_object(row.nominal)).number("rate") for row in up}
-    rates = {link: rate for link, rate in said.items() if rate}
+    nominal = {row.link: Facts(json_object(row.nominal)).number("rate") for row in up}
+    rates = {link: rate for link, rate in nominal.items() if rate}
     most = [8 * (row.queue_bytes_max or 0) / rates[row.link] for row in up if row.link in rates]
     return {
         "lost": 1 - arrived / sent if sent else None,
@@ -181,7 +181,7 @@ def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
 
 
 def _waited(run: Run, rounds: Sequence[Sequence[Flow]], rates: Mapping[str, float]) -> list[float]:
-    """Return the mean seconds that waited for each limited link while updates were under way."""
+    """Return the mean queue of each limited link while updates were under way, in seconds at the link's rate."""
     spans = [(min(flow.begin for flow in flows), max(flow.end for flow in flows)) for flows in rounds]
     found = []
     for line in run.samples:

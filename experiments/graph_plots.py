@@ -1,4 +1,4 @@
-"""Figures of jobs on graphs: box plots of exchanges, curves of learning, and the graph with the nodes that end last."""
+"""Figures of jobs on graphs: box plots of exchanges, learning curves, and graphs that mark nodes that finish last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thalweg.report.graphs import positions
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What a panel of curves shows: its title, the keys of a point along x and y, their words, and y's factor.
+# A panel of curves: its title, the keys of a point's x and y, the labels of both axes, and y's factor.
 Panel = tuple[str, str, str, str, float]
 CURVES: Final[Sequence[Panel]] = (
     ("training loss", "round", "train_loss", "iteration", 1.0),
@@ -42,7 +42,7 @@ def boxes(axis: Axes, cells: Sequence[Cell]) -> None:
 
 
 def curves(axis: Axes, cells: Sequence[Cell], panel: Panel, cases: Sequence[str], *, titled: bool = True) -> None:
-    """Draw what each case learned, a line a case, with a standard deviation over nodes each way.
+    """Draw a learning curve for each case, with a standard deviation over nodes in both directions.
 
     A case has the colour of its place among ``cases``, so that panels agree though one may lack it.
     """

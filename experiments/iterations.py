@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Kept of one run, since a median of them means nothing.
+# Kept from one run, since their median over runs has no meaning.
 OF_ONE: Final = ("box", "curve", "graph")
-# Kept of each run, so that figures can show how far these are apart.
+# Numbers that are kept for each run, so that figures can show their spread.
 SPREAD: Final = ("exchange_mean", "exchange_median", "used")
 QUARTILES: Final = (0, 25, 50, 75, 100)
 WHISKER: Final = 1.5
@@ -112,7 +112,7 @@ def of_run(run: Run) -> Table:
 
 
 def curve_of(run: Run) -> list[Table]:
-    """Return what each evaluation found, over the nodes, and their training's loss in that iteration."""
+    """Return each evaluation's results over all nodes, with the training loss of that iteration."""
     tested: dict[int, list[Evaluation]] = defaultdict(list)
     trained: dict[int, list[float]] = defaultdict(list)
     for test in run.evaluations:

@@ -1,4 +1,4 @@
-"""How busy other programs keep the machine while a run goes on: the cores that they used, on average.
+"""The load of other programs during a run: the number of cores that they used on average.
 
 It is the time of all cores that was not idle, from ``/proc/stat``, less the CPU time of the run's own processes. A
 process that outlives its run makes it too large.
@@ -19,9 +19,9 @@ from thalweg.bench.process import Failure, execute
 
 SUFFIX: Final = ".load.json"
 STAT: Final = Path("/proc/stat")
-# Columns of its first line (proc_stat(5)): all are time that some program took, but for idle and iowait.
+# Columns of its first line (proc_stat(5)). All except idle and iowait are time that programs used.
 IDLE: Final = (3, 4)
-# user, nice, system, idle, iowait, irq, softirq and steal; guests are counted in user.
+# user, nice, system, idle, iowait, irq, softirq and steal. user includes guests.
 COLUMNS: Final = 8
 
 
@@ -40,7 +40,7 @@ def measured(inner: Execute = execute) -> Execute:
 
 
 def of_folder(cells: Path) -> dict[str, float] | None:
-    """Return the cores that others used during the runs noted in a folder: the mean, and the most of a run."""
+    """Return the cores that others used during the runs of a folder: the mean, and the most in a run."""
     noted = [json.loads(file.read_text())["others"] for file in sorted(cells.glob(f"*{SUFFIX}"))]
     return {"mean": round(fmean(noted), 3), "most": round(max(noted), 3)} if noted else None
 
@@ -56,6 +56,6 @@ def _busy() -> float:
 
 
 def _own() -> float:
-    """Return the CPU time of all processes that this one has started, and theirs, that have ended."""
+    """Return the CPU time of all ended processes that descend from this one."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,4 +1,4 @@
-"""The results of an experiment: from a bench's results to the few numbers that figures and tables are made of.
+"""The results of an experiment: reduces a bench's results to the numbers of figures and tables.
 
 Each mode in ``measured.json`` says how it was measured: ``command``, ``commit`` of the checkout and ``core``, that of
 the compiled core, both with ``-dirty`` if there were uncommitted changes; ``began`` and ``ended``; ``load``, the cores
@@ -26,25 +26,25 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of one mode: its labels by axis, and what came of it. Times are seconds of all rounds of a run."""
+    """A cell of one mode: its labels by axis, and its results. Times are seconds of all rounds of a run."""
 
     labels: Mapping[str, str]
     numbers: Mapping[str, Any]
 
     @property
     def runs(self) -> int:
-        """How many runs its numbers are the medians of."""
+        """The number of runs over which its medians are taken."""
         return int(self.numbers.get("runs", 1))
 
     def in_run(self, at: int) -> Cell | None:
-        """Return it with the numbers of one run, from 0; None if only the medians of several were kept."""
+        """Return the cell with the numbers of run ``number``, from 0; None if only medians over runs were kept."""
         by_run = self.numbers.get("by_run")
         if by_run is not None:
             return Cell(self.labels, {**self.numbers, **by_run[at]}) if at < len(by_run) else None
         return self if self.runs <= 1 else None
 
     def is_at(self, place: Mapping[str, str]) -> bool:
-        """Whether it has these labels; an axis that is not named or is ``*`` may have any."""
+        """Return whether the cell has these labels. ``*``, or an axis that is not named, matches any label."""
         return all(label in ("*", self.labels.get(axis)) for axis, label in place.items())
 
 
@@ -81,7 +81,7 @@ def _joined(cell: Table, more: Table) -> Table:
 
 
 def scalars(tables: Iterable[Mapping[str, Any]]) -> list[Table]:
-    """Return the plain numbers of each run, for ``by_run``."""
+    """Return the scalar numbers of each run, for ``by_run``."""
     return [
         {
             key: rounded(value) if isinstance(value, float) else value
@@ -133,7 +133,7 @@ def _by_round(runs: Sequence[RunNumbers]) -> Iterable[list[float | None]]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number with four digits that count."""
+    """Return a number with four significant digits."""
     return None if value is None else float(f"{value:.4g}")
 
 
@@ -143,7 +143,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """Return the median of the known values with four digits that count; None if there are none."""
+    """Return the median of the known values with four significant digits; None without values."""
     known = [value for value in values if value is not None]
     return rounded(median(known)) if known else None
 
@@ -159,7 +159,7 @@ def read(file: Path) -> dict[str, list[Cell]]:
 
 @dataclass(frozen=True)
 class Origin:
-    """How a mode was measured; None is not known. ``commit`` and ``core`` are those of the checkout and of the core."""
+    """How a mode was measured; None is unknown. ``commit`` and ``core``: commits of the checkout and of the core."""
 
     commit: str | None
     core: str | None
@@ -169,7 +169,7 @@ class Origin:
 
     @property
     def is_exact(self) -> bool:
-        """Whether commits say exactly which code was measured."""
+        """Whether the commits identify the measured code exactly."""
         return all(one is not None and not is_dirty(one) for one in (self.commit, self.core))
 
 
@@ -214,7 +214,7 @@ def _before(file: Path, scale: str) -> dict[str, Table]:
 
 
 def write(file: Path, name: str, scale: str, modes: Mapping[str, Table], order: Sequence[str]) -> None:
-    """Write what was measured in each mode, in ``order``. What the file has of other modes at this scale stays."""
+    """Write the measurements of each mode, in ``order``. Other modes at this scale stay in the file."""
     found = {**_before(file, scale), **modes}
     content = {"experiment": name, "scale": scale, "modes": {mode: found[mode] for mode in order if mode in found}}
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ FULL: Final = "full"
 
 
 Kind = Literal["bars", "lines", "flows", "timelines", "accuracy", "boxes", "learning"]
-# By kind of figure: the keys that it needs, and those that it can have besides.
+# For each kind of figure, its required keys and its optional keys.
 _KEYS: Final[Mapping[Kind, tuple[set[str], set[str]]]] = {
     "bars": ({"along"}, {"panels"}),
     "lines": ({"along"}, set()),
@@ -62,7 +62,7 @@ class Plot(Section):
 
 
 class Variation(Section):
-    """What a mode or a scale changes."""
+    """The changes of a mode or a scale to the plan."""
 
     about: str = Field(description="what it is, in a sentence")
     accounting: Literal["measured", "fedcomm"] | None = Field(None, description="which communication time counts")
@@ -106,7 +106,7 @@ class Experiment(Section):
         return made.model_copy(update={"modes": chosen})
 
     def bench(self, mode: str, scale: str) -> BenchPlan:
-        """Return the bench plan of a mode at a scale. Raises PlanError for names that are none."""
+        """Return the bench plan of a mode at a scale. Raises PlanError for unknown names."""
         way, size = _pick(self.modes, mode, "mode"), _pick(self.scales, scale, "scale")
         matrix = dict(self.matrix)
         for axis, labels in [*way.matrix.items(), *size.matrix.items()]:
@@ -123,7 +123,7 @@ class Experiment(Section):
         return BenchPlan.of({key: value for key, value in chosen.items() if value is not None}, f"{mode}, {scale}")
 
     def cells(self, mode: str, scale: str) -> Matrix:
-        """Return the matrix of a mode at a scale, but for the cells that are not run. Raises PlanError."""
+        """Return the matrix of a mode at a scale, without the cells that are not run. Raises PlanError."""
         whole = Matrix.of(self.bench(mode, scale), f"{mode}, {scale}")
         places = [*self.modes[mode].without, *self.scales[scale].without]
         return replace(
@@ -157,7 +157,7 @@ def _whole(table: dict[str, Any], study: Path) -> dict[str, Any]:
 
 
 def _over(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``table`` with ``other`` over it, sections within sections."""
+    """Return ``table`` with ``other`` merged into it, recursively."""
     found = deepcopy(dict(table))
     for key, value in other.items():
         inner = found.get(key)

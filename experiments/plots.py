@@ -1,4 +1,4 @@
-"""Figures in the papers' form, from what was measured: bars, lines, boxes and curves."""
+"""Figures in the papers' form, from measurements: bars, lines, boxes and curves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ABREAST: Final = 6
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a plot draws of a cell: the key of a number, its label, its scale, and the key of its black mark."""
+    """A quantity to plot: the key of a cell's number, its label, its factor, and the key of its black mark."""
 
     number: str
     words: str
@@ -44,7 +44,7 @@ class Quantity:
         return [self.factor * value for value in cell.numbers[f"{self.number}_by_run"] if value is not None]
 
     def marked(self, cell: Cell) -> float | None:
-        """Return where the mark is; None if there is none, as for FedComm's count, of which no bound holds."""
+        """Return the position of the mark; None without one, as for FedComm's measure, which has no bound."""
         ways = cell.numbers.get("seconds_by_accounting", {})
         if self.number == "seconds" and cell.numbers.get("seconds") != ways.get("measured"):
             return None
@@ -70,7 +70,7 @@ def draw(
         cells = [cell for cell in cells if cell.labels[plot.last] == label]
         title = f"{title}, {plot.last} {label}"
     title = title if note is None else f"{title}\n{note}"
-    # Plot refuses a kind without the keys that it needs.
+    # ``Plot`` has checked that the keys of its kind are present.
     along, panels = str(plot.along), str(plot.panels)
     if plot.kind == "bars":
         return bars(cells, title, file, groups=along, panels=plot.panels, shown=shown)
@@ -99,7 +99,7 @@ def bars(
     panels: str | None,
     shown: Quantity,
 ) -> list[Path]:
-    """Draw a quantity: a panel for each label of ``panels``, if it is an axis, a group of bars for each of ``groups``.
+    """Draw a quantity as bars: a group for each label of ``groups``, and a panel for each label of ``panels``.
 
     The whiskers are the least and most of the runs, the black marks the bound of a time, the ceiling of a goodput.
     Returns the files.
@@ -137,7 +137,7 @@ def _bars(axis: Axes, cells: Sequence[Cell], groups: str, shown: Quantity) -> No
 
 
 def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Quantity) -> list[Path]:
-    """Draw a quantity over the labels of ``along``, a line a case, and the ceiling in black. Returns the files.
+    """Draw a quantity over the labels of ``along``: a line for each case, the ceiling in black. Returns the files.
 
     Both ends are to be read: the greatest and the least differ by a factor of a hundred, so that the scale is of logs.
     """
@@ -160,7 +160,7 @@ def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Q
 
 
 def flows(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
-    """Draw the goodput of each client, a group of bars a case. Returns the files."""
+    """Draw the goodput of each client as bars, in a group for each case. Returns the files."""
     figure, (axis,) = _figure([""], title, ALONE)
     cases = labels(cells, "case")
     clients = list(dict.fromkeys(name for cell in cells for name in cell.numbers["flows"]))
@@ -176,7 +176,7 @@ def flows(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
 
 
 def timelines(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
-    """Draw what senders had under way over time, a panel a case: windows and flight in packets. Returns the files."""
+    """Draw the senders' windows and packets in flight over time, in a panel for each case. Returns the files."""
     known = [cell for cell in cells if cell.numbers["timeline"]]
     figure, axes = _figure([cell.labels["case"] for cell in known], title)
     most = max((max(cell.numbers["timeline"]["window"]) for cell in known), default=1)
@@ -195,7 +195,7 @@ def timelines(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
 
 
 def accuracy(cells: Sequence[Cell], title: str, file: Path, *, panels: str) -> list[Path]:
-    """Draw the accuracy of the global model after each round, a line a case. Returns the files."""
+    """Draw the global model's accuracy after each round, with a line for each case. Returns the files."""
     figure, axes = _figure(labels(cells, panels), title)
     for axis, panel in zip(axes, labels(cells, panels), strict=True):
         for place, case in enumerate(labels(cells, "case")):
@@ -223,7 +223,7 @@ def boxes(cells: Sequence[Cell], title: str, file: Path, *, panels: str | None) 
 
 
 def learning(cells: Sequence[Cell], title: str, file: Path, *, panels: str | None, graph: str | None) -> list[Path]:
-    """Draw accuracy over time, a panel a label of ``panels``; without one, losses and accuracy. Returns the files.
+    """Draw accuracy over time in a panel for each label of ``panels``; without ``panels``, losses and accuracy.
 
     The graph of the case ``graph`` is drawn beside them.
     """

@@ -1,4 +1,4 @@
-"""RESULTS.md of a study: tables made from what was measured, between marks in prose that people write."""
+"""RESULTS.md of a study: tables generated from measurements, between marks in text written by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AMONG: Final = (
     ("rivals", 1e-6, "rivals together, Mbit/s"),
     ("jain", 1.0, "Jain's index"),
 )
-# Of jobs on graphs, in the same form.
+# The same for jobs on graphs.
 ITERATIONS: Final = (
     ("exchange_mean", 1e3, "ms, mean"),
     ("exchange_median", 1e3, "median"),
@@ -50,7 +50,7 @@ LEARNED: Final = (
     ("drift", 1.0, "drift"),
     ("disagreement", 1.0, "disagreement"),
 )
-# Of aggregation trees, in the same form.
+# The same for aggregation trees.
 AGGREGATION: Final = (
     ("completion", 1e3, "ACT, ms"),
     ("hand_over", 1e3, "hand-over, ms"),
@@ -64,14 +64,14 @@ AGGREGATION: Final = (
     ("off", 100.0, "off, %"),
 )
 TRAINED: Final = (("reached", 100.0, "accuracy, %"), ("time_to", 1.0, "s to 70 %"), ("cpu_to", 1.0, "CPU s to 70 %"))
-# A table that is made from data, with the marks around it.
+# A generated table, with the marks around it.
 MADE: Final = r"<!-- (measured|simulated) (\w+) -->.*?<!-- end of \2 -->"
-# Marks results that were measured by code that no commit has, or that nobody knows.
+# Marks results of code that is in no commit, or whose commit is unknown.
 MARK: Final = "\u2020"
 
 
 def update(study: str) -> Path:
-    """Write the tables of a study anew into its RESULTS.md and return the file."""
+    """Update the tables in a study's RESULTS.md and return the file."""
     file = ROOT / study / "RESULTS.md"
     file.write_text(filled(file.read_text(), study))
     return file
@@ -96,15 +96,15 @@ def tables(name: str) -> str:
     experiment, modes, origins = Experiment.load(name), measured.read(file), measured.origins(file)
     marked = {f"{mode}{'' if origins[mode].is_exact else MARK}": cells for mode, cells in modes.items()}
     scale = json.loads(file.read_text())["scale"]
-    said = [_measured(mode, origins[mode], scale, cells) for mode, cells in modes.items()]
-    said += [f"{MARK}: the code that was measured is in no commit, or nobody knows which."] * (MARK in "".join(marked))
+    facts = [_measured(mode, origins[mode], scale, cells) for mode, cells in modes.items()]
+    facts += [f"{MARK}: the code that was measured is in no commit, or nobody knows which."] * (MARK in "".join(marked))
     return "\n\n".join(
-        ("\n".join(f"- {one}" for one in said), _TABLES[experiment.quantity](marked), _verdicts(name, file))
+        ("\n".join(f"- {one}" for one in facts), _TABLES[experiment.quantity](marked), _verdicts(name, file))
     )
 
 
 def _measured(mode: str, origin: Origin, scale: str, cells: Sequence[Cell]) -> str:
-    """Return in words how a mode was measured, and which of these facts nobody wrote down."""
+    """Return the text on how a mode was measured, and on which of these facts were not recorded."""
     runs = sorted({cell.runs for cell in cells})
     count = f"{runs[0]} run{'' if runs == [1] else 's'}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]} runs"
     load = origin.load

@@ -20,9 +20,9 @@ from thalweg.bench.values import Outcome
 from thalweg.report.text import commit_words
 
 OUT: Final = ROOT / "out"
-# The file in a bench's folder that says which code began it.
+# The file in a bench's folder with the commit of the code that began it.
 ORIGIN: Final = "origin.json"
-# By quantity: what else is read from the runs' records.
+# For each quantity, the function that reads further numbers from the runs' records.
 _MORE: Final[Mapping[str, Callable[[Iterable[Outcome], Path], dict[int, measured.Table]]]] = {
     "goodput": goodput.by_cell,
     "iterations": iterations.by_cell,
@@ -32,7 +32,7 @@ _MORE: Final[Mapping[str, Callable[[Iterable[Outcome], Path], dict[int, measured
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim of the paper and what was seen of it, by mode."""
+    """A claim of the paper, and the verdict of each mode."""
 
     claim: claims.Claim
     verdicts: dict[str, claims.Verdict]
@@ -47,7 +47,7 @@ def run(
     *,
     repetitions: int | None = None,
 ) -> list[Judged]:
-    """Run the experiment ``name``, without runs that the same code has done in ``out`` before.
+    """Run the experiment ``name``. Runs that the same code has done in ``out`` before are not repeated.
 
     ``repetitions``: how often each cell is run, if not as often as the plan says.
     At the scale whose results are kept, numbers and figures go to the experiment's own folder; modes that were not run
@@ -57,12 +57,12 @@ def run(
     here = out / name / scale
     parts = {}
     origin = {"commit": measured.checkout(), "core": machine.build().commit}
-    asked = "" if repetitions is None else f" --repetitions {repetitions}"
+    option = "" if repetitions is None else f" --repetitions {repetitions}"
     for mode in modes or list(experiment.modes):
         note(f"{name}, {scale}, mode {mode}: {experiment.modes[mode].about}")
         matrix = experiment.cells(mode, scale)
         matrix = replace(matrix, plan=matrix.plan.with_repetitions(repetitions))
-        command = f"python -m experiments run {name} --scale {scale} --modes {mode}{asked}"
+        command = f"python -m experiments run {name} --scale {scale} --modes {mode}{option}"
         parts[mode] = _bench(experiment, matrix, here / mode, origin, command)
     kept = ROOT / name if scale == experiment.kept else here
     measured.write(kept / measured.FILE, name, scale, parts, list(experiment.modes))
@@ -84,7 +84,7 @@ def _bench(
 
 
 def folder_for(place: Path, plan: BenchPlan, origin: Mapping[str, Any]) -> Folder:
-    """Return the folder of a bench that the same code has begun, also with other repetitions, or a new one."""
+    """Return the folder of a bench that the same code has begun, with any number of repetitions, or a new one."""
     for path in sorted(place.glob("*/"), reverse=True):
         folder, noted = Folder(path), path / ORIGIN
         same = folder.is_bench and noted.is_file() and json.loads(noted.read_text()) == dict(origin)

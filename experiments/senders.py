@@ -1,9 +1,9 @@
-"""What a kernel says of its TCP senders while a run goes on: congestion window, packets in flight, peer's window.
+"""Samples the kernel's TCP senders during a run: congestion window, packets in flight, the peer's window.
 
-``watched`` runs a plan as a bench does. Meanwhile ``ss`` is asked again and again on the host of ``client-1``, and
-other streams of TCP go from there to the server if there are to be ``rivals``. They have the host's own congestion
-control and a kernel's receiver, and share the way of the client's update. All goes to ``NAME.senders.json`` beside the
-run's log.
+``watched`` runs a plan as a bench does. Meanwhile it runs ``ss`` repeatedly on the host of ``client-1``, and sends
+``rivals`` other TCP streams from there to the server. They have the host's default congestion control and a kernel's
+receiver, and share the path of the client's update. The samples are written to ``NAME.senders.json`` beside the run's
+log.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LOOK: Final = 0.02
 # More than any link here carries: congestion control is a rival's only brake.
 UNPACED: Final = 10**9
 COMMAND: Final = ("ss", "--tcp", "--info", "--numeric", "--no-header", "--oneline", "state", "established")
-# Before this share of all was acknowledged a connection was set up and not more; after that it is told of the end.
+# Of all bytes acknowledged: below the first share a connection is being set up, above the second it is closing.
 BEGUN: Final = 0.005
 ENDED: Final = 0.999
-# A timeline has no more points: every second one is left out, or more.
+# Most points of a timeline. A longer one is thinned out.
 POINTS: Final = 400
 
 _ENDS: Final = re.compile(r"\S+:(\d+)\s+\S+:\d+\s+(\S.*)")
@@ -50,7 +50,7 @@ Sample = Mapping[str, Any]
 
 
 def watched(rivals: int) -> Execute:
-    """Return what runs a plan, as ``process.execute``, with its senders watched and so many rivals."""
+    """Return a function like ``process.execute`` that also samples the run's senders and starts ``rivals`` streams."""
 
     def run(plan: Path, log: Path, limit: float | None) -> Failure | None:
         watch = Watch(rivals)
@@ -123,8 +123,8 @@ class Watch:
     def _sample(self) -> None:
         while not self._ended.wait(INTERVAL):
             at = time.monotonic()
-            said = subprocess.run(COMMAND, capture_output=True, text=True, check=False).stdout
-            self._samples.append({"seconds": at, "sockets": parsed(said)})
+            output = subprocess.run(COMMAND, capture_output=True, text=True, check=False).stdout
+            self._samples.append({"seconds": at, "sockets": parsed(output)})
 
 
 def ancestors(pid: int) -> list[int]:
@@ -141,7 +141,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def parsed(text: str) -> dict[str, Socket]:
-    """Return what ``ss`` says of each socket, by its own port. Counts are packets, but ``snd_wnd`` and so on bytes."""
+    """Return the numbers of ``ss`` for each socket, by local port: counts of packets, or bytes as ``snd_wnd``."""
     found = {}
     for line in text.splitlines():
         ends = _ENDS.search(line)
@@ -160,9 +160,9 @@ def of_file(file: Path) -> dict[str, Any]:
     A timeline has lists: ``seconds`` since the update began, ``cwnd``, ``in_flight``, ``window`` (the receiver's) in
     packets, ``repeats`` so far. Empty if the update was over between two samples.
     """
-    said = json.loads(file.read_text())
-    rivals = [str(port) for port in said["rivals"]]
-    samples = while_sending(said["samples"], rivals)
+    content = json.loads(file.read_text())
+    rivals = [str(port) for port in content["rivals"]]
+    samples = while_sending(content["samples"], rivals)
     if len(samples) < 2:
         return {"timeline": None, "rivals": {}}
     began, seconds = samples[0][0], samples[-1][0] - samples[0][0]
