@@ -23,19 +23,19 @@ LOCKS: Final = (ROOT / "Cargo.lock", ROOT / "fuzz" / "Cargo.lock")
 FRONT: Final = re.compile(r"\A```toml\n(.*?)\n```", re.DOTALL)
 COMPARATOR: Final = re.compile(r"\s*(>=|<=|>|<|=|\^|~)?\s*v?([0-9A-Za-z.+*-]+)\s*")
 
-# major, minor, patch, then False for a pre-release, which comes before the release.
+# Major, minor, patch, and False for a pre-release, which sorts before its release.
 Version: TypeAlias = tuple[int, int, int, bool, str]
 
 
 def parse(text: str) -> Version:
-    """Return a version to compare; parts that are left out are 0."""
+    """Return a version as a tuple for comparison. Missing parts are 0."""
     core, _, before = text.partition("+")[0].partition("-")
     parts = [int(part) for part in core.split(".") if part.isdecimal()] + [0, 0, 0]
     return parts[0], parts[1], parts[2], not before, before
 
 
 def after(text: str, operator: str) -> Version:
-    """Return the first version that ``^text`` or ``~text`` no longer holds."""
+    """Return the first later version that ``^text`` or ``~text`` excludes."""
     given = text.partition("-")[0].split(".")
     major, minor, patch = parse(text)[:3]
     if operator == "~":
@@ -79,14 +79,14 @@ def advisories(database: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def concerns(version: str, advisory: dict[str, Any]) -> bool:
-    """Whether a version is neither repaired nor was never affected."""
+    """Return whether a version is vulnerable: neither patched nor unaffected."""
     versions = advisory.get("versions", {})
     well: Iterable[str] = (*versions.get("patched", ()), *versions.get("unaffected", ()))
     return not any(holds(version, requirement) for requirement in well)
 
 
 def look(database: Path) -> int:
-    """Print the advisories that concern a locked crate; return 1 if any is more than a note."""
+    """Print the advisories about locked crates. Returns 1 if one is more than informational."""
     if not (database / "crates").is_dir():
         print(f"error: {database} has no folder crates\nhint: name a copy of RustSec's database")
         return 1
@@ -103,7 +103,7 @@ def look(database: Path) -> int:
 
 
 def main() -> int:
-    """Check with what there is; return 1 if a crate has a known fault."""
+    """Check with the tool that is installed. Returns 1 if a crate has a known vulnerability."""
     if folder := os.environ.get("THALWEG_ADVISORIES"):
         return look(Path(folder))
     if shutil.which("cargo-deny"):

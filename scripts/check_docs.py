@@ -37,13 +37,13 @@ FENCE: Final = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```[ ]*$", re.MULTILINE |
 MARKED: Final = re.compile(r"(<!-- begin (\w+) -->)(.*?)(<!-- end \2 -->)", re.DOTALL)
 MARK: Final = re.compile(r"<!-- (?:begin|end) \w+ -->")
 SECONDS: Final = 300
-# Options before a subcommand, and what every command has.
+# Options before a subcommand, and options of every command.
 COMMON: Final = frozenset({"-h", "--help"})
 OF_ALL: Final = frozenset({"--version", "--install-completion", "--show-completion"})
 
 
 class Block(NamedTuple):
-    """A fenced block: its file, first line, what stands behind the fence, and its text."""
+    """A fenced block: its file, the number of its first line, the words after the fence, and its text."""
 
     path: Path
     line: int
@@ -57,14 +57,14 @@ class Block(NamedTuple):
 
 def documents() -> list[Path]:
     """Return every Markdown file of the repository."""
-    told = subprocess.run(
+    listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
         cwd=ROOT,
         check=False,
         capture_output=True,
         text=True,
     )
-    found = [ROOT / name for name in told.stdout.split("\0") if name] or [
+    found = [ROOT / name for name in listing.stdout.split("\0") if name] or [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
     ]
@@ -78,7 +78,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 def link_faults(path: Path) -> Iterator[str]:
-    """Yield links that lead nowhere."""
+    """Yield broken links."""
     for target in LINK.findall(FENCE.sub("", path.read_text())):
         if "://" in target or target.startswith("mailto:"):
             continue
@@ -99,16 +99,16 @@ def anchors(path: Path) -> frozenset[str]:
 
 
 def commands(block: Block) -> list[str]:
-    """Return the commands of a console block; a line that ends in a backslash goes on."""
+    """Return the commands of a console block, with lines joined that end in a backslash."""
     joined = re.sub(r"\\\n *", " ", block.text)
     return [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith("$ ")]
 
 
 def command_faults(block: Block) -> Iterator[str]:
-    """Yield what does not exist in the commands of a block."""
+    """Yield subcommands, options and targets in the commands of a block that do not exist."""
     for command in commands(block):
         words = [word for word in shlex.split(command, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
-        # What stands behind "--" is another program's.
+        # The words after "--" belong to another program.
         words = words[: words.index("--")] if "--" in words else words
         name = Path(words[0]).name if words else ""
         faults = thalweg_faults(words[1:]) if name == "thalweg" else make_faults(words[1:]) if name == "make" else []
@@ -116,7 +116,7 @@ def command_faults(block: Block) -> Iterator[str]:
 
 
 def thalweg_faults(words: list[str]) -> list[str]:
-    """Return what a thalweg command names that thalweg has not."""
+    """Return the subcommands and options of a thalweg command that do not exist."""
     known = {
         name: {option for p in params(command) for option in (*p.opts, *p.secondary_opts)} for name, command in leaves()
     }
@@ -130,14 +130,14 @@ def thalweg_faults(words: list[str]) -> list[str]:
 
 
 def make_faults(words: list[str]) -> list[str]:
-    """Return targets that the Makefile has not."""
+    """Return the targets of a make command that the Makefile lacks."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     wanted = [word for word in words if not word.startswith("-") and "=" not in word]
     return [f"no target {word}" for word in wanted if word not in targets]
 
 
 def plan_faults(block: Block) -> Iterator[str]:
-    """Yield why a plan is none."""
+    """Yield the errors of a plan."""
     try:
         Plan.loads(block.text, block.place)
     except ThalwegError as error:
@@ -145,7 +145,7 @@ def plan_faults(block: Block) -> Iterator[str]:
 
 
 def bench_faults(block: Block) -> Iterator[str]:
-    """Yield why a bench plan is none."""
+    """Yield the errors of a bench plan."""
     try:
         Matrix.of(BenchPlan.loads(block.text, block.place), block.place)
     except ThalwegError as error:
@@ -153,7 +153,7 @@ def bench_faults(block: Block) -> Iterator[str]:
 
 
 def made(found: re.Match[str]) -> str:
-    """Return a generated part as it should be, with its marks."""
+    """Return the up-to-date text of a generated part, with its marks."""
     begin, name, old, end = found.groups()
     if name not in GENERATED:
         return found[0]
@@ -162,7 +162,7 @@ def made(found: re.Match[str]) -> str:
 
 
 def made_faults(path: Path, *, write: bool) -> Iterator[str]:
-    """Yield generated parts that are out of date; with ``write`` bring them up to date."""
+    """Yield generated parts that are out of date. With ``write``, update them instead."""
     text = path.read_text()
     plain = FENCE.sub("", text)
     yield from (f"{path.relative_to(ROOT)}: {mark} has no counterpart" for mark in MARK.findall(MARKED.sub("", plain)))
@@ -176,7 +176,7 @@ def made_faults(path: Path, *, write: bool) -> Iterator[str]:
 
 
 def run_faults(path: Path) -> Iterator[str]:
-    """Run what a file says can be run; yield what failed."""
+    """Run the blocks of a file that are marked ``run``, and yield those that fail."""
     chosen = [block for block in blocks(path) if block.words[1:] == ["run"]]
     if not chosen:
         return

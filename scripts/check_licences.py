@@ -20,26 +20,26 @@ from spdx import SpdxError, is_met
 from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
-# Licences under which a dependency may come into an Apache-2.0 program. The same list is in deny.toml.
+# Licences that a dependency of an Apache-2.0 program may have. The same list is in deny.toml.
 ALLOWED: Final = frozenset(
     """
     0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CDLA-Permissive-2.0 ISC MIT MIT-0 MIT-CMU PSF-2.0
     Python-2.0 Unicode-3.0 Unlicense Zlib
     """.split()
 )
-# PyTorch's CUDA parts are their vendor's own; this repository's set-up leaves most out and uses none.
+# PyTorch's CUDA packages have their vendor's licence. Most are not installed here, and none is used.
 NOT_LOOKED_AT: Final = re.compile(r"nvidia-.*|cuda-.*|triton|pytorch-triton")
-# Crates that bring the source of something else, which is built in -> its licence, and why that is fine.
+# Crates that contain another project's source, which is compiled in -> its licence, and why it is allowed.
 WITHIN: Final = {
     "libsodium-sys-stable": "ISC",
-    # libzmq. MPL-2.0 asks for the source of its own files and for nothing of ours; they are built unchanged.
+    # libzmq. MPL-2.0 requires the source of its own files only, and they are built unchanged.
     "zeromq-src": "MPL-2.0",
 }
 FINE_WITHIN: Final = ALLOWED | {"MPL-2.0"}
 # Python packages that an extra brings, which stay packages of their own, unchanged -> their licence. MPL-2.0 asks for
 # the source of its own files, which these packages are, and for nothing of ours.
 BESIDE: Final = {"certifi": "MPL-2.0", "pathspec": "MPL-2.0"}
-# Packages whose metadata say it in other words than SPDX's -> what their licence file says.
+# Packages whose metadata do not have an SPDX expression -> the licence in their licence file.
 IN_WORDS: Final = {
     "apache 2.0 license": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",
@@ -60,7 +60,7 @@ IN_WORDS: Final = {
 
 
 def main() -> int:
-    """Print what is not allowed; return 1 if anything is not."""
+    """Print the licences that are not allowed. Returns 1 if there are any."""
     crates, packages = crate_licences(), package_licences()
     faults = [*faults_of("crate", crates), *faults_of("package", packages), *faults_within(crates), *deny_faults()]
     for fault in faults:
@@ -86,7 +86,7 @@ def faults_of(kind: str, licences: dict[str, str | None]) -> list[str]:
 
 
 def faults_within(crates: dict[str, str | None]) -> list[str]:
-    """Return those of WITHIN that are not allowed, or that no build has any more."""
+    """Return the entries of WITHIN that are not allowed, or that no build uses any more."""
     there = {name.partition(" ")[0] for name in crates}
     faults = [f"{name} is not used; take it out of WITHIN" for name in sorted(WITHIN.keys() - there)]
     return faults + [f"within {name}: {licence}" for name, licence in WITHIN.items() if licence not in FINE_WITHIN]
@@ -96,12 +96,12 @@ def crate_licences() -> dict[str, str | None]:
     """Return the licence of each crate that this machine's builds use, tests and build scripts included."""
     facts = dict(line.split(": ", 1) for line in output("rustc", "-vV").splitlines() if ": " in line)
     platform = ["--filter-platform", facts["host"]]
-    told = json.loads(output("cargo", "metadata", "--format-version", "1", "--locked", *platform))
-    return {f"{package['name']} {package['version']}": package["license"] for package in told["packages"]}
+    metadata = json.loads(output("cargo", "metadata", "--format-version", "1", "--locked", *platform))
+    return {f"{package['name']} {package['version']}": package["license"] for package in metadata["packages"]}
 
 
 def output(*command: str) -> str:
-    """Return what a command prints; its errors go to the terminal. Raises CalledProcessError."""
+    """Return a command's standard output; its errors go to the terminal. Raises CalledProcessError."""
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
@@ -127,28 +127,28 @@ def package_licences() -> dict[str, str | None]:
 
 
 def applies(requirement: Requirement, extras: set[str]) -> bool:
-    """Whether a requirement holds on this machine with one of ``extras``."""
+    """Return whether a requirement applies on this machine with one of ``extras``."""
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
 
 
 def licence(package: metadata.Distribution) -> str | None:
-    """Return a package's licence as SPDX, as well as its metadata say it."""
-    said: Any = package.metadata
-    if expression := said.get("License-Expression"):
+    """Return a package's licence, as an SPDX expression if its metadata allow that."""
+    metadata: Any = package.metadata
+    if expression := metadata.get("License-Expression"):
         return str(expression)
-    words = str(said.get("License") or "").strip()
-    if words and "\n" not in words and words != "UNKNOWN":
-        return IN_WORDS.get(words.lower(), words)
-    classified = [line.rpartition(" :: ")[2] for line in said.get_all("Classifier") or () if "License ::" in line]
+    text = str(metadata.get("License") or "").strip()
+    if text and "\n" not in text and text != "UNKNOWN":
+        return IN_WORDS.get(text.lower(), text)
+    classified = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier") or () if "License ::" in line]
     known = [IN_WORDS.get(name.lower(), name) for name in classified]
     if known:
         return " AND ".join(f"({name})" for name in known)
-    return words.splitlines()[0] if words else None
+    return text.splitlines()[0] if text else None
 
 
 def deny_faults() -> list[str]:
-    """Return whether deny.toml allows something else."""
+    """Return a fault if deny.toml has another list of licences."""
     listed = set(toml.loads((ROOT / "deny.toml").read_text(), "deny.toml")["licenses"]["allow"])
     return [f"deny.toml and scripts/check_licences.py differ in {name}" for name in sorted(listed ^ ALLOWED)]
 

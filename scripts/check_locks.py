@@ -1,4 +1,4 @@
-"""Checks that the lock files pin everything with checksums and name no source of their own.
+"""Checks that lock files pin all packages with checksums, and name no index or address of their own.
 
 Whoever installs chooses the registry or mirror; a lock file must not. Nothing may come from a git repository. The
 workspace's own lock file is checked by Cargo wherever it builds; that of the fuzz targets, which CI does not build, is
@@ -18,13 +18,13 @@ ROOT: Final = Path(__file__).parents[1]
 PYTHON_LOCKS: Final = tuple(sorted((ROOT / "requirements").glob("*.lock")))
 FUZZ_LOCK: Final = ROOT / "fuzz" / "Cargo.lock"
 RUST_LOCKS: Final = (ROOT / "Cargo.lock", FUZZ_LOCK)
-# How Cargo writes its default registry; mirrors are configured outside of the repository.
+# Cargo's name of its default registry. Mirrors are configured outside of the repository.
 DEFAULT: Final = re.compile(r"registry\+https://[^/ ]+/rust-lang/[^/ ]+")
 OPTION: Final = re.compile(r"^\s*(-i\b|-f\b|-e\b|--(index-url|extra-index-url|find-links|trusted-host|editable)\b)")
 
 
 def python_faults(text: str) -> list[str]:
-    """Return what is wrong with a lock file of Python packages."""
+    """Return the faults of a lock file of Python packages."""
     faults = [f"line {n} names a source: {line.strip()}" for n, line in enumerate(text.splitlines(), 1) if named(line)]
     pins = re.findall(r"^([A-Za-z0-9][^\s;]*)(?:.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n?)+))?", text, re.MULTILINE)
     faults += [f"{pin} is not pinned to one version" for pin, _ in pins if "==" not in pin]
@@ -33,12 +33,12 @@ def python_faults(text: str) -> list[str]:
 
 
 def named(line: str) -> bool:
-    """Whether a line names an index, a folder, an address or a repository."""
+    """Return whether a line names an index, a folder, an address or a repository."""
     return bool(OPTION.match(line)) or "://" in line or "git+" in line or " @ " in line
 
 
 def rust_faults(lock: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a lock file of crates."""
+    """Return the faults of a lock file of crates."""
     faults = []
     for package in lock.get("package", []):
         name, source = f"{package['name']} {package['version']}", package.get("source")
@@ -53,7 +53,7 @@ def rust_faults(lock: dict[str, Any]) -> list[str]:
 
 
 def stale(lock: dict[str, Any], manifests: dict[str, dict[str, Any]]) -> list[str]:
-    """Return in which of our crates a lock file differs from their manifests, given by name."""
+    """Return the crates of this repository for which a lock file differs from their ``manifests``, given by name."""
     faults = []
     for package in lock.get("package", []):
         manifest = manifests.get(package["name"])
@@ -68,11 +68,11 @@ def stale(lock: dict[str, Any], manifests: dict[str, dict[str, Any]]) -> list[st
 
 
 def dependencies(manifest: dict[str, Any]) -> tuple[set[str], set[str]]:
-    """Return the crates that a manifest always names for all systems, and all that it names but for tests."""
+    """Return a manifest's unconditional dependencies on all systems, and all its dependencies except for tests."""
     sections = [manifest, *manifest.get("target", {}).values()]
     named = [part for section in sections for key in ("dependencies", "build-dependencies")
              for part in section.get(key, {}).items()]  # fmt: skip
-    optional = {name for name, said in named if isinstance(said, dict) and said.get("optional", False)}
+    optional = {name for name, options in named if isinstance(options, dict) and options.get("optional", False)}
     return {name for name, _ in named} - optional, {name for name, _ in named}
 
 

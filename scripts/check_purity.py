@@ -21,7 +21,7 @@ from thalweg.sections import toml
 ROOT: Final = Path(__file__).parents[1]
 CRATES: Final = ROOT / "crates"
 PURE: Final = ("control", "fold", "linkmodel", "masking", "proto", "rdma-proto", "rng", "sending", "wire")
-# What a pure crate must not name, in words of the standard library and of popular crates.
+# Names of the standard library and of popular crates that a pure crate must not use.
 IMPURE: Final = {
     r"\b(std|core)::net\b": "sockets",
     r"\bstd::os\b": "the operating system",
@@ -34,7 +34,7 @@ IMPURE: Final = {
 IMPURE_CRATES: Final = frozenset(
     "async-std chrono crossbeam fastrand getrandom libc mio rand rayon smol socket2 time tokio".split()
 )
-# What may hold unsafe code, each block of it with a SAFETY comment (clippy sees to that).
+# Crates that may have unsafe code. Clippy requires a SAFETY comment on each block.
 UNSAFE: Final = {
     "arena": "lends slices of one buffer, which the borrow checker cannot follow; reads memory that others write",
     "lab": "the relay's real-time priority",
@@ -43,7 +43,7 @@ UNSAFE: Final = {
     "verbs": "libibverbs is C, and opened at run time; devices write to memory by themselves",
     "transports/zmq": "libzmq is C++; what the kernel says of its connections",
 }
-# What transports are made of, and no transport itself: not even the registry names it.
+# Crates that transports are built from. They are no transports, so the registry does not name them either.
 LIBRARIES: Final = frozenset({"messages"})
 REGISTRY: Final = CRATES / "runtime" / "src" / "registry.rs"
 CODE: Final = re.compile(
@@ -52,7 +52,7 @@ CODE: Final = re.compile(
 
 
 def main() -> int:
-    """Print what breaks a rule; return 1 if anything does."""
+    """Print each violation of a rule. Returns 1 if there is one."""
     crates = sorted(path.parent for path in CRATES.glob("**/Cargo.toml") if "target" not in path.parts)
     faults = [*impure(), *unsafe(crates), *named(crates)]
     for fault in faults:
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def impure() -> Iterator[str]:
-    """Yield where a pure crate is not."""
+    """Yield the places in pure crates that use a clock, threads, randomness or I/O."""
     for crate in PURE:
         manifest = toml.loads((CRATES / crate / "Cargo.toml").read_text(), crate)
         for name in sorted(IMPURE_CRATES & set(manifest.get("dependencies", {}))):
@@ -75,7 +75,7 @@ def impure() -> Iterator[str]:
 
 
 def unsafe(crates: list[Path]) -> Iterator[str]:
-    """Yield crates that do not forbid unsafe code, and exceptions that are none any more."""
+    """Yield crates that do not forbid unsafe code, and outdated exceptions."""
     for crate in crates:
         name = crate.relative_to(CRATES).as_posix()
         forbids = "#![forbid(unsafe_code)]" in code((crate / "src" / "lib.rs").read_text())
@@ -88,7 +88,7 @@ def unsafe(crates: list[Path]) -> Iterator[str]:
 
 
 def named(crates: list[Path]) -> Iterator[str]:
-    """Yield where a concrete transport is named outside of it and of the registry."""
+    """Yield the places that name a concrete transport, outside of its own crate and of the registry."""
     transports = [path.name for path in sorted((CRATES / "transports").iterdir()) if (path / "Cargo.toml").is_file()]
     pattern = re.compile(rf"\bthalweg_({'|'.join(map(re.escape, transports))})\b")
     for crate in crates:
@@ -107,13 +107,13 @@ def sources(crate: Path) -> list[Path]:
 
 
 def code(text: str) -> str:
-    """Return Rust code without comments, texts and the tests at its end; lines keep their numbers."""
+    """Return Rust code without comments, strings and the tests at its end. Line numbers do not change."""
     bare = CODE.sub(lambda found: "\n" * found[0].count("\n"), text)
     return bare.partition("#[cfg(test)]\nmod ")[0]
 
 
 def place(path: Path, number: int) -> str:
-    """Return a place as editors read it."""
+    """Return a place as ``file:line``."""
     return f"{path.relative_to(ROOT)}:{number}"
 
 

@@ -1,4 +1,4 @@
-"""Finds words that this repository no longer uses, each with the word that took its place.
+"""Finds retired words, which this repository no longer uses, and prints the replacement of each.
 
 A word counts alone and as a part of a name, in any spelling of names: ``word``, ``Word`` and ``WORD``. Where a word has
 another meaning, ``allowed`` says in which places, as a pattern of ``file:line of text``.
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
-# Not ours, or not text that anybody reads; and what has to name the words.
+# Files of others, files that are not prose or code, and files that have to name the words.
 SKIPPED: Final = re.compile(
     r"\.(png|o|patch|lock)$|plotly-basic|^python/thalweg/lab/guest/kernel\.config$"
     r"|^CHANGELOG\.md$|^scripts/check_words\.py$|^tests/test_checks\.py$"
 )
-# Models with missing values, packets and checksums are mended; errors have hints.
+# "mend" stays for models with missing values, packets and checksums. Errors have hints.
 MENDED: Final = (
     r"^crates/fold/|^crates/(runtime|proto)/src/star/|^crates/sending/src/ltp/|^crates/masking/tests/unifl/"
     r"|^crates/conformance/src/damage\.rs|^crates/transports/\w+/src/fuzz\.rs|ask again, mend, end|RoundStep::Mend"
     r"|resume and mend by|^docs/reference/glossary\.md:\| mend |\((fix\|)?mend\|correct"
 )
-# The guest kernel of virtual time, and a user of RabbitMQ.
+# "guest" stays for the guest kernel of virtual time, and for a user of RabbitMQ.
 KERNEL: Final = (
     r"^(python|docs|tests|README|ARCHITECTURE|CONTRIBUTING|Makefile|experiments|benches|\.gitignore|scripts)"
     r"|^crates/lab/|[Gg]uest kernel|the guest$|inside the guest|test_guest"
@@ -35,14 +35,14 @@ KERNEL: Final = (
 
 
 class Word(NamedTuple):
-    """A word that is no longer used, the one that took its place, and where it may stand."""
+    """A retired word, its replacement, and a pattern of ``file:line`` where it is still allowed."""
 
     retired: str
     instead: str
     allowed: str = r"(?!)"
 
     def pattern(self) -> re.Pattern[str]:
-        """Match the word, also within names, but not within longer words."""
+        """Return a pattern that matches the word, also as a part of names, but not within longer words."""
         word, capital, loud = (
             one.replace("-", "[-_]") for one in (self.retired, self.retired.capitalize(), self.retired.upper())
         )
@@ -87,14 +87,14 @@ def main() -> int:
 
 
 def tracked(root: Path) -> list[str]:
-    """Return the names of the files of the repository that people write."""
+    """Return the repository's files to check, without those that git ignores and those of SKIPPED."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     return sorted({name for name in listed.stdout.split("\0") if name and not SKIPPED.search(name)})
 
 
 def faults(root: Path, names: list[str]) -> Iterator[str]:
-    """Yield file, line, word and replacement for each use of a retired word, in names of files too."""
+    """Yield file, line, word and replacement for each use of a retired word, also in file names."""
     words = [(word, word.pattern(), re.compile(word.allowed)) for word in RETIRED]
     for name in names:
         path = root / name

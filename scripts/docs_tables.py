@@ -1,4 +1,4 @@
-"""The tables of docs/reference and the README's lists, made from what they describe: plan, commands, transports, ...
+"""Generates the tables of docs/reference and the README's lists from the code: plan, commands, transports, ...
 
 Each returns Markdown: a table for lines of its own, a list of names for a cell of a table. scripts/check_docs.py holds
 the documents against them, and with ``--write`` puts them in.
@@ -39,7 +39,7 @@ ROOT: Final = Path(__file__).parents[1]
 PROFILES: Final = ROOT / "python" / "thalweg" / "network" / "profiles"
 CAPABILITIES: Final = ROOT / "crates" / "transport" / "src" / "capabilities.rs"
 ERRORS: Final = ROOT / "crates" / "transport" / "src" / "error.rs"
-# What a transport is by its capabilities; the first that holds.
+# The kind of a transport by its capabilities. The first that applies counts.
 KINDS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     "in one process": lambda can: can.in_process,
     "on one machine": lambda can: not can.remote,
@@ -58,9 +58,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def plan() -> str:
     """Return every section of a plan with its keys."""
-    told: dict[type[BaseModel], str] = {}
+    listed: dict[type[BaseModel], str] = {}
     sections = ((name, _model(field.annotation)) for name, field in Plan.model_fields.items())
-    return "\n\n".join(_section(f"[{name}]", model, told) for name, model in sections if model is not None)
+    return "\n\n".join(_section(f"[{name}]", model, listed) for name, model in sections if model is not None)
 
 
 def algorithms() -> str:
@@ -80,26 +80,26 @@ def bench() -> str:
     return f"{keys}\n\n{short}"
 
 
-def _section(place: str, model: type[BaseModel], told: dict[type[BaseModel], str]) -> str:
-    """Return a section with those below it. ``told`` says where the keys of each kind of section have been told."""
-    known = next((kind for kind in model.__mro__ if kind in told), BaseModel)
+def _section(place: str, model: type[BaseModel], listed: dict[type[BaseModel], str]) -> str:
+    """Return a section and its subsections. ``listed`` maps each kind of section to the place that lists its keys."""
+    known = next((kind for kind in model.__mro__ if kind in listed), BaseModel)
     fresh = {key: value for key, value in model.model_fields.items() if key not in known.model_fields}
     names = ", ".join(f"`{key}`" for key in known.model_fields)
-    same = f"As in `{told[known]}`: {names}." if names else ""
+    same = f"As in `{listed[known]}`: {names}." if names else ""
     for kind in model.__mro__:
         if issubclass(kind, BaseModel) and kind.__module__ != "pydantic.main" and kind.model_fields:
-            told.setdefault(kind, place)
+            listed.setdefault(kind, place)
     parts = [f"### {place}", (model.__doc__ or "").strip(), same]
     parts += [table(("key", "type", "default", "meaning"), [_key(key, value) for key, value in fresh.items()])] * bool(
         fresh
     )
     below = ((_place(place, key, value), _model(value.annotation)) for key, value in fresh.items())
-    parts += [_section(where, found, told) for where, found in below if found is not None]
+    parts += [_section(where, found, listed) for where, found in below if found is not None]
     return "\n\n".join(part for part in parts if part)
 
 
 def _place(place: str, key: str, field: FieldInfo) -> str:
-    """Return how the section behind a key is written."""
+    """Return the heading of the section below a key."""
     path = f"{place.strip('[]')}.{key}"
     kinds = [get_origin(kind) for kind in (field.annotation, *get_args(field.annotation))]
     return f"[{path}.NAME]" if dict in kinds else f"[[{path}]]" if list in kinds else f"[{path}]"
@@ -123,7 +123,7 @@ def _toml(value: object) -> str:
 
 
 def _kind(field: FieldInfo) -> str:
-    """Return a key's type in a plan's words, bounds included."""
+    """Return a key's type as a plan writes it, with its bounds."""
     annotation: Any = field.annotation
     if type(None) in get_args(annotation):
         annotation = get_args(annotation)[0]
@@ -133,9 +133,9 @@ def _kind(field: FieldInfo) -> str:
         metadata += more
     if get_origin(annotation) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(annotation))
-    said = next((extra.kind for extra in metadata if isinstance(extra, Words)), None)
-    if said is not None:
-        return said
+    kind = next((extra.kind for extra in metadata if isinstance(extra, Words)), None)
+    if kind is not None:
+        return kind
     if get_origin(annotation) is dict:
         return "table or list"
     if get_origin(annotation) is list:
@@ -148,18 +148,18 @@ def _kind(field: FieldInfo) -> str:
 
 
 def _bounds(metadata: Iterable[object]) -> str:
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "multiple_of": "multiple of"}
+    texts = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "multiple_of": "multiple of"}
     found: dict[str, Any] = {}
     for extra in metadata:
         inner = getattr(extra, "metadata", [extra])
         for one in inner:
-            found |= {word: getattr(one, word) for word in words if getattr(one, word, None) is not None}
-    limits = [f"{words[word]} {value}" for word, value in found.items() if abs(float(value)) < 1e9]
+            found |= {bound: getattr(one, bound) for bound in texts if getattr(one, bound, None) is not None}
+    limits = [f"{texts[bound]} {value}" for bound, value in found.items() if abs(float(value)) < 1e9]
     return f", {', '.join(limits)}" if limits else ""
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
-    """Return the section in an annotation: itself, one that may be none, or each of several."""
+    """Return the section type in an annotation, also in ``Section | None`` and ``list[Section]``."""
     kinds = [annotation]
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -184,7 +184,7 @@ def leaves(group: Any = None, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def params(command: Any) -> list[Any]:
-    """Return the parameters of a command, also those that it makes when it is looked at."""
+    """Return the parameters of a command, also those that ``PlanCommand`` adds."""
     found: list[Any] = command.get_params(typer.Context(command))
     return found
 
@@ -223,7 +223,7 @@ def record() -> str:
 
 
 def shipped() -> str:
-    """Return the profiles that ship."""
+    """Return the shipped profiles."""
     rows = []
     for name in profiles.names():
         profile = profiles.load(name)
@@ -233,7 +233,7 @@ def shipped() -> str:
 
 
 def _written(name: str) -> dict[str, Any]:
-    """Return a profile's keys as its file has them."""
+    """Return a profile's keys as in its file."""
     file = PROFILES / f"{name}.toml"
     link: dict[str, Any] = toml.loads(file.read_text(), name)["link"]
     return link
@@ -248,7 +248,7 @@ def transports() -> str:
 
 
 def settings() -> str:
-    """Return what only one transport can be told, for each that has such options."""
+    """Return the own options of each transport that has any."""
     rows = []
     for entry in registry.transports():
         for setting in entry.settings:
@@ -270,7 +270,7 @@ def _cell(value: object) -> str:
 
 
 def capabilities() -> str:
-    """Return what each capability means, from the Rust type's docs."""
+    """Return the meaning of each capability, from the doc comments of the Rust type."""
     rows = [(f"`{name}`", meaning) for name, meaning in documented(CAPABILITIES.read_text(), r"pub (\w+):")]
     return table(("capability", "meaning"), rows)
 
@@ -282,7 +282,7 @@ def documented(text: str, declaration: str) -> list[tuple[str, str]]:
 
 
 def errors() -> str:
-    """Return the kinds of a transport's errors, from the Rust type's docs."""
+    """Return the kinds of a transport's errors, from the doc comments of the Rust type."""
     text = ERRORS.read_text().partition("pub enum ErrorKind {")[2].partition("\n}")[0]
     retried = re.findall(r"ErrorKind::(\w+)", ERRORS.read_text().partition("matches!(self,")[2].partition("\n")[0])
     found = documented(text, r"(\w+),")
@@ -296,7 +296,7 @@ def named(names: Iterable[str]) -> str:
 
 
 def choices(section: type[BaseModel], key: str) -> list[str]:
-    """Return the words that a key of a plan can have."""
+    """Return the values of a plan's key."""
     kinds: list[Any] = [section.model_fields[key].annotation]
     for kind in kinds:
         if get_origin(kind) is Literal:
@@ -306,7 +306,7 @@ def choices(section: type[BaseModel], key: str) -> list[str]:
 
 
 def transport_kinds() -> str:
-    """Return the transports by what they connect and how, which their capabilities say."""
+    """Return the transports, grouped by kind."""
     kinds: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for entry in registry.transports():
         can = entry.capabilities
@@ -317,7 +317,7 @@ def transport_kinds() -> str:
 
 
 def emulators() -> str:
-    """Return what can emulate a network in this version."""
+    """Return the emulators of this version."""
     return named(name for name in _emulators() if _is_there(name))
 
 
@@ -341,7 +341,7 @@ def _is_there(emulator: str) -> bool:
 
 
 def extras() -> str:
-    """Return what can be installed with the package, as ``thalweg[torch]``."""
+    """Return the package's extras, as ``thalweg[torch]``."""
     file = ROOT / "pyproject.toml"
     found: dict[str, Any] = toml.loads(file.read_text(), file.name)["project"]["optional-dependencies"]
     return named(f"thalweg[{name}]" for name in found)

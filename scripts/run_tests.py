@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-# What Rust's tests are told by the environment: how many damaged frames to try, and the seed of property tests, so that
-# what passes today passes tomorrow.
-TOLD: Final = {"THALWEG_FUZZ_FRAMES": "100000", "PROPTEST_RNG_SEED": "1"}
+# Environment of Rust's tests: the number of damaged frames to try, and a fixed seed of property tests, so that results
+# can be repeated.
+TEST_ENVIRONMENT: Final = {"THALWEG_FUZZ_FRAMES": "100000", "PROPTEST_RNG_SEED": "1"}
 MOST_AT_ONCE: Final = 8
 # libtest's closing line of one program, and pytest's closing line.
 RUST: Final = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
@@ -44,8 +44,8 @@ def main() -> int:
     counts: dict[str, Counter[str]] = {}
     failed = []
     if not chosen:
-        told = {name: os.environ.get(name, value) for name, value in TOLD.items()}
-        failed += run("Rust tests", [*cargo, "--", "--show-output"], count_rust, counts, told)
+        environment = {name: os.environ.get(name, value) for name, value in TEST_ENVIRONMENT.items()}
+        failed += run("Rust tests", [*cargo, "--", "--show-output"], count_rust, counts, environment)
         failed += run("documents", [sys.executable, "scripts/check_docs.py"], count_nothing, counts)
     pytest = [sys.executable, "-m", "pytest", "-q", *colour, *(chosen or side_by_side())]
     failed += run("Python tests", pytest, count_python, counts)
@@ -63,7 +63,7 @@ def side_by_side() -> list[str]:
 def run(
     what: str, command: list[str], count: Count, counts: dict[str, Counter[str]], more: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Run a suite, pass on what it prints line by line, count its tests; return ``[what]`` if it failed."""
+    """Run a suite, print its output line by line, and count its tests. Returns ``[what]`` if it failed."""
     print(f"==> {what}: {' '.join(command[1:] if command[0] == sys.executable else command)}", flush=True)
     counts[what] = Counter()
     began = time.monotonic()
@@ -92,12 +92,12 @@ def start(command: list[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
 
 
 def shown(line: str) -> bool:
-    """Whether a line is worth showing: libtest's names of tests that passed are not; what they printed is."""
+    """Return whether to print a line: not libtest's names of passed tests, but all output of tests."""
     return not PASSED.fullmatch(line)
 
 
 def count_rust(line: str, counter: Counter[str]) -> None:
-    """Count libtest's closing lines, and what its tests say they skip."""
+    """Count libtest's closing lines, and the tests that print that they are skipped."""
     if found := RUST.search(line):
         for word, number in zip(("passed", "failed", "ignored"), found.groups(), strict=True):
             counter[word] += int(number)

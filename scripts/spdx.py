@@ -1,4 +1,4 @@
-"""SPDX licence expressions: whether one can be met with an allow-list."""
+"""Checks SPDX licence expressions against a list of allowed licences."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TOKEN: Final = re.compile(r"\s*(\(|\)|/|[A-Za-z0-9.+:-]+)")
 
 
 class SpdxError(ValueError):
-    """An expression that is none."""
+    """Text that is not an SPDX expression."""
 
 
 class _Parser:
-    """Expressions in the order of SPDX annex D: WITH binds most, then AND, then OR (or Cargo's old slash)."""
+    """Parser with the precedence of SPDX annex D: WITH binds most, then AND, then OR (or Cargo's old slash)."""
 
     def __init__(self, text: str, allowed: AbstractSet[str]) -> None:
         self._tokens = _tokens(text)
@@ -75,5 +75,5 @@ def _tokens(text: str) -> list[str]:
 
 
 def is_met(expression: str, allowed: AbstractSet[str]) -> bool:
-    """Return whether ``expression`` can be met with the licences in ``allowed``. Raises SpdxError if it is none."""
+    """Return whether the licences in ``allowed`` satisfy ``expression``. Raises SpdxError."""
     return _Parser(expression, allowed).whole()

@@ -29,12 +29,12 @@ STRATEGIES: Final = Path("flwr", "serverapp", "strategy")
 
 
 def wanted(release: str) -> str:
-    """Return what a release is called as a requirement."""
+    """Return the requirement for a release, as for pip."""
     return {NEWEST: "flwr", NIGHTLY: "flwr-nightly"}.get(release, f"flwr=={release}")
 
 
 def tests_pass(release: str, checkout: Path | None) -> bool:
-    """Install a release and run the tests with it; say what came out."""
+    """Install a release, run the tests with it, and print the result."""
     with tempfile.TemporaryDirectory(prefix="thalweg-flower-") as folder:
         install = ["-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target", folder, wanted(release)]
         install += NEEDED if checkout else ()
@@ -53,13 +53,13 @@ def tests_pass(release: str, checkout: Path | None) -> bool:
         for test in flowers_tests(checkout):
             shutil.copy(test, place)
         print(f"Flower's own tests of its strategies, of {checkout}", flush=True)
-        # Not with the configuration of this repository: it makes all warnings errors.
+        # Without this repository's pytest configuration, which turns warnings into errors.
         alone = ("-q", "-c", os.devnull, "--rootdir", folder, "-p", "tests.flower.patched")
         return python("-m", "pytest", *alone, str(place)) and passed
 
 
 def flowers_tests(checkout: Path) -> list[Path]:
-    """Return Flower's own tests of its strategies. Raises SystemExit if it is no checkout with any."""
+    """Return Flower's own tests of its strategies. Raises SystemExit if ``checkout`` has none."""
     found = sorted((checkout / "framework" / "py" / STRATEGIES).glob("*_test.py"))
     if not found:
         raise SystemExit(f"{checkout} has no tests of strategies; name a checkout of Flower's repository")

@@ -19,25 +19,25 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[1]
 LARGEST: Final = 25_000_000
 SECONDS: Final = 600
-# Files beside Python's that the package reads.
+# Files of the package besides Python's.
 DATA: Final = ("thalweg/_core.abi3.so", "thalweg/py.typed", "thalweg/lab/guest/build.sh")
 PAYLOAD: Final = ("--model", "payload:8MiB", "--clients", "4", "--rounds", "3")
 
 
 def main() -> int:
-    """Check the wheel that the command line names; return 1 if it does not do what it should."""
+    """Check the wheel that the command line names. Returns 1 if it has faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--locked", action="store_true")
-    asked = parser.parse_args()
-    faults = check(asked.wheel.resolve(), locked=asked.locked)
+    options = parser.parse_args()
+    faults = check(options.wheel.resolve(), locked=options.locked)
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
     return 1 if faults else 0
 
 
 def check(wheel: Path, *, locked: bool) -> list[str]:
-    """Return what is wrong with a wheel; print what was done."""
+    """Check a wheel, print each step, and return the faults."""
     size = wheel.stat().st_size
     print(f"{wheel.name}: {size / 1e6:.1f} MB")
     faults = [f"it has {size} bytes, more than {LARGEST}"] if size > LARGEST else []
@@ -49,7 +49,7 @@ def check(wheel: Path, *, locked: bool) -> list[str]:
 
 
 def used(wheel: Path, folder: Path, *, locked: bool) -> list[str]:
-    """Install the wheel in a folder, run what a user runs first, and return what went wrong."""
+    """Install the wheel in a folder, run a user's first commands, and return the faults."""
     began = time.monotonic()
     python = folder / "env" / "bin" / "python"
     pins = ["--constraint", str(ROOT / "requirements" / "dev.lock")] if locked else []
@@ -72,15 +72,15 @@ def used(wheel: Path, folder: Path, *, locked: bool) -> list[str]:
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in a folder, with nothing of this environment that says where modules are."""
+    """Run a program in a folder, without this environment's PYTHONPATH and similar variables."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
     environment: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise SystemExit(f"error: {' '.join(command)} ended with {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip()
+        raise SystemExit(f"error: {' '.join(command)} ended with {done.returncode}: {output}")
     return done
 
 
