@@ -24,7 +24,7 @@ from thalweg.flower.client import ASK, message_id, node_id
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
 from thalweg.flower.judging import Judge
 from thalweg.flower.messages import Came, Group, Sent, Waiting, Watcher
-from thalweg.flower.shelf import Shelf
+from thalweg.flower.tensor_cache import TensorCache
 from thalweg.flower.used import UsedReplies
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tasks import Reply, Task, TaskServer
@@ -64,7 +64,7 @@ class ThalwegGrid(Grid):
         self._open: dict[str, Waiting] = {}
         self._names: dict[int, str] = {}
         self._dead: dict[str, str] = {}
-        self._shelf = Shelf()
+        self._tensor_cache = TensorCache()
         self._answers = Answers(run_id)
         self._loops = threading.local()
         self._used = UsedReplies()
@@ -154,7 +154,7 @@ class ThalwegGrid(Grid):
         if loop is not None:
             self._used.add(replies)
             if trains:
-                self._shelf.clear()  # the arrays of a training message are not sent again
+                self._tensor_cache.clear()  # the arrays of a training message are not sent again
         return replies
 
     def _await_all(self, groups: Sequence[Group], deadline: float | None) -> None:
@@ -278,7 +278,7 @@ class ThalwegGrid(Grid):
         }
         left = max(0.0, metadata.ttl - age)
         sent = Sent(number, first, names, time.monotonic(), slots is not None, loop)
-        tensors = self._shelf.tensors(packed)
+        tensors = self._tensor_cache.tensors(packed)
         returns = None if slots is None else slots.layout()
         reduce: Literal["mean"] | None = None if slots is None else "mean"
         judge = None if slots is None or key is None else Judge(slots, key)

@@ -10,7 +10,7 @@ from thalweg.flower.records import Packed
 from thalweg.tasks import Tensors
 
 
-class Shelf:
+class TensorCache:
     """Returns the same ``Tensors`` for the same arrays, so that they are neither copied again nor sent again."""
 
     def __init__(self) -> None:
