@@ -17,22 +17,24 @@ from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.star.attendance import NAMED, Absence, Attendance, sentences
 
 
-class Door:
+class FakeClient:
+    """A client of the core that stores the reasons given to ``close``."""
+
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.reasons: list[str] = []
 
     def close(self, reason: str) -> None:
-        self.said.append(reason)
+        self.reasons.append(reason)
 
 
 def test_a_client_says_why_it_leaves() -> None:
-    door = Door()
-    with farewell(door, "done"):
+    client = FakeClient()
+    with farewell(client, "done"):
         pass
     for error in (ValueError("no data"), KeyError(), KeyboardInterrupt()):
-        with pytest.raises(type(error)), farewell(door, "done"):
+        with pytest.raises(type(error)), farewell(client, "done"):
             raise error
-    assert door.said == ["done", "ValueError: no data", "KeyError", "interrupted"]
+    assert client.reasons == ["done", "ValueError: no data", "KeyError", "interrupted"]
 
 
 def test_what_ends_a_client_is_raised_though_it_cannot_say_so() -> None:

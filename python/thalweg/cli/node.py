@@ -92,7 +92,7 @@ def _of_tree(
     """Be a node of a tree until its job is over, and return the result."""
     from thalweg.cli.client import note
     from thalweg.errors import PlanError
-    from thalweg.job.tree.remote_node import Post, take_post
+    from thalweg.job.tree.remote_node import TreeNodeOptions, run_tree_node
     from thalweg.plan import Plan
 
     if parent is None or clients is None or "://" not in listen:
@@ -101,4 +101,5 @@ def _of_tree(
             "Give URL --parent URL --clients NUMBER",
         )
     checked = Plan.of({"record": {} if metrics is None else {"metrics": metrics}})
-    return take_post(Post(listen, parent, clients, metrics=checked.record.metrics, **options), note)
+    chosen = TreeNodeOptions(listen, parent, clients, metrics=checked.record.metrics, **options)
+    return run_tree_node(chosen, note)

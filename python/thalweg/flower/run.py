@@ -91,8 +91,8 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
     server_trust, client_trust = links.local_trust(plan.security, plan.url)
     with (
         session(plan, names, progress.note) as network,
-        attached(plan, network, server_trust, progress.note) as post,
-        _listening(plan, post.url, post.trusting(server_trust), network) as server,
+        attached(plan, network, server_trust, progress.note) as broker,
+        _listening(plan, broker.url, broker.trusting(server_trust), network) as server,
         recorded(plan, server, network.facts(), progress, tls="tls" in server_trust) as record,
     ):
         host = Hosting(plan, found, server, record, progress, look=network.check)
@@ -100,13 +100,15 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
         host.nodes_of = {process: list(nodes) for process, nodes in shares.items()}
         try:
             progress.note(f"starting {len(names)} nodes in {len(shares)} processes")
-            fleet.start(list(shares), _Orders(plan, found, server, network, post.trusting(client_trust), shares, names))
+            fleet.start(
+                list(shares), _Orders(plan, found, server, network, broker.trusting(client_trust), shares, names)
+            )
             host.load()  # while the nodes' processes start
             host.wait(lambda: _look(fleet, network))
             network.begin(record)
             host.serve()
         finally:
-            _end(host, fleet, network, post)
+            _end(host, fleet, network, broker)
         host.check()
         peak = machine.peak_rss_bytes()
     return host.result(peak, fleet.peaks(), network)
@@ -279,7 +281,7 @@ def _look(fleet: Fleet, network: Session) -> None:
     network.check()
 
 
-def _end(host: Hosting, fleet: Fleet, network: Session, post: Attached) -> None:
+def _end(host: Hosting, fleet: Fleet, network: Session, broker: Attached) -> None:
     """End all processes, and record their reports and the network's tables. A RecordError here becomes a note.
 
     So it cannot replace the error that ended the run.
@@ -292,7 +294,7 @@ def _end(host: Hosting, fleet: Fleet, network: Session, post: Attached) -> None:
     host.server.close("the job is over")
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
     try:
-        host.record.note(**post.facts())
-        network.finish(host.record, fleet.reports() | post.reports())
+        host.record.note(**broker.facts())
+        network.finish(host.record, fleet.reports() | broker.reports())
     except RecordError as error:
         host.progress.note(f"the record is not complete: {error}")

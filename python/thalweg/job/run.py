@@ -55,8 +55,8 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     server_trust, client_trust = links.local_trust(plan.security, on_trees.reached(plan))
     with (
         session(plan, names, progress.note) as network,
-        attached(plan, network, server_trust, progress.note) as post,
-        hosting(plan, post.url, post.trusting(server_trust), progress, resume, session=network) as host,
+        attached(plan, network, server_trust, progress.note) as broker,
+        hosting(plan, broker.url, broker.trusting(server_trust), progress, resume, session=network) as host,
     ):
         progress.note(f"record: {host.record.path}")
         if reason is not None:
@@ -68,12 +68,12 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             if nodes is not None:
                 nodes.start(server_trust, client_trust)
             progress.note(f"starting {len(names)} clients")
-            fleet.start(names, _orders(host, network, post.trusting(client_trust), names, in_process=in_process))
+            fleet.start(names, _orders(host, network, broker.trusting(client_trust), names, in_process=in_process))
             spare = _spare(plan)
             host.wait(lambda: _look(fleet, network, spare), fleet.gone)
             host.serve(lambda: names)
         finally:
-            _end(host, fleet, network, post, nodes, in_process=in_process)
+            _end(host, fleet, network, broker, nodes, in_process=in_process)
         # Measured before `hosting` writes the record's tables, so that the memory of pyarrow does not count.
         server_peak = machine.peak_rss_bytes()
     return replace(host.result(server_peak, _peaks(host, fleet, names)), transport_reason=reason)
@@ -92,7 +92,7 @@ def _look(fleet: Fleet, network: Session, spare: int) -> None:
 
 
 def _end(
-    host: Host, fleet: Fleet, network: Session, post: Attached, nodes: TreeNodes | None, *, in_process: bool
+    host: Host, fleet: Fleet, network: Session, broker: Attached, nodes: TreeNodes | None, *, in_process: bool
 ) -> None:
     """End all clients, and record their reports and the network's tables. A RecordError here becomes a note.
 
@@ -111,8 +111,8 @@ def _end(
         nodes.stop(grace=0.0 if network.has_failed else END_SECONDS)
     reports = {name: host.attendance.use_of(name) for name in network.names if not in_process} | fleet.reports()
     try:
-        host.record.note(**post.facts())
-        network.finish(host.record, reports | post.reports() | ({} if nodes is None else nodes.reports()))
+        host.record.note(**broker.facts())
+        network.finish(host.record, reports | broker.reports() | ({} if nodes is None else nodes.reports()))
     except RecordError as error:
         host.progress.note(f"the record is not complete: {error}")
 

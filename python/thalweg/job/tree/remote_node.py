@@ -17,7 +17,7 @@ from thalweg.transports import links, pki
 
 
 @dataclass(frozen=True)
-class Post:
+class TreeNodeOptions:
     """Where a node listens for its clients, and how it joins its parent's job. Certificates and keys are PEM files.
 
     The node shows its token to the parent, and checks its clients' tokens by the issuer that this token names. It shows
@@ -40,45 +40,45 @@ class Post:
     metrics: str | None = None
 
 
-def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
+def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> dict[str, Any]:
     """Run the node until the job is over; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
     Raises PlanError or LinkError for wrong settings on this side, CoreError if the parent refuses the node.
     """
-    if "://" not in post.parent:
-        raise PlanError(f"--parent is {post.parent!r}", "Give where the server listens, as tcp://host:port")
-    if post.advertise is not None and post.advertise.partition("://")[0] != post.listen.partition("://")[0]:
+    if "://" not in options.parent:
+        raise PlanError(f"--parent is {options.parent!r}", "Give where the server listens, as tcp://host:port")
+    if options.advertise is not None and options.advertise.partition("://")[0] != options.listen.partition("://")[0]:
         raise PlanError(
-            f"--advertise is {post.advertise!r}, and this node listens at {post.listen}",
+            f"--advertise is {options.advertise!r}, and this node listens at {options.listen}",
             "Give the same transport, as tcp://west.example:7071",
         )
-    token = None if post.token_file is None else pki.read_token(post.token_file)
-    authority = None if post.ca is None else pki.read(post.ca)
-    up = links.remote_trust(post.parent, token, authority, None, post.tls)
-    if (post.cert is None) != (post.key is None):
+    token = None if options.token_file is None else pki.read_token(options.token_file)
+    authority = None if options.ca is None else pki.read(options.ca)
+    up = links.remote_trust(options.parent, token, authority, None, options.tls)
+    if (options.cert is None) != (options.key is None):
         raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
     identity = None
-    if post.cert is not None and post.key is not None:
-        identity = {"certificate": pki.read(post.cert), "key": pki.read(post.key)}
-    name = post.name or (token.name if token else socket.gethostname())
+    if options.cert is not None and options.key is not None:
+        identity = {"certificate": pki.read(options.cert), "key": pki.read(options.key)}
+    name = options.name or (token.name if token else socket.gethostname())
     order: Mapping[str, Any] = {
         "name": name,
-        "url": post.parent,
-        "listen": post.listen,
-        "clients": post.clients,
-        "advertise": post.advertise,
+        "url": options.parent,
+        "listen": options.listen,
+        "clients": options.clients,
+        "advertise": options.advertise,
         "options": {
             "transport": {"tls": up.get("tls")},
             "token": up.get("token"),
-            "timeout": post.timeout,
+            "timeout": options.timeout,
             "seed": os.getpid(),
             "tree": True,
         },
-        "trust": links.tree_node_trust(post.listen, token, identity),
+        "trust": links.tree_node_trust(options.listen, token, identity),
     }
     gateway = Gateway(order, note)
-    note(f"{name}: joining {post.parent}")
-    with exposing(post.metrics, note, clients=gateway.clients, nodes=lambda: gateway.told(name)) as count:
+    note(f"{name}: joining {options.parent}")
+    with exposing(options.metrics, note, clients=gateway.clients, nodes=lambda: gateway.told(name)) as count:
         gateway.watch(count)
         rounds = gateway.serve()
     return {"name": name, "url": gateway.address, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
