@@ -52,7 +52,8 @@ def thalweg(url: str, name: str, count: int, apart: Sequence[str]) -> None:
         client.join()
         while (task := client.next()) is not None:
             time.sleep(rest)
-            client.submit(task[0], 1, "{}")
+            if client.submit(task[0], 1, "{}") == "done":
+                break
         client.close("done")
 
     threads = [threading.Thread(target=take_part, args=(number,)) for number in range(1, count + 1)]

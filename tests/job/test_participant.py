@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
 from thalweg import _core
 from thalweg.errors import MetricsError
 from thalweg.job.star.participant import take_part
+
+# Seconds. Turns a hang into a failure.
+LIMIT: Final = 60.0
 
 
 class Script:
@@ -98,3 +102,39 @@ def test_what_is_no_metric_ends_it_before_it_is_sent(monkeypatch: pytest.MonkeyP
 def test_any_other_error_ends_it() -> None:
     with pytest.raises(_core.CoreError, match="refused"):
         play([refusal("closed")], [])
+
+
+def test_a_client_ends_with_a_job_that_ended_while_it_trained() -> None:
+    layout = _core.Layout([("w", "F32", [4])])
+    server = _core.Server(_core.Arena(layout), "tcp://127.0.0.1:0", json.dumps({"expected": 1, "enough": 1}))
+    training, over = threading.Event(), threading.Event()
+    rounds: list[dict[str, Any]] = []
+
+    class Slow(Party):
+        def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+            training.set()
+            assert over.wait(LIMIT)
+            return 1, {}
+
+        def evaluation(self, config: Mapping[str, Any]) -> dict[str, Any]:
+            return {}
+
+    def take() -> None:
+        client = _core.Client(server.address, "a", "{}", _core.Arena(layout))
+        rounds.extend(take_part(client, lambda *_: Slow(), lambda _: None))
+        client.close("done")
+
+    def observe(_state: str) -> None:
+        if training.is_set():
+            raise InterruptedError
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    assert server.wait(1, LIMIT) == 1
+    with pytest.raises(InterruptedError):
+        server.round(1, "{}", observe)
+    server.close("the job is over")
+    over.set()
+    thread.join(LIMIT)
+    assert not thread.is_alive(), "it waits for a round that never comes"
+    assert [one["status"] for one in rounds] == ["done"]

@@ -270,6 +270,7 @@ def _send(client: _core.Client, place: int, over: threading.Event) -> None:
             when = json.loads(text)
             if over.wait(max(0.0, when["begin"] + place * when["gap"] - time.monotonic())):
                 return
-            client.submit(number, 1.0, "{}")
+            if client.submit(number, 1.0, "{}") == "done":
+                return
     except _core.CoreError:  # the server has closed: the main thread raises the reason
         return
