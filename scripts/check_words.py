@@ -23,7 +23,7 @@ SKIPPED: Final = re.compile(
 MENDED: Final = (
     r"^crates/fold/|^crates/(runtime|proto)/src/star/|^crates/sending/src/ltp/|^crates/masking/tests/unifl/"
     r"|^crates/conformance/src/damage\.rs|^crates/transports/\w+/src/fuzz\.rs|ask again, mend, end|RoundStep::Mend"
-    r"|resume and mend by|^docs/reference/glossary\.md:\| mend |\((fix\|)?mend\|correct"
+    r"|resume and mend by|^docs/reference/glossary\.md:\| `Mender` |\((fix\|)?mend\|correct"
 )
 # "guest" stays for the guest kernel of virtual time, and for a user of RabbitMQ.
 KERNEL: Final = (
