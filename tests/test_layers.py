@@ -16,7 +16,7 @@ PACKAGE: Final = ROOT / "python" / "thalweg"
 CORE: Final = "_core"
 # What the page calls modules of the root other than these, such as api.
 API: Final = "api"
-MODULES: Final = ("bounded_json", "errors", "tasks")
+MODULES: Final = ("bounded_json", "errors", "tasks", "wire")
 
 
 def layers() -> list[list[str]]:
