@@ -8,13 +8,13 @@ import socket
 from pathlib import Path
 from typing import Final
 
-# Where the system says from which port on it gives ports to connections and to whoever asks for any.
+# The kernel's range of ephemeral ports (ip(7)).
 GIVEN: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST: Final = 10_000
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of this machine at which nobody listens.
+    """Return free ports of this machine.
 
     They are below those that the system gives away, so no connection of another program has one of them meanwhile.
     """

@@ -467,7 +467,7 @@ def test_clients_cannot_evaluate_what_has_no_evaluation() -> None:
 
 
 def test_personal_layers_and_frozen_weights_stay_at_home(tmp_path: Path) -> None:
-    """A checkpoint holds what travels, and each client keeps its own of the rest."""
+    """A checkpoint holds the tensors that travel. Each client keeps its own values of the others."""
 
     class Personal(Constant):
         tensors = ("weight",)

@@ -25,7 +25,7 @@ TCP = "tcp://127.0.0.1:0"
 LAYOUT = [("steps", "I64", [1]), ("w", "F32", [VALUES])]
 
 
-# How far training goes towards a node's own target: in each iteration a tenth, or in the first all the way.
+# Training moves a node's model towards the node's target: by a tenth in each iteration, or fully in the first.
 Rate = Callable[[int], float]
 
 
@@ -60,7 +60,7 @@ def rounded(values: Any, compression: str | None) -> Any:
 
 
 def run(targets: Any, rounds: int, gamma: float, compression: str | None, *, rate: Rate, url: str = TCP) -> list[Any]:
-    """The models of nodes on a ring after so many iterations, one for each node."""
+    """Return the model of each node on a ring after ``rounds`` iterations."""
     plan = schedule("ring", len(NAMES), 0)
     options = json.dumps({"layers": {} if compression is None else {"compress": {"format": compression}}})
     arenas = [_core.Arena(_core.Layout(LAYOUT)) for _ in NAMES]

@@ -69,7 +69,7 @@ print("the child ended with", os.waitstatus_to_exitcode(status))
 
 
 def test_a_forked_child_is_told_at_once_and_ends() -> None:
-    """And what the parent has goes on: its client takes part in a round afterwards."""
+    """The parent's objects still work: its client takes part in a round afterwards."""
     after = """
 import threading
 threading.Thread(target=client.run, daemon=True).start()

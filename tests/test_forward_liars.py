@@ -20,7 +20,7 @@ from thalweg import _core
 
 SEEDS: Final = 20
 LOCAL: Final = "127.0.0.1"
-# Seconds after which a silent peer is gone, where there is one.
+# Seconds after which a silent peer is dropped, in tests that have one.
 LIVENESS: Final = 3.0
 # Larger than the windows, so that programs wait for credit.
 MOST_BYTES: Final = 4 * WINDOW
@@ -58,7 +58,7 @@ class End:
             raise Over
 
     def until(self, wanted: Callable[[Event], bool], count: int = 1) -> list[Event]:
-        """Wait for so many events; return them."""
+        """Wait for ``count`` of the wanted events and return them."""
         with self._told:
             assert self._told.wait_for(lambda: sum(map(wanted, self.events)) >= count, LIMIT), self.events
             return list(filter(wanted, self.events))
@@ -84,7 +84,7 @@ def stack() -> Iterator[ExitStack]:
 
 @contextmanager
 def reverser() -> Iterator[int]:
-    """Serve connections: what came goes back in reverse when all has come."""
+    """Serve connections: receive all bytes, then send them back in reverse."""
 
     def serve(peer: socket.socket) -> None:
         with peer, suppress(OSError):  # a liar's connection is reset
@@ -110,20 +110,20 @@ def ask(port: int, message: bytes) -> bytes:
         try:
             program.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # The connection has ended already. How it ended is what the next read says.
+            # The connection has ended already. The next read tells how.
             if error.errno != errno.ENOTCONN:
                 raise
         return b"".join(iter(lambda: program.recv(1 << 16), b""))
 
 
 def chosen(random: Random) -> tuple[list[Lie], float]:
-    """Return some lies, and after how many seconds a silent peer is gone."""
+    """Return some lies, and the seconds after which a silent peer is dropped."""
     lies = random.sample(LIES, random.randint(1, 6))
     return lies, LIVENESS if any(lie.then == "stays" for lie in lies) else LIMIT
 
 
 def check(lie: Lie, down: Event) -> None:
-    """Check what is said of a link that a lie has ended."""
+    """Check the events about a link that a lie has ended."""
     assert lie.words is None or lie.words in down["why"], down
     assert down["why"].isprintable()
     assert len(down["why"]) <= 1024

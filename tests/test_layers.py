@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "python" / "thalweg"
 # The compiled core lies below everything; the root and the program only pass on.
 CORE: Final = "_core"
-# What the page calls modules of the root other than these, such as api.
+# The page's name for all modules beside the packages except MODULES.
 API: Final = "api"
 MODULES: Final = ("bounded_json", "errors", "tasks", "wire")
 

@@ -47,7 +47,7 @@ class Port(NamedTuple):
 
 
 class Own(NamedTuple):
-    """How many listeners a file has that only this user or this process can reach, and what shows that."""
+    """How many listeners a file has that only this user or this process can reach, and the test of that."""
 
     times: int
     why: str

@@ -29,7 +29,7 @@ PARTS: Final = {
 
 
 def value(expression: str) -> tuple[str, str | None]:
-    """Return a value as the page writes it, and its unit if the code says it."""
+    """Return a value as the page writes it, with the unit that the code names, if any."""
     found = TIME.fullmatch(expression.strip())
     return (found[2], {"millis": "ms", "secs": "s"}[found[1]]) if found else (expression.strip(), None)
 

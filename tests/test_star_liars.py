@@ -29,7 +29,7 @@ DEEP = "[" * 10_000
 
 @dataclass(frozen=True)
 class Lie:
-    """What a client does in every round: the value of its update, its weight and its metrics, or how it goes away."""
+    """A client's action in each round: the value of its update, its weight and metrics, or how it leaves."""
 
     value: float
     weight: float
@@ -38,7 +38,7 @@ class Lie:
 
 
 class Client:
-    """A client that was let in, in a thread. It ends when the server does, or refuses what it says."""
+    """An admitted client in a thread. It ends when the server ends or refuses one of its messages."""
 
     def __init__(self, address: str, name: str, options: dict[str, Any], lie: Lie) -> None:
         self.lie = lie
@@ -98,7 +98,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def played(server: _core.Server, number: int) -> tuple[list[dict[str, Any]], str]:
-    """Run a round; return its participants, or none and why it failed."""
+    """Run a round; return its participants, or none and the reason of its failure."""
     try:
         return json.loads(server.round(number, "{}", None))["participants"], ""
     except _core.CoreError as error:

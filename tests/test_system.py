@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "system.sh"
 TOOLS = ("bash", "chmod", "mktemp", "rm", "grep", "tail")
 PROGRAMS = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server", "clang"]
 WANTED = [*PROGRAMS, "dataset-fashion-mnist", "libibverbs-dev", "ibverbs-providers"]
-# Says what a package's own scripts would be told when they ask whether they may start its services.
+# Prints the answer that a package's scripts get when they ask whether they may start services.
 ASKED = '[ ! -x "$POLICY_RC_D" ] || { "$POLICY_RC_D"; echo "policy $?" >>"$LOG"; }; '
 APT = f'{ASKED}echo "$@" >>"$LOG"; [ "${{@: -1}}" != "$BAD" ] || {{ echo "E: Unable to locate package"; exit 100; }}'
 

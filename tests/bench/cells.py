@@ -16,7 +16,7 @@ AXES = {"transport": ["tcp", "memory"]}
 
 
 class Quiet:
-    """Keeps what a person would see."""
+    """Stores the output for people."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

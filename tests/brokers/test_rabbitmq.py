@@ -26,7 +26,7 @@ METHOD, TUNE, CLOSE = 1, (10, 30), (10, 50)
 def log_in(port: int, login: Login) -> tuple[int, int]:
     """Return the class and method that a login by PLAIN is answered with (AMQP 0-9-1, section 1.4)."""
     words = f"\0{login.user}\0{login.password}".encode()
-    # A client that is told why it is refused says so in its table of capabilities.
+    # A client announces in its capabilities that it accepts the reason of a refusal.
     capable = field(b"authentication_failure_close", b"t\1")
     table = field(b"capabilities", b"F" + struct.pack(">I", len(capable)) + capable)
     body = struct.pack(">HHI", 10, 11, len(table)) + table

@@ -89,7 +89,7 @@ def refuse(error: Exception) -> None:
 
 
 def failing(error: Exception) -> Failing:
-    """Return what ``output`` would be if the first thing that a command does failed."""
+    """Return a replacement of ``output`` whose command fails at its first step."""
 
     @contextmanager
     def fail(*, as_json: bool) -> Iterator[Emit]:

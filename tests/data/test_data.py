@@ -396,7 +396,7 @@ def test_a_mangled_batch_is_refused_or_read_as_a_batch(at: int, new: bytes, drop
     assert ((labels >= 0) & (labels < 10)).all()
 
 
-# --- Dataset and what is done to its images
+# --- Dataset and the transformations of its images
 
 
 def tiny(*, augment: bool = True, flip: bool = True) -> Dataset:

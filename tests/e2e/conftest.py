@@ -63,7 +63,7 @@ class Program:
         return sorted(begun, key=lambda pid: (begun[pid], pid))
 
     def _child_since(self, pid: int, module: bytes) -> int | None:
-        """Return when a process began, in ticks of the system's clock; None if it is none of those."""
+        """Return when a process began, in clock ticks since boot; None if it is not one of those."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             command = Path(f"/proc/{pid}/cmdline").read_bytes()

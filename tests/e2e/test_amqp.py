@@ -34,7 +34,7 @@ def broker() -> Iterator[Broker]:
 
 
 def given(broker: Broker, folder: Path) -> list[str]:
-    """Return how a run is told of a broker that is not its own."""
+    """Return the options of a run for a broker that it does not start."""
     path = folder / "login"
     broker.login.write(path)
     return ["--transport", f"{broker.url('amqp')}/job-{os.getpid()}", "--login-file", str(path)]

@@ -65,7 +65,7 @@ def running(made: Spec) -> Iterator[RunningLab]:
 
 
 def opened(lab: RunningLab, host: str) -> socket.socket:
-    """A UDP socket on a host; the kernel stamps what it receives."""
+    """A UDP socket on a host. The kernel adds timestamps to received packets."""
     address = str(lab.host(host)["ipv4"])
 
     def make() -> socket.socket:

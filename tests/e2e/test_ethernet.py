@@ -106,7 +106,7 @@ def wire() -> Iterator[Wire]:
 
 
 def why_not() -> str:
-    """Return why there can be no such network here; nothing if there can."""
+    """Return why such a network is impossible here; "" if it is possible."""
     return why_no_lab() or ("" if shutil.which("ip") else "namespaces need ip, of iproute2")
 
 

@@ -24,7 +24,7 @@ MESSAGE = bytes(range(256)) * 4096
 
 @contextmanager
 def reverser() -> Iterator[int]:
-    """Serve connections: what came goes back in reverse when all has come."""
+    """Serve connections: receive all bytes, then send them back in reverse."""
 
     def serve(peer: socket.socket) -> None:
         with peer, suppress(OSError):  # a test may kill whoever is at the other end

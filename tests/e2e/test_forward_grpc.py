@@ -26,7 +26,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 class Service:
-    """Every shape of call, and what was seen of them."""
+    """A service with every kind of call, which records them."""
 
     def __init__(self) -> None:
         self.produced = 0
@@ -43,7 +43,7 @@ class Service:
         return request[::-1]
 
     def many(self, request: bytes, _context: Any) -> Iterator[bytes]:
-        """Answer ``count size`` with so many messages."""
+        """Answer ``count size`` with ``count`` messages of ``size`` bytes."""
         count, size = (int(word) for word in request.split())
         for number in range(count):
             self.produced += size

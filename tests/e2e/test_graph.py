@@ -28,7 +28,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shared memory by des
 
 
 def run(start: Start, *words: str) -> dict[str, Any]:
-    """What ``thalweg run --json`` says of a job on a graph."""
+    """The output of ``thalweg run --json`` for a job on a graph."""
     code, out, err = start("run", "--record", "runs", "--json", *words).end()
     assert code == 0, err
     said: dict[str, Any] = json.loads(out)
@@ -101,7 +101,7 @@ def test_every_link_carries_a_model_each_way_in_each_iteration(start: Start, tmp
 def test_other_ways_come_to_their_end(start: Start, words: tuple[str, ...]) -> None:
     said = run(start, "--graph", "3-regular", "--clients", "4", "--rounds", "3", *PAYLOAD, *words)
     assert said["iterations"] >= 1
-    # All begin alike and nobody trains: whatever is lost, each has the mean of equal models.
+    # All nodes begin with equal models and do not train. So any mean is that model, for any loss.
     assert said["disagreement"] == pytest.approx(0, abs=1e-6)
 
 
@@ -176,7 +176,7 @@ def test_neighbours_go_on_while_a_node_is_paused(start: Start, tmp_path: Path) -
     rows = read_table(tmp_path / json.loads(out)["record"], "iterations")
     finished = [row["node"] for row in rows if row["round"] == 100]
     assert len(finished) == 4, "it goes on alone when it comes back"
-    # Who leaves out how many depends on what else the machine does, and is tested in virtual time (crates/proto).
+    # How many a node leaves out depends on the machine's load. crates/proto tests it in virtual time.
 
 
 def test_a_node_that_is_twenty_times_slower_skips_iterations_and_is_heard(start: Start, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 
 RUN = ["run", "--clients", "2", "--rounds", "100000", "--model"]
 PAYLOAD = [*RUN, "payload:256KiB"]
-# No measure of speed: without it a program that does not hear Ctrl-C would hold up the tests for ever.
+# Not a limit on speed: it only keeps a program that ignores Ctrl-C from blocking the tests for ever.
 HUNG_SECONDS = 120.0
 BENCH = 'repetitions = 9\n[base]\njob = {clients = 2, rounds = 9}\nmodel = {name = "lenet"}\n'
 LONG = 'repetitions = 9\n[base]\njob = {clients = 2, rounds = 300}\nmodel = {name = "payload:256KiB"}\n'
@@ -65,7 +65,7 @@ class Terminal:
         raise AssertionError(f"{words!r} did not come; it said: {''.join(seen)}")
 
     def interrupt(self) -> tuple[int, str, list[str]]:
-        """Send Ctrl-C; return the exit code, what it said then, and the programs that are left at its end."""
+        """Send Ctrl-C; return the exit code, the output after it, and the programs that are left at the end."""
         os.killpg(self.process.pid, signal.SIGINT)
         return self._ended()
 
@@ -283,7 +283,7 @@ def test_as_the_first_process_of_a_container_it_ends_too(
 
 
 def test_a_terminal_that_is_closed_ends_a_run_in_good_order(tmp_path: Path) -> None:
-    """The command's last output goes nowhere: writing to the terminal would fail, and stop the command's clean-up."""
+    """Last output is dropped, since writing to the closed terminal would fail and stop the command's clean-up."""
     here, there = pty.openpty()
     run = subprocess.Popen(
         [sys.executable, "-m", "thalweg", *PAYLOAD],

@@ -82,7 +82,7 @@ def ended(pid: int) -> bool:
 
 
 def nothing_left_of(state: State) -> bool:
-    """Whether no process is inside a lab's namespaces, and its supervisor and folder are gone."""
+    """Return whether a lab's namespaces have no process, and its supervisor and folder do not exist any more."""
     left = {
         "inside": namespaces.inside(state.hosts.values()),
         "supervisor": state.alive,

@@ -46,7 +46,7 @@ repair = 0.1
 
 
 def uploads(result: Run, folder: Path, text: str) -> list[dict[str, Any]]:
-    """Run a plan; return what the record says of each update on its way up."""
+    """Run a plan; return the record's transfers of updates."""
     (folder / "plan.toml").write_text(text)
     record = Record(folder / result("run", "plan.toml")["record"])
     assert len(record.entries) == 2

@@ -23,7 +23,7 @@ LOCAL = "127.0.0.1"
 
 @contextmanager
 def echo() -> Iterator[int]:
-    """Serve one connection: what came goes back when all has come."""
+    """Serve one connection: receive all bytes, then send them back."""
     with socket.create_server((LOCAL, 0)) as listener:
 
         def serve() -> None:

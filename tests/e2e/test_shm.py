@@ -25,7 +25,7 @@ pytestmark = [
 ]
 Run = Callable[..., Any]
 PAYLOAD = ("--model", "payload:3MiB", "--clients", "3")
-# Connects as a process of another user does, and says how the connection ends.
+# Connects as a process of another user, and prints how the connection ends.
 STRANGER = """
 import socket, sys
 peer = socket.socket(socket.AF_UNIX)
@@ -38,7 +38,7 @@ except ConnectionError:
 """
 
 
-# Every value follows from the model that came, the client and the round.
+# Every value is computed from the received model, the client and the round.
 APP = """
 import numpy as np
 

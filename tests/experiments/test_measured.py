@@ -47,7 +47,7 @@ def test_what_is_of_another_size_or_of_no_mode_goes(tmp_path: Path) -> None:
 
 
 def bench(commit: str | None = "0123456789ab") -> Results:
-    """Return what a bench of one cell with two runs came to."""
+    """Return the results of a bench of one cell with two runs."""
     runs = [
         Outcome(
             cell=1, repetition=at + 1, settings={"case": "tcp"}, status="complete", reason=None, record=None,

@@ -194,7 +194,7 @@ WHOLE_LIES: Final[Mapping[str, Lie]] = {
 
 
 class Member:
-    """A member of a Flower run on a thread of its own; it answers tasks as ``answer`` says until the job is over."""
+    """A member of a Flower run in a thread. Until the job is over, ``answer`` makes its answers to tasks."""
 
     def __init__(self, address: str, name: str, answer: Callable[[Given, Member], object]) -> None:
         self.name = name
@@ -216,7 +216,7 @@ class Member:
 
 
 def honest(value: float, weight: float, lie: Lie = lambda _: None) -> Callable[[Given, Member], None]:
-    """Answer with this value and weight, folded if that is asked for; ``lie`` changes the answer before it is sent."""
+    """Answer with this value and weight, folded if the task wants that. ``lie`` changes the answer before sending."""
 
     def answer(task: Given, member: Member) -> None:
         content = content_of(value, weight)
@@ -228,7 +228,7 @@ def honest(value: float, weight: float, lie: Lie = lambda _: None) -> Callable[[
 
 
 def fetched(value: float, weight: float, lie: Lie = lambda _: None) -> Callable[[Given, Member], None]:
-    """Refuse to answer until the reply is asked for whole."""
+    """Refuse to answer until the task wants the reply whole."""
 
     def answer(task: Given, member: Member) -> None:
         if "fetch" not in task.head:

@@ -22,7 +22,7 @@ Answer = Callable[[Message, Context], Message]
 
 
 def echo(message: Message, context: Context) -> Message:
-    """Send back what came, with the node's partition as a metric."""
+    """Send back the received arrays, with the node's partition as a metric."""
     partition = context.node_config["partition-id"]
     content = RecordDict({"metrics": MetricRecord({"partition": partition, "num-examples": 1 + partition})})
     for key, record in message.content.items():
@@ -41,7 +41,7 @@ def app_of(answer: Answer) -> ClientApp:
 
 
 def served(node: Node, client: TaskClient) -> None:
-    """Serve a node until the server is gone, in good order or not."""
+    """Serve a node until the server has ended, properly or not."""
     with suppress(_core.CoreError):
         node.serve(client)
 

@@ -65,7 +65,7 @@ class Scheduled(FedAvg):
 
 
 class OwnLoop(FedAvg):
-    """Has its own loop of rounds, and what it does with replies is not known."""
+    """A strategy with its own loop of rounds, whose use of replies is unknown to the adapter."""
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **given: Any) -> Any:
         arrays = initial_arrays
@@ -109,7 +109,7 @@ def start_arrays() -> ArrayRecord:
 
 
 def train(message: Message, context: Context) -> Message:
-    """Change each array as only the node and the round say; integers stay integers."""
+    """Change each array by an amount that depends on node and round only. Integers stay integers."""
     kind, number = message.metadata.message_type, message.content["config"]["server-round"]
     if kind != "train":
         return Message(RecordDict({"m": MetricRecord({"num-examples": 2, "loss": 0.5})}), reply_to=message)
@@ -139,7 +139,7 @@ def trained(
 
 
 def train_floats(message: Message, context: Context) -> Message:
-    """Send back the arrays as they came, changed by one."""
+    """Send back the received arrays plus one."""
     if message.metadata.message_type != "train":
         return Message(RecordDict({"m": MetricRecord({"num-examples": 2})}), reply_to=message)
     arrays = ArrayRecord({name: Array(array.numpy() + 1) for name, array in message.content["arrays"].items()})

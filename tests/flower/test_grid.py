@@ -28,7 +28,7 @@ Open = Callable[..., Network]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Opens networks, which are gone when the test ends."""
+    """Opens networks, and closes them when the test ends."""
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -375,7 +375,7 @@ def test_a_run_is_flowers_and_nothing_else(opened: Open) -> None:
 
 
 class Strange:
-    """A task from a server that is none."""
+    """A fake task, from a server that does not follow the adapter's protocol."""
 
     def __init__(self, head: object) -> None:
         self.head, self.number, self.over = head, 1, False

@@ -55,7 +55,7 @@ class Ran:
         return {part["client"]: part["state"] for part in self.entries[at]["clients"]}
 
     def check(self, values: Mapping[str, float], at: int = 0) -> list[str]:
-        """Assert that the model of a round is the mean of what its entry counts; return who that is."""
+        """Assert that the model of a round is the mean of the members that its entry counts; return these members."""
         parts = [part for part in self.entries[at]["clients"] if part["state"] == "whole"]
         weights = [part["metrics"][KEY] for part in parts]
         assert [part["samples"] for part in parts] == weights, "the record names the weight"

@@ -45,7 +45,7 @@ def over(url: str, **more: Any) -> dict[str, Any]:
 
 
 def states(result: FlowerResult, number: int = 1) -> dict[str, tuple[str, str | None]]:
-    """Return what became of each node in a round, and why."""
+    """Return each node's state in a round, and its reason."""
     (entry,) = [one for one in Record(result.record.path).rounds() if one["round"] == number]
     return {one["client"]: (one["state"], one["reason"]) for one in entry["clients"]}
 

@@ -28,7 +28,7 @@ from thalweg.flower.arrays import View
 from thalweg.flower.fold import Replies
 
 NODES = 4
-# How each is made. What a release of Flower does not have is left out; what it has and is not here fails a test.
+# The arguments of each strategy. Strategies that a Flower release lacks are skipped; unlisted ones fail a test.
 MAKE: dict[str, Callable[[Any], Strategy]] = {
     **dict.fromkeys(
         ("Bulyan", "FedAdagrad", "FedAdam", "FedAvg", "FedMedian", "FedProx", "FedTrimmedAvg", "FedYogi", "Krum"),
@@ -48,7 +48,7 @@ HERE = sorted(set(strategies.__all__) - {"Result", "Strategy"})
 
 
 def trees(count: int) -> npt.NDArray[np.uint8]:
-    """A model as XGBoost writes it, with so many trees."""
+    """A model with ``count`` trees in XGBoost's format."""
     model = {
         "gbtree_model_param": {"num_trees": str(count), "num_parallel_tree": "1"},
         "trees": [{"id": at} for at in range(count)],
@@ -59,7 +59,7 @@ def trees(count: int) -> npt.NDArray[np.uint8]:
 
 
 def model(name: str, node: int) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that a node sends back; those of node -1 are what training begins with."""
+    """The arrays that a node sends back. Those of node -1 are the initial model."""
     if name.startswith("FedXgb"):
         return {"0": trees(1)}
     draw = np.random.default_rng(node + 1)

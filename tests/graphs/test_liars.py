@@ -156,7 +156,7 @@ def check(report: dict[str, Any], model: Floats, values: dict[str, float]) -> di
 def test_the_model_is_the_mix_of_the_bytes_that_count(stack: ExitStack, seed: int, mixing: str) -> None:
     random = Random(seed)
     chosen = [random.choice(lies(random)) for _ in range(random.randint(1, MOST))]
-    # Without anybody that is waited for in vain no deadline ends an iteration.
+    # All neighbours send, so no iteration ends by its deadline.
     waits = any(lie.does in ("nothing", "keeps its model", "runs ahead") for lie in chosen)
     # Of two neighbours the one dials whose name comes first.
     members = {f"{'a' if waits else random.choice('az')}-{at}": lie for at, lie in enumerate(chosen)}

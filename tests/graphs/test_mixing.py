@@ -82,7 +82,7 @@ def test_the_own_chunk_stands_in_or_the_rest_is_scaled() -> None:
     delivered[0, 1, 1] = False
     assert_allclose(effective("metropolis", exchange, delivered)[0, :, 1], [2 / 3, 0, 1 / 3])
     assert_allclose(effective("renormalise", exchange, delivered)[0, :, 1], [1 / 2, 0, 1 / 2])
-    # Node 1 does not use what node 0 cannot use of it.
+    # Node 1 leaves out the bytes of node 0 that node 0 cannot use of node 1.
     assert_allclose(effective("symmetric", exchange, delivered)[1, :, 1], [0, 2 / 3, 1 / 3])
 
 

@@ -45,7 +45,7 @@ def test_only_symmetric_weights_keep_the_mean_under_loss() -> None:
     moved = {rule: np.linalg.norm(last(rule, 0.2).models.mean(axis=0) - models().mean(axis=0)) for rule in mixing.RULES}
     assert moved["symmetric"] < 1e-12
     assert min(moved["metropolis"], moved["renormalise"], moved["paper"]) > 0.1
-    # On a regular graph of which each neighbour is heard, the paper's weights are the static ones.
+    # On a regular graph without losses, the paper's weights equal the static ones.
     assert moved["paper"] == moved["metropolis"]
 
 

@@ -54,7 +54,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
     "grpc": Dialect(lambda _: wire.grpc_call(), wire.grpc_frame),
     "shm": Dialect(lambda _: wire.SHM_OPENING, wire.shm_frame, "\0thalweg-shm-{port}"),
     "zmq": Dialect(lambda _: wire.zmtp_greeting()),
-    # Of a broker the peers have no login: what they say is for the broker to refuse.
+    # The peers have no login at a broker, so the broker itself must refuse them.
     **dict.fromkeys(("mqtt", "amqp"), Dialect(lambda random: random.randbytes(64))),
 }
 
@@ -87,12 +87,12 @@ class Peer:
 
 
 async def silent(peer: Peer) -> None:
-    """Connect, and say nothing."""
+    """Connect and send nothing."""
     await peer.linger()
 
 
 async def mute(peer: Peer) -> None:
-    """Open a link, and say nothing more."""
+    """Open a link and send nothing more."""
     await peer.open()
     await peer.linger()
 
@@ -127,7 +127,7 @@ async def hungry(peer: Peer) -> None:
 
 
 async def bulky(peer: Peer) -> None:
-    """Send chunks of an update that nobody wants."""
+    """Send chunks of an update that was not requested."""
     await peer.open()
     for n in range(peer.random.randrange(1, 64)):
         await peer.say(peer.dialect.framed(wire.header(wire.CHUNK, PART, offset=n * PART) + bytes(PART)))
@@ -135,7 +135,7 @@ async def bulky(peer: Peer) -> None:
 
 
 async def liar(peer: Peer) -> None:
-    """Say a Hello with a wrong proof, under a name that somebody has, or an offer before any Hello."""
+    """Send a Hello with a wrong proof under another client's name, or an offer before any Hello."""
     await peer.open()
     said = _hello(peer) if peer.random.random() < 0.7 else wire.offer(peer.random)
     await peer.say(peer.dialect.framed(wire.control(said)))

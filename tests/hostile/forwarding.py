@@ -78,7 +78,7 @@ class Link:
         self.connection.sendall(wire.control(message))
 
     def read(self, count: int) -> bytes:
-        """Return so many bytes. Raises ConnectionError if there are no more."""
+        """Return ``count`` bytes. Raises ConnectionError if the connection ends before."""
         parts = b""
         while len(parts) < count:
             part = self.connection.recv(count - len(parts))
@@ -88,7 +88,7 @@ class Link:
         return parts
 
     def hear(self) -> tuple[int, bytes]:
-        """Return the kind of the next frame, and what it has."""
+        """Return the kind and the content of the next frame."""
         head = self.read(wire.HEADER_BYTES)
         return head[5], self.read(int.from_bytes(head[8:12], "little"))
 

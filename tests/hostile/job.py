@@ -34,12 +34,12 @@ def layout() -> _core.Layout:
 
 
 def expected(number: int) -> float:
-    """Return what every element of the mean of a round is."""
+    """Return the value of every element of a round's mean."""
     return float(number + 1)
 
 
 def constant(number: int, place: int) -> float:
-    """Return what a client sends in a round: 2 apart, so that their mean, of equal weights, is whole."""
+    """Return a client's value in a round. Values differ by 2, so that their mean with equal weights is an integer."""
     return float(number + 2 * place)
 
 
@@ -97,7 +97,7 @@ class Job:
             raise TimeoutError(f"{here} of {CLIENTS} clients got in; the server says {self.server.notes()}")
 
     def round(self, number: int) -> dict[str, Any]:
-        """Run a round, and say whether all went as it should."""
+        """Run a round, and return whether its result was right."""
         began = time.perf_counter()
         outcome = json.loads(self.server.round(number, "{}", None))
         seconds = time.perf_counter() - began

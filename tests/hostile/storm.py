@@ -20,7 +20,7 @@ from thalweg.brokers import Broker, Place, programs
 ROOT: Final = Path(__file__).parents[2]
 # What peers without a token may cost the server at most beyond the job itself, in bytes: docs/explanation/security.md.
 MEMORY: Final = 128 << 20
-# Rounds before anybody attacks, from which memory and pace are taken.
+# Rounds before the attack, in which memory and pace are measured for comparison.
 CALM: Final = 20
 END_SECONDS: Final = 60.0
 HOST: Final = "127.0.0.1"
@@ -33,7 +33,7 @@ def transports() -> list[str]:
 
 @dataclass
 class Account:
-    """What came of a job: a fact a round, and what the peers did."""
+    """The result of a job: facts about each round, and the counts of the peers' actions."""
 
     transport: str
     calm: list[Mapping[str, Any]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Process:
         self.process.stdin.flush()
 
     def next(self) -> dict[str, Any]:
-        """Return what its next line says."""
+        """Return its next line, parsed."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"{self.process.args!r} has ended with {self.process.wait(END_SECONDS)}"
@@ -96,7 +96,7 @@ class Process:
         return said
 
     def end(self) -> list[dict[str, Any]]:
-        """End it, and return what it still says."""
+        """End the process, and return its remaining output."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -118,7 +118,7 @@ class Process:
 
 @contextmanager
 def running(module: str, *arguments: str) -> Iterator[Process]:
-    """Run a module; whatever happens it is not there afterwards."""
+    """Run a module as a process, and end it in any case."""
     process = Process(module, *arguments)
     try:
         yield process
@@ -140,7 +140,7 @@ def place(transport: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def missing(transport: str) -> str:
-    """Say what this machine lacks to try a transport; nothing if it lacks nothing."""
+    """Return what this machine lacks to try a transport; "" if it lacks nothing."""
     needed = programs(transport)
     if needed and not any(program.find() for program in needed):
         return f"{transport} needs a broker: {' or '.join(program.name for program in needed)} is not installed"
@@ -158,7 +158,7 @@ def storm(transport: str, seed: int, more: Callable[[int, float], bool]) -> Acco
             began = time.monotonic()
             while more(len(account.attacked), time.monotonic() - began):
                 account.attacked.append(job.next())
-            # The job goes on meanwhile, and what it says has to be read.
+            # Read the job's output meanwhile, so that its pipe does not fill up.
             ended: list[dict[str, Any]] = []
             ending = threading.Thread(target=lambda: ended.extend(adversary.end()))
             ending.start()

@@ -85,7 +85,7 @@ def test_unauthenticated_peers_cost_what_the_documents_say(transport: str, what:
 @pytest.mark.e2e
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 def test_unauthenticated_peers_under_tls_cost_what_the_documents_say(transport: str) -> None:
-    """They end the handshake, so that the server has all of a TLS session for each, and say nothing more."""
+    """Finish the handshake and send nothing more, so that the server keeps a whole TLS session for each peer."""
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     if transport == "grpc":

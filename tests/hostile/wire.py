@@ -47,7 +47,7 @@ def checksum(data: bytes) -> int:
 
 
 def preamble(random: Random, stream: int = 0, streams: int = 1) -> bytes:
-    """Return what a connection of tcp begins with: stream ``stream`` of a new link of so many."""
+    """Return the first bytes of a tcp connection: stream ``stream`` of a new link."""
     return b"tlwp" + bytes((1, stream, streams, 0)) + random.randbytes(16)
 
 
@@ -105,7 +105,7 @@ def chunk(stream: int, position: int, payload: bytes, damage: int = 0) -> bytes:
 
 
 def offer(random: Random) -> bytes:
-    """Return an Offer of an update that nobody asked for: a Parcel of the whole model."""
+    """Return an Offer of an update that was not requested: a Parcel of the whole model."""
     content = b"\x01" + varint(random.getrandbits(63))
     return b"\x04" + varint(1) + b"\x00" + varint(2) + b"{}" + content + b"\x00" + struct.pack("<d", 2.0**50) + b"\x00"
 
@@ -153,5 +153,5 @@ def grpc_frame(frame: bytes) -> bytes:
 
 
 def zmtp_greeting() -> bytes:
-    """Return what a connection of zmq begins with: ZMTP 3.0 without security (RFC 23)."""
+    """Return the first bytes of a zmq connection: ZMTP 3.0 without security (RFC 23)."""
     return b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\x00") + b"\x00" + bytes(31)

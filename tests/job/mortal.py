@@ -35,7 +35,7 @@ def death_of(name: str) -> str | None:
 
 
 def be_node(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Be a node of a graph. Its steps are what it says: ``here``, ``met``."""
+    """Be a node of a graph. It prints its steps: ``here``, ``met``."""
     death, say = death_of(order["name"]), node._say
 
     def saying(said: Mapping[str, Any]) -> None:

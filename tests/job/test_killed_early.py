@@ -36,7 +36,7 @@ class Told(LineProgress):
 
 @pytest.fixture
 def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dying:
-    """Have the processes of nodes be killed where they are told to."""
+    """Have each node's process killed at the step that the test names."""
     of = {"graph": (on_graph, "thalweg.job.graph.node"), "tree": (engines, "thalweg.job.tree.node")}
 
     def arrange(shape: str, deaths: Deaths) -> None:

@@ -53,7 +53,7 @@ def token(role: str, name: str) -> str:
 
 
 class Liar(Gateway):
-    """A node that works as it should, and answers as ``lie`` says."""
+    """A correct node whose answers ``lie`` changes."""
 
     lie: Lie = staticmethod(lambda _asked, told: told)
     tensors: _core.Arena | None = None
@@ -68,7 +68,7 @@ class Liar(Gateway):
 
 
 class Raw(Liar):
-    """A node that answers with these bytes to one thing that it is asked."""
+    """A node that answers one kind of request with these bytes."""
 
     asked, said = "round", b""
 
@@ -170,7 +170,7 @@ def lying(lie: Lie, tensors: _core.Arena | None = None) -> Callable[[dict[str, A
 
 
 def in_round(change: Callable[[dict[str, Any]], object]) -> Lie:
-    """Change what is said of a round; in place, or to what ``change`` returns."""
+    """Change a round's report, in place or to the result of ``change``."""
 
     def lie(asked: str, told: dict[str, Any]) -> Any:
         if asked != "round":
@@ -374,7 +374,7 @@ def test_a_nodes_log_is_bounded_between_rounds() -> None:
 
 
 def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> None:
-    """A job does not end because of a node that says nonsense when it is opened."""
+    """A node that sends an invalid answer when it opens does not end the job."""
 
     def make(order: dict[str, Any]) -> Gateway:
         made = Raw(order, print)

@@ -30,7 +30,7 @@ def entry(number: int, **more: Any) -> dict[str, Any]:
 
 
 class Scraped:
-    """What a scrape says: values by name, with labels as Prometheus writes them."""
+    """Scrape the metrics: values by name, with labels as Prometheus writes them."""
 
     def __init__(self, url: str) -> None:
         with urlopen(url, timeout=60) as answer:  # noqa: S310 - the address is this process's own

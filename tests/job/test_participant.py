@@ -18,7 +18,7 @@ LIMIT: Final = 60.0
 
 
 class Script:
-    """What a core's client says: two rounds, then the end."""
+    """A fake client of the core: two rounds, then the end."""
 
     def __init__(self, answers: list[str | _core.CoreError]) -> None:
         self.answers = answers

@@ -69,19 +69,19 @@ def refusing(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 @pytest.fixture
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A lab that is there at once; what became of it."""
-    told: list[str] = []
+    """A fake lab that is ready at once, and records the calls."""
+    calls: list[str] = []
     lab = SimpleNamespace(
         name="run-lan",
         hosts=HOSTS,
         failure=None,
         last=None,
         status=lambda: STATUS,
-        down=lambda: told.append("down"),
+        down=lambda: calls.append("down"),
     )
     monkeypatch.setattr(client, "start", lambda *_, **__: lab)
     monkeypatch.setattr("thalweg.lab.namespaces.congestion_control", lambda _: "cubic")
-    return told
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_lab_gives_a_brokers_host_the_plans_congestion_control(
     packets: list[str], transport: dict[str, str], network: dict[str, Any], host: str | None
 ) -> None:
-    """Nobody else sets it: a namespace refuses what not every user may choose, and the lab has another way."""
+    """The broker's process cannot set it, since a namespace refuses restricted algorithms; the lab can."""
     with sessions.session(plan(network=network, transport=transport), NAMES, lambda _: None) as made:
         assert made.spec is not None
         chosen = {one.name: one.sysctls.get(CONGESTION) for one in made.spec.hosts}

@@ -62,7 +62,7 @@ def mean(number: int, clients: list[str]) -> bytes:
 
 
 def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: None, timeout: float = 1.0) -> None:
-    """Be a client until the job is over, or its node is gone."""
+    """Be a client until the job is over or its node is lost."""
     arena = _core.Arena(layout())
     client = _core.Client(url, name, json.dumps({"token": TOKEN, "timeout": timeout}), arena)
     try:
@@ -106,19 +106,19 @@ class Job:
         return True
 
     def address_of(self, client: str) -> str:
-        """Where a client's node listens, as the tree has said."""
+        """The URL of a client's node, as the tree has sent it."""
         node = next(node for node, clients in PLACED.items() if client in clients)
         (line,) = (line for line in self.said if line.startswith(f"{node} listens on "))
         return line.split()[3]
 
     def kill(self, name: str) -> None:
-        """Kill a node, and say so as a run would."""
+        """Kill a node and report its end as a run does."""
         if self.processes[name].poll() is None:
             self.kill_unseen(name)
             self.tree.lost(name, "killed by signal 9")
 
     def kill_unseen(self, name: str) -> None:
-        """Kill a node on another machine, whose end nobody here sees."""
+        """Kill a node as if it were on another machine: the tree gets no report of its end."""
         os.kill(self.processes[name].pid, signal.SIGKILL)
         self.processes[name].wait()
 
@@ -313,7 +313,7 @@ def test_a_round_with_too_few_updates_leaves_the_model(top: str) -> None:
 
 
 def at(made: Job, step: str, nth: int, do: Callable[[], None]) -> None:
-    """Do something once the ``nth`` answer to a step of a sharded top has come, counted from 0 for none."""
+    """Call a function when the ``nth`` answer to a step of a sharded top has arrived; 0 means before any."""
     top = made.tree._top
     inner, seen = top._ask, [0]  # type: ignore[attr-defined]
 
@@ -442,7 +442,7 @@ def test_the_end_of_a_nodes_process_is_the_reason_even_if_its_link_broke_later(m
     tree = Tree(_core.Arena(layout()), URL, Placed({"node-1": ["a"], "node-2": ["b"]}, []), told, own, top="dedicated")
 
     def there(_seconds: float) -> bool:
-        """Find all nodes there, of which one ends before it can be asked to open."""
+        """Return that all nodes have joined, after the loss of one that is not opened yet."""
         tree.lost("node-1", "killed by signal 9")
         return True
 

@@ -18,7 +18,7 @@ SPEC: dict[str, Any] = {
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the client says when it leaves."""
+    """Store the reason that the client sends when it leaves."""
     words: list[str] = []
 
     class Client:

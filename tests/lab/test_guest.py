@@ -29,7 +29,7 @@ NETWORK = ["--network", "rate=100mbit,rtt=20ms,up.loss=1%"]
 
 @pytest.fixture
 def built() -> None:
-    """Skip without a guest kernel, or fail where THALWEG_GUEST=required says that there has to be one."""
+    """Skip without a guest kernel; fail instead if THALWEG_GUEST=required."""
     try:
         guest.kernel()
     except LabError as error:
@@ -118,7 +118,7 @@ def program(pid: str) -> bytes:
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(("network", "bound"), [([*NETWORK[:1], "rate=100mbit,rtt=20ms"], 0.0), (NETWORK, 0.05)])
 def test_a_job_gives_the_same_times_again(tmp_path: Path, network: list[str], bound: float) -> None:
-    """Up to what reading the clock costs, 256 ns; where packets are lost, up to 5 % of a time."""
+    """Compare times up to the cost of reading the clock, 256 ns, and with packet loss up to 5 %."""
     tables = []
     for _ in range(2):
         done = thalweg(tmp_path, *JOB, *network, "--json")

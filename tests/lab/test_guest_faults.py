@@ -54,7 +54,7 @@ mtu = 4200
 
 @dataclass(frozen=True)
 class Came:
-    """What came of a job."""
+    """The result of a job."""
 
     job: dict[str, Any]
     run: Run

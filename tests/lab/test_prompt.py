@@ -14,7 +14,7 @@ from thalweg.lab.prompt import shell
 
 
 def prompt_of(program: str, folder: Path, home: Path) -> str:
-    """Return what an interactive shell shows until it has read ``exit``."""
+    """Return the output of an interactive shell that reads ``exit``."""
     opened = shell(program, "wan", "client-1", folder, {"HOME": str(home)})
     ours, theirs = pty.openpty()
     environment = {"HOME": str(home), "PATH": os.environ["PATH"], "TERM": "dumb", **opened.environment}

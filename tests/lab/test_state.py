@@ -52,7 +52,7 @@ def test_a_lab_that_ends_while_others_look_hides_no_other(runtime: Path, monkeyp
     listed = Path.is_dir
 
     def is_dir(path: Path) -> bool:
-        """Look at a folder; the one that ends is gone as soon as it has been seen."""
+        """Answer for a folder, and remove the ending lab's folder right after the answer."""
         there = listed(path)
         if path == ending.folder:
             states.release(ending)

@@ -24,7 +24,7 @@ from thalweg.machine.grace import HURRIED_SECONDS, is_hurried, within
 
 
 def interrupted(do: Callable[[], Any]) -> Any:
-    """Return what ``do`` returns where things are ended because of Ctrl-C."""
+    """Call ``do`` while Ctrl-C ends the command, and return its result."""
     with suppress(KeyboardInterrupt):
         try:
             raise KeyboardInterrupt

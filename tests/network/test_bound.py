@@ -44,7 +44,7 @@ def test_vgg5_on_the_papers_links() -> None:
         ([Stage(50e6)], 50e6),
         ([Stage(50e6, 0.2)], 50e6),
         ([Stage(50e6, 0.2, loses_first=False)], 40e6),
-        # What the first passes the second loses a part of, and has time for what it has not lost.
+        # The second link loses a part of the packets that the first passes, and needs time only for the rest.
         ([Stage(50e6, 0.2), Stage(100e6, 0.1)], 45e6),
         ([Stage(50e6, 0.2), Stage(40e6, 0.1)], 40e6),
         ([Stage(50e6, 0.2), Stage(None, 0.1), Stage(None, 0.1)], 40.5e6),

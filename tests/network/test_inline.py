@@ -17,7 +17,7 @@ from thalweg.sections.network import NetworkSection
 
 
 def shapes(text: str, **table: Any) -> tuple[Shape, Shape]:
-    """Return what a client's link becomes, up and down."""
+    """Return the shapes of a client's link, up and down."""
     network = NetworkSection.model_validate(inline.over(table, text))
     link = spec.build(["client-1"], network).links[0]
     return link.ab, link.ba
@@ -201,7 +201,7 @@ def test_text_over_text_is_both_with_the_later_first(first: dict[str, str], seco
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_network_or_a_plan_error(text: str) -> None:
-    # Nothing but a PlanError, whatever the text.
+    # Any text gives either a network or a PlanError.
     with suppress(PlanError):
         assert Plan.of({}).merge({"network": text}).network is not None
 

@@ -29,7 +29,7 @@ URL = "memory://never"
 
 
 def refusal(options: dict[str, Any], *, client: bool = False) -> str:
-    """What the core says of options that it does not take."""
+    """Return the core's error for options that it does not accept."""
     arena = _core.Arena(_core.Layout([("w", "F32", [4])]))
     text = json.dumps(options)
     make = (lambda: _core.Client(URL, "a", text, arena)) if client else (lambda: _core.Server(arena, URL, text))
@@ -47,7 +47,7 @@ def expected(options: dict[str, Any], *, client: bool = False) -> set[str]:
 
 
 def at(path: str, value: object) -> dict[str, Any]:
-    """Options in which only this is said."""
+    """Return options in which only this one is set."""
     for name in reversed(path.split(".") if path else []):
         value = {name: value}
     assert isinstance(value, dict)
@@ -88,7 +88,7 @@ def test_a_section_has_the_keys_that_the_core_takes(key: Key) -> None:
 
 
 def choices() -> Iterator[tuple[str, set[str]]]:
-    """Each option of the core that is one of some words, and the words that a plan takes."""
+    """Return each option of the core that has a fixed set of values, and the values that a plan accepts."""
     for key in IN_CORE:
         section = section_of(key)
         fields = (

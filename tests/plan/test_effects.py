@@ -32,7 +32,7 @@ BASES: Final[dict[str, dict[str, Any]]] = {
     "graph": {"job": {"graph": "ring"}},
     "flower": {"app": {"object": "flower:somewhere"}},
 }
-# A value of each line, which is not the default; what links do is tested in tests/network.
+# A value other than the default for each line. tests/network tests the effects on links.
 VALUES: Final[dict[str, Any]] = {
     "job.rounds": 7,
     "job.clients": 6,
@@ -202,7 +202,7 @@ def beside(path: str, job: str) -> dict[str, Any]:
 
 
 def told(plan: Plan, job: str) -> str:
-    """What the core is told of a plan."""
+    """Return the core's options for a plan."""
     if job == "graph":
         every = [node_options(plan, {}, number=1, job=1, digests={})]
     elif job == "flower":

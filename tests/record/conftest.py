@@ -33,7 +33,7 @@ def record(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunRecord]:
 
 
 def outcome(number: int) -> dict[str, Any]:
-    """What the core says of a round in which the second client was lost."""
+    """The core's outcome of a round in which the second client was lost."""
     return {
         "round": number,
         "expected": 2,

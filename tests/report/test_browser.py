@@ -31,7 +31,7 @@ SECONDS = 240
 
 
 class Loaded(NamedTuple):
-    """A page as the browser has it: its DOM, its console's errors, the addresses that were asked for."""
+    """A page in the browser: its DOM, the errors on its console, and the requested addresses."""
 
     dom: str
     errors: list[str]
@@ -54,7 +54,7 @@ def load(page: Path, folder: Path, *options: str) -> Loaded:
 
 
 def addresses(log: Path) -> list[str]:
-    """Return what pages asked for in a network log; the browser's own requests have no origin."""
+    """Return the requests of pages in a network log. The browser's own requests have no origin."""
     events: list[dict[str, Any]] = json.loads(log.read_text())["events"]
     params = [event["params"] for event in events if "initiator" in event.get("params", {})]
     return [str(found["url"]) for found in params if found["initiator"] != "not an origin"]

@@ -61,7 +61,7 @@ def test_what_is_not_known_is_null(bare: Path) -> None:
 
 
 def resent(path: Path, **facts: object) -> int | None:
-    """Return what was sent again as a report says it, with these facts in the manifest."""
+    """Return a report's number of retransmissions, with these facts in the manifest."""
     manifest = path / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **facts}))
     found: int | None = numbers(read_run(path)).retransmissions

@@ -459,7 +459,7 @@ def quantised(*layers: nn.Module) -> Any:
 
 
 def said(bound: Binding) -> list[str]:
-    """What is said when a model is watched, by two parties that share it."""
+    """Return the error when two parties that share a model watch it."""
     notes: list[str] = []
     for _ in range(2):
         Watch(bound, notes.append)

@@ -135,7 +135,7 @@ def kill_one(processes: list[int], number: int) -> None:
 
 
 def train(client: _core.Client, arena: _core.Arena, place: int, refused: list[str], *, kills: bool) -> None:
-    """Send what follows from round and place; with ``kills``, kill workers and templates before each update."""
+    """Send updates computed from round and place; with ``kills``, kill workers and templates before each update."""
     client.join()
     while (task := client.next()) is not None:
         random = np.random.default_rng((task[0], place))
@@ -165,7 +165,7 @@ def kill_the_first() -> None:
 
 
 def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tuple[bytes, dict[str, Any] | None]:
-    """Run a job; return the last model, and what the workers have done."""
+    """Run a job; return the last model and the workers' report."""
     own, member = (
         {"token": trust["token"], "transport": {"tls": trust.get("tls")}}
         for trust in local_trust(SecuritySection(tls="off"), URL)
@@ -202,7 +202,7 @@ def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tupl
 
 
 def told(count: int, split: str, **tree: Any) -> dict[str, Any]:
-    # As many leaves as it says, whatever the updates.
+    # The plan's number of leaves, for any number of updates.
     fixed = {"scaling": "fixed"} if split == "clients" else {}
     plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split, **fixed, **tree}})
     return live.options(plan)
@@ -241,7 +241,7 @@ def test_workers_give_the_servers_bits(star: bytes, count: int, split: str, rout
     assert tree["commits"] == ROUNDS
     assert tree["cpu_seconds"] > 0
     middle, most = tree["handover_us"]["p50"], tree["handover_us"]["p99"]
-    # It is timed when a worker is told of an update while it has nothing to do, which need not happen.
+    # It is only measured if an idle worker is notified of an update, which need not happen.
     assert (middle is most is None) or 0 < middle <= most
     assert (middle is None) or middle <= tree["fold_us"]["p50"]
     assert tree["pool_bytes"] > CLIENTS * 4 * ELEMENTS
