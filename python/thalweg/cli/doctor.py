@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,8 @@ from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from thalweg.doctor import Check, Report, Throughput
 
 
 def command(
@@ -40,9 +43,8 @@ def command(
             emit(probing.serve(serve, pki, seconds, _note))
             return
         amount = probing.amount(size)
-        found = doctor.report()
         options = probing.client_options(url, token_file, cert, key)
-        found["path"] = doctor.path_loopback(amount) if url is None else doctor.path_to(url, options, amount)
+        found = doctor.report(doctor.path_loopback(amount) if url is None else doctor.path_to(url, options, amount))
         emit(found)
     if not as_json:
         _show(found)
@@ -52,49 +54,49 @@ def _note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Report) -> None:
     from thalweg.ui import terminal
 
     console = terminal.console()
     _show_machine(console, found)
-    _show_checks(console, found["checks"])
-    _show_path(console, found["path"])
+    _show_checks(console, found.checks)
+    _show_path(console, found.path)
 
 
-def _show_machine(console: Console, found: dict[str, Any]) -> None:
+def _show_machine(console: Console, found: Report) -> None:
     from thalweg.ui.units import format_bytes
 
-    machine, tcp = found["machine"], found["tcp"]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
-    console.print(f"thalweg {found['thalweg']['version']}; {versions}", soft_wrap=True)
-    memory = machine["memory_bytes"]
+    machine, tcp = found.machine, found.tcp
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items() if version)
+    console.print(f"thalweg {found.thalweg.version}; {versions}", soft_wrap=True)
+    memory = machine.memory_bytes
     console.print(
-        f"{found['kernel']}, {machine['cpu']}, {machine['cores']} cores, "
+        f"{found.kernel}, {machine.cpu}, {machine.cores} cores, "
         f"{format_bytes(memory.get('available', 0))} of {format_bytes(memory.get('total', 0))} memory free",
         soft_wrap=True,
     )
-    console.print(f"TCP congestion control {tcp['congestion']} (has {', '.join(tcp['available'])})", soft_wrap=True)
-    console.print(", ".join(f"{name} {value}" for name, value in tcp["buffers"].items()), soft_wrap=True)
-    for advice in found["advice"]:
+    console.print(f"TCP congestion control {tcp.congestion} (has {', '.join(tcp.available)})", soft_wrap=True)
+    console.print(", ".join(f"{name} {value}" for name, value in tcp.buffers.items()), soft_wrap=True)
+    for advice in found.advice:
         console.print(f"note: {advice}", soft_wrap=True)
 
 
-def _show_checks(console: Console, checks: list[dict[str, Any]]) -> None:
+def _show_checks(console: Console, checks: Sequence[Check]) -> None:
     from thalweg.ui import terminal
 
     table = terminal.table("what", "here", "seen", "what its absence costs")
     for check in checks:
-        cost = "" if check["available"] else check["cost"]
-        table.add_row(check["name"], "yes" if check["available"] else "no", check["detail"], cost)
+        cost = "" if check.available else check.cost
+        table.add_row(check.name, "yes" if check.available else "no", check.detail, cost)
     console.print(table)
 
 
-def _show_path(console: Console, path: dict[str, Any]) -> None:
+def _show_path(console: Console, path: Throughput) -> None:
     from thalweg.ui.units import format_rate, format_seconds
 
-    raw, ours = 8 * path["raw_bytes_per_second"], 8 * path["thalweg_bytes_per_second"]
+    raw, ours = 8 * path.raw_bytes_per_second, 8 * path.thalweg_bytes_per_second
     console.print(
-        f"{path['target']}: raw TCP {format_rate(raw)}, thalweg {format_rate(ours)} ({100 * ours / raw:.0f} %), "
-        f"control message there and back {format_seconds(path['control_round_trip_seconds'])}",
+        f"{path.target}: raw TCP {format_rate(raw)}, thalweg {format_rate(ours)} ({100 * ours / raw:.0f} %), "
+        f"control message there and back {format_seconds(path.control_round_trip_seconds)}",
         soft_wrap=True,
     )

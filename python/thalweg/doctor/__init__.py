@@ -6,20 +6,22 @@ import ctypes
 import errno
 import gzip
 import importlib.util
-import json
 import os
 import platform
 import resource
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, machine, wire
 from thalweg.errors import DataError, LabError
+
+if TYPE_CHECKING:
+    from thalweg.doctor.probing import ProbeOptions
 
 CAP_NET_ADMIN: Final = 12
 ROUND_TRIP_SECONDS: Final = 0.04
@@ -46,29 +48,90 @@ class Check:
     cost: str
 
 
-def report() -> dict[str, Any]:
-    """Return versions, machine, TCP settings and checks. Sizes are in bytes."""
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The processor, and the memory in bytes: ``total`` and ``available``."""
+
+    architecture: str
+    cpu: str
+    cores: int
+    memory_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tcp:
+    """The system's congestion control, those it has, and the bounds of socket buffers in bytes."""
+
+    congestion: str | None
+    available: Sequence[str]
+    buffers: Mapping[str, list[int] | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """What the core has measured: bytes a second of one stream, and seconds of a control message there and back."""
+
+    raw_bytes_per_second: float
+    thalweg_bytes_per_second: float
+    control_round_trip_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What a path carries to ``target``: bytes a second, and the seconds of a control message there and back."""
+
+    target: str
+    raw_bytes_per_second: float
+    thalweg_bytes_per_second: float
+    control_round_trip_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What this machine can do."""
+
+    thalweg: machine.Build
+    versions: Mapping[str, str | None]
+    kernel: str
+    machine: Machine
+    tcp: Tcp
+    advice: Sequence[str]
+    checks: Sequence[Check]
+    path: Throughput
+
+
+def report(path: Throughput) -> Report:
+    """Return versions, machine, TCP settings and checks, with what a ``path`` carries."""
     current, available = machine.congestion_controls()
     facts = machine.facts()
-    return {
-        "thalweg": machine.build(),
-        "versions": facts.versions,
-        "kernel": facts.kernel,
-        "machine": {**wire.table_of(facts.machine), "memory_bytes": machine.memory_bytes()},
-        "tcp": {"congestion": current, "available": available, "buffers": machine.socket_buffers()},
-        "advice": _advice(current),
-        "checks": [asdict(check()) for check in CHECKS],
-    }
+    own = facts.machine
+    return Report(
+        thalweg=machine.build(),
+        versions=facts.versions,
+        kernel=facts.kernel,
+        machine=Machine(own.architecture, own.cpu, own.cores, machine.memory_bytes()),
+        tcp=Tcp(current, available, machine.socket_buffers()),
+        advice=_advice(current),
+        checks=[check() for check in CHECKS],
+        path=path,
+    )
 
 
-def path_loopback(size: int) -> dict[str, Any]:
+def path_loopback(size: int) -> Throughput:
     """Return what a raw TCP stream and thalweg reach over loopback. Raises CoreError."""
-    return {"target": "loopback", **json.loads(_core.probe_loopback(size))}
+    return _path("loopback", _core.probe_loopback(size))
 
 
-def path_to(url: str, options: dict[str, Any], size: int) -> dict[str, Any]:
+def path_to(url: str, options: ProbeOptions, size: int) -> Throughput:
     """Return what they reach to a peer where ``thalweg doctor --serve`` runs. Raises CoreError."""
-    return {"target": url, **json.loads(_core.probe_peer(url, json.dumps(options), size))}
+    return _path(url, _core.probe_peer(url, wire.encode(options), size))
+
+
+def _path(target: str, measured: str) -> Throughput:
+    found = wire.decode(_Probed, measured)
+    return Throughput(
+        target, found.raw_bytes_per_second, found.thalweg_bytes_per_second, found.control_round_trip_seconds
+    )
 
 
 def _advice(congestion: str | None) -> list[str]:
@@ -107,7 +170,7 @@ def _tun() -> Check:
 def _lab() -> Check:
     cost = "links are emulated at message level, and no `thalweg lab`"
     try:
-        _core.Lab(json.dumps(LAB)).close()
+        _core.Lab(wire.encode(LAB)).close()
     except _core.CoreError as error:
         return Check("lab", False, str(error), cost)
     return Check("lab", True, "made one of two hosts and removed it", cost)
@@ -193,18 +256,29 @@ def _routes() -> Check:
 def _rdma() -> Check:
     cost = "--transport rdma is tcp; with libibverbs there is RDMA inside the guest kernel (--clock virtual)"
     try:
-        devices = json.loads(_core.rdma_devices())
+        devices = wire.decode(list[RdmaDevice], _core.rdma_devices())
     except _core.CoreError as error:
         return Check("rdma", False, str(error), cost)
-    usable = any(device["address"] for device in devices)
+    usable = any(device.address for device in devices)
     return Check("rdma", usable, f"{'; '.join(map(_described, devices))}; {_lockable()}", cost)
 
 
-def _described(device: dict[str, Any]) -> str:
-    if device["address"] is None:
-        return f"{device['name']}: {device['reason']}"
-    grants = "memory windows" if device["windows"] else "no memory windows"
-    return f"{device['name']} at {device['address']}, packets of {device['mtu']} bytes, {grants}"
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """An RDMA device. ``reason`` says why it has no ``address``; ``mtu`` is in bytes."""
+
+    name: str
+    address: str | None = None
+    reason: str | None = None
+    mtu: int | None = None
+    windows: bool = False
+
+
+def _described(device: RdmaDevice) -> str:
+    if device.address is None:
+        return f"{device.name}: {device.reason}"
+    grants = "memory windows" if device.windows else "no memory windows"
+    return f"{device.name} at {device.address}, packets of {device.mtu} bytes, {grants}"
 
 
 def _lockable() -> str:

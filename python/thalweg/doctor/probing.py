@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import PlanError
 from thalweg.plan import Plan
 from thalweg.transports import links, pki
@@ -22,7 +21,30 @@ def amount(size: str) -> int:
         raise PlanError(f"--size: {error}", "Write it as 64MiB") from error
 
 
-def serve(url: str, folder: str | None, seconds: float | None, note: Callable[[str], None]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where probes were answered, and for how many seconds: None until the command was ended."""
+
+    served: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTransport:
+    """Options of the transport of a probe: those of TLS, as the core takes them."""
+
+    tls: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    """The core's options of a probe."""
+
+    transport: ProbeTransport = ProbeTransport()
+    token: str | None = None
+
+
+def serve(url: str, folder: str | None, seconds: float | None, note: Callable[[str], None]) -> Served:
     """Answer probes at ``url``; beyond this machine only those with a certificate from the pki ``folder``.
 
     Raises LinkError without one there, CoreError if ``url`` cannot be listened at.
@@ -30,14 +52,14 @@ def serve(url: str, folder: str | None, seconds: float | None, note: Callable[[s
     plan = Plan.of({"security": {"clients": "certificate", **({} if folder is None else {"pki": folder})}})
     trust = links.server_trust(plan.security, url)
     note(f"answering probes at {url}; Ctrl-C ends it")
-    _core.probe_serve(url, json.dumps({"transport": {"tls": trust.get("tls")}}), seconds)
-    return {"served": url, "seconds": seconds}
+    _core.probe_serve(url, wire.encode(ProbeOptions(ProbeTransport(trust.get("tls")))), seconds)
+    return Served(url, seconds)
 
 
-def client_options(url: str | None, token_file: Path | None, cert: Path | None, key: Path | None) -> dict[str, Any]:
+def client_options(url: str | None, token_file: Path | None, cert: Path | None, key: Path | None) -> ProbeOptions:
     """Return the options of a probe to ``url``. Raises PlanError, LinkError."""
     if url is None:
-        return {}
+        return ProbeOptions()
     if (cert is None) != (key is None):
         raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
     token = None if token_file is None else pki.read_token(token_file)
@@ -45,4 +67,4 @@ def client_options(url: str | None, token_file: Path | None, cert: Path | None, 
     if cert is not None and key is not None:
         identity = {"certificate": pki.read(cert), "key": pki.read(key)}
     trust = links.remote_trust(url, token, None, identity, "auto")
-    return {"transport": {"tls": trust.get("tls")}, "token": trust.get("token")}
+    return ProbeOptions(ProbeTransport(trust.get("tls")), trust.get("token"))
