@@ -24,7 +24,7 @@ from thalweg.bench.driver import Execute
 from thalweg.bench.process import Failure, execute
 from thalweg.errors import LabError, ThalwegError
 from thalweg.lab import state
-from thalweg.lab.flood import Flow
+from thalweg.lab.flood import End, Flow
 from thalweg.lab.namespaces import within
 
 SUFFIX: Final = ".senders.json"
@@ -98,7 +98,7 @@ class Watch:
                 with ExitStack() as stack:
                     for _ in range(self._rivals):
                         self._rival(lab, stack)
-                    within(lab.hosts[HOST]["namespace"], self._sample)
+                    within(lab.hosts[HOST].namespace, self._sample)
         except (OSError, ValueError, ThalwegError) as error:
             self.failure = str(error)
 
@@ -111,10 +111,7 @@ class Watch:
         return None
 
     def _rival(self, lab: state.State, stack: ExitStack) -> None:
-        source, target = (
-            {"name": name, "namespace": lab.hosts[name]["namespace"], "address": lab.hosts[name]["ipv4"]}
-            for name in (HOST, SERVER)
-        )
+        source, target = (End(name, lab.hosts[name].namespace, lab.hosts[name].ipv4) for name in (HOST, SERVER))
         flow = Flow(source, target, UNPACED)
         stack.callback(flow.stop)
         self._ports.append(flow.port)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic import TypeAdapter
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 Value = TypeVar("Value")
 # One for each kind of message: making one takes about a millisecond.
@@ -37,6 +38,14 @@ def made(kind: type[Value], table: object) -> Value:
     return value
 
 
+def plain(text: str | bytes) -> Any:
+    """Return a message as JSON's own values, for processes that start too often to import pydantic.
+
+    Raises ValueError if the text is not JSON.
+    """
+    return json.loads(text)
+
+
 def table_of(value: object) -> dict[str, object]:
     """Return the table of a value: what its method ``table`` returns, or else the fields of a dataclass by name.
 
@@ -53,5 +62,8 @@ def table_of(value: object) -> dict[str, object]:
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     adapter = _ADAPTERS.get(kind)
     if adapter is None:
+        # Imported here, because processes that only start a program read no typed message, and it takes 0.3 s.
+        from pydantic import TypeAdapter
+
         adapter = _ADAPTERS[kind] = TypeAdapter(kind)
     return adapter

@@ -66,7 +66,7 @@ def running(made: Spec) -> Iterator[RunningLab]:
 
 def opened(lab: RunningLab, host: str) -> socket.socket:
     """A UDP socket on a host. The kernel adds timestamps to received packets."""
-    address = str(lab.host(host)["ipv4"])
+    address = str(lab.host(host).ipv4)
 
     def make() -> socket.socket:
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -76,7 +76,7 @@ def opened(lab: RunningLab, host: str) -> socket.socket:
         made.bind((address, 0))
         return made
 
-    return within(str(lab.host(host)["namespace"]), make)
+    return within(str(lab.host(host).namespace), make)
 
 
 def flood(lab: RunningLab, packets: int) -> list[int]:
@@ -105,9 +105,9 @@ def drain(receiver: socket.socket, times: list[int]) -> None:
 
 def under_way(lab: RunningLab) -> bool:
     """Whether a link still has packets that it has neither passed on nor dropped."""
-    drops = ("lost", "queue_drops", "down_drops", "overflow_drops")
-    links = lab.status()["links"]
-    return any(link["packets_in"] > link["packets_out"] + sum(link[drop] for drop in drops) for link in links)
+    links = lab.status().links
+    gone = [one.packets_out + one.lost + one.queue_drops + one.down_drops + one.overflow_drops for one in links]
+    return any(link.packets_in > count for link, count in zip(links, gone, strict=True))
 
 
 @pytest.mark.parametrize("name", PATHS)

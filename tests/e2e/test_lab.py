@@ -272,9 +272,7 @@ def test_two_labs_side_by_side(start: Start, result: Run, labs: Path) -> None:
     assert list(found[0]["hosts"]) == ["client-1", "server"]
     assert [len(lab["status"]["links"]) for lab in found] == [2, 4]
     before = states(labs)
-    assert not {host["inode"] for host in before[0].hosts.values()} & {
-        host["inode"] for host in before[1].hosts.values()
-    }
+    assert not {host.inode for host in before[0].hosts.values()} & {host.inode for host in before[1].hosts.values()}
     assert result("lab", "down", "lan")["down"] == ["lan"]
     assert start("lab", "exec", "--", *ADDRESS).end()[:2] == (0, "10.77.0.1\n")
     assert result("lab", "down", "--all")["down"] == ["lan-2"]

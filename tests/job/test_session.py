@@ -14,6 +14,8 @@ from thalweg.errors import LabError, PlanError
 from thalweg.job.common import session as sessions
 from thalweg.lab import client, reaper
 from thalweg.lab.client import RunningLab
+from thalweg.lab.status import HostCounters, LinkStatus, Percentiles, Relay, Status
+from thalweg.lab.values import Host
 from thalweg.network.spec import CONGESTION
 from thalweg.plan import Plan, emulated
 from thalweg.record import RunRecord
@@ -21,18 +23,18 @@ from thalweg.record import RunRecord
 NAMES = ["client-1", "client-2"]
 LAYERS = {"rate": 1}
 HOSTS = {
-    name: {"namespace": f"/proc/1/fd/{number}", "ipv4": f"10.77.0.{number}", "ipv6": f"fd77::{number}"}
+    name: Host(namespace=f"/proc/1/fd/{number}", ipv4=f"10.77.0.{number}", ipv6=f"fd77::{number}")
     for number, name in enumerate(("server", *NAMES), 1)
 }
-LINK = {
-    "link": "client-1", "direction": "ab", "source": "client-1", "target": "server", "packets_in": 9, "lost": 1,
-    "delay": {"p50": 0.01, "p90": 0.02, "p99": 0.03, "max": 0.04}, "lateness": {"p50": 0.0, "p99": 0.1, "max": 0.2},
-}  # fmt: skip
-STATUS = {
-    "relay": {"failure": None},
-    "links": [LINK],
-    "hosts": {"client-1": {"retransmitted_segments": 3, "receive_buffer_drops": 0, "limiter_drops": 2}},
-}
+LINK = LinkStatus(
+    link="client-1", direction="ab", source="client-1", target="server", packets_in=9, lost=1,
+    delay=Percentiles(0.01, 0.02, 0.03, 0.04), lateness=Percentiles(p50=0.0, p99=0.1, max=0.2),
+)  # fmt: skip
+STATUS = Status(
+    relay=Relay(),
+    links=[LINK],
+    hosts={"client-1": HostCounters(retransmitted_segments=3, receive_buffer_drops=0, limiter_drops=2)},
+)
 
 
 def plan(**sections: Any) -> Plan:
@@ -189,7 +191,7 @@ def test_what_the_record_gets(packets: list[str]) -> None:
     (link,) = record.tables["links"]
     assert (link["lost"], link["delay_p90"], link["lateness_max"]) == (1, 0.02, 0.2)
     assert json.loads(link["nominal"])["down"] is False
-    assert record.facts["network"]["relay"] == {"failure": None}
+    assert record.facts["network"]["relay"] == Relay()
     assert record.facts["network"]["congestion_control"] == "cubic"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thalweg.lab import state as states
+from thalweg.lab.values import Host
 
 LOOK: Final = 0.001
 UPDATE: Final = 4 << 20
@@ -29,7 +30,6 @@ RDMA: Final = "match ip protocol 17 0xff match ip dport 4791 0xffff"
 LONG: Final = "match u16 0x1000 0xf000 at 2"
 CLIENT: Final = "client-1"
 DEVICES: Final = Path("/sys/class/infiniband")
-Host = Mapping[str, Any]
 
 
 def start(plan: str) -> subprocess.Popen[str]:
@@ -45,7 +45,7 @@ def hosts() -> Mapping[str, Host]:
 
 
 def within(host: Host, *command: str) -> str:
-    entered = ["nsenter", f"--net={host['namespace']}", *command]
+    entered = ["nsenter", f"--net={host.namespace}", *command]
     return subprocess.run(entered, capture_output=True, text=True, check=True).stdout
 
 
@@ -54,7 +54,7 @@ def process_in(host: Host) -> int:
     while True:
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it may have ended
-                if (folder / "ns/net").stat().st_ino == host["inode"]:
+                if (folder / "ns/net").stat().st_ino == host.inode:
                     return int(folder.name)
         time.sleep(LOOK)
 
@@ -71,25 +71,25 @@ def sent(pid: int, device: str) -> int:
 def until_middle(host: Host) -> int:
     """Wait until a host is in the middle of its second update; return its process."""
     pid = process_in(host)
-    while sent(pid, host["device"]) < MIDDLE:
+    while sent(pid, host.device) < MIDDLE:
         time.sleep(LOOK)
     return pid
 
 
 def filtered(host: Host, what: str) -> None:
     """Have a host lose packets that come."""
-    within(host, "tc", "qdisc", "add", "dev", host["device"], "ingress")
-    action = f"tc filter add dev {host['device']} parent ffff: protocol ip u32 {what} action drop"
+    within(host, "tc", "qdisc", "add", "dev", host.device, "ingress")
+    action = f"tc filter add dev {host.device} parent ffff: protocol ip u32 {what} action drop"
     within(host, *action.split())
 
 
 def unfiltered(host: Host) -> None:
-    within(host, "tc", "qdisc", "del", "dev", host["device"], "ingress")
+    within(host, "tc", "qdisc", "del", "dev", host.device, "ingress")
 
 
 def flap(host: Host, seconds: float) -> None:
     """Take a host's device down for a while. Its neighbours, which nobody asks for here, are made known again."""
-    device = host["device"]
+    device = host.device
     known = [line.split() for line in within(host, "ip", "-4", "neigh", "show", "dev", device).splitlines()]
     within(host, "ip", "link", "set", device, "down")
     time.sleep(seconds)
@@ -111,7 +111,7 @@ def killed(there: Mapping[str, Host]) -> None:
 
 
 def shorter(there: Mapping[str, Host]) -> None:
-    within(there[CLIENT], "ip", "link", "set", there[CLIENT]["device"], "mtu", "1500")
+    within(there[CLIENT], "ip", "link", "set", there[CLIENT].device, "mtu", "1500")
 
 
 def flapped(there: Mapping[str, Host], seconds: float) -> None:

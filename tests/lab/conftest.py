@@ -15,6 +15,7 @@ from thalweg import _core
 from thalweg.lab import state as states
 from thalweg.lab.client import RunningLab
 from thalweg.lab.supervisor import Supervisor
+from thalweg.lab.values import Host
 
 SPEC = {
     "hosts": [{"name": "server"}, {"name": "client-1"}],
@@ -57,7 +58,7 @@ class FakeLab:
         return json.dumps({"elapsed": 1.5, "relay": {"failure": self.broken}, "links": links, "hosts": {}})
 
     def samples(self) -> str:
-        return json.dumps([{"seconds": 0.5, "link": "client-1"}])
+        return json.dumps([{"seconds": 0.5, "link": "client-1", "direction": "ab", "queue_bytes": 0, "bytes_out": 0}])
 
     def failure(self) -> str | None:
         return self.broken
@@ -84,7 +85,8 @@ def start_lab(runtime: Path) -> Iterator[StartLab]:
     def start(name: str = "wan") -> tuple[RunningLab, FakeLab, Supervisor]:
         lab = FakeLab()
         state = states.claim(name, unique=True)
-        state = states.State(state.name, os.getpid(), state.started, json.loads(lab.hosts()), tuple(SPEC["links"]), ())
+        hosts = {name: Host(**host) for name, host in json.loads(lab.hosts()).items()}
+        state = states.State(state.name, os.getpid(), state.started, hosts, tuple(SPEC["links"]), ())
         state.write()
         supervisor = Supervisor(lab, state)
         thread = threading.Thread(target=supervisor.serve)

@@ -8,13 +8,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from thalweg.errors import LabError
 from thalweg.lab import namespaces, reaper
 from thalweg.lab import state as states
+from thalweg.lab.values import Host
 
 
 def gone() -> tuple[int, int]:
@@ -27,7 +27,7 @@ def gone() -> tuple[int, int]:
 
 
 def written(name: str, pid: int, started: int) -> states.State:
-    state = states.State(name, pid, started, {"server": {"inode": -1, "cookie": None}})
+    state = states.State(name, pid, started, {"server": Host(inode=-1)})
     state.folder.mkdir(parents=True)
     state.write()
     return state
@@ -143,14 +143,14 @@ def test_folders_of_other_users_are_not_believed(runtime: Path, monkeypatch: pyt
 
 def test_processes_outside_of_labs_are_left_alone() -> None:
     own = Path("/proc/self/ns/net").stat().st_ino
-    host = {"inode": own, "cookie": namespaces.own_cookie()}
+    host = Host(inode=own, cookie=namespaces.own_cookie())
     assert namespaces.inside([host]) == [], "whatever a folder says"
 
 
 def test_hosts_have_two_names() -> None:
-    hosts: dict[str, dict[str, Any]] = {
-        "server": {"ipv4": "10.77.0.1", "ipv6": "fd77::1"},
-        "client-12": {"ipv4": "10.77.0.2", "ipv6": None},
+    hosts = {
+        "server": Host(ipv4="10.77.0.1", ipv6="fd77::1"),
+        "client-12": Host(ipv4="10.77.0.2"),
     }
     assert states.hosts_file(hosts).splitlines()[2:] == [
         "10.77.0.1 server",

@@ -16,26 +16,30 @@ from thalweg.errors import LabError, PlanError
 from thalweg.lab import changing, client
 from thalweg.lab import state as states
 from thalweg.lab.supervisor import LONGEST_REQUEST, Supervisor
+from thalweg.network.shape import Shape
+from thalweg.record.rows import Queue
+
+SAMPLE = Queue(seconds=0.5, link="client-1", direction="ab", queue_bytes=0, bytes_out=0)
 
 
 def test_it_answers(start_lab: StartLab) -> None:
     lab, core, _ = start_lab()
-    assert lab.status()["elapsed"] == 1.5
-    assert lab.samples() == [{"seconds": 0.5, "link": "client-1"}]
+    assert lab.status().elapsed == 1.5
+    assert lab.samples() == [SAMPLE]
     assert core.began == 0
     assert lab.start() == lab.start()
     assert core.began == 1, "time begins once"
-    lab.set("client-1", "ab", {"loss": 0.5})
-    assert core.shapes["ab"] == {"loss": 0.5}
+    lab.set("client-1", "ab", Shape(loss=0.5))
+    assert core.shapes["ab"]["loss"] == 0.5
     assert core.shapes["ba"]["loss"] == 0.01
 
 
 def test_what_the_core_refuses_is_told(start_lab: StartLab) -> None:
     lab, _, _ = start_lab()
     with pytest.raises(PlanError, match="there is no link nowhere") as caught:
-        lab.set("nowhere", None, {})
+        lab.set("nowhere", None, Shape())
     assert caught.value.hint == "take another"
-    assert lab.status()["elapsed"] == 1.5, "and it goes on"
+    assert lab.status().elapsed == 1.5, "and it goes on"
 
 
 def test_down_answers_when_all_is_gone(start_lab: StartLab) -> None:
@@ -44,7 +48,7 @@ def test_down_answers_when_all_is_gone(start_lab: StartLab) -> None:
     assert core.closed
     assert not lab.state.folder.exists()
     assert lab.last is not None
-    assert lab.last["elapsed"] == 1.5
+    assert lab.last.elapsed == 1.5
     lab.down()
     with pytest.raises(LabError, match="does not answer"):
         lab.status()
@@ -55,7 +59,7 @@ def test_two_at_once(start_lab: StartLab) -> None:
     second, two, _ = start_lab()
     assert (first.name, second.name) == ("wan", "wan-2")
     first.down()
-    assert second.status()["elapsed"] == 1.5
+    assert second.status().elapsed == 1.5
     assert (one.closed, two.closed) == (True, False)
 
 
@@ -64,7 +68,7 @@ def test_a_lab_that_ends_meanwhile_has_no_status(start_lab: StartLab, monkeypatc
     second, _, _ = start_lab()
     # Both were listed; the second ends before it is queried.
     second.down()
-    assert [(lab.name, status["elapsed"]) for lab, status in client.statuses([first, second])] == [("wan", 1.5)]
+    assert [(lab.name, status.elapsed) for lab, status in client.statuses([first, second])] == [("wan", 1.5)]
     # One that does not answer and does not end is an error.
     monkeypatch.setattr(client, "END_SECONDS", 0.0)
     (first.state.folder / states.SOCKET).unlink()
@@ -78,14 +82,14 @@ def test_what_is_no_request_is_refused(start_lab: StartLab, words: bytes) -> Non
     with client.connect(lab.state) as caller, caller.makefile("rb") as answers:
         caller.sendall(words)
         assert "not a request" in json.loads(answers.readline())["error"]["cause"]
-    assert lab.status()["elapsed"] == 1.5
+    assert lab.status().elapsed == 1.5
 
 
 def test_who_never_ends_a_line_is_hung_up_on(start_lab: StartLab) -> None:
     lab, _, _ = start_lab()
     with client.connect(lab.state) as caller, pytest.raises((BrokenPipeError, ConnectionResetError)):
         caller.sendall(bytes(64 * LONGEST_REQUEST))
-    assert lab.status()["elapsed"] == 1.5
+    assert lab.status().elapsed == 1.5
 
 
 def test_a_relay_that_fails_is_told(runtime: Path) -> None:
@@ -107,7 +111,7 @@ def test_a_relay_that_fails_is_told(runtime: Path) -> None:
 def test_changes_go_over_what_is_there(start_lab: StartLab) -> None:
     lab, core, _ = start_lab()
     (changed,) = changing.change(lab, "client-1", "loss=5%,rtt=100ms", "up")
-    assert changed["direction"] == "ab"
+    assert changed.direction == "ab"
     assert core.shapes["ab"]["loss"] == 0.05
     assert core.shapes["ab"]["delay"] == 0.05
     assert core.shapes["ab"]["rate"] == 100_000_000, "what is not said stays"

@@ -19,6 +19,7 @@ from thalweg.brokers import base
 from thalweg.job.common.fleet import Fleet, Member
 from thalweg.lab import client, inside, namespaces
 from thalweg.lab import state as states
+from thalweg.lab.values import Answer, Host
 from thalweg.machine import grace
 from thalweg.machine.grace import HURRIED_SECONDS, is_hurried, within
 
@@ -164,9 +165,9 @@ def test_a_broker_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pyte
 def test_a_lab_is_asked_to_give_programs_inside_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, float]] = []
 
-    def exchange(_: object, request: dict[str, object], seconds: float) -> dict[str, object]:
+    def exchange(_: object, request: dict[str, object], seconds: float) -> Answer:
         asked.append((request["grace"], seconds))
-        return {"ok": None}
+        return Answer()
 
     monkeypatch.setattr(client, "exchange", exchange)
     ended = states.State("wan", os.getpid(), started=0)  # this process, but not as it started: the lab's has ended
@@ -180,7 +181,7 @@ def test_a_lab_is_asked_to_give_programs_inside_less_time(monkeypatch: pytest.Mo
 def test_a_program_of_a_lab_does_not_hear_ctrl_c_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(subprocess, "Popen", lambda _: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-    inside.popen(["true"], {"namespace": None}, "/none")
+    inside.popen(["true"], Host(), "/none")
     assert signal.SIGINT in seen[0]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     code = [
@@ -188,7 +189,7 @@ def test_a_program_of_a_lab_does_not_hear_ctrl_c_before_it_is_there(monkeypatch:
         "import signal, sys; sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))",
     ]  # fmt: skip
     monkeypatch.undo()
-    done = inside.popen(code, {"namespace": None}, "")
+    done = inside.popen(code, Host(), "")
     assert done.wait() == 0, "the program itself hears it"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,15 @@ from thalweg.errors import RecordError
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord
 from thalweg.record.export import export
-from thalweg.record.rows import TABLES
+from thalweg.record.rows import TABLES, Queue
 from thalweg.record.tables import JOURNALED, entry, read_table
 
 PARTY = {"party": "server", "cpu_seconds": 1.0, "peak_rss_bytes": 1, "congestion_control": "cubic", "stress": "{}"}
 LINK = {"link": "client-1", "direction": "ab", "nominal": "{}", "packets_in": 3, "delay_p50": 0.02}
-SAMPLE = {
-    "seconds": 0.5, "link": "client-1", "direction": "ab", "queue_bytes": 1500, "queue_packets": 1, "bytes_out": 3000,
-    "packets_out": 2, "rate": 1e6,
-}  # fmt: skip
+SAMPLE = Queue(
+    seconds=0.5, link="client-1", direction="ab", queue_bytes=1500, queue_packets=1, bytes_out=3000, packets_out=2,
+    rate=1e6,
+)  # fmt: skip
 
 
 def test_a_whole_run(record: RunRecord, plan: Plan) -> None:
@@ -108,7 +109,7 @@ def test_what_was_lost_of_each_tensor_has_a_row(record: RunRecord) -> None:
 
 
 def test_samples_are_on_the_servers_clock_and_leave_no_lines(record: RunRecord) -> None:
-    record.sample([SAMPLE, {**SAMPLE, "seconds": 1.5, "rate": None}], 2.0)
+    record.sample([SAMPLE, replace(SAMPLE, seconds=1.5, rate=None)], 2.0)
     record.sample([], 2.0)
     record.finish("complete")
     assert [(row["seconds"], row["rate"]) for row in read_table(record.path, "queues")] == [(2.5, 1e6), (3.5, None)]

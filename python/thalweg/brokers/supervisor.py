@@ -193,7 +193,7 @@ def supervise(order: Mapping[str, Any]) -> int:
     from thalweg.lab import inside
 
     try:
-        inside.settle(order["place"])
+        inside.settle(inside.Place(**order["place"]))
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         supervisor = Supervisor(order)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from thalweg.lab.client import RunningLab
+    from thalweg.lab.status import Status
     from thalweg.network.spec import Spec
 
 app = typer.Typer(
@@ -143,12 +144,12 @@ def status(
             answers = [(there, there.status())]
         else:
             answers = statuses(map(RunningLab, state.live()))
-        found = [
+        labs = [
             {"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab), "status": status} for lab, status in answers
         ]
-        emit({"labs": found})
+        emit({"labs": labs})
     if not as_json:
-        _show(found)
+        _show(answers)
 
 
 @app.command("set", epilog=_examples("set client-1 loss=5%", "set '*' rate=10mbit rtt=80ms", "set client-2 down=true"))
@@ -281,8 +282,9 @@ def _run(lab: RunningLab, host: str, program: Sequence[str]) -> int:
     return 128 - code if code < 0 else code
 
 
-def _hosts(lab: RunningLab) -> dict[str, Any]:
-    return {name: {key: host.get(key) for key in ("ipv4", "ipv6", "device")} for name, host in lab.hosts.items()}
+def _hosts(lab: RunningLab) -> dict[str, dict[str, str | None]]:
+    hosts = lab.hosts.items()
+    return {name: {"ipv4": host.ipv4, "ipv6": host.ipv6, "device": host.device} for name, host in hosts}
 
 
 def _say(text: str) -> None:
@@ -290,33 +292,32 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _show(labs: Sequence[Mapping[str, Any]]) -> None:
+def _show(labs: Sequence[tuple[RunningLab, Status]]) -> None:
     from thalweg.ui import terminal
 
     console = terminal.console()
     if not labs:
         console.print("no lab runs")
-    for lab in labs:
-        _show_lab(console, lab)
+    for lab, status in labs:
+        _show_lab(console, lab, status)
 
 
-def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
+def _show_lab(console: Console, lab: RunningLab, status: Status) -> None:
     from thalweg.lab import words
     from thalweg.ui import terminal
 
-    status = lab["status"]
-    relay = status["relay"]
-    failed = "" if relay["failure"] is None else f"; FAILED: {relay['failure']}"
-    begun = "is starting" if status["elapsed"] is None else f"{status['elapsed']:.1f} s"
-    console.print(f"{lab['name']}: {begun}, supervisor {lab['pid']}{failed}", soft_wrap=True, markup=False)
+    relay = status.relay
+    failed = "" if relay.failure is None else f"; FAILED: {relay.failure}"
+    begun = "is starting" if status.elapsed is None else f"{status.elapsed:.1f} s"
+    console.print(f"{lab.name}: {begun}, supervisor {lab.state.pid}{failed}", soft_wrap=True, markup=False)
     links = terminal.table(*words.HEAD[:2], caption="up: from client to server; packets since the lab began")
     for heading in words.HEAD[2:]:
         links.add_column(heading, justify="right", no_wrap=True)
-    for link in status["links"]:
+    for link in status.links:
         links.add_row(*words.row(link))
     console.print(links)
     hosts = terminal.table("host", "address", "retransmitted", "buffer drops", "limiter drops", right=True)
-    for name, host in status["hosts"].items():
-        counts = (host[key] for key in ("retransmitted_segments", "receive_buffer_drops", "limiter_drops"))
-        hosts.add_row(name, lab["hosts"][name]["ipv4"], *map(str, counts))
+    for name, host in status.hosts.items():
+        counts = (host.retransmitted_segments, host.receive_buffer_drops, host.limiter_drops)
+        hosts.add_row(name, lab.hosts[name].ipv4, *map(str, counts))
     console.print(hosts)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from thalweg.errors import LabError, PlanError
 from thalweg.lab.client import RunningLab
+from thalweg.network.shape import Shape
 
 DIRECTIONS: Final = {"up": ("ab",), "down": ("ba",), None: ("ab", "ba")}
 ALL: Final = "*"
 
 
-def change(lab: RunningLab, link: str, words: str, direction: str | None) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A direction of a link that was changed, and its new shape."""
+
+    link: str
+    direction: str
+    shape: Shape
+
+
+def change(lab: RunningLab, link: str, words: str, direction: str | None) -> list[Change]:
     """Change a link, or all (``*``), by ``words`` such as ``loss=5%,rate=10mbit``; return each changed direction.
 
-    A returned entry has ``link``, ``direction`` and the new ``shape``. ``direction`` is up, down or None for both.
+    ``direction`` is up, down or None for both.
     Raises PlanError, LabError.
     """
     if direction not in DIRECTIONS:
@@ -26,16 +36,16 @@ def change(lab: RunningLab, link: str, words: str, direction: str | None) -> lis
             f"the lab {lab.name} has no link {link!r}", f"Give one of {', '.join(known)}, or {ALL!r} for all"
         )
     changed = []
-    for entry in lab.status()["links"]:
-        if link in (ALL, entry["link"]) and entry["direction"] in DIRECTIONS[direction]:
-            shape = merged(entry["shape"], words, entry["direction"], entry["link"])
-            lab.set(entry["link"], entry["direction"], shape)
-            changed.append({"link": entry["link"], "direction": entry["direction"], "shape": shape})
+    for entry in lab.status().links:
+        if link in (ALL, entry.link) and entry.direction in DIRECTIONS[direction]:
+            shape = merged(entry.shape, words, entry.direction, entry.link)
+            lab.set(entry.link, entry.direction, shape)
+            changed.append(Change(entry.link, entry.direction, shape))
     return changed
 
 
-def merged(now: Mapping[str, Any], words: str, direction: str, link: str) -> dict[str, Any]:
-    """Return the shape ``now`` changed by ``words``, in the core's form. Raises PlanError."""
+def merged(now: Shape, words: str, direction: str, link: str) -> Shape:
+    """Return the shape ``now`` changed by ``words``. Raises PlanError."""
     from thalweg.network import inline
     from thalweg.network.shape import Keys, keys_of
     from thalweg.network.topology import pair_of_profile
@@ -47,21 +57,18 @@ def merged(now: Mapping[str, Any], words: str, direction: str, link: str) -> dic
     if section.profile is not None:
         pair = pair_of_profile(section.profile)
         base = pair.up if direction == "ab" else pair.down
-    return keys_of(section, words).over(base).shape(0, link).table()
+    return keys_of(section, words).over(base).shape(0, link)
 
 
-def values_of(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a shape, which is in the core's form, as the keys and values of a plan."""
-    from thalweg.network.shape import Burst
+def values_of(shape: Shape) -> dict[str, object]:
+    """Return a shape as the keys and values of a plan."""
     from thalweg.sections.network import UNLIMITED
 
-    values = {key: value for key, value in shape.items() if value is not None and not key.startswith("queue_")}
-    values["rate"] = shape.get("rate") or UNLIMITED
-    if shape.get("burst"):
-        values["burst"] = Burst(**shape["burst"])
-        values = {key: value for key, value in values.items() if key not in ("loss", "loss_correlation")}
-    if shape.get("queue_packets"):
-        values["queue"] = f"{shape['queue_packets']} packets"
-    elif shape.get("queue_bytes"):
-        values["queue"] = shape["queue_bytes"]
+    left_out = {"queue_bytes", "queue_packets"} | ({"loss", "loss_correlation"} if shape.burst else set())
+    values = {key: value for key, value in vars(shape).items() if value is not None and key not in left_out}
+    values["rate"] = shape.rate or UNLIMITED
+    if shape.queue_packets:
+        values["queue"] = f"{shape.queue_packets} packets"
+    elif shape.queue_bytes:
+        values["queue"] = shape.queue_bytes
     return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -13,10 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from thalweg import wire
 from thalweg.errors import LabError, PlanError
 from thalweg.lab import namespaces, reaper
 from thalweg.lab import state as states
+from thalweg.lab.status import Notice, Status
+from thalweg.lab.values import Answer, Failure, Host, Order
 from thalweg.machine.grace import within
+from thalweg.network.shape import Shape
+from thalweg.record.rows import Queue
 
 READY_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 30.0
@@ -32,7 +36,7 @@ class RunningLab:
         self.name = state.name
         self.hosts = state.hosts
         self.failure: str | None = None
-        self.last: dict[str, Any] | None = None
+        self.last: Status | None = None
         self._process = process
         self._ending = False
         self._on_failure: Callable[[str], None] = lambda _: None
@@ -46,7 +50,7 @@ class RunningLab:
         """The path of the file that programs inside have as /etc/hosts."""
         return str(self.state.folder / states.HOSTS)
 
-    def host(self, name: str) -> Mapping[str, Any]:
+    def host(self, name: str) -> Host:
         """Return a host by name, as client-1 or client1. Raises LabError."""
         return self.state.host(name)
 
@@ -58,17 +62,15 @@ class RunningLab:
         """Start the clock of the lab's changes and samples; return its start on the monotonic clock, in seconds."""
         return float(self._ask({"do": "start"}))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """Return the core's counters and states of links and hosts. Raises LabError."""
-        status: dict[str, Any] = self._ask({"do": "status"})
-        return status
+        return wire.made(Status, self._ask({"do": "status"}))
 
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[Queue]:
         """Return the samples of queues since the last call. Raises LabError."""
-        samples: list[dict[str, Any]] = self._ask({"do": "samples"})
-        return samples
+        return wire.made(list[Queue], self._ask({"do": "samples"}))
 
-    def set(self, link: str, direction: str | None, shape: Mapping[str, Any]) -> None:
+    def set(self, link: str, direction: str | None, shape: Shape) -> None:
         """Give a link, or one direction of it (ab or ba), a new shape. Raises LabError."""
         self._ask({"do": "set", "link": link, "direction": direction, "shape": shape})
 
@@ -80,7 +82,8 @@ class RunningLab:
         # The supervisor gives programs inside `grace` seconds to end, and answers when all have ended.
         grace = within(namespaces.GRACE_SECONDS)
         with suppress(LabError):
-            self.last = self._ask({"do": "down", "grace": grace}, within(ANSWER_SECONDS, 3 * grace))
+            last = self._ask({"do": "down", "grace": grace}, within(ANSWER_SECONDS, 3 * grace))
+            self.last = None if last is None else wire.made(Status, last)
         if self._process is not None:
             self._end_process(self._process)
         else:
@@ -125,24 +128,24 @@ class RunningLab:
             return
         with process.stdout as stream:
             for line in stream:
-                self._handle(json.loads(line))
+                self._handle(wire.decode(Notice, line))
         code = process.wait()
         if not self._ending:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             self._fail(f"the supervisor of the lab {how}")
 
-    def _handle(self, message: Mapping[str, Any]) -> None:
-        if "failed" in message:
-            self._fail(f"the relay of the lab failed: {message['failed']}")
-        if "status" in message:
-            self.last = message["status"]
+    def _handle(self, notice: Notice) -> None:
+        if notice.failed is not None:
+            self._fail(f"the relay of the lab failed: {notice.failed}")
+        if notice.status is not None:
+            self.last = notice.status
 
     def _fail(self, why: str) -> None:
         if self.failure is None:
             self.failure = why
             self._on_failure(why)
 
-    def _ask(self, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> Any:
+    def _ask(self, request: Mapping[str, object], seconds: float = ANSWER_SECONDS) -> Any:
         try:
             answer = exchange(self.state, request, seconds)
         except (OSError, ValueError) as error:
@@ -150,12 +153,12 @@ class RunningLab:
                 self.failure or f"the lab {self.name} does not answer: {error}",
                 "It may have ended: thalweg lab status",
             ) from error
-        if "error" in answer:
-            raise error_of(answer["error"])
-        return answer["ok"]
+        if answer.error is not None:
+            raise error_of(answer.error)
+        return answer.ok
 
 
-def statuses(labs: Iterable[RunningLab]) -> list[tuple[RunningLab, dict[str, Any]]]:
+def statuses(labs: Iterable[RunningLab]) -> list[tuple[RunningLab, Status]]:
     """Return labs with their statuses, without those that end meanwhile.
 
     Raises LabError if a lab does not answer and does not end either.
@@ -164,7 +167,7 @@ def statuses(labs: Iterable[RunningLab]) -> list[tuple[RunningLab, dict[str, Any
     return [(lab, status) for lab, status in answers if status is not None]
 
 
-def _status(lab: RunningLab) -> dict[str, Any] | None:
+def _status(lab: RunningLab) -> Status | None:
     try:
         return lab.status()
     except LabError:
@@ -174,13 +177,12 @@ def _status(lab: RunningLab) -> dict[str, Any] | None:
         return None
 
 
-def exchange(state: states.State, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+def exchange(state: states.State, request: Mapping[str, object], seconds: float = ANSWER_SECONDS) -> Answer:
     """Send a lab's supervisor a request and return its answer. Raises OSError after ``seconds``, ValueError."""
     with connect(state, seconds) as caller, caller.makefile("rwb") as lines:
-        lines.write(json.dumps(request).encode() + b"\n")
+        lines.write(wire.encode(request).encode() + b"\n")
         lines.flush()
-        answer: dict[str, Any] = json.loads(lines.readline())
-        return answer
+        return wire.decode(Answer, lines.readline())
 
 
 def connect(state: states.State, seconds: float = ANSWER_SECONDS) -> socket.socket:
@@ -220,12 +222,14 @@ def start(
         stderr=log,
         start_new_session=True,
     )
-    order = {"spec": spec, "name": name, "unique": unique, "attached": attached, "cgroups": list(cgroups)}
+    order = Order(spec, name, unique, attached, tuple(cgroups))
     try:
         answer = _order(process, order)
-        if "error" in answer:
-            raise error_of(answer["error"])
-        state = states.find(answer["ready"]["name"])
+        if answer.error is not None:
+            raise error_of(answer.error)
+        if answer.ready is None:
+            raise LabError("the supervisor of the lab gave no name", "Use the same version on both sides")
+        state = states.find(answer.ready.name)
     except BaseException:
         process.kill()
         _close(process)
@@ -240,18 +244,19 @@ def start(
     return RunningLab(state)
 
 
-def error_of(error: Mapping[str, Any]) -> LabError | PlanError:
-    """Return the exception for ``error`` of a supervisor's answer ``{"error": error}``."""
-    kind, cause, hint = str(error.get("kind")), str(error["cause"]), str(error["hint"])
-    return PlanError(cause, hint) if kind == "config" else LabError(cause, hint, kind)
+def error_of(error: Failure) -> LabError | PlanError:
+    """Return the exception for the error in a supervisor's answer."""
+    return (
+        PlanError(error.cause, error.hint) if error.kind == "config" else LabError(error.cause, error.hint, error.kind)
+    )
 
 
-def _order(process: subprocess.Popen[bytes], order: Mapping[str, Any]) -> dict[str, Any]:
+def _order(process: subprocess.Popen[bytes], order: Order) -> Answer:
     if process.stdin is None or process.stdout is None:
         raise LabError("the supervisor has no pipes", "Start again")
     died = LabError("the supervisor of the lab ended before the lab was ready", "See its messages above, or in the log")
     try:
-        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.write(wire.encode(order).encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError as error:
         raise died from error
@@ -260,8 +265,7 @@ def _order(process: subprocess.Popen[bytes], order: Mapping[str, Any]) -> dict[s
     line = process.stdout.readline()
     if not line:
         raise died
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+    return wire.decode(Answer, line)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -8,15 +8,15 @@ until standard input ends. Then it prints ``{"flows": [{"source", "target", "byt
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
+from thalweg import wire
 from thalweg.lab import inside
 from thalweg.lab.namespaces import within
 
@@ -27,18 +27,39 @@ LEAST_BLOCK: Final = 1448
 LARGEST_BLOCK: Final = 1 << 16
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a stream: a party's name, namespace and address."""
+
+    name: str
+    namespace: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a stream carried, and why it broke, if it did."""
+
+    source: str
+    target: str
+    bytes: int
+    seconds: float
+    bits_per_second: float
+    failure: str | None
+
+
 class Flow:
     """One stream. The sender keeps to its rate. Time lost to back-pressure is not made up later."""
 
-    def __init__(self, source: Mapping[str, Any], target: Mapping[str, Any], bits_per_second: int) -> None:
-        self._names = {"source": source["name"], "target": target["name"]}
+    def __init__(self, source: End, target: End, bits_per_second: int) -> None:
+        self._source, self._target = source.name, target.name
         self._rate = bits_per_second
         self._received = 0
         self._began: float | None = None
         self._failure: str | None = None
-        with within(target["namespace"], lambda: socket.create_server((target["address"], 0))) as listener:
+        with within(target.namespace, lambda: socket.create_server((target.address, 0))) as listener:
             address = listener.getsockname()
-            self._sender = within(source["namespace"], lambda: socket.create_connection(address, CONNECT_SECONDS))
+            self._sender = within(source.namespace, lambda: socket.create_connection(address, CONNECT_SECONDS))
             listener.settimeout(CONNECT_SECONDS)
             self._receiver, _ = listener.accept()
         self._sender.settimeout(None)
@@ -56,7 +77,7 @@ class Flow:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> dict[str, Any]:
+    def stop(self) -> Carried:
         """End the stream and return how much arrived, and how fast."""
         seconds = 0.0 if self._began is None else time.monotonic() - self._began
         received = self._received
@@ -68,8 +89,8 @@ class Flow:
             thread.join()
         self._sender.close()
         self._receiver.close()
-        found = {**self._names, "bytes": received, "seconds": seconds}
-        return {**found, "bits_per_second": 8 * received / seconds if seconds else 0.0, "failure": self._failure}
+        rate = 8 * received / seconds if seconds else 0.0
+        return Carried(self._source, self._target, received, seconds, rate, self._failure)
 
     def _send(self) -> None:
         size = block_bytes(self._rate)
@@ -120,18 +141,20 @@ def block_bytes(bits_per_second: int) -> int:
 
 def main() -> int:
     """Flood until standard input ends. Returns the exit code."""
-    order = json.loads(sys.stdin.readline())
-    inside.settle(order["place"])
+    order = wire.plain(sys.stdin.readline())
+    inside.settle(inside.Place(**order["place"]))
     try:
-        flows = [Flow(pair["source"], pair["target"], order["bits_per_second"]) for pair in order["pairs"]]
+        flows = [
+            Flow(End(**pair["source"]), End(**pair["target"]), order["bits_per_second"]) for pair in order["pairs"]
+        ]
     except OSError as error:
-        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the protocol
+        print(wire.encode({"error": str(error)}), flush=True)  # noqa: T201 - the protocol
         return 1
     for flow in flows:
         flow.start()
-    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the protocol
+    print(wire.encode({"ready": True}), flush=True)  # noqa: T201 - the protocol
     sys.stdin.read()
-    print(json.dumps({"flows": [flow.stop() for flow in flows]}), flush=True)  # noqa: T201 - the protocol
+    print(wire.encode({"flows": [flow.stop() for flow in flows]}), flush=True)  # noqa: T201 - the protocol
     return 0
 
 

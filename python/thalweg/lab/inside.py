@@ -6,17 +6,31 @@ with which the program ends. Each may be null. The exit code is 127 if the progr
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+from thalweg import wire
 from thalweg.machine.grace import leave_lost_terminal
 
+if TYPE_CHECKING:
+    from thalweg.lab.values import Host
+
 NOT_FOUND: Final = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a process is to enter before it becomes a program, and the process id of the parent with which it ends."""
+
+    namespace: str | None = None
+    hosts_file: str | None = None
+    cgroup: str | None = None
+    parent: int | None = None
 
 
 def command(
@@ -28,16 +42,16 @@ def command(
     parent: int | None = None,
 ) -> list[str]:
     """Return the command that runs a program inside a namespace, a cgroup, or both."""
-    order = {"namespace": namespace, "hosts_file": hosts_file, "cgroup": cgroup, "parent": parent}
-    return [sys.executable, "-m", "thalweg.lab.inside", json.dumps(order), *arguments]
+    order = Place(namespace, hosts_file, cgroup, parent)
+    return [sys.executable, "-m", "thalweg.lab.inside", wire.encode(order), *arguments]
 
 
-def popen(arguments: Sequence[str], host: Mapping[str, Any], hosts_file: str) -> subprocess.Popen[bytes]:
+def popen(arguments: Sequence[str], host: Host, hosts_file: str) -> subprocess.Popen[bytes]:
     """Start a program on a host of a lab, with this process's terminal, files and environment."""
     # Ctrl-C also reaches the new process. SIGINT stays blocked there until it becomes the program, which handles it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command(arguments, namespace=host["namespace"], hosts_file=hosts_file))
+        return subprocess.Popen(command(arguments, namespace=host.namespace, hosts_file=hosts_file))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -62,24 +76,24 @@ def wait(process: subprocess.Popen[bytes]) -> int:
             signal.signal(number, handler)
 
 
-def settle(order: Mapping[str, Any]) -> None:
+def settle(order: Place) -> None:
     """Tie this process to its parent, and enter the cgroup and the namespace of an order. Raises OSError, CoreError."""
     from thalweg.lab import cgroups
     from thalweg.machine.parent import die_with
 
-    if order.get("parent") is not None:
-        die_with(order["parent"])
-    if order.get("cgroup") is not None:
-        cgroups.join(order["cgroup"])
-    if order.get("namespace") is not None:
+    if order.parent is not None:
+        die_with(order.parent)
+    if order.cgroup is not None:
+        cgroups.join(order.cgroup)
+    if order.namespace:
         from thalweg import _core
 
-        _core.enter_namespace(order["namespace"], order.get("hosts_file"))
+        _core.enter_namespace(order.namespace, order.hosts_file)
 
 
 def main() -> int:
     """Become the program. Returns only if it cannot be started."""
-    order, program = json.loads(sys.argv[1]), sys.argv[2:]
+    order, program = Place(**wire.plain(sys.argv[1])), sys.argv[2:]
     settle(order)
     # The program would inherit the signals that Python ignores, and the blocked SIGINT.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):

@@ -12,12 +12,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from thalweg import _core
+
+if TYPE_CHECKING:
+    from thalweg.lab.values import Host
 
 SO_NETNS_COOKIE: Final = 71
 GRACE_SECONDS: Final = 2.0
@@ -65,12 +68,12 @@ def congestion_control(namespace: str) -> str | None:
     return within(namespace, lambda: path.read_text().strip())
 
 
-def inside(hosts: Iterable[Mapping[str, Any]]) -> list[int]:
+def inside(hosts: Iterable[Host]) -> list[int]:
     """Return the ids of the processes that are in the namespace of one of a lab's hosts.
 
     The namespaces of this process and of process 1 never count, nor a host without a known cookie.
     """
-    cookies = {host["inode"]: host.get("cookie") for host in hosts}
+    cookies = {host.inode: host.cookie for host in hosts}
     for own in ("self", "1"):
         with suppress(OSError):
             cookies.pop(Path(f"/proc/{own}/ns/net").stat().st_ino, None)
@@ -88,7 +91,7 @@ def inside(hosts: Iterable[Mapping[str, Any]]) -> list[int]:
     return found
 
 
-def end_inside(hosts: Iterable[Mapping[str, Any]], *, grace: float = GRACE_SECONDS) -> list[int]:
+def end_inside(hosts: Iterable[Host], *, grace: float = GRACE_SECONDS) -> list[int]:
     """End the processes inside a lab's namespaces, also those that are started meanwhile; return their ids.
 
     It sends SIGTERM first. Two rounds of SIGKILL follow, for survivors and newly started processes.

@@ -8,20 +8,20 @@ taken for it. It names each host's namespace by inode and cookie. ``socket`` is 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from thalweg import machine
+from thalweg import machine, wire
 from thalweg.errors import LabError
+from thalweg.lab.values import Host
 from thalweg.machine.private import open_private
 
 FILE: Final = "lab.json"
@@ -35,7 +35,7 @@ _HEAD: Final = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
 @dataclass(frozen=True)
 class State:
-    """What ``lab.json`` holds. ``hosts``: namespace, inode, cookie, ipv4, ipv6 and device of each host, by name.
+    """What ``lab.json`` holds. ``hosts`` are by name.
 
     ``pid`` and ``started`` are the supervisor's process id and start time, in ticks since boot.
     """
@@ -43,7 +43,7 @@ class State:
     name: str
     pid: int
     started: int
-    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hosts: Mapping[str, Host] = field(default_factory=dict)
     links: tuple[Mapping[str, str], ...] = ()
     cgroups: tuple[str, ...] = ()
 
@@ -67,7 +67,7 @@ class State:
         path.write_text(hosts_file(self.hosts))
         return path
 
-    def host(self, name: str) -> Mapping[str, Any]:
+    def host(self, name: str) -> Host:
         """Return the host called ``name``, such as client1 or client-1. Raises LabError, which lists the hosts."""
         known = {alias: host for host in self.hosts for alias in (alias_of(host), host)}
         if name not in known:
@@ -187,12 +187,12 @@ def alias_of(host: str) -> str:
     return re.sub(r"-(?=[0-9]+$)", "", host)
 
 
-def hosts_file(hosts: Mapping[str, Mapping[str, Any]]) -> str:
+def hosts_file(hosts: Mapping[str, Host]) -> str:
     """Return the text of an /etc/hosts with each host's name and alias, such as client-1 and client1."""
     lines = []
     for name, host in hosts.items():
         names = " ".join(dict.fromkeys((name, alias_of(name))))
-        lines += [f"{host[family]} {names}\n" for family in ("ipv4", "ipv6") if host.get(family)]
+        lines += [f"{address} {names}\n" for address in (host.ipv4, host.ipv6) if address]
     return _HEAD + "".join(lines)
 
 
@@ -216,7 +216,7 @@ def _take(part: Path, wanted: str, *, unique: bool) -> str:
 
 def _write(folder: Path, state: State) -> None:
     part = folder / f".{FILE}.part"
-    part.write_text(json.dumps(asdict(state)))
+    part.write_text(wire.encode(state))
     part.replace(folder / FILE)
 
 
@@ -244,14 +244,15 @@ def _is_own(folder: Path) -> bool:
 def _read(folder: Path) -> State | None:
     """Return the state in a folder, under the folder's name; None if ``lab.json`` is missing or damaged."""
     try:
-        content = json.loads((folder / FILE).read_text())
+        content = wire.plain((folder / FILE).read_text())
+        hosts = {str(name): Host(**host) for name, host in content["hosts"].items()}
         return State(
             folder.name,
             int(content["pid"]),
             int(content["started"]),
-            dict(content["hosts"]),
+            hosts,
             tuple(content["links"]),
             tuple(content["cgroups"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,11 +12,14 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from thalweg import wire
 from thalweg.errors import LabError, PlanError
 from thalweg.lab import inside
+from thalweg.lab.flood import Carried
 from thalweg.machine.grace import within
+from thalweg.wire import table_of
 
 if TYPE_CHECKING:
     from thalweg.sections.network import StressSection
@@ -78,6 +80,17 @@ class Stressor:
         self.working.set()
 
 
+@dataclass(frozen=True, slots=True)
+class Flows:
+    """What the flood prints at its end."""
+
+    flows: tuple[Carried, ...]
+
+
+# The measured load of a party: of its CPU and its network, each a table of facts for the record.
+Load: TypeAlias = dict[str, dict[str, object]]
+
+
 @dataclass
 class Stress:
     """The load that a plan asks for. ``results`` has the measured load of each party after ``stop``."""
@@ -85,7 +98,7 @@ class Stress:
     asked: StressSection
     clients: Sequence[str]
     place: Place
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    results: dict[str, Load] = field(default_factory=dict)
     _cpu: dict[str, Stressor] = field(default_factory=dict)
     _flood: subprocess.Popen[str] | None = None
 
@@ -117,7 +130,7 @@ class Stress:
         if self.asked.network is not None:
             self._flood = self._stress_network(self.asked.network)
 
-    def stop(self) -> dict[str, dict[str, Any]]:
+    def stop(self) -> dict[str, Load]:
         """End the load and return each party's measured load. Idempotent."""
         for stressor in self._cpu.values():
             stressor.process.send_signal(signal.SIGINT)
@@ -153,12 +166,12 @@ class Stress:
             text=True,
             start_new_session=True,
         )
-        place = {"parent": os.getpid(), "cgroup": self.place.cgroup("")}
+        place = inside.Place(parent=os.getpid(), cgroup=self.place.cgroup(""))
         order = {"pairs": pairs, "bits_per_second": rate, "place": place}
         if process.stdin is None or process.stdout is None:
             raise LabError("the flood has no pipes", "Start again")
         with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.write(wire.encode(order) + "\n")
             process.stdin.flush()
         said = process.stdout.readline()
         if "ready" not in said:
@@ -167,16 +180,17 @@ class Stress:
             raise LabError(f"the network's stress did not begin: {said.strip() or 'it ended'}", "Start again")
         return process
 
-    def _end(self, party: str) -> dict[str, Any]:
+    def _end(self, party: str) -> dict[str, str | None]:
         return {"name": party, "namespace": self.place.namespace(party), "address": self.place.address(party)}
 
     def _keep_flows(self, words: str) -> None:
-        with suppress(ValueError, IndexError, KeyError):
-            for flow in json.loads(words.strip().splitlines()[-1])["flows"]:
-                kept = {"mode": self.asked.network_mode, "asked_bits_per_second": self.asked.network, **flow}
-                self.results.setdefault(flow["source"], {})["network"] = kept
+        with suppress(ValueError, IndexError):
+            for flow in wire.decode(Flows, words.strip().splitlines()[-1]).flows:
+                asked = {"mode": self.asked.network_mode, "asked_bits_per_second": self.asked.network}
+                kept = {**asked, **table_of(flow)}
+                self.results.setdefault(flow.source, {})["network"] = kept
                 if self.asked.network_mode == "clients":
-                    self.results.setdefault(flow["target"], {})["network"] = kept
+                    self.results.setdefault(flow.target, {})["network"] = kept
 
 
 def parties_of(asked: StressSection, clients: Sequence[str]) -> list[str]:
@@ -203,7 +217,7 @@ def pairs_of(asked: StressSection, clients: Sequence[str]) -> list[tuple[str, st
     return pairs
 
 
-def metrics(words: str) -> dict[str, Any]:
+def metrics(words: str) -> dict[str, object]:
     """Return the counts in stress-ng's output: bogo operations, seconds, operations a second of real time.
 
     If the output has none, they are None, and ``failure`` is its last line.

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import selectors
@@ -25,9 +24,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, Final, Protocol
 
+from thalweg import wire
 from thalweg.errors import ThalwegError
 from thalweg.lab import namespaces, reaper
 from thalweg.lab import state as states
+from thalweg.lab.values import Answer, Failure, Host, Order, Ready
 from thalweg.ui.explain import explain
 
 LOOK_SECONDS: Final = 0.25
@@ -105,7 +106,7 @@ class Supervisor:
         failure = self._lab.failure()
         if failure is not None and self._failed is None:
             self._failed = failure
-            self._notify({"failed": failure})
+            self._notify(wire.encode({"failed": failure}))
 
     def _accept(self) -> None:
         with suppress(OSError):  # the caller may have closed its connection already
@@ -143,7 +144,7 @@ class Supervisor:
     def _answer(self, line: bytes, connection: Connection) -> str | None:
         """Return the answer to a request; None for ``down``, which is answered when the lab is gone."""
         try:
-            request = json.loads(line)
+            request = wire.plain(line)
             what = request["do"]
             if what == "down":
                 self._grace = min(self._grace, float(request.get("grace", self._grace)))
@@ -162,9 +163,9 @@ class Supervisor:
         if what == "samples":
             return self._lab.samples()
         if what == "start":
-            return json.dumps(self._start())
+            return wire.encode(self._start())
         if what == "set":
-            self._lab.set(request["link"], request["direction"], json.dumps(request["shape"]))
+            self._lab.set(request["link"], request["direction"], wire.encode(request["shape"]))
             return "null"
         raise ValueError(f"{what!r} is not known")
 
@@ -183,17 +184,17 @@ class Supervisor:
         self._lab.close()
         states.release(self._state)
         if self._last is not None:
-            self._notify({"status": json.loads(self._last)})
+            self._notify(f'{{"status": {self._last}}}')
         for connection in self._down_requests:
             send(connection.socket, _ok(self._last or "null"))
         for connection in self._connections:
             connection.socket.close()
         self._selector.close()
 
-    def _notify(self, message: Mapping[str, Any]) -> None:
+    def _notify(self, notice: str) -> None:
         if self._output is not None:
             with suppress(OSError):  # the parent has closed its end
-                self._output.write(json.dumps(message) + "\n")
+                self._output.write(notice + "\n")
                 self._output.flush()
 
 
@@ -226,36 +227,36 @@ def _ok(value: str) -> str:
 
 
 def _error(kind: str, cause: str, hint: str) -> str:
-    return json.dumps({"error": {"cause": cause, "hint": hint, "kind": kind}})
+    return wire.encode(Answer(error=Failure(kind, cause, hint)))
 
 
 def main() -> int:
     """Supervise a lab until it ends. Returns the exit code."""
-    order = json.loads(sys.stdin.buffer.readline())
+    order = Order(**wire.plain(sys.stdin.buffer.readline()))
     # Before the lab is made, so that no signal is lost meanwhile. The relay's threads block these signals.
     wake = _wake_by_signals()
     try:
         reaper.reap()
-        state = states.claim(order["name"], unique=order["unique"])
+        state = states.claim(order.name, unique=order.unique)
     except ThalwegError as error:
         print(_error(getattr(error, "kind", "lab"), error.cause, error.hint), flush=True)  # noqa: T201 - the protocol
         return 1
     try:
-        lab, state = make(state, order["spec"], order.get("cgroups", ()))
-        supervisor = Supervisor(lab, state, sys.stdout if order["attached"] else None)
+        lab, state = make(state, order.spec, order.cgroups)
+        supervisor = Supervisor(lab, state, sys.stdout if order.attached else None)
     except Exception as error:  # noqa: BLE001 - any error goes to the parent
         states.release(state)
         print(_error(getattr(error, "kind", "lab"), *explain(error)), flush=True)  # noqa: T201 - the protocol
         return 1
-    print(json.dumps({"ready": {"name": state.name}}), flush=True)  # noqa: T201 - the protocol
+    print(wire.encode(Answer(ready=Ready(state.name))), flush=True)  # noqa: T201 - the protocol
     supervisor.watch(wake)
-    if order["attached"]:
+    if order.attached:
         supervisor.watch(sys.stdin.buffer)
     else:
         _leave_terminal()
     parent = os.pidfd_open(os.getppid())
     supervisor.serve()
-    if order["attached"] and not supervisor.down_requested:
+    if order.attached and not supervisor.down_requested:
         # The parent has closed its end of the pipe, perhaps because it is ending. The reaper removes what it has left
         # only when it has ended.
         select.select([parent], [], [], PARENT_SECONDS)
@@ -271,10 +272,10 @@ def make(state: states.State, spec: str, cgroups: tuple[str, ...] = ()) -> tuple
     lab = _core.Lab(spec)
     try:
         hosts = {
-            name: {**host, "cookie": namespaces.cookie_of(host["namespace"])}
-            for name, host in json.loads(lab.hosts()).items()
+            name: Host(**host, cookie=namespaces.cookie_of(host["namespace"]))
+            for name, host in wire.plain(lab.hosts()).items()
         }
-        links = tuple({key: link[key] for key in ("name", "a", "b")} for link in json.loads(spec)["links"])
+        links = tuple({key: link[key] for key in ("name", "a", "b")} for link in wire.plain(spec)["links"])
         state = replace(state, hosts=hosts, links=links, cgroups=tuple(cgroups))
         state.write_hosts()
         state.write()

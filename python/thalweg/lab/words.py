@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.ui.phrases import shape
 from thalweg.ui.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from thalweg.lab.changing import Change
+    from thalweg.lab.status import LinkStatus
+    from thalweg.network.shape import Shape
 
 # The core's directions, with their names in `thalweg lab set --direction`.
 WAYS: Final = {"ab": "up", "ba": "down"}
@@ -17,28 +21,28 @@ def way(direction: str) -> str:
     return WAYS.get(direction, direction)
 
 
-def state(now: Mapping[str, Any]) -> str:
+def state(now: Shape) -> str:
     """Return the shape of a direction as text, and whether the link is down."""
-    rest = {key: value for key, value in now.items() if key != "down"}
-    return f"not connected; else {shape(rest)}" if now.get("down") else shape(rest)
+    rest = {key: value for key, value in now.table().items() if key != "down"}
+    return f"not connected; else {shape(rest)}" if now.down else shape(rest)
 
 
-def changed(entry: Mapping[str, Any]) -> str:
+def changed(entry: Change) -> str:
     """Return a changed direction in one line."""
-    return f"{entry['link']} {way(entry['direction'])}: {state(entry['shape'])}"
+    return f"{entry.link} {way(entry.direction)}: {state(entry.shape)}"
 
 
-def row(link: Mapping[str, Any]) -> list[str]:
+def row(link: LinkStatus) -> list[str]:
     """Return a direction's row in the table of a lab's links. ``HEAD`` has the headings."""
-    delays = (link["delay"][key] for key in ("p50", "p99", "max"))
-    dropped = link["queue_drops"] + link["down_drops"] + link["overflow_drops"]
+    delays = (link.delay.p50, link.delay.p99, link.delay.max)
+    dropped = link.queue_drops + link.down_drops + link.overflow_drops
     return [
-        f"{link['link']} {way(link['direction'])}",
-        state(link["shape"]),
-        f"{link['packets_in']:,}",
-        f"{link['lost']:,}",
+        f"{link.link} {way(link.direction)}",
+        state(link.shape),
+        f"{link.packets_in:,}",
+        f"{link.lost:,}",
         f"{dropped:,}",
-        format_bytes(link["queue_bytes"]),
+        format_bytes(link.queue_bytes),
         *("-" if delay is None else format_seconds(delay) for delay in delays),
     ]
 

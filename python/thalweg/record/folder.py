@@ -37,6 +37,7 @@ from thalweg.record.checkpoint_writer import LAST_SECONDS, CheckpointWriter
 from thalweg.record.columns import Row
 from thalweg.record.journal import Journal, read
 from thalweg.record.log import Log
+from thalweg.record.rows import Queue
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -256,7 +257,7 @@ class RunRecord(Record):
         """Set the rows of a table, such as ``parties`` or ``links``, that is written when the run ends."""
         self._written[name] = list(rows)
 
-    def sample(self, samples: Sequence[Mapping[str, Any]], shift: float) -> None:
+    def sample(self, samples: Sequence[Queue], shift: float) -> None:
         """Append samples of queues; ``shift`` seconds are added to their times. Raises RecordError."""
         if samples:
             queues.append(self.path, samples, shift)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from thalweg import bounded_json
+from thalweg import bounded_json, wire
 from thalweg.errors import RecordError
 from thalweg.record import reading
+from thalweg.record.rows import Queue
 
 NAME: Final = "queues"
 FILE: Final = "queues.jsonl"
 BATCH: Final = 2_000
 
 
-def append(folder: Path, samples: Iterable[Mapping[str, Any]], shift: float) -> None:
+def append(folder: Path, samples: Iterable[Queue], shift: float) -> None:
     """Append samples; ``shift`` seconds are added to their times. Raises RecordError."""
     try:
         with (folder / FILE).open("a") as stream:
             for sample in samples:
-                stream.write(json.dumps({**sample, "seconds": sample["seconds"] + shift}) + "\n")
+                stream.write(wire.encode(replace(sample, seconds=sample.seconds + shift)) + "\n")
     except OSError as error:
         raise RecordError(f"cannot write {folder / FILE}: {error.strerror}", "Make room") from error
 

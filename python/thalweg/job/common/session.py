@@ -19,10 +19,12 @@ from thalweg.errors import LabError, PlanError, ThalwegError
 from thalweg.lab import client, guest, namespaces, reaper
 from thalweg.lab.cgroups import Groups
 from thalweg.lab.client import RunningLab
+from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
 from thalweg.lab.stress import Stress, parties_of
 from thalweg.plan.on_trees import has_nodes, nodes_of
 from thalweg.transports import registry
 from thalweg.trees import live
+from thalweg.wire import table_of
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
@@ -103,11 +105,11 @@ class Session:
         if self.lab is None:
             return "127.0.0.1"
         host = self.lab.hosts[party]
-        return f"[{host['ipv6']}]" if v6 else str(host["ipv4"])
+        return f"[{host.ipv6}]" if v6 else host.ipv4
 
     def namespace(self, party: str) -> str | None:
         """Return the network namespace of a party, or None for this machine's own."""
-        return None if self.lab is None else str(self.lab.hosts[party]["namespace"])
+        return None if self.lab is None else self.lab.hosts[party].namespace
 
     def cgroup(self, party: str) -> str | None:
         """Return the cgroup that a party must join, or None if it may stay in this process's cgroup.
@@ -183,31 +185,31 @@ class Session:
             record.table("links", self._links(status))
             record.note(network=self._network(status))
 
-    def _last_status(self) -> dict[str, Any]:
+    def _last_status(self) -> Status:
         """Return the lab's status, or the last one known if the lab no longer answers; empty if there is none."""
         if self.lab is None:
-            return {}
+            return Status()
         with suppress(LabError):
             return self.lab.status()
-        return self.lab.last or {}
+        return self.lab.last or Status()
 
-    def _links(self, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _links(self, status: Status) -> list[dict[str, Any]]:
         if self.spec is None:
             return []
         nominal = {(link.name, way): getattr(link, way).table() for link in self.spec.links for way in ("ab", "ba")}
-        return [link_row(link, nominal[link["link"], link["direction"]]) for link in status.get("links", ())]
+        return [link_row(link, nominal[link.link, link.direction]) for link in status.links]
 
-    def _party(self, party: str, said: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
-        host = status.get("hosts", {}).get(party, {})
+    def _party(self, party: str, said: Mapping[str, Any], status: Status) -> dict[str, Any]:
+        host = status.hosts.get(party, HostCounters())
         asked = self.plan.stress
         got = {} if self.stress is None else self.stress.results.get(party)
         return {
             "party": party,
             "cpu_seconds": said.get("cpu_seconds"),
             "peak_rss_bytes": said.get("peak_rss_bytes"),
-            "retransmitted_segments": host.get("retransmitted_segments"),
-            "receive_buffer_drops": host.get("receive_buffer_drops"),
-            "limiter_drops": host.get("limiter_drops"),
+            "retransmitted_segments": host.retransmitted_segments,
+            "receive_buffer_drops": host.receive_buffer_drops,
+            "limiter_drops": host.limiter_drops,
             "congestion_control": self._congestion_of(party),
             "cpu_quota": asked.cpu_quota if asked is not None and party in parties_of(asked, self.names) else None,
             "stress": json.dumps(got) if got else None,
@@ -223,7 +225,7 @@ class Session:
         chosen = self.plan.transport.congestion if party == SERVER or self.lab is not None else None
         return chosen or self.congestion
 
-    def _network(self, status: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def _network(self, status: Status | None) -> dict[str, Any] | None:
         asked = self.plan.network
         if asked is None:
             return None
@@ -237,13 +239,13 @@ class Session:
             "rdma": self._rdma_devices(),
             "congestion_control": self.plan.transport.congestion or self.congestion,
             "spec": None if self.spec is None else self.spec.table(),
-            "relay": None if status is None else _relay(status.get("relay")),
+            "relay": None if status is None else _relay(status.relay),
         }
 
     def _rdma_devices(self) -> dict[str, str] | None:
         """Return the RDMA device of each host of the lab that has one; None if none has."""
         hosts = {} if self.lab is None else self.lab.hosts
-        return {name: host["rdma"] for name, host in hosts.items() if host.get("rdma")} or None
+        return {name: host.rdma for name, host in hosts.items() if host.rdma} or None
 
     def _sample(self, lab: RunningLab, record: RunRecord, shift: float) -> None:
         """Record the lab's samples once a second, and once more at the end. Runs in a thread of its own."""
@@ -317,7 +319,7 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
                 raise
             made.reason = error.cause
     if made.lab is not None:
-        own = namespaces.congestion_control(made.lab.hosts[SERVER]["namespace"])
+        own = namespaces.congestion_control(made.lab.hosts[SERVER].namespace)
         made.congestion = network.tcp.congestion or own
         note(f"network: emulated at packet level, lab {made.lab.name}")
         return
@@ -343,15 +345,13 @@ def cannot(error: LabError) -> bool:
     return error.kind == "permission" or (error.kind == "unsupported" and not TUN.exists())
 
 
-def _relay(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _relay(relay: Relay) -> Relay:
     """Return an emulator's facts about itself, without its CPU time in virtual time, where that means nothing."""
-    if said is None or not machine.has_virtual_time():
-        return None if said is None else dict(said)
-    return {**said, "cpu_seconds": None}
+    return replace(relay, cpu_seconds=None) if machine.has_virtual_time() else relay
 
 
-def link_row(link: Mapping[str, Any], nominal: Mapping[str, Any]) -> dict[str, Any]:
+def link_row(link: LinkStatus, nominal: Mapping[str, Any]) -> dict[str, Any]:
     """Return a direction of a link as a row of the table ``links``. ``nominal`` is its shape in the plan."""
-    delays = {f"delay_{key}": value for key, value in link["delay"].items()}
-    late = {f"lateness_{key}": value for key, value in link["lateness"].items()}
-    return {**link, **delays, **late, "nominal": json.dumps(nominal)}
+    delays = {f"delay_{key}": value for key, value in table_of(link.delay).items()}
+    late = {f"lateness_{key}": value for key, value in table_of(link.lateness).items()}
+    return {**table_of(link), **delays, **late, "nominal": json.dumps(nominal)}

@@ -74,7 +74,7 @@ def _settle(place: dict[str, Any]) -> None:
     from thalweg.lab import inside
 
     try:
-        inside.settle(place)
+        inside.settle(inside.Place(**place))
     except OSError as error:
         raise LabError(f"cannot enter its place: {error}", "The lab may be gone; start again") from error
 
