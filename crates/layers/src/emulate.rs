@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use thalweg_linkmodel::{Shape, ShapeError};
 use thalweg_rng::Rng;
 use thalweg_transport::{
-    Capabilities, Counters, Error, ErrorKind, Link, NoChunks, Outgoing, Peer, Result, SendReport, Sink,
+    Capabilities, Counters, Error, ErrorKind, Link, LinkLayer, NoChunks, Outgoing, Result, SendReport, Sink,
 };
-use thalweg_wire::{Tolerance, HEADER_BYTES, MAX_CONTROL};
+use thalweg_wire::{HEADER_BYTES, MAX_CONTROL};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -327,10 +327,9 @@ impl Messages {
     }
 }
 
-#[async_trait]
-impl Link for EmulatedLink {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for EmulatedLink {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -392,22 +391,6 @@ impl Link for EmulatedLink {
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
         self.ended.note(self.inner.receive(sink).await)
-    }
-
-    fn held(&self) -> Option<String> {
-        self.inner.held()
-    }
-
-    fn notice(&self) -> Option<String> {
-        self.inner.notice()
-    }
-
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.inner.tolerate(tolerance);
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
     }
 
     fn counters(&self) -> Counters {

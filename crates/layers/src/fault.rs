@@ -4,13 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_transport::{
-    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
+    Capabilities, Counters, Error, ErrorKind, Link, LinkLayer, Outgoing, Result, SendReport, Sink,
 };
-use thalweg_wire::{Tolerance, HEADER_BYTES};
+use thalweg_wire::HEADER_BYTES;
 use tokio::time::Instant;
 
 use crate::ended::Ended;
@@ -129,7 +128,7 @@ impl FaultLink {
         if spent <= limit {
             return Ok(());
         }
-        self.close().await;
+        LinkLayer::close(self).await;
         Err(Error::closed(operation, format!("the fault layer cuts the link after {limit} bytes")))
     }
 
@@ -166,10 +165,9 @@ impl FaultLink {
     }
 }
 
-#[async_trait]
-impl Link for FaultLink {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for FaultLink {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -204,22 +202,6 @@ impl Link for FaultLink {
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
         self.ended.note(self.inner.receive(sink).await)
-    }
-
-    fn held(&self) -> Option<String> {
-        self.inner.held()
-    }
-
-    fn notice(&self) -> Option<String> {
-        self.inner.notice()
-    }
-
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.inner.tolerate(tolerance);
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
     }
 
     fn counters(&self) -> Counters {

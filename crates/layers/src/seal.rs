@@ -26,10 +26,10 @@ use thalweg_seal::{
     record_size, Context, Refused, StreamOpener, StreamSealer, Streams, Suite, RECORD_LIMITS,
 };
 use thalweg_transport::{
-    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, NoChunks, Options, Outgoing, Peer,
+    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, LinkLayer, NoChunks, Options, Outgoing,
     Result, Sealed, SendReport, Sink,
 };
-use thalweg_wire::{ChunkHeader, Tolerance};
+use thalweg_wire::ChunkHeader;
 
 mod opening;
 use opening::Opening;
@@ -54,8 +54,9 @@ const DOWN: &[u8] = b"layer down";
 /// Seals the chunks of updates in both directions, from one end of a link to the other. Control messages do
 /// not change.
 ///
-/// Keys are derived from the secret that the ends of an authenticated link share ([`Peer::binding`]). A link
-/// without such a secret is refused. Both ends must have the same settings.
+/// Keys are derived from the secret that the ends of an authenticated link share
+/// ([`thalweg_transport::Peer::binding`]). A link without such a secret is refused. Both ends must have the
+/// same settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Seal {
@@ -282,18 +283,15 @@ impl SealedLink {
     }
 }
 
-#[async_trait]
-impl Link for SealedLink {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+/// A sealed chunk begins where its plaintext begins, and is longer. So a range that overlaps the plaintext
+/// overlaps the sealed chunk too, and [`Link::tolerate`] needs no change.
+impl LinkLayer for SealedLink {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
         self.layer.capabilities(self.inner.capabilities())
-    }
-
-    async fn send_control(&self, message: Bytes) -> Result<()> {
-        self.inner.send_control(message).await
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
@@ -314,31 +312,9 @@ impl Link for SealedLink {
         self.inner.receive(&Opening { link: self, sink }).await
     }
 
-    fn held(&self) -> Option<String> {
-        self.inner.held()
-    }
-
-    fn notice(&self) -> Option<String> {
-        self.inner.notice()
-    }
-
-    /// A sealed chunk begins where its plaintext begins, and is longer. So a range that overlaps the
-    /// plaintext overlaps the sealed chunk too.
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.inner.tolerate(tolerance);
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
-    }
-
     fn counters(&self) -> Counters {
         let inner = self.inner.counters();
         let (copied, lost) = (self.copied.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed));
         Counters { copied: inner.copied + copied, records_lost: Some(lost), ..inner }
-    }
-
-    async fn close(&self) {
-        self.inner.close().await;
     }
 }

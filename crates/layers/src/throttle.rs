@@ -3,10 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink};
-use thalweg_wire::{Tolerance, HEADER_BYTES};
+use thalweg_transport::{Capabilities, Link, LinkLayer, Outgoing, Result, SendReport, Sink};
+use thalweg_wire::HEADER_BYTES;
 use tokio::time::Instant;
 
 use crate::ended::Ended;
@@ -95,10 +94,9 @@ struct ThrottledLink {
     ended: Ended,
 }
 
-#[async_trait]
-impl Link for ThrottledLink {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for ThrottledLink {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -128,26 +126,6 @@ impl Link for ThrottledLink {
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
         self.ended.note(self.inner.receive(sink).await)
-    }
-
-    fn held(&self) -> Option<String> {
-        self.inner.held()
-    }
-
-    fn notice(&self) -> Option<String> {
-        self.inner.notice()
-    }
-
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.inner.tolerate(tolerance);
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
     }
 
     async fn close(&self) {

@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use serde::Serialize;
 use thalweg_arena::Claim;
 use thalweg_transport::{
-    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink, Target,
+    Capabilities, Error, ErrorKind, Link, LinkLayer, Outgoing, Result, SendReport, Sink, Target,
 };
-use thalweg_wire::{ChunkHeader, Ranges, Tolerance, WireError};
+use thalweg_wire::{ChunkHeader, Ranges, WireError};
 use tokio::time::Instant;
 
 use crate::wrap::{add, nothing, piece};
@@ -207,10 +206,9 @@ impl Sink for TracedSink<'_> {
     }
 }
 
-#[async_trait]
-impl Link for TracedLink {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for TracedLink {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -243,26 +241,6 @@ impl Link for TracedLink {
         let message = self.inner.receive(&traced).await.map_err(|error| self.failed(error))?;
         self.note(What::ControlReceived, None, message.len());
         Ok(message)
-    }
-
-    fn held(&self) -> Option<String> {
-        self.inner.held()
-    }
-
-    fn notice(&self) -> Option<String> {
-        self.inner.notice()
-    }
-
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.inner.tolerate(tolerance);
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
     }
 
     async fn close(&self) {

@@ -4,15 +4,12 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use bytes::Bytes;
 use thalweg_arena::Arena;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
 use thalweg_layers::{Compress, Fault, Format, Layer, Links, Side};
 use thalweg_transport::memory::Memory;
 use thalweg_transport::{
-    Address, Capabilities, Counters, ErrorKind, Link, Options, Outgoing, Peer, Result, SendReport, Sink,
-    Transport,
+    Address, Capabilities, ErrorKind, Link, LinkLayer, Options, Outgoing, Result, SendReport, Transport,
 };
 use thalweg_wire::{Dtype, Layout};
 
@@ -146,39 +143,18 @@ struct ShortLink {
     inner: Arc<dyn Link>,
 }
 
-#[async_trait]
-impl Link for ShortLink {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for ShortLink {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
         Short.capabilities(self.inner.capabilities())
     }
 
-    async fn send_control(&self, message: Bytes) -> Result<()> {
-        self.inner.send_control(message).await
-    }
-
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
         assert!(update.chunks().iter().all(|chunk| chunk.range().len() <= 1344), "a chunk is too long");
         self.inner.send_update(update).await
-    }
-
-    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
-        self.inner.receive(sink).await
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-
-    async fn close(&self) {
-        self.inner.close().await;
     }
 }
 

@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, Router};
 use thalweg_layers::{Layer, Links, Seal, Side};
@@ -12,8 +11,8 @@ use thalweg_seal::{Cipher, Grid, Suite};
 use thalweg_tcp::Tcp;
 use thalweg_transport::memory::Memory;
 use thalweg_transport::{
-    Address, Cancel, Capabilities, Counters, Error, ErrorKind, Link, Listener, Options, Outgoing, Peer,
-    Result, SendReport, Sink, Transport, UpdateId,
+    Address, Cancel, Capabilities, Error, ErrorKind, Link, LinkLayer, Listener, Options, Outgoing, Result,
+    SendReport, Transport, UpdateId,
 };
 use thalweg_wire::{checksum, WireError, HEADER_BYTES};
 
@@ -85,20 +84,15 @@ struct Meddled {
     before: Mutex<Vec<Vec<u8>>>,
 }
 
-#[async_trait]
-impl Link for Meddled {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for Meddled {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
         let inner = self.inner.capabilities();
         let stays = !self.meddler.acknowledged;
         Capabilities { reliable: stays && inner.reliable, ordered: stays && inner.ordered, ..inner }
-    }
-
-    async fn send_control(&self, message: Bytes) -> Result<()> {
-        self.inner.send_control(message).await
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
@@ -120,22 +114,6 @@ impl Link for Meddled {
             last = self.inner.send_update(&sent).await;
         }
         last
-    }
-
-    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
-        self.inner.receive(sink).await
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-
-    async fn close(&self) {
-        self.inner.close().await;
     }
 }
 

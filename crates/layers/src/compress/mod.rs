@@ -13,10 +13,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_transport::{
-    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, NoChunks, Outgoing, Peer, Result,
+    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, LinkLayer, NoChunks, Outgoing, Result,
     SendReport, Sink, Target,
 };
-use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range, Ranges, Tolerance, WireError};
+use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range, Ranges, WireError};
 
 mod codec;
 #[cfg(any(test, feature = "fuzz"))]
@@ -203,18 +203,13 @@ fn parts(piece: Range, room: usize) -> impl Iterator<Item = Range> {
     })
 }
 
-#[async_trait]
-impl Link for CompressedLink {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for CompressedLink {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
         self.layer.capabilities(self.inner.capabilities())
-    }
-
-    async fn send_control(&self, message: Bytes) -> Result<()> {
-        self.inner.send_control(message).await
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
@@ -239,29 +234,9 @@ impl Link for CompressedLink {
         self.inner.receive(&Reading { link: self, sink }).await
     }
 
-    fn held(&self) -> Option<String> {
-        self.inner.held()
-    }
-
-    fn notice(&self) -> Option<String> {
-        self.inner.notice()
-    }
-
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.inner.tolerate(tolerance);
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
-    }
-
     fn counters(&self) -> Counters {
         let inner = self.inner.counters();
         Counters { copied: inner.copied + self.copied.load(Ordering::Relaxed), ..inner }
-    }
-
-    async fn close(&self) {
-        self.inner.close().await;
     }
 }
 

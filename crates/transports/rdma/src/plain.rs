@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use bytes::Bytes;
-use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+use thalweg_transport::{Capabilities, Link, LinkLayer, Transport};
 
 use crate::Rdma;
 
@@ -14,10 +12,9 @@ pub(crate) struct Plain {
     pub(crate) notice: Option<String>,
 }
 
-#[async_trait]
-impl Link for Plain {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
+impl LinkLayer for Plain {
+    fn inner(&self) -> &dyn Link {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -25,31 +22,7 @@ impl Link for Plain {
         Capabilities { ordered, settled, zero_copy, ..Rdma::default().capabilities() }
     }
 
-    async fn send_control(&self, message: Bytes) -> Result<()> {
-        self.inner.send_control(message).await
-    }
-
-    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
-        self.inner.send_update(update).await
-    }
-
-    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
-        self.inner.receive(sink).await
-    }
-
-    fn admit(&self) {
-        self.inner.admit();
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-
     fn notice(&self) -> Option<String> {
         self.notice.clone()
-    }
-
-    async fn close(&self) {
-        self.inner.close().await;
     }
 }
