@@ -24,7 +24,7 @@ const SEED: &str = "THALWEG_FUZZ_SEED";
 pub fn damage(samples: &[Vec<u8>], mend: impl Fn(&mut Rng, &mut [u8]), check: impl Fn(&[u8])) {
     samples.iter().for_each(|sample| check(sample));
     let number = |name, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let mut rng = Rng(number(SEED, 1));
+    let mut rng = Rng::new(number(SEED, 1));
     let mut buffer = Vec::new();
     for _ in 0..number(FRAMES, DEFAULT) {
         let (one, other) = (rng.below(samples.len()), rng.below(samples.len()));

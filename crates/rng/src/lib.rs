@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 /// A seeded sequence of numbers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Rng(u64);
 
 impl Rng {
@@ -13,6 +13,11 @@ impl Rng {
     pub fn new(seeds: &[u64]) -> Self {
         let mix = |state: u64, &seed: &u64| Rng(state ^ seed).draw();
         Self(seeds.iter().fold(0, mix))
+    }
+
+    /// The sequence of SplitMix64 that starts at this state.
+    pub const fn seeded(state: u64) -> Self {
+        Self(state)
     }
 
     /// The next 64 bits.

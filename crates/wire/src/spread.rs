@@ -12,6 +12,8 @@
 //! `first` follows from the seed. The bytes after a tensor's last whole unit keep their place. Layout, dtypes
 //! and the losses of each tensor are the same as without the spread.
 
+use thalweg_rng::Rng;
+
 use crate::{Layout, Tensor, ALIGN};
 
 /// An order of an update's elements. Equal seeds give equal orders.
@@ -54,9 +56,10 @@ impl Spread {
 
     /// Calls `each` for every unit with its offset on the wire and its offset in the update.
     fn units(self, layout: &Layout, mut each: impl FnMut(usize, usize)) {
-        for (index, tensor) in layout.tensors().iter().enumerate() {
+        let mut rng = Rng::seeded(self.seed);
+        for tensor in layout.tensors() {
             let (count, base) = (units(tensor), tensor.offset as usize);
-            let (step, mut unit) = (step(count), self.first(index as u64, count));
+            let (step, mut unit) = (step(count), rng.draw().checked_rem(count).unwrap_or(0));
             for sent in 0..count as usize {
                 each(base + sent * UNIT, base + unit as usize * UNIT);
                 unit += step;
@@ -65,14 +68,6 @@ impl Spread {
                 }
             }
         }
-    }
-
-    /// The unit of a tensor that is sent first. Mixes the seed and the tensor's index as splitmix64 does.
-    fn first(self, tensor: u64, count: u64) -> u64 {
-        let mut mixed = self.seed.wrapping_add(tensor.wrapping_add(1).wrapping_mul(GOLDEN));
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)).checked_rem(count).unwrap_or(0)
     }
 }
 

@@ -3,21 +3,19 @@
 
 use proptest::prelude::*;
 use thalweg_fold::reference;
+use thalweg_rng::Rng;
 use thalweg_wire::{Dtype, Layout, Range};
 
-/// An xorshift generator. It is good enough for test data, and the same on every machine.
-pub struct Random(u64);
+/// A seeded sequence of random numbers.
+pub struct Random(Rng);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Self(Rng::seeded(seed))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
+        self.0.draw()
     }
 
     pub fn below(&mut self, limit: u64) -> u64 {

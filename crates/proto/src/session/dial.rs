@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use thalweg_rng::Rng;
 use thalweg_wire::control::{
     Challenge, Control, Hello, Holding, Nonce, Proof, Purpose, Refusal, Welcome, VERSIONS,
 };
@@ -115,7 +116,7 @@ pub(crate) struct Dial<P> {
     /// Attempts to connect since the client was last let in, or was sent to another URL.
     retries: u32,
     /// State of the random numbers that spread the retries.
-    jitter: u64,
+    jitter: Rng,
     /// Bytes of chunks received over all links.
     received: u64,
     /// Segments retransmitted over all links; `None` if unknown.
@@ -166,7 +167,7 @@ impl<P> Dial<P> {
             link: None,
             reaching,
             retries: 0,
-            jitter: seed,
+            jitter: Rng::seeded(seed),
             received: 0,
             resent: None,
             counted: 0,
@@ -243,16 +244,12 @@ impl<P> Dial<P> {
         self.act(ClientAction::Connect { after, to });
     }
 
-    /// The time to wait before the next attempt: exponential back-off, with up to a quarter of random jitter
-    /// (splitmix64).
+    /// The time to wait before the next attempt: exponential back-off, with up to a quarter of random jitter.
     fn backoff(&mut self) -> Time {
         let last = if self.way.others.is_empty() { LAST_RETRY } else { LAST_RETRY_OF_SEVERAL };
         let base = FIRST_RETRY.saturating_mul(1 << self.retries.min(6)).min(last);
         self.retries += 1;
-        self.jitter = self.jitter.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.jitter;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        base + base / 4 * ((z >> 48) as u32 % 1000) / 1000
+        base + base / 4 * ((self.jitter.draw() >> 48) as u32 % 1000) / 1000
     }
 
     /// Reports that the link has ended. Returns whether this was news: there was a link, and the client is

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_rng::Rng;
 use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Result};
 use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
@@ -74,7 +75,7 @@ struct Office {
     listener: Option<Inbox>,
     members: HashMap<MemberId, Inbox>,
     kept: BTreeMap<u64, Bytes>,
-    rng: u64,
+    rng: Rng,
 }
 
 /// The reason why a carrier has ended; `None` while it runs.
@@ -182,13 +183,9 @@ impl Office {
         }
     }
 
-    /// Draws an event that happens `rate` times in a million (splitmix64; Steele et al., OOPSLA 2014).
+    /// Draws an event that happens `rate` times in a million.
     fn happens(&mut self, rate: u32) -> bool {
-        self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.rng;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % 1_000_000 < rate.into()
+        self.rng.draw() % 1_000_000 < rate.into()
     }
 }
 
@@ -320,7 +317,7 @@ impl Switchboard {
             Side::Listener if office.listener.is_some() => {
                 return Err(used().hint("choose another port"));
             }
-            Side::Listener => (office.listener, office.rng) = (Some(inbox), self.0.habits.seed),
+            Side::Listener => (office.listener, office.rng) = (Some(inbox), Rng::seeded(self.0.habits.seed)),
             Side::Member(id) => {
                 office.kept.values().for_each(|bytes| self.0.put(&inbox, bytes, None));
                 office.members.insert(id, inbox);

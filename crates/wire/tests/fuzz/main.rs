@@ -138,7 +138,7 @@ fn kinds(rng: &mut Rng) -> [Kind; 6] {
 #[test]
 fn no_bytes_do_harm() {
     let frames = from_environment("THALWEG_FUZZ_FRAMES", 1_000_000);
-    let mut rng = Rng(from_environment("THALWEG_FUZZ_SEED", 1));
+    let mut rng = Rng::new(from_environment("THALWEG_FUZZ_SEED", 1));
     let (kinds, mut buffer, mut refusals) = (kinds(&mut rng), Vec::new(), BTreeSet::new());
     let start = std::time::Instant::now();
     for _ in 0..frames {
@@ -158,7 +158,7 @@ fn no_bytes_do_harm() {
 
 #[test]
 fn what_is_encoded_decodes_to_itself() {
-    let mut rng = Rng(2);
+    let mut rng = Rng::new(2);
     for _ in 0..20_000 {
         let message = valid::control(&mut rng);
         assert_eq!(Control::decode(&encoded(&message)), Ok(message));

@@ -1,15 +1,16 @@
-//! A seeded random number generator: SplitMix64.
+//! Seeded random numbers, texts and ranges.
 
 use thalweg_wire::Range;
 
-pub struct Rng(pub u64);
+pub struct Rng(thalweg_rng::Rng);
 
 impl Rng {
+    pub fn new(seed: u64) -> Self {
+        Self(thalweg_rng::Rng::seeded(seed))
+    }
+
     pub fn any(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     /// A random number below `end`.

@@ -3,20 +3,16 @@
 use thalweg_proto::{LinkId, Span, Time};
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, HEADER_BYTES};
 
-/// A random number generator: splitmix64.
-pub struct Rng(u64);
+/// A seeded sequence of random numbers, times and nonces.
+pub struct Rng(thalweg_rng::Rng);
 
 impl Rng {
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(thalweg_rng::Rng::seeded(seed))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     pub fn below(&mut self, bound: u64) -> u64 {
@@ -24,7 +20,7 @@ impl Rng {
     }
 
     pub fn chance(&mut self, probability: f64) -> bool {
-        ((self.next() >> 11) as f64) < probability * (1_u64 << 53) as f64
+        self.0.hits(probability)
     }
 
     pub fn time(&mut self, bound: Time) -> Time {
