@@ -85,11 +85,13 @@ def slots(module: torch.nn.Module) -> dict[str, Slot]:
     found: dict[str, Slot] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         prefix = "".join(f"{part}." for part in _plain(path))
-        for key, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-            found[prefix + key] = Slot(owner, key, parameter)
+        # These dicts are what named_parameters() and named_buffers() read, which take several times as long.
+        for key, parameter in owner._parameters.items():  # noqa: SLF001
+            if parameter is not None:
+                found[prefix + key] = Slot(owner, key, parameter)
         passing = getattr(owner, "_non_persistent_buffers_set", ())
-        for key, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
-            if key not in passing:
+        for key, buffer in owner._buffers.items():  # noqa: SLF001
+            if buffer is not None and key not in passing:
                 found[prefix + key] = Slot(owner, key, buffer)
     return found
 
