@@ -145,9 +145,11 @@ class Server:
         from thalweg.job.star.record import Recording
 
         try:
-            return Recording(
+            recording = Recording(
                 plan, self.arena.core, listen, self.address, app=self.app, resume=resume, attendance=self._attendance
             )
+            self._bound.restore("the record was read")
+            return recording
         except BaseException:
             self._core.close("the server has failed")
             raise

@@ -186,6 +186,7 @@ class Node:
             swap=swap,
         ):
             self.number = done.number
+            self._bound.restore("the iteration")
             self._tell()
             yield done
 

@@ -64,7 +64,13 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         """
         from thalweg.tensors.binding import bind
 
-        return bind(model, tensors).arena
+        bound = bind(model, tensors)
+        if bound.devices:
+            raise ModelError(
+                f"the model is on {', '.join(bound.devices)}, where its tensors cannot be views of an arena",
+                "Bind it on the CPU: model.cpu(). Server, Client and Node take it as it is",
+            )
+        return bound.arena
 
     @property
     def layout(self) -> _core.Layout:
@@ -115,8 +121,10 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int
 
     if torch.nn.parameter.is_lazy(tensor):
         raise ModelError(f"tensor {name!r} has no shape yet", "Run a batch through the model in model()")
-    if tensor.device.type != "cpu":
-        raise ModelError(f"tensor {name!r} is on {tensor.device}", "Bind the model on the CPU: model.cpu()")
+    if tensor.is_meta:
+        raise ModelError(
+            f"tensor {name!r} is on meta, where it has no values", "Make the model on a device with memory"
+        )
     if tensor.layout != torch.strided:
         raise ModelError(f"tensor {name!r} has the layout {tensor.layout}", "Make it dense: tensor.to_dense()")
     if tensor.numel() and address_of(tensor) is None:

@@ -5,6 +5,9 @@ Only the arena's memory is sent. Training code can silently move a tensor out of
 checked before training and before sending. If a tensor has moved, its values are copied back, and the model uses the
 arena again. A tensor that is missing, is new, or has another shape or element type is an error. The check takes a few
 microseconds per tensor and reads no values.
+
+A tensor that is on an accelerator when the model is bound stays there. Its values are copied to the arena after
+training and back before it (``thalweg.tensors.device``).
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from thalweg import _core
 from thalweg.errors import ModelError
 from thalweg.tensors.arena import Arena, describe_array
 from thalweg.tensors.choosing import Choice, Named
-from thalweg.tensors.travelling import Group, Slot, address_of, chosen, refuse_overlaps, slots
+from thalweg.tensors.device import DeviceCopies
+from thalweg.tensors.travelling import Group, Slot, address_of, chosen, memory_of, refuse_overlaps, slots
 from thalweg.ui.phrases import listed
 from thalweg.ui.units import format_bytes
 
@@ -49,20 +53,29 @@ class Binding(ABC):
     _total: int
     # Chosen entries of the model's state_dict() that cannot travel, until ``untold`` has returned them.
     _staying: Sequence[str] = ()
+    #: Names of the accelerators on which tensors of the model stay.
+    devices: Sequence[str] = ()
+    #: The copies between these accelerators and the arena; None if all tensors lie in the arena.
+    copies: DeviceCopies | None = None
+    # Whether ``unpinned`` has returned its reason.
+    _said_unpinned = False
 
     def collect(self, when: str) -> list[str]:
         """Copy the values of tensors that have moved from the model into the arena; return these tensors' names.
 
-        ``when`` says in errors what has just happened, such as "train()". Raises ModelError before it changes anything.
+        Values on an accelerator are copied too. ``when`` says in errors what has just happened, such as "train()".
+        Raises ModelError before it changes anything.
         """
         return self._settle(when, from_model=True)
 
-    def restore(self, when: str) -> list[str]:
+    def restore(self, when: str, *, wait: bool = True) -> list[str]:
         """Make the model use the arena's values again for tensors that have moved; return their names.
 
-        Raises ModelError.
+        Values are copied to tensors on an accelerator. Without ``wait`` these copies may still run at the return: work
+        on the device's current stream comes after them, and the arena must not change before ``collect`` or another
+        ``restore``. Raises ModelError.
         """
-        return self._settle(when, from_model=False)
+        return self._settle(when, from_model=False, wait=wait)
 
     def sample(self) -> bytes:
         """Return a sample of the arena's bytes, spread over all of it. Training is expected to change some of them."""
@@ -77,17 +90,26 @@ class Binding(ABC):
         staying, self._staying = self._staying, ()
         return staying
 
+    def unpinned(self) -> str | None:
+        """Return why the arena of a model on accelerators is not pinned; None if it is. Later calls return None."""
+        if self._said_unpinned or self.copies is None:
+            return None
+        self._said_unpinned = True
+        return self.copies.unpinned
+
     def summary(self) -> str:
-        """Return a line about the tensors that travel: how many, and how large."""
+        """Return a line about the tensors that travel: how many, how large, and on which accelerators they are."""
         count, size = len(self.arena), format_bytes(len(self.arena.core))
         few = "" if self._choice.is_all else f" of {self._total}, as tensors = {self._choice} says"
-        return f"tensors in an update: {count}{few}, {size}"
+        where = f", on {', '.join(self.devices)}" if self.devices else ""
+        return f"tensors in an update: {count}{few}, {size}{where}"
 
     @abstractmethod
-    def _settle(self, when: str, *, from_model: bool) -> list[str]:
+    def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
         """Make all chosen tensors views of the arena again; return the names of those that had moved.
 
-        ``from_model``: the model's values are copied into the arena first; else the arena's values win.
+        ``from_model``: the model's values are copied into the arena first; else the arena's values win. Tensors on an
+        accelerator stay there, and their values are copied. ``wait`` as in ``restore``.
         """
 
 
@@ -143,7 +165,8 @@ def check_layout(job: _core.Layout, own: _core.Layout) -> None:
 class Place:
     """A tensor's place in the arena: its names, dtype, shape, and the address of its first byte.
 
-    ``apart`` are names of other tensor objects over the same memory, as in ``travelling.Group``.
+    ``apart`` are names of other tensor objects over the same memory, as in ``travelling.Group``. A tensor with a
+    ``device`` stays on that accelerator; the others are views of their places.
     """
 
     names: Sequence[str]
@@ -151,11 +174,17 @@ class Place:
     dtype: torch.dtype
     shape: torch.Size
     address: int
+    device: torch.device | None
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is a view of this memory with the same dtype and shape."""
+        """Return whether a tensor is a view of this memory, or on the place's device, with the same dtype and shape."""
+        import torch
+
         if tensor.dtype != self.dtype or tensor.shape != self.shape:
             return False
+        if self.device is not None:
+            values = not tensor.numel() or address_of(tensor) is not None
+            return tensor.device == self.device and tensor.layout == torch.strided and values
         return not tensor.numel() or (address_of(tensor) == self.address and tensor.is_contiguous())
 
 
@@ -175,15 +204,41 @@ class ModuleBinding(Binding):
         self._known, self._total, self._staying = taken.known, taken.total, taken.staying
         self.personal = taken.personal
         self._places = [self._place(group) for group in taken.groups]
+        devices = {place.device for place in self._places if place.device is not None}
+        # The tensors on accelerators: the name and the place of each.
+        self._away = [
+            (place.names[0], self.arena.tensor(place.names[0])) for place in self._places if place.device is not None
+        ]
+        if devices:
+            self.devices = sorted(map(str, devices))
+            self.copies = DeviceCopies(self.arena.core, devices)
 
     def _place(self, group: Group) -> Place:
         view = self.arena.tensor(group.names[0])
-        return Place(group.names, frozenset(group.apart), view.dtype, view.shape, view.data_ptr())
+        device = None if group.tensor.device.type == "cpu" else group.tensor.device
+        return Place(group.names, frozenset(group.apart), view.dtype, view.shape, view.data_ptr(), device)
 
-    def _settle(self, when: str, *, from_model: bool) -> list[str]:
+    def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
+        if self.copies is not None:
+            self.copies.wait()
+        found = slots(self.model)
+        moved = self._bring_back(found, when, from_model=from_model)
+        if self.copies is not None:
+            found = slots(self.model) if moved else found
+            pairs = {name: (found[name].tensor, view) for name, view in self._away}
+            if not from_model:
+                self.copies.load(pairs.values(), wait=wait)
+            else:
+                # The arena has the values of a tensor that has moved, and the tensor's new memory has not.
+                new = [pairs.pop(name) for name in moved if name in pairs]
+                self.copies.store(pairs.values())
+                self.copies.load(new, wait=True)
+        return moved
+
+    def _bring_back(self, found: Mapping[str, Slot], when: str, *, from_model: bool) -> list[str]:
+        """Move tensors that have moved to their places, or to new memory on their devices; return their names."""
         import torch
 
-        found = slots(self.model)
         moved = [place for place in self._places if not _is_settled(place, found)]
         if moved:
             self._check(moved, found, when)
@@ -197,7 +252,8 @@ class ModuleBinding(Binding):
                 self._check_ties(moved, found, when)
                 self._copy([found[place.names[0]].tensor.detach() for place in moved], views)
             for place, view in zip(moved, views, strict=True):
-                _use(place, found, view)
+                home = view if place.device is None else torch.empty_like(view, device=place.device)
+                _use(place, found, home)
         return [place.names[0] for place in moved]
 
     def _check(self, moved: Iterable[Place], found: Mapping[str, Slot], when: str) -> None:
@@ -243,15 +299,22 @@ class ModuleBinding(Binding):
 
 
 def _is_settled(place: Place, found: Mapping[str, Slot]) -> bool:
-    """Return whether the model has all names of a place, and each is a view of the place's memory."""
+    """Return whether the model has all names of a place, and each is a view of its memory or of one on its device."""
     slot = found.get(place.names[0])
     if slot is None or not place.holds(slot.tensor):
         return False
     for name in place.names[1:]:
         other = found.get(name)
-        if other is None or not (place.holds(other.tensor) if name in place.apart else other.tensor is slot.tensor):
+        if other is None or not (_is_tied(place, slot, other) if name in place.apart else other.tensor is slot.tensor):
             return False
     return True
+
+
+def _is_tied(place: Place, first: Slot, other: Slot) -> bool:
+    """Return whether a tensor of a place has the memory of the place's first tensor, which is settled."""
+    if place.device is None or not first.tensor.numel():
+        return place.holds(other.tensor)
+    return memory_of(first.tensor) == memory_of(other.tensor)
 
 
 def _check_kind(name: str, tensor: torch.Tensor, place: Place, when: str) -> None:
@@ -275,12 +338,12 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
     if one is other or (one.device == other.device and one.data_ptr() == other.data_ptr()):
         return True
-    one, other = (t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    one, other = (t.detach().to(one.device).contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
     return torch.equal(one, other)
 
 
 def _use(place: Place, found: Mapping[str, Slot], view: torch.Tensor) -> None:
-    """Make the model use a view of the arena under all names of a place."""
+    """Make the model use a view of the arena, or memory on a device, under all names of a place."""
     first = _point(found[place.names[0]], view)
     for name in place.names[1:]:
         if name in place.apart:
@@ -326,7 +389,7 @@ class ArrayBinding(Binding):
         self.arena = Arena(_core.Arena(layout, shared=shared) if core is None else core)
         self.model: dict[str, Any] = dict(arrays)
 
-    def _settle(self, when: str, *, from_model: bool) -> list[str]:
+    def _settle(self, when: str, *, from_model: bool, wait: bool = True) -> list[str]:
         import numpy as np
 
         found = {name: np.asarray(self.model[name]) for name in self._names if name in self.model}

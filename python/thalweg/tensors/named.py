@@ -32,7 +32,7 @@ class Tensors(Mapping[str, "npt.NDArray[Any]"]):
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         """Copy NumPy arrays or PyTorch tensors, such as a ``state_dict()``, into one arena.
 
-        Raises ModelError for an element type that does not travel, or a tensor on another device than the CPU.
+        A tensor on an accelerator is copied from there. Raises ModelError for an element type that does not travel.
         """
         self.torch = frozenset(name for name, value in tensors.items() if _is_torch(value))
         described = [self._describe(name, value) for name, value in tensors.items()]

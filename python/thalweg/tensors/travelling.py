@@ -100,7 +100,7 @@ def groups(module: torch.nn.Module) -> list[Group]:
     """Return a module's tensors. Tied ones make one group, whether one object or several over the same memory."""
     found: dict[Any, Group] = {}
     for name, (_, _, tensor) in slots(module).items():
-        memory = _memory(tensor)
+        memory = memory_of(tensor)
         group = found.setdefault(memory, Group([], tensor, trainable=False))
         group.names.append(name)
         group.trainable |= tensor.requires_grad
@@ -144,7 +144,7 @@ def address_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _memory(tensor: torch.Tensor) -> object:
+def memory_of(tensor: torch.Tensor) -> object:
     """Return a key that two tensors share exactly if they have the same memory, dtype, shape and strides."""
     address = address_of(tensor)
     if address is None:
@@ -162,7 +162,7 @@ def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
         (
             (address, address + group.tensor.nbytes, group.names[0])
             for address, group in placed
-            if address is not None and group.tensor.device.type == "cpu" and group.tensor.is_contiguous()
+            if address is not None and group.tensor.is_contiguous()
         ),
         moving,
     )

@@ -29,13 +29,17 @@ class Watch:
         staying = bound.untold()
         if staying:
             note(_staying(staying))
+        unpinned = bound.unpinned()
+        if unpinned is not None:
+            note(f"the arena is not pinned, so copies from and to {', '.join(bound.devices)} are slower: {unpinned}")
 
     def train(self, work: Callable[[Any], T]) -> T:
         """Let ``work`` train the model, starting from the arena's values; then copy moved tensors back into the arena.
 
         Raises ModelError.
         """
-        self._bound.restore("the last round")
+        # The app begins while values are still copied to an accelerator: the device orders its work behind the copies.
+        self._bound.restore("the last round", wait=False)
         before = self._bound.sample()
         result = work(self._bound.model)
         moved = self._bound.collect("train()")
@@ -68,7 +72,8 @@ class Watch:
         size = format_bytes(len(self._bound.arena.core))
         return (
             f"{what} moved {_named(moved)} out of the arena, and they are copied back: up to {size} in each round. "
-            "To save that, train in place: p.copy_() instead of p.data = ..., load_state_dict() without assign"
+            "To save that, train in place: p.copy_() instead of p.data = ..., load_state_dict() without assign, "
+            "model.to(device) in model()"
         )
 
     def _once(self, key: str, text: str) -> None:
