@@ -16,6 +16,7 @@ from benches.deciding import deciding
 from benches.folding import fold
 from benches.forwarding import forwarding
 from benches.goals import goals
+from benches.gpu import gpu
 from benches.graph import graph, soaks
 from benches.lab import lab
 from benches.masking import masking
@@ -54,6 +55,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "flower": flower.small,
     "flower-large": flower.large,
     "flower-accuracy": flower.accuracy,
+    "gpu": gpu,
     "graph": graph,
     "soak": soaks,
     "control": control,
@@ -76,8 +78,8 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "starts": starting,
     "tops": tops,
 }
-# Sections that take minutes or are part of another section. They run only if they are named.
-LONG = ("soak", "rdma", "starts")
+# Sections that take minutes, need a GPU or are part of another section. They run only if they are named.
+LONG = ("gpu", "soak", "rdma", "starts")
 
 
 def main() -> None:
