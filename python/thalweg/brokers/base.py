@@ -261,7 +261,7 @@ class Broker:
             if port is not None or not run.port_taken:
                 break
         last = "; ".join(list(run.lines)[-LAST_LINES:]) or "its log is empty"
-        raise BrokerError(f"{self.program.name} did not start: {last}", "Correct that, or give a broker's URL")
+        raise BrokerError(f"{self.program.name} did not start: {last}", "Correct what it says, or give a broker's URL")
 
     def _site(self, port: int) -> Site:
         own = f"thalweg-broker-{os.getpid()}-{start_time(os.getpid()) or 0}-"
