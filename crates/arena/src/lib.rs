@@ -62,7 +62,7 @@ pub enum ArenaError {
         length: u64,
     },
     /// An overlapping range is lent or claimed.
-    #[error("bytes {start}..{end} of the arena are {held}; wait until that transfer has ended")]
+    #[error("bytes {start}..{end} of the arena are {held}; {BUSY}")]
     Busy {
         /// First byte of the range.
         start: u64,
@@ -72,7 +72,7 @@ pub enum ArenaError {
         held: &'static str,
     },
     /// The memory is shared, and this process may only read it.
-    #[error("this process may only read the memory of the arena; map it writable, if its owner allows that")]
+    #[error("this process may only read the memory of the arena; {READ_ONLY}")]
     ReadOnly,
     /// The descriptor cannot be mapped as an arena.
     #[error("the descriptor is no memory for {bytes} bytes: {cause}")]
@@ -83,13 +83,39 @@ pub enum ArenaError {
         cause: String,
     },
     /// The system refused the memory.
-    #[error("no memory for an arena of {bytes} bytes: {cause}; use a smaller model or fewer staged updates")]
+    #[error("no memory for an arena of {bytes} bytes: {cause}; {MEMORY}")]
     Memory {
         /// Bytes requested.
         bytes: u64,
         /// The system's reason.
         cause: String,
     },
+}
+
+const BUSY: &str = "wait until that transfer has ended";
+const READ_ONLY: &str = "map it writable, if its owner allows that";
+const MEMORY: &str = "use a smaller model or fewer staged updates";
+
+impl ArenaError {
+    /// What went wrong, without the hint.
+    pub fn cause(&self) -> String {
+        match self {
+            Self::Busy { start, end, held } => format!("bytes {start}..{end} of the arena are {held}"),
+            Self::ReadOnly => "this process may only read the memory of the arena".into(),
+            Self::Memory { bytes, cause } => format!("no memory for an arena of {bytes} bytes: {cause}"),
+            Self::OutOfBounds { .. } | Self::Descriptor { .. } => self.to_string(),
+        }
+    }
+
+    /// What a person can do about it, if anything.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Busy { .. } => Some(BUSY),
+            Self::ReadOnly => Some(READ_ONLY),
+            Self::Memory { .. } => Some(MEMORY),
+            Self::OutOfBounds { .. } | Self::Descriptor { .. } => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]

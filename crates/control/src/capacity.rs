@@ -1,7 +1,6 @@
 //! Finds the capacity of a node, MC: how many updates it can aggregate at once (LIFL, appendix E).
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::{Load, UPDATE};
 
@@ -15,15 +14,39 @@ pub struct Measured {
 }
 
 /// Why no capacity can be found from the measurements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Useless {
     /// There are too few measurements to see a rise.
-    #[error("fewer than two arrival rates were measured; measure at least two, of which the first leaves the node idle")]
     TooFew,
     /// Rates or times are not positive and finite, or rates do not rise.
-    #[error("arrival rates must rise and times be positive; measure again in rising order")]
     Unordered,
 }
+
+impl Useless {
+    /// What is wrong with the measurements.
+    pub fn cause(self) -> &'static str {
+        match self {
+            Self::TooFew => "fewer than two arrival rates were measured",
+            Self::Unordered => "arrival rates must rise and times be positive",
+        }
+    }
+
+    /// How to measure instead.
+    pub fn hint(self) -> &'static str {
+        match self {
+            Self::TooFew => "measure at least two, of which the first leaves the node idle",
+            Self::Unordered => "measure again in rising order",
+        }
+    }
+}
+
+impl std::fmt::Display for Useless {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}; {}", self.cause(), self.hint())
+    }
+}
+
+impl std::error::Error for Useless {}
 
 /// A node's capacity and the measurement that gave it: the first arrival rate at which the time of an update
 /// has risen significantly, else the highest rate.

@@ -21,13 +21,13 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The kind's name in messages.
+    /// The kind's name, to branch on in other languages.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::Config => "config",
             ErrorKind::Permission => "permission",
             ErrorKind::Unsupported => "unsupported",
-            ErrorKind::InUse => "in use",
+            ErrorKind::InUse => "inuse",
             ErrorKind::System => "system",
         }
     }
@@ -51,6 +51,21 @@ impl Error {
     pub(crate) fn hint(mut self, hint: &'static str) -> Self {
         self.hint = Some(hint);
         self
+    }
+
+    /// What was being done.
+    pub fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    /// What went wrong.
+    pub fn cause(&self) -> &str {
+        &self.context
+    }
+
+    /// What a person can do about it, if it is known.
+    pub fn advice(&self) -> Option<&'static str> {
+        self.hint
     }
 
     /// Kind of the error.

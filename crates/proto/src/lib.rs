@@ -27,7 +27,8 @@ pub use graph::{
     Taken, Waiting, Weighing,
 };
 pub use session::{
-    other_purpose, Action, Admission, ClientAction, ClientConfig, LinkId, Liveness, SessionConfig, Traffic,
+    other_purpose, Action, Admission, ClientAction, ClientConfig, Failure, LinkId, Liveness, SessionConfig,
+    Traffic,
 };
 pub use star::{
     Choice, Client, Credits, Ending, Fanout, Gather, Homes, Outcome, Partial, Participation, Place, Round,

@@ -3,7 +3,7 @@
 use std::sync::{PoisonError, RwLock};
 
 use pyo3::prelude::*;
-use thalweg_proto::Verdict;
+use thalweg_proto::{Failure, Verdict};
 use thalweg_runtime as runtime;
 use thalweg_runtime::ClientEvent;
 
@@ -31,8 +31,8 @@ impl Client {
     }
 }
 
-fn finished(outcome: Result<String, String>) -> PyResult<()> {
-    outcome.map(drop).map_err(|reason| core_error("refused", &reason))
+fn finished(outcome: Result<String, Failure>) -> PyResult<()> {
+    outcome.map(drop).map_err(|why| raise(runtime::Error::failed("", why)))
 }
 
 #[pymethods]

@@ -23,7 +23,7 @@ pub fn transports() -> PyResult<String> {
 /// none.
 #[pyfunction]
 pub fn rdma_devices() -> PyResult<String> {
-    let devices = runtime::rdma_devices().map_err(|why| core_error("unsupported", &why))?;
+    let devices = runtime::rdma_devices().map_err(raise)?;
     serde_json::to_string(&devices).map_err(|e| core_error("system", &e.to_string()))
 }
 

@@ -222,7 +222,7 @@ impl TaskClient {
     fn join(&self, py: Python<'_>) -> PyResult<()> {
         match self.event(py)? {
             TaskEvent::Joined => Ok(()),
-            TaskEvent::Finished(Err(reason)) => Err(core_error("refused", &reason)),
+            TaskEvent::Finished(Err(why)) => Err(raise(runtime::Error::failed("", why))),
             _ => Err(core_error("refused", "the job was over before this client joined")),
         }
     }
@@ -249,7 +249,9 @@ impl TaskClient {
                     return Ok(Some((how, task, none(), None, None, None, reason)));
                 }
                 TaskEvent::Finished(Ok(_)) => return Ok(None),
-                TaskEvent::Finished(Err(reason)) => return Err(core_error("refused", &reason)),
+                TaskEvent::Finished(Err(why)) => {
+                    return Err(raise(runtime::Error::failed("", why)));
+                }
             }
         }
     }

@@ -52,7 +52,7 @@ impl Proxy {
     /// # Errors
     /// `closed` at the second call.
     pub fn serve(&mut self, go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
-        let again = || Error::new("closed", "serve the proxy", "it has ended; open another one");
+        let again = || Error::new("closed", "serve the proxy", "it has ended").hint("open another one");
         let proxy = self.proxy.take().ok_or_else(again)?;
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(proxy.run(stopped));

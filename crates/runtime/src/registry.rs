@@ -58,7 +58,7 @@ pub struct RdmaDevice {
 /// # Errors
 /// Why there are none, and what to do about it.
 #[cfg(feature = "rdma")]
-pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
+pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Error> {
     let described = |device: thalweg_rdma::Described| match device.state {
         Ok((address, limits)) => RdmaDevice {
             name: device.name,
@@ -72,7 +72,8 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
             RdmaDevice { name: device.name, address: None, mtu: 0, windows: false, reason }
         }
     };
-    let devices = thalweg_rdma::devices().map_err(|error| error.to_string())?;
+    let devices =
+        thalweg_rdma::devices().map_err(|error| Error::new("unsupported", "", error.to_string()))?;
     Ok(devices.into_iter().map(described).collect())
 }
 
@@ -81,8 +82,9 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
 /// # Errors
 /// Always: this build lacks the feature `rdma`.
 #[cfg(not(feature = "rdma"))]
-pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
-    Err("built without the feature `rdma`; build with --features rdma".into())
+pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Error> {
+    Err(Error::new("unsupported", "list RDMA devices", "built without the feature `rdma`")
+        .hint("build with --features rdma"))
 }
 
 /// A transport, even if this build or machine lacks it.
@@ -193,16 +195,17 @@ pub fn transport_for(
     let names: Vec<&str> = entries.iter().filter(|e| e.available).map(|e| e.name).collect();
     let found = entries.iter().find(|e| e.name == address.scheme);
     let transport = found.and_then(|e| e.make.clone()).ok_or_else(|| {
-        let kind = format!("{:?}", ErrorKind::Unsupported).to_lowercase();
         let why = found.map_or("there is none of that name".into(), |e| e.reason.clone());
-        let context = format!("transport {:?}: {why}; this build has {}", address.scheme, names.join(", "));
-        Error::new(&kind, "choose transport", context)
+        let context = format!("transport {:?}: {why}", address.scheme);
+        Error::new(ErrorKind::Unsupported.name(), "choose transport", context)
+            .hint(format!("this build has {}", names.join(", ")))
     })?;
     options.own.read(transport.settings())?;
     if address.job.is_some() && !transport.capabilities().broker {
-        let context =
-            format!("{address}: only a broker knows jobs by name; leave out what is behind the slash");
-        return Err(Error::new("address", "choose transport", context));
+        let context = format!("{address}: only a broker knows jobs by name");
+        return Err(
+            Error::new("address", "choose transport", context).hint("leave out what is behind the slash")
+        );
     }
     wrap(transport, wanted, seed)
 }

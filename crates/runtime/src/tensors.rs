@@ -39,8 +39,8 @@ impl RepairRule {
 
 fn millionths(key: &str, pattern: &str, share: f64) -> Result<u32, Error> {
     if !(0.0..=1.0).contains(&share) {
-        let said = format!("repair.{key} of {pattern:?} is {share}; it is a share from 0 to 1");
-        return Err(Error::new("options", "start server", said));
+        let said = format!("repair.{key} of {pattern:?} is {share}");
+        return Err(Error::new("options", "start server", said).hint("it is a share from 0 to 1"));
     }
     Ok((share * f64::from(WHOLE)) as u32)
 }
@@ -52,8 +52,8 @@ fn called(key: &str, pattern: &str, layout: &Layout) -> Result<Vec<u32>, Error> 
         tensors.filter(|(_, tensor)| fits(pattern, &tensor.name)).map(|(place, _)| place as u32).collect();
     if found.is_empty() {
         let near = nearest(pattern, layout).join(", ");
-        let said = format!("repair.{key} names {pattern:?}, and no tensor is called so; the nearest: {near}");
-        return Err(Error::new("options", "start server", said));
+        let said = format!("repair.{key} names {pattern:?}, and no tensor is called so");
+        return Err(Error::new("options", "start server", said).hint(format!("the nearest: {near}")));
     }
     Ok(found)
 }

@@ -37,7 +37,9 @@ fn echo_over(address: &str, name: &str, weight: f64, options: Value) -> JoinHand
                     client.answer(task, head, result, weight).map_err(|e| e.to_string())?;
                     answered += 1;
                 }
-                Some(TaskEvent::Finished(outcome)) => return outcome.map(|_| answered),
+                Some(TaskEvent::Finished(outcome)) => {
+                    return outcome.map(|_| answered).map_err(|why| why.to_string())
+                }
                 Some(_) => {}
                 None => return Err("the test hangs".into()),
             }

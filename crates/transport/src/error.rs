@@ -36,6 +36,23 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// The kind's name, to branch on in other languages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ErrorKind::Address => "address",
+            ErrorKind::InUse => "inuse",
+            ErrorKind::Unreachable => "unreachable",
+            ErrorKind::Timeout => "timeout",
+            ErrorKind::Closed => "closed",
+            ErrorKind::Corrupt => "corrupt",
+            ErrorKind::Security => "security",
+            ErrorKind::Permission => "permission",
+            ErrorKind::Unsupported => "unsupported",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::System => "system",
+        }
+    }
+
     /// Whether the same call may succeed later without a change.
     pub const fn may_retry(self) -> bool {
         matches!(self, ErrorKind::Unreachable | ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Corrupt)
@@ -65,9 +82,44 @@ impl Error {
         self
     }
 
+    /// The same error in another operation, of which the first was a part.
+    #[must_use]
+    pub fn during(self, operation: &'static str) -> Self {
+        Self { operation, ..self }
+    }
+
+    /// Puts what the error is about, such as an address, before the cause.
+    #[must_use]
+    pub fn about(self, subject: impl std::fmt::Display) -> Self {
+        Self { context: format!("{subject}: {}", self.context), ..self }
+    }
+
     /// Kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
+    }
+
+    /// What was being done.
+    pub fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    /// What went wrong.
+    pub fn cause(&self) -> &str {
+        &self.context
+    }
+
+    /// What a person can do about it, if it is known.
+    pub fn advice(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// The cause and the hint, to be part of another error, which names the operation itself.
+    pub fn reason(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{}; {hint}", self.context),
+            None => self.context.clone(),
+        }
     }
 
     /// Makes an error from a system error. `context` says what it concerns, such as the address.

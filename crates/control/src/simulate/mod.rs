@@ -16,7 +16,6 @@ mod tasks;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 pub use costs::Costs;
 pub use systems::{DataPlane, Levels, Start, Switches, SYSTEMS};
@@ -139,10 +138,9 @@ pub struct Cpu {
 }
 
 /// Why a scenario cannot be simulated.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Impossible {
     /// A value is missing or out of bounds.
-    #[error("{what}; {hint}")]
     Bounds {
         /// What is wrong.
         what: &'static str,
@@ -150,7 +148,6 @@ pub enum Impossible {
         hint: &'static str,
     },
     /// Too few updates can be counted, because clients have no node.
-    #[error("round {round}: only {placed} of {goal} updates have a node ({reasons}); give every group a node that serves it")]
     Placement {
         /// Number of the round.
         round: u32,
@@ -162,6 +159,34 @@ pub enum Impossible {
         reasons: String,
     },
 }
+
+impl Impossible {
+    /// What is wrong.
+    pub fn cause(&self) -> String {
+        match self {
+            Self::Bounds { what, .. } => (*what).into(),
+            Self::Placement { round, placed, goal, reasons } => {
+                format!("round {round}: only {placed} of {goal} updates have a node ({reasons})")
+            }
+        }
+    }
+
+    /// How to fix it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Bounds { hint, .. } => hint,
+            Self::Placement { .. } => "give every group a node that serves it",
+        }
+    }
+}
+
+impl std::fmt::Display for Impossible {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}; {}", self.cause(), self.hint())
+    }
+}
+
+impl std::error::Error for Impossible {}
 
 /// Most nodes, clients and rounds of a scenario.
 const MOST: (usize, u32, u32) = (1_000, 100_000, 10_000);

@@ -5,7 +5,7 @@ use thalweg_wire::control::{Control, Holding, Nonce, Proof, Welcome};
 use super::node::Node;
 use super::peer::{Peer, Way};
 use super::terms::Neighbour;
-use crate::session::{ClientAction, ServerEvent};
+use crate::session::{ClientAction, Failure, ServerEvent};
 use crate::{Span, Time};
 
 impl Node {
@@ -30,9 +30,9 @@ impl Node {
     }
 
     /// Reports that the neighbour could not be reached.
-    pub fn dial_unreachable(&mut self, now: Time, place: usize, reason: &str, may_retry: bool) {
+    pub fn dial_unreachable(&mut self, now: Time, place: usize, why: Failure, may_retry: bool) {
         if let Some(dial) = self.dial(place) {
-            dial.unreachable(now, reason, may_retry);
+            dial.unreachable(now, why, may_retry);
         }
     }
 
@@ -109,13 +109,13 @@ impl Node {
                 let ordered = dial.is_ordered();
                 let Some(welcome) = dial.welcome() else { return };
                 // The neighbour checks this node's Hello; this node checks the neighbour's Welcome.
-                let reason = match ours.difference(&welcome.layout) {
+                let why = match ours.difference(&welcome.layout) {
                     None if welcome.job == job => return self.met(place, ordered),
-                    None => "the neighbour has another job; start both with the same plan".into(),
-                    Some(difference) => dial.mismatch_reason(&difference),
+                    None => Failure::hinted("the neighbour has another job", "start both with the same plan"),
+                    Some(difference) => dial.mismatch(&difference),
                 };
                 dial.act(ClientAction::Close);
-                dial.finish(Err(reason));
+                dial.finish(Err(why));
             }
             ServerEvent::Message(message) => self.neighbour_says(now, place, message),
         }

@@ -11,7 +11,7 @@ use thalweg_wire::text::{plain, MAX_REASON};
 use thalweg_wire::{Difference, Layout, LayoutHash, Ranges};
 
 use super::reaching::Reaching;
-use super::{Session, LEAST_HEARTBEAT, SAME_MODEL};
+use super::{Failure, Session, LEAST_HEARTBEAT, SAME_MODEL};
 use crate::{micros, Time};
 
 /// Time before the first retry. It doubles with each retry.
@@ -75,7 +75,7 @@ pub enum ClientAction<P> {
     /// The server has let the client in.
     Joined(Box<Welcome>),
     /// The client's part in the job is over: how it ended, or `Err` and why it failed.
-    Finished(Result<String, String>),
+    Finished(Result<String, Failure>),
     /// An action of the policy.
     Policy(P),
 }
@@ -232,13 +232,14 @@ impl<P> Dial<P> {
     }
 
     /// Reports that the server could not be reached. `may_retry`: another attempt can succeed.
-    pub fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
+    pub fn unreachable(&mut self, now: Time, why: impl Into<Failure>, may_retry: bool) {
         if self.done {
             return;
         }
-        self.reaching.failed(now, reason);
+        let why = why.into();
+        self.reaching.failed(now, why.clone());
         if !may_retry || !self.reaching.may_retry(now) {
-            return self.finish(Err(reason.into()));
+            return self.finish(Err(why));
         }
         let (after, to) = (self.backoff(), self.way.next());
         self.act(ClientAction::Connect { after, to });
@@ -263,9 +264,9 @@ impl<P> Dial<P> {
     }
 
     /// Cancels what is being sent, and connects again if the timeout allows it.
-    fn retry(&mut self, now: Time, reason: &str) {
+    fn retry(&mut self, now: Time, why: impl Into<Failure>) {
         self.act(ClientAction::Cancel { parcel: None });
-        self.unreachable(now, reason, true);
+        self.unreachable(now, why, true);
     }
 
     /// Handles a message from the server. Returns what it means for the policy.
@@ -277,7 +278,7 @@ impl<P> Dial<P> {
             Control::Welcome(welcome) if link.greeted && !link.welcomed => {
                 return self.welcomed(now, welcome);
             }
-            Control::Refused { code, reason } => return self.refused(now, code, &reason),
+            Control::Refused { code, reason } => return self.refused(now, code, reason),
             Control::Layout(theirs) if link.greeted && !link.welcomed => return self.differs(now, &theirs),
             Control::Bye { reason } => {
                 self.act(ClientAction::Close);
@@ -316,10 +317,8 @@ impl<P> Dial<P> {
         if challenge.versions.0 > VERSIONS.1 || challenge.versions.1 < VERSIONS.0 {
             let (low, high) = challenge.versions;
             self.act(ClientAction::Close);
-            let reason = format!(
-                "the server speaks session versions {low}..={high}, we {VERSIONS:?}; use one release"
-            );
-            return self.finish(Err(reason));
+            let cause = format!("the server speaks session versions {low}..={high}, we {VERSIONS:?}");
+            return self.finish(Err(Failure::hinted(cause, "use one release")));
         }
         let proving =
             ClientAction::Prove { challenge: challenge.nonce, job: challenge.job(), token: challenge.token };
@@ -373,7 +372,7 @@ impl<P> Dial<P> {
             self.retries = 0;
         }
         (self.way.home, self.way.turn) = (Some(url), 0);
-        self.retry(now, &reason);
+        self.retry(now, reason);
         ServerEvent::Lost
     }
 
@@ -384,35 +383,38 @@ impl<P> Dial<P> {
             return self.refused(
                 now,
                 Refusal::Layout,
-                "the server refuses this model, although the layout that it sent is the same; use one release at both ends",
+                Failure::hinted(
+                    "the server refuses this model, although the layout that it sent is the same",
+                    "use one release at both ends",
+                ),
             );
         };
-        let reason = self.mismatch_reason(&difference);
+        let mismatch = self.mismatch(&difference);
         // Only the home can turn a client away for good.
         if self.way.is_asking {
-            return self.refused(now, Refusal::Layout, &reason);
+            return self.refused(now, Refusal::Layout, mismatch);
         }
         let (tensor, spec) = (difference.name, difference.ours);
         self.act(ClientAction::Send(Control::Differs { tensor, spec }));
-        self.finish(Err(reason));
+        self.finish(Err(mismatch));
         ServerEvent::Lost
     }
 
     /// The error for a peer whose layout differs in this way.
-    pub fn mismatch_reason(&self, difference: &Difference) -> String {
+    pub fn mismatch(&self, difference: &Difference) -> Failure {
         let there = if self.purpose == Purpose::Graph { "neighbour" } else { "server" };
         let described = difference.describe("here", &format!("at the {there}"));
-        format!("this model differs from the {there}'s: {described}; {SAME_MODEL}")
+        Failure::hinted(format!("this model differs from the {there}'s: {described}"), SAME_MODEL)
     }
 
-    fn refused(&mut self, now: Time, code: Refusal, reason: &str) -> ServerEvent {
+    fn refused(&mut self, now: Time, code: Refusal, why: impl Into<Failure>) -> ServerEvent {
         self.act(ClientAction::Close);
         self.link = None;
         // Only the home can turn a client away for good.
         if code.may_retry() || self.way.is_asking {
-            self.retry(now, reason);
+            self.retry(now, why);
         } else {
-            self.finish(Err(reason.into()));
+            self.finish(Err(why.into()));
         }
         ServerEvent::Lost
     }
@@ -446,13 +448,11 @@ impl<P> Dial<P> {
         }
     }
 
-    pub fn finish(&mut self, outcome: Result<String, String>) {
+    pub fn finish(&mut self, outcome: Result<String, Failure>) {
         if !std::mem::replace(&mut self.done, true) {
             self.link = None;
             self.act(ClientAction::Cancel { parcel: None });
-            // An error of a transport may quote a peer or a broker, so it is cleaned and cut.
-            let outcome = outcome.map_err(|reason| plain(&reason, MAX_REASON));
-            self.act(ClientAction::Finished(outcome));
+            self.act(ClientAction::Finished(outcome.map_err(|why| why.plain())));
         }
     }
 
@@ -550,8 +550,8 @@ macro_rules! dial_methods {
         }
 
         /// Reports that the server could not be reached. `may_retry`: another attempt can succeed.
-        pub fn unreachable(&mut self, now: $crate::Time, reason: &str, may_retry: bool) {
-            self.dial.unreachable(now, reason, may_retry);
+        pub fn unreachable(&mut self, now: $crate::Time, why: impl Into<$crate::Failure>, may_retry: bool) {
+            self.dial.unreachable(now, why, may_retry);
         }
 
         /// Reports how many segments were retransmitted so far over all links. The driver must call this

@@ -6,6 +6,7 @@
 
 mod clock;
 mod dial;
+mod failure;
 mod liveness;
 mod reaching;
 mod roster;
@@ -17,6 +18,7 @@ use crate::Time;
 pub(crate) use self::clock::on_our_clock;
 pub(crate) use self::dial::{dial_methods, Dial, ServerEvent};
 pub use self::dial::{ClientAction, ClientConfig};
+pub use self::failure::Failure;
 pub use self::liveness::Liveness;
 pub use self::roster::{other_purpose, Action, Admission, LinkId, Roster, SessionConfig, Traffic};
 pub(crate) use self::roster::{roster_methods, Dropped, MemberEvent};

@@ -1,6 +1,7 @@
 //! How long a client goes on trying to be let in. Connecting, the handshake and the wait for the server's
 //! Welcome all count.
 
+use super::Failure;
 use crate::Time;
 
 /// The client tries for at least this long, even with a timeout of 0.
@@ -13,7 +14,7 @@ pub(crate) struct Reaching {
     /// When the first attempt began; `None` before it, and while the client is let in.
     since: Option<Time>,
     /// Why the last attempt failed.
-    failed: Option<String>,
+    failed: Option<Failure>,
 }
 
 impl Reaching {
@@ -27,9 +28,9 @@ impl Reaching {
     }
 
     /// Notes that an attempt has failed, and why.
-    pub(crate) fn failed(&mut self, now: Time, reason: &str) {
+    pub(crate) fn failed(&mut self, now: Time, why: Failure) {
         self.trying(now);
-        self.failed = Some(reason.into());
+        self.failed = Some(why);
     }
 
     /// Notes that the server has let the client in.
@@ -55,15 +56,16 @@ impl Reaching {
 
     /// The reason for giving up: the last failure, or what the peer did instead of letting the client in.
     /// `connected`: there is a connection.
-    pub(crate) fn reason(&self, connected: bool) -> String {
+    pub(crate) fn reason(&self, connected: bool) -> Failure {
         let seconds = self.timeout.max(ATTEMPT).as_secs_f64();
         let hint = "check the address and the transport, or raise the timeout";
         match &self.failed {
-            _ if connected => format!(
-                "the peer took the connection, but did not let this client into a job within {seconds:.1} s; {hint}"
+            _ if connected => Failure::hinted(
+                format!("the peer took the connection, but did not let this client into a job within {seconds:.1} s"),
+                hint,
             ),
-            Some(reason) => reason.clone(),
-            None => format!("the peer did not answer within {seconds:.1} s; {hint}"),
+            Some(why) => why.clone(),
+            None => Failure::hinted(format!("the peer did not answer within {seconds:.1} s"), hint),
         }
     }
 }
@@ -81,7 +83,7 @@ mod tests {
         assert!(!reaching.is_over(9 * SECOND));
         reaching.trying(SECOND);
         reaching.trying(2 * SECOND);
-        reaching.failed(2 * SECOND, "nobody is there");
+        reaching.failed(2 * SECOND, "nobody is there".into());
         assert_eq!(reaching.deadline(), 3 * SECOND);
         assert!(!reaching.is_over(3 * SECOND - Time::from_nanos(1)));
         assert!(reaching.is_over(3 * SECOND));
@@ -93,15 +95,14 @@ mod tests {
     #[test]
     fn the_reason_is_what_the_peer_did() {
         let mut reaching = Reaching::new(2 * SECOND);
-        assert!(reaching
-            .reason(false)
-            .starts_with("the peer did not answer within 2.0 s; check the address"));
-        assert!(reaching
-            .reason(true)
-            .starts_with("the peer took the connection, but did not let this client"));
-        reaching.failed(SECOND, "refused");
-        assert_eq!(reaching.reason(false), "refused");
-        assert!(reaching.reason(true).starts_with("the peer took the connection"));
+        let unanswered = reaching.reason(false);
+        assert_eq!(unanswered.cause, "the peer did not answer within 2.0 s");
+        assert!(unanswered.hint.is_some_and(|hint| hint.starts_with("check the address")));
+        let taken = reaching.reason(true).cause;
+        assert!(taken.starts_with("the peer took the connection, but did not let this client"));
+        reaching.failed(SECOND, "refused".into());
+        assert_eq!(reaching.reason(false), "refused".into());
+        assert!(reaching.reason(true).cause.starts_with("the peer took the connection"));
     }
 
     #[test]

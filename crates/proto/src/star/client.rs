@@ -147,7 +147,7 @@ impl Client {
             }
             Err(error) => {
                 self.dial.act(ClientAction::Close);
-                return self.dial.finish(Err(format!("what the server says may be lost: {error}")));
+                return self.dial.finish(Err(format!("what the server says may be lost: {error}").into()));
             }
         }
         // Offers a running submission again. The server knows which ranges it already has.

@@ -95,7 +95,7 @@ fn another_version_is_refused_at_both_ends() {
         Challenge { versions: (VERSIONS.1 + 1, VERSIONS.1 + 2), nonce: [1; 32], token: false, clock: 0 };
     client.control(Time::ZERO, Control::Challenge(challenge));
     let actions: Vec<ClientAction> = std::iter::from_fn(|| client.poll_action()).collect();
-    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains(&later));
+    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(why)) if why.cause.contains(&later));
     assert!(
         actions.iter().any(ends) && actions.iter().any(|a| matches!(a, ClientAction::Close)),
         "{actions:?}"
@@ -313,7 +313,7 @@ fn a_server_that_refuses_the_same_layout_is_no_riddle() {
     client.proven(Time::ZERO, None);
     client.control(Time::ZERO, Control::Layout((*other(7)).clone()));
     let actions: Vec<ClientAction> = std::iter::from_fn(|| client.poll_action()).collect();
-    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("layout that it sent is the same"));
+    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(why)) if why.cause.contains("layout that it sent is the same"));
     assert!(actions.iter().any(ends) && client.is_done(), "{actions:?}");
 }
 

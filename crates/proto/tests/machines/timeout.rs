@@ -36,7 +36,8 @@ fn a_peer_that_never_answers() {
     client.timeout(3 * SECOND);
     let done = actions(&mut client);
     assert!(
-        done.iter().any(|a| matches!(a, ClientAction::Finished(Err(r)) if r.contains("did not answer"))),
+        done.iter()
+            .any(|a| matches!(a, ClientAction::Finished(Err(why)) if why.cause.contains("did not answer"))),
         "{done:?}"
     );
     assert!(client.is_done());

@@ -75,7 +75,7 @@ impl ForwardedProof {
 
 /// The issuer of tokens that the options name; `None` if they name none.
 fn issuer(issuer: Option<&str>, token: Option<&str>) -> Result<Option<pki::Issuer>, Error> {
-    let bad = |e: pki::PkiError| Error::new("options", "read the issuer of tokens", e.to_string());
+    let bad = |e: pki::PkiError| Error::new("options", "read the issuer of tokens", e.cause()).hint(e.hint());
     let shared = || token.map(|token| pki::Secret::shared(token).map(|secret| secret.issuer()));
     issuer.map(pki::Issuer::parse).or_else(shared).transpose().map_err(bad)
 }
@@ -132,8 +132,10 @@ impl Gate {
             None if local => Rule::Open,
             None => {
                 let what = "the address can be reached from other machines, and neither token nor client \
-                            certificate is asked for; make both with `thalweg pki init`";
-                return Err(Error::new("security", "start server", what));
+                            certificate is asked for";
+                return Err(
+                    Error::new("security", "start server", what).hint("make both with `thalweg pki init`")
+                );
             }
         };
         Ok(Self { rule, role: keys.role, job: keys.job, peers, proofs: None })

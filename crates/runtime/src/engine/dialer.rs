@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_pki as pki;
-use thalweg_proto::{ClientAction, Span, Time};
+use thalweg_proto::{ClientAction, Failure, Span, Time};
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Transport, UpdateId};
 use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
 use thalweg_wire::text::check_name;
@@ -44,7 +44,7 @@ pub(crate) trait DialerMachine: Send + 'static {
     type Wanted: Send;
 
     fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool);
-    fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool);
+    fn unreachable(&mut self, now: Time, why: Failure, may_retry: bool);
     fn control(&mut self, now: Time, message: Control);
     fn closed(&mut self, now: Time, reason: &str);
     fn held(&mut self, now: Time);
@@ -69,8 +69,8 @@ macro_rules! dialer_machine {
             fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
                 <$machine>::connected(self, now, nonce, ordered);
             }
-            fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
-                <$machine>::unreachable(self, now, reason, may_retry);
+            fn unreachable(&mut self, now: Time, why: Failure, may_retry: bool) {
+                <$machine>::unreachable(self, now, why, may_retry);
             }
             fn control(&mut self, now: Time, message: Control) {
                 <$machine>::control(self, now, message);
@@ -125,7 +125,7 @@ pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
     /// The server has admitted this party for the first time.
     fn joined(dialer: &Arc<Dialer<Self>>);
     /// The job is over.
-    fn finished(dialer: &Arc<Dialer<Self>>, outcome: Result<String, String>);
+    fn finished(dialer: &Arc<Dialer<Self>>, outcome: Result<String, Failure>);
     /// The bytes of a parcel that is to be sent.
     fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32) -> Result<Lent, String>;
     /// Whether a parcel may overtake the control messages that were sent before it ([`Outgoing::detached`]).
@@ -174,7 +174,7 @@ impl DialOptions {
         let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
         let layers = Layers { emulate, ..options.layers };
         let transport = registry::transport_for(&address, &options.transport, &layers, options.seed)?;
-        let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
+        let bad = |e: pki::PkiError| Error::new("options", "read token", e.cause()).hint(e.hint());
         let token =
             options.token.as_deref().map(|text| pki::Token::of(text, role, name)).transpose().map_err(bad)?;
         let instance = u64::from_le_bytes(random()?);
@@ -184,28 +184,32 @@ impl DialOptions {
     }
 
     /// The address of another server of this job, which must use the same transport.
-    fn another(&self, url: &str) -> Result<Address, String> {
-        let address = Address::parse(url).map_err(|error| error.to_string())?;
+    fn another(&self, url: &str) -> Result<Address, Failure> {
+        let address = Address::parse(url).map_err(Error::from)?;
         let (ours, theirs) = (&self.address.scheme, &address.scheme);
         if ours != theirs {
-            return Err(format!("the server sends us to {url}, and this client speaks {ours}"));
+            return Err(format!("the server sends us to {url}, and this client speaks {ours}").into());
         }
         Ok(address)
     }
 
     /// Why the other end is not the expected one. A certificate of the right authority and host may still
     /// name another party.
-    fn impostor(&self, link: &dyn Link) -> Option<String> {
+    fn impostor(&self, link: &dyn Link) -> Option<Failure> {
         let expected = self.expects.as_ref().filter(|_| self.is_mutual())?;
         let certified = link.peer().certified.as_ref()?;
         let (found, asked) = (link.peer().role.as_deref().unwrap_or("none"), self.role.name());
         if certified == expected && found == asked {
             return None;
         }
-        Some(format!(
-            "the certificate at {} is for {certified:?} in the role {found}, not for {expected:?} in the role {asked}; \
-             check the addresses, or issue one with `thalweg pki issue {expected} --role {asked} --host HOST`",
-            self.address
+        Some(Failure::hinted(
+            format!(
+                "the certificate at {} is for {certified:?} in the role {found}, not for {expected:?} in the role {asked}",
+                self.address
+            ),
+            format!(
+                "check the addresses, or issue one with `thalweg pki issue {expected} --role {asked} --host HOST`"
+            ),
         ))
     }
 
@@ -313,8 +317,8 @@ impl<P: DialerPolicy> Dialer<P> {
     }
 
     /// Ends the job for this party, for this reason.
-    pub fn fail(&self, reason: &str) {
-        lock(&self.machine).unreachable(self.now(), reason, false);
+    pub fn fail(&self, why: impl Into<Failure>) {
+        lock(&self.machine).unreachable(self.now(), why.into(), false);
         self.wake();
     }
 
@@ -450,24 +454,24 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time, to: Optio
     let sent = to.is_some();
     let address = match to.map(|url| dialer.to.another(&url)).transpose() {
         Ok(another) => another.unwrap_or_else(|| dialer.to.address.clone()),
-        Err(reason) => {
-            lock(&dialer.machine).unreachable(dialer.now(), &reason, true);
+        Err(why) => {
+            lock(&dialer.machine).unreachable(dialer.now(), why, true);
             return dialer.wake();
         }
     };
     match dialer.to.transport.connect(&address, &dialer.to.options).await {
         Ok(link) => {
-            if let Some(reason) = dialer.to.impostor(&*link) {
+            if let Some(why) = dialer.to.impostor(&*link) {
                 link.close().await;
-                dialer.fail(&reason);
+                dialer.fail(why);
             } else if let Err(error) = attach(&dialer, link) {
-                dialer.fail(&error.to_string());
+                dialer.fail(error);
             }
         }
         Err(error) => {
             // If the address came from a server, another address may work, whatever this error is.
             let may_retry = error.kind().may_retry() || sent;
-            lock(&dialer.machine).unreachable(dialer.now(), &error.to_string(), may_retry);
+            lock(&dialer.machine).unreachable(dialer.now(), Error::from(error).into(), may_retry);
         }
     }
     dialer.wake();
@@ -505,7 +509,7 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
             Err(error) => break error.to_string(),
         };
         if let Err(reason) = dialer.policy.before(&message) {
-            dialer.fail(&reason);
+            dialer.fail(reason.as_str());
             break reason;
         }
         let mut machine = lock(&dialer.machine);

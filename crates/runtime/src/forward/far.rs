@@ -47,8 +47,8 @@ impl Far {
         let to = options.to.clone().unwrap_or_default();
         let port = to.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
         if port.is_none_or(|(host, port)| host.is_empty() || port == 0) {
-            let context = format!("{to:?} is no target; write it as host:port, such as 127.0.0.1:9000");
-            return Err(Error::new("address", "read the target", context));
+            return Err(Error::new("address", "read the target", format!("{to:?} is no target"))
+                .hint("write it as host:port, such as 127.0.0.1:9000"));
         }
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
         let peers = Peers::default();

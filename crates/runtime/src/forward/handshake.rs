@@ -50,8 +50,7 @@ async fn say(link: &Arc<dyn Link>, message: &Control) -> Result<(), Error> {
 }
 
 fn other(what: &str) -> Error {
-    let context = format!("{what}; give --via the address of a `thalweg forward --to`");
-    Error::new("refused", SHAKE_HANDS, context)
+    Error::new("refused", SHAKE_HANDS, what).hint("give --via the address of a `thalweg forward --to`")
 }
 
 /// The near end's part.
@@ -64,9 +63,8 @@ pub(crate) async fn near(link: &Arc<dyn Link>, who: &Identity) -> Result<Ready, 
     };
     if challenge.versions.0 > VERSIONS.1 || challenge.versions.1 < VERSIONS.0 {
         let (low, high) = challenge.versions;
-        let context =
-            format!("the far end speaks session versions {low}..={high}, we {VERSIONS:?}; use one release");
-        return Err(Error::new("refused", SHAKE_HANDS, context));
+        let context = format!("the far end speaks session versions {low}..={high}, we {VERSIONS:?}");
+        return Err(Error::new("refused", SHAKE_HANDS, context).hint("use one release"));
     }
     say(link, &Control::Hello(hello(link, who, &challenge)?)).await?;
     match hear(link).await? {

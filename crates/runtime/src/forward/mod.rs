@@ -86,7 +86,7 @@ impl Forwarder {
     /// # Errors
     /// `closed` at the second call; the reason why a near end cannot forward any more, such as `refused`.
     pub fn serve(&mut self, go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
-        let again = || Error::new("closed", "forward", "it has ended; open another one");
+        let again = || Error::new("closed", "forward", "it has ended").hint("open another one");
         let end = self.end.take().ok_or_else(again)?;
         let (stop, stopped) = watch::channel(false);
         let (done, mut outcome) = oneshot::channel();

@@ -96,7 +96,7 @@ impl Near {
         let via = options.via.as_deref().unwrap_or_default();
         let address = Address::parse(via)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
-        let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
+        let bad = |e: pki::PkiError| Error::new("options", "read token", e.cause()).hint(e.hint());
         let token = options.token.as_deref();
         let token = token.map(|text| pki::Token::of(text, pki::Role::Forward, &options.name));
         let token = token.transpose().map_err(bad)?;

@@ -70,16 +70,19 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Error> {
+        let bad = |what: &str| Error::new("options", "forward", what);
         let parts: Vec<&str> = self.method.split('/').collect();
         let named = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         if !matches!(parts[..], ["", service, method] if named(service) && named(method)) {
-            return Err(format!("{:?} is no method; write it as /package.Service/Method", self.method));
+            return Err(
+                bad(&format!("{:?} is no method", self.method)).hint("write it as /package.Service/Method")
+            );
         }
         match self.message() {
             Some(message) if message.len() <= MOST_MESSAGE => Ok(()),
-            Some(_) => Err("the message of an answer has at most 1 MiB".into()),
-            None => Err("the message of an answer is not in hex".into()),
+            Some(_) => Err(bad("the message of an answer has at most 1 MiB")),
+            None => Err(bad("the message of an answer is not in hex")),
         }
     }
 
@@ -121,7 +124,8 @@ impl ForwardOptions {
     pub fn check(&self) -> Result<(), Error> {
         let bad = |what: &str| Err(Error::new("options", "forward", what));
         if self.via.is_some() == self.to.is_some() {
-            return bad("a near end has via, a far end has to; give one of them");
+            return Err(Error::new("options", "forward", "a near end has via, a far end has to")
+                .hint("give one of them"));
         }
         if let Err(why) = check_name(&self.name) {
             return bad(&why);
@@ -143,10 +147,7 @@ impl ForwardOptions {
         if !near_grpc && !self.answers.is_empty() {
             return bad("only a near end with grpc answers calls");
         }
-        if let Some(Err(why)) = self.answers.iter().map(Answer::check).find(Result::is_err) {
-            return bad(&why);
-        }
-        Ok(())
+        self.answers.iter().try_for_each(Answer::check)
     }
 
     /// The calls that a near end answers itself.

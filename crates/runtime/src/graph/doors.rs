@@ -9,7 +9,9 @@ use std::time::Instant;
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{Action, ClientAction, LinkId, Mixing, Neighbour, NodeStep, Span, Time, Traffic};
+use thalweg_proto::{
+    Action, ClientAction, Failure, LinkId, Mixing, Neighbour, NodeStep, Span, Time, Traffic,
+};
 use thalweg_transport::Sink;
 use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::Layout;
@@ -48,7 +50,7 @@ pub(crate) struct Shared {
     pub copied: AtomicU32,
     pub mix: Mutex<Option<Mixing>>,
     /// Why a neighbour can never average with this node. Cleared when a call has reported it.
-    pub refused: Mutex<Option<String>>,
+    pub refused: Mutex<Option<Failure>>,
     events: Mutex<VecDeque<Value>>,
     hub: OnceLock<Weak<NodeHub>>,
     dialers: Mutex<BTreeMap<usize, Weak<NodeDialer>>>,
@@ -173,8 +175,8 @@ impl Shared {
     }
 
     /// Records why a neighbour can never average with this node.
-    fn refuse(&self, reason: &str) {
-        *lock(&self.refused) = Some(reason.into());
+    fn refuse(&self, why: Failure) {
+        *lock(&self.refused) = Some(why);
         self.announce();
     }
 }
@@ -261,7 +263,7 @@ impl HubPolicy for Listening {
             NodeStep::Refused { peer, reason, grave } => {
                 shared.event("refused", &peer, &reason);
                 if grave {
-                    shared.refuse(&reason);
+                    shared.refuse(reason.into());
                 }
             }
         }
@@ -299,8 +301,8 @@ impl DialerMachine for Dialled {
     fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
         self.shared.tell(|node| node.dial_connected(now, self.place, nonce, ordered));
     }
-    fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
-        self.shared.tell(|node| node.dial_unreachable(now, self.place, reason, may_retry));
+    fn unreachable(&mut self, now: Time, why: Failure, may_retry: bool) {
+        self.shared.tell(|node| node.dial_unreachable(now, self.place, why, may_retry));
     }
     fn control(&mut self, now: Time, message: Control) {
         self.shared.tell(|node| node.dial_control(now, self.place, message));
@@ -352,13 +354,13 @@ impl DialerPolicy for Dialling {
 
     fn joined(_dialer: &Arc<NodeDialer>) {}
 
-    fn finished(dialer: &Arc<NodeDialer>, outcome: Result<String, String>) {
+    fn finished(dialer: &Arc<NodeDialer>, outcome: Result<String, Failure>) {
         let Dialling { shared, name, .. } = &dialer.policy;
         match outcome {
             Ok(reason) => shared.event("note", name, &format!("is dialled no longer: {reason}")),
-            Err(reason) => {
-                shared.event("refused", name, &reason);
-                shared.refuse(&format!("{name}: {reason}"));
+            Err(why) => {
+                shared.event("refused", name, &why.to_string());
+                shared.refuse(Failure { cause: format!("{name}: {}", why.cause), ..why });
             }
         }
     }

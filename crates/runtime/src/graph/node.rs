@@ -83,9 +83,10 @@ impl Node {
         let capabilities = transport.capabilities();
         if !capabilities.symmetric {
             return Err(bad(format!(
-                "{} treats its two ends differently, and nodes are all alike; use tcp, udp, ltp, zmq or grpc",
+                "{} treats its two ends differently, and nodes are all alike",
                 transport.name()
-            )));
+            ))
+            .hint("use tcp, udp, ltp, zmq or grpc"));
         }
         let chunk = capabilities.chunk(options.chunk, DEFAULT_CHUNK);
         let layout = Arc::new(layout);
@@ -166,8 +167,8 @@ impl Node {
 
     /// Why a neighbour can never average with this node. Each reason is returned once.
     fn refused(&self) -> Option<Error> {
-        let reason = lock(&self.shared.refused).take()?;
-        Some(Error::new("refused", "average with neighbours", reason))
+        let why = lock(&self.shared.refused).take()?;
+        Some(Error::failed("average with neighbours", why))
     }
 
     /// Waits until `count` neighbours are connected, `limit` is over, or `go_on` returns false. Returns how

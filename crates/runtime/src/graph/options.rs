@@ -152,7 +152,12 @@ impl NodeOptions {
             return bad("first-chunk needs a deadline in seconds, or a lost neighbour would hold up the node for ever");
         }
         if self.deadline.is_some() && matches!(self.wait, WaitRule::All | WaitRule::None) {
-            return bad("a deadline goes with wait first-chunk or deadline; leave it out");
+            return Err(Error::new(
+                "options",
+                "start node",
+                "a deadline goes with wait first-chunk or deadline",
+            )
+            .hint("leave it out"));
         }
         if !(self.share > 0.0 && self.share <= 1.0) {
             return bad("share is the part of a model that is sent in an iteration: more than 0, at most 1");

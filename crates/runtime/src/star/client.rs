@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{ClientAction, ClientConfig, RoundStep, Span, Time, Verdict};
+use thalweg_proto::{ClientAction, ClientConfig, Failure, RoundStep, Span, Time, Verdict};
 use thalweg_transport::Sink;
 use thalweg_wire::control::{Control, Nonce, Proof, StandIn};
 use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
@@ -37,7 +37,7 @@ pub enum ClientEvent {
         verdict: Verdict,
     },
     /// The job is over: with a reason, or with an error.
-    Finished(Result<String, String>),
+    Finished(Result<String, Failure>),
 }
 
 /// The update in the order on the wire.
@@ -153,7 +153,7 @@ impl DialerPolicy for Trainer {
         match wanted {
             RoundStep::Mend { holes, stand_in } => {
                 if let Err(reason) = dialer.policy.mend(&holes, stand_in) {
-                    dialer.fail(&reason);
+                    dialer.fail(reason);
                 }
             }
             RoundStep::Ready { round, config } => {
@@ -169,7 +169,7 @@ impl DialerPolicy for Trainer {
         post(dialer, ClientEvent::Joined);
     }
 
-    fn finished(dialer: &Arc<StarDialer>, outcome: Result<String, String>) {
+    fn finished(dialer: &Arc<StarDialer>, outcome: Result<String, Failure>) {
         post(dialer, ClientEvent::Finished(outcome));
     }
 

@@ -229,10 +229,8 @@ impl Reducer for Workers {
 fn routes(rule: RouteRule) -> Result<(Option<NodeRoutes>, String), Error> {
     match (rule, (rule != RouteRule::Node).then(NodeRoutes::open)) {
         (RouteRule::Auto, Some(Err(why))) => Ok((None, why)),
-        (_, Some(Err(why))) => {
-            let said = format!("{why}; or take tree.routes = \"node\" (--routes node)");
-            Err(Error::new("unsupported", "route notes inside the kernel", said))
-        }
+        (_, Some(Err(why))) => Err(Error::new("unsupported", "route notes inside the kernel", why)
+            .hint("take tree.routes = \"node\" (--routes node)")),
         (RouteRule::Auto, Some(Ok(routes))) => Ok((Some(routes), "the kernel can".into())),
         (_, opened) => Ok((opened.and_then(Result::ok), "asked for".into())),
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{Answer, ClientAction, ClientConfig, Span, TaskStep, TaskVerdict, Time};
+use thalweg_proto::{Answer, ClientAction, ClientConfig, Failure, Span, TaskStep, TaskVerdict, Time};
 use thalweg_transport::Sink;
 use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::Layout;
@@ -47,7 +47,7 @@ pub enum TaskEvent {
         verdict: TaskVerdict,
     },
     /// The job is over: with a reason, or with an error.
-    Finished(Result<String, String>),
+    Finished(Result<String, Failure>),
 }
 
 /// The policy of a client of tasks.
@@ -184,7 +184,7 @@ impl DialerPolicy for Worker {
         post(dialer, TaskEvent::Joined);
     }
 
-    fn finished(dialer: &Arc<TaskDialer>, outcome: Result<String, String>) {
+    fn finished(dialer: &Arc<TaskDialer>, outcome: Result<String, Failure>) {
         post(dialer, TaskEvent::Finished(outcome));
     }
 

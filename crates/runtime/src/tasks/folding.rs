@@ -53,10 +53,9 @@ pub(super) fn tolerance(fold: &Layout, shares: &[f64], sent: &Layout) -> Result<
     let mut allowances = Vec::new();
     for ((at, tensor), &share) in fold.tensors().iter().enumerate().zip(shares) {
         if !(0.0..=1.0).contains(&share) {
-            return Err(bad(format!(
-                "{share} of {:?} may be missing; it is a share from 0 to 1",
-                tensor.name
-            )));
+            return Err(
+                bad(format!("{share} of {:?} may be missing", tensor.name)).hint("it is a share from 0 to 1")
+            );
         }
         let share = if counterpart(sent, tensor).is_some() { share } else { 0.0 };
         let budget = (share * f64::from(WHOLE)) as u32;

@@ -88,7 +88,7 @@ pub fn client(
                 }
                 Some(ClientEvent::Verdict { verdict, .. }) => verdicts.push(verdict),
                 Some(ClientEvent::Finished(Ok(_))) => return Ok(verdicts),
-                Some(ClientEvent::Finished(Err(reason))) => return Err(reason),
+                Some(ClientEvent::Finished(Err(why))) => return Err(why.to_string()),
                 None => return Err("the test hangs".into()),
             }
         }

@@ -18,7 +18,7 @@ use crate::envelope::{encode, Kind, Slots, Tag, MAX_SLOTS};
 use crate::intake::chunk_cost;
 use crate::listener::{Entry, Office};
 use crate::send;
-use crate::shared::{lock, words, LinkState};
+use crate::shared::{lock, LinkState};
 use crate::{Care, Mailbox, MemberId, Message};
 
 /// Called once for each member, with its index and the outcome.
@@ -181,7 +181,7 @@ impl<'a> Sending<'a> {
 
     fn fail(&mut self, error: &Error) {
         for member in self.together.drain(..) {
-            (self.tell)(member.index, Err(Error::new(error.kind(), send::UPDATE, words(error))));
+            (self.tell)(member.index, Err(error.clone().during(send::UPDATE)));
         }
     }
 

@@ -8,7 +8,7 @@ use thalweg_transport::Result;
 use tokio::sync::Mutex;
 
 use crate::envelope::{encode, Kind};
-use crate::shared::{words, LinkState};
+use crate::shared::LinkState;
 use crate::{Care, Message};
 
 /// Pause between repetitions of a handshake message, until it is answered.
@@ -44,7 +44,7 @@ pub(crate) struct Greeting {
 pub(crate) async fn keep(shared: Arc<LinkState>, greeting: Option<Greeting>) {
     tokio::select! {
         () = stay(&shared, greeting) => {}
-        error = shared.ends.standing.evicted() => shared.end(&words(&error)),
+        error = shared.ends.standing.evicted() => shared.end(&error.reason()),
     }
     // If nobody reads any more, this fails or times out. The other end then notices the silence.
     let _ = tokio::time::timeout(FAREWELL, farewell(&shared)).await;

@@ -20,7 +20,7 @@ use crate::keeper::{keep, Greeting, GroupNumbers};
 use crate::link::MessageLink;
 use crate::receive::dispatch;
 use crate::secret::Half;
-use crate::shared::{lock, words, Ends, LinkState};
+use crate::shared::{lock, Ends, LinkState};
 use crate::shelf::Kept;
 use crate::{
     fanout, Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES,
@@ -240,7 +240,7 @@ impl Hub {
                 let _ = office.carrier.flush().await;
                 return office.carrier.close().await;
             };
-            links.iter().for_each(|shared| shared.end(&words(&error)));
+            links.iter().for_each(|shared| shared.end(&error.reason()));
             office.carrier.close().await;
             let Some(office) = self.reopen().await else { return };
             *lock(&self.office) = Arc::new(office);

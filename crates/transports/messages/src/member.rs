@@ -15,7 +15,7 @@ use crate::link::MessageLink;
 use crate::listener::{capabilities, window, MAX_WINDOW};
 use crate::receive::{dispatch, said};
 use crate::secret::Half;
-use crate::shared::{lock, words, Ends, LinkState};
+use crate::shared::{lock, Ends, LinkState};
 use crate::shelf::Shelf;
 use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side, HEAD_BYTES};
 
@@ -84,8 +84,7 @@ impl Hello<'_> {
         let mut shelf = Shelf::default();
         let (window, key) = (self.window, self.half.public);
         let head = encode(Tag { instance: 0, member: self.member }, &Kind::Hello { window, key });
-        let failed =
-            |error: Error| Error::new(error.kind(), CONNECT, format!("{}: {}", self.address, words(&error)));
+        let failed = |error: Error| error.during(CONNECT).about(&self.address);
         loop {
             let message = Message { head: &head, body: &[], care: Care::Control };
             self.carrier.publish(Mailbox::Listener, message).await.map_err(failed)?;
@@ -163,7 +162,7 @@ async fn serve(shared: Arc<LinkState>) {
             Ok(Event::Letter(letter)) => take(&shared, &letter),
             Ok(Event::Gone { mailbox: Mailbox::Listener, why }) => shared.end(&why),
             Ok(Event::Gone { .. } | Event::Refused(_)) => {}
-            Err(error) => shared.end(&words(&error)),
+            Err(error) => shared.end(&error.reason()),
         }
     }
     // This fails only when the runtime shuts down.

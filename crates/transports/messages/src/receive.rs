@@ -10,7 +10,7 @@ use thalweg_wire::Kind::Control;
 
 use crate::envelope::Kind;
 use crate::intake::{Fragment, Item, Verdict};
-use crate::shared::{lock, words, LinkState};
+use crate::shared::{lock, LinkState};
 use crate::shelf::Told;
 use crate::{Letter, Mailbox};
 
@@ -76,7 +76,7 @@ fn begins(shared: &LinkState, header: &FrameHeader) -> Verdict {
             shared.intake.begins(header.chunk);
             Verdict::Fine
         }
-        Err(error) => Verdict::Corrupt(words(&error)),
+        Err(error) => Verdict::Corrupt(error.reason()),
     }
 }
 
@@ -116,7 +116,7 @@ pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes
                     shared.fault(RECEIVE)
                 };
                 let allowed = shared.ends.standing.check(Control, part.total as usize);
-                allowed.map_err(|error| broken(words(&error)))?;
+                allowed.map_err(|error| broken(error.reason()))?;
                 let whole = inbox.join(part).map_err(broken)?;
                 if shared.intake.take_control(length) {
                     shared.tell.notify_one();

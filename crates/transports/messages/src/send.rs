@@ -12,7 +12,7 @@ use thalweg_wire::{checksum, MAX_CONTROL};
 
 use crate::envelope::{encode, Kind};
 use crate::intake::{chunk_cost, Fragment};
-use crate::shared::{lock, words, LinkState};
+use crate::shared::{lock, LinkState};
 use crate::{Care, Carrier, Mailbox, Message, HEAD_BYTES};
 
 type Publishing<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
@@ -140,7 +140,7 @@ async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, fir
             publish_chunk(&*shared.ends.carrier, shared.ends.to, &head, chunk, &payload);
         shared.copied.fetch_add(copied, Ordering::Relaxed);
         let wire =
-            publishing.await.inspect_err(|e| shared.end(&words(e))).map_err(|_| shared.closed(UPDATE))?;
+            publishing.await.inspect_err(|e| shared.end(&e.reason())).map_err(|_| shared.closed(UPDATE))?;
         shared.sent.fetch_add(wire, Ordering::Relaxed);
         wire
     };

@@ -186,14 +186,14 @@ impl LinkState {
 
     /// The error that a sender gets.
     pub(crate) fn closed(&self, operation: &'static str) -> Error {
-        let why = self.why.get().map_or_else(|| "the link has ended".into(), words);
+        let why = self.why.get().map_or_else(|| "the link has ended".into(), Error::reason);
         Error::closed(operation, why)
     }
 
     /// The error that a receiver gets. Its kind says whether the other end broke the protocol.
     pub(crate) fn fault(&self, operation: &'static str) -> Error {
         let kind = self.why.get().map_or(ErrorKind::Closed, Error::kind);
-        Error::new(kind, operation, words(&self.closed("link")))
+        Error::new(kind, operation, self.closed(operation).cause())
     }
 
     /// Returns an error if the link has ended.
@@ -260,7 +260,7 @@ impl LinkState {
         };
         let message = Message { head: &head, body, care };
         let wire =
-            self.ends.carrier.publish(self.ends.to, message).await.inspect_err(|e| self.end(&words(e)))?;
+            self.ends.carrier.publish(self.ends.to, message).await.inspect_err(|e| self.end(&e.reason()))?;
         self.sent.fetch_add(wire, Ordering::Relaxed);
         Ok(wire)
     }
@@ -299,10 +299,4 @@ impl LinkState {
             ..Counters::default()
         }
     }
-}
-
-/// The text of an error without its operation, to be part of another error.
-pub(crate) fn words(error: &Error) -> String {
-    let text = error.to_string();
-    text.split_once(": ").map_or(text.clone(), |(_, context)| context.into())
 }

@@ -131,8 +131,8 @@ async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedS
         };
         let came = match came {
             Ok(came) => came,
-            Err(error) if error.kind() == ErrorKind::Corrupt => return core.outbox.end(&words(&error)),
-            Err(error) => return core.outbox.lose(&words(&error)),
+            Err(error) if error.kind() == ErrorKind::Corrupt => return core.outbox.end(&error.reason()),
+            Err(error) => return core.outbox.lose(&error.reason()),
         };
         let bytes = came.1.min(MAIL_BYTES.into()) as u32;
         let taken = core.take(came.0, came.1);
@@ -150,19 +150,13 @@ async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedS
                     sent = passed_on => if sent.is_none() { return },
                 }
             }
-            Err(error) => return core.outbox.end(&words(&error)),
+            Err(error) => return core.outbox.end(&error.reason()),
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The text of an error without its operation, which the caller of a link names itself.
-fn words(error: &Error) -> String {
-    let text = error.to_string();
-    text.split_once(": ").map_or(text.clone(), |(_, rest)| rest.to_owned())
 }
 
 impl Core {

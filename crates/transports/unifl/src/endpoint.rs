@@ -13,6 +13,25 @@ pub(crate) use linux::{Front, Newcomer};
 #[cfg(not(target_os = "linux"))]
 pub(crate) use other::{Front, Newcomer};
 
+/// Why loss cannot be masked, and what can be done about it.
+pub(crate) struct Obstacle {
+    pub cause: String,
+    pub hint: Option<&'static str>,
+}
+
+impl From<&str> for Obstacle {
+    fn from(cause: &str) -> Self {
+        Self { cause: cause.into(), hint: None }
+    }
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.cause)?;
+        self.hint.map_or(Ok(()), |hint| write!(f, "; {hint}"))
+    }
+}
+
 /// Puts an endpoint in front of the listener at `at`. The error says why that is not possible.
 pub(crate) async fn open(
     at: SocketAddr,
@@ -20,7 +39,7 @@ pub(crate) async fn open(
     limits: Limits,
     trace: Option<TraceFile>,
     newcomers: mpsc::Sender<Newcomer>,
-) -> Result<Front, String> {
+) -> Result<Front, Obstacle> {
     #[cfg(target_os = "linux")]
     return linux::open(at, config, limits, trace, newcomers).await;
     #[cfg(not(target_os = "linux"))]
@@ -67,7 +86,7 @@ mod linux {
         limits: Limits,
         trace: Option<TraceFile>,
         newcomers: mpsc::Sender<Newcomer>,
-    ) -> Result<Front, String> {
+    ) -> Result<Front, Obstacle> {
         if at.ip().is_loopback() {
             return Err("the loopback loses nothing".into());
         }
@@ -84,11 +103,10 @@ mod linux {
         started.map(|(shared, gone)| Front { shared, gone }).map_err(|e| explain(&e))
     }
 
-    fn explain(error: &std::io::Error) -> String {
-        match error.kind() {
-            std::io::ErrorKind::PermissionDenied => format!("{error}; run it as root, or with CAP_NET_ADMIN"),
-            _ => error.to_string(),
-        }
+    fn explain(error: &std::io::Error) -> Obstacle {
+        let denied = error.kind() == std::io::ErrorKind::PermissionDenied;
+        let hint = denied.then_some("run it as root, or with CAP_NET_ADMIN");
+        Obstacle { cause: error.to_string(), hint }
     }
 }
 
@@ -172,7 +190,7 @@ mod other {
         _: Limits,
         _: Option<TraceFile>,
         _: mpsc::Sender<Newcomer>,
-    ) -> Result<Front, String> {
+    ) -> Result<Front, Obstacle> {
         Err("there are no TUN devices on this system".into())
     }
 }

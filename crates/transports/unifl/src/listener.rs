@@ -59,7 +59,7 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<d
     let front = match at(&address).await {
         _ if options.tls.is_some() && options.sealed.is_none() => Err(UNSEALED.to_owned()),
         Err(error) => Err(error.to_string()),
-        Ok(at) => endpoint::open(at, config, limits, trace, newcomers).await,
+        Ok(at) => endpoint::open(at, config, limits, trace, newcomers).await.map_err(|why| why.to_string()),
     };
     let (sender, ready) = mpsc::channel(MAX_READY);
     let (front, notice) = match front {

@@ -125,7 +125,9 @@ impl World {
             ClientAction::Policy(RoundStep::Verdict { round, verdict }) => {
                 client.seen.verdicts.push((round, verdict))
             }
-            ClientAction::Finished(outcome) => client.seen.finished = Some(outcome),
+            ClientAction::Finished(outcome) => {
+                client.seen.finished = Some(outcome.map_err(|why| why.to_string()))
+            }
         }
     }
 

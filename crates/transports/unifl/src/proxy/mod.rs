@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::endpoint::{self, Front, Newcomer};
+use crate::endpoint::{self, Front, Newcomer, Obstacle};
 use crate::settings::Limits;
 pub(crate) use caller::Caller;
 use caller::Direct;
@@ -218,19 +218,16 @@ async fn in_front(
 ) -> Result<(Option<Front>, Option<String>)> {
     match endpoint::open(at, config, limits, trace, newcomers).await {
         Ok(front) => Ok((Some(front), None)),
-        Err(why) if plain => Ok((None, Some(why))),
-        Err(why) => Err(unmasked(at, &why)),
+        Err(why) if plain => Ok((None, Some(why.to_string()))),
+        Err(why) => Err(unmasked(at, why)),
     }
 }
 
-/// The error that loss cannot be masked. `why` may end with a hint, after a semicolon.
-fn unmasked(at: SocketAddr, why: &str) -> Error {
+/// The error that loss cannot be masked.
+fn unmasked(at: SocketAddr, why: Obstacle) -> Error {
     const PLAIN: &str = "give --plain for an ordinary TCP proxy";
-    let (cause, hint) = match why.rsplit_once("; ") {
-        Some((cause, hint)) => (cause, format!("{hint}, or {PLAIN}")),
-        None => (why, PLAIN.to_owned()),
-    };
-    let context = format!("loss cannot be masked at {at}: {cause}");
+    let hint = why.hint.map_or(PLAIN.to_owned(), |hint| format!("{hint}, or {PLAIN}"));
+    let context = format!("loss cannot be masked at {at}: {}", why.cause);
     Error::new(ErrorKind::Unsupported, OPEN, context).hint(hint)
 }
 
@@ -313,12 +310,14 @@ mod tests {
     #[test]
     fn what_to_do_about_the_cause_is_said_beside_the_other_way() {
         let at = SocketAddr::from(([10, 0, 0, 1], 9));
-        let said = unmasked(at, "a TUN device: denied; run it as root").to_string();
+        let said =
+            unmasked(at, Obstacle { cause: "a TUN device: denied".into(), hint: Some("run it as root") })
+                .to_string();
         assert!(
             said.ends_with("denied; run it as root, or give --plain for an ordinary TCP proxy"),
             "{said}"
         );
-        let said = unmasked(at, "the loopback loses nothing").to_string();
+        let said = unmasked(at, "the loopback loses nothing".into()).to_string();
         assert!(
             said.ends_with("the loopback loses nothing; give --plain for an ordinary TCP proxy"),
             "{said}"

@@ -178,7 +178,7 @@ impl World {
             self.parties[dialer].dialled.insert(place, link);
             self.parties[dialer].node.dial_connected(self.now, place, nonce, self.path.ordered);
         } else {
-            self.parties[dialer].node.dial_unreachable(self.now, place, "nobody listens", true);
+            self.parties[dialer].node.dial_unreachable(self.now, place, "nobody listens".into(), true);
         }
         self.act(dialer);
     }
@@ -317,7 +317,7 @@ impl World {
                     self.net.close(now, link, End::Client);
                 }
             }
-            ClientAction::Finished(Err(reason)) => self.parties[index].finished.push(reason),
+            ClientAction::Finished(Err(why)) => self.parties[index].finished.push(why.to_string()),
             ClientAction::Finished(Ok(_)) | ClientAction::Joined(_) | ClientAction::Policy(()) => {}
         }
     }
