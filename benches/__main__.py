@@ -30,7 +30,7 @@ from benches.systems import systems
 from benches.tasks import tasks
 from benches.tops import tops
 from benches.trees import trees
-from thalweg import _core, machine
+from thalweg import _core, machine, wire
 
 
 def control() -> list[Figure]:
@@ -99,7 +99,8 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     state = {"machine": machine.facts(), "load_before": load_before, "load_after": os.getloadavg()}
-    path.write_text(json.dumps({"machine": state, "figures": [figure.facts() for figure in figures]}, indent=1))
+    results = {"machine": state, "figures": [figure.facts() for figure in figures]}
+    path.write_text(json.dumps(results, indent=1, default=wire.table_of))
     print(f"results: {path.relative_to(FOLDER)}; load {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after")
 
 
