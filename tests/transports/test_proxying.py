@@ -60,4 +60,4 @@ def test_a_size_that_is_none_is_refused() -> None:
     ],
 )
 def test_events_in_words(event: dict[str, Any], words: str) -> None:
-    assert proxying.words(event) == words
+    assert proxying.words(json.dumps(event)) == words

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,12 +90,12 @@ def command(
 
     The far end (--to) runs beside the server, the near end (--via) beside the programs. All connections share one link.
     """
-    from thalweg import _core
+    from thalweg import _core, wire
     from thalweg.transports import forwarding, registry, serving
 
-    def observe(event: Mapping[str, Any]) -> None:
+    def observe(event: str) -> None:
         if as_json:
-            _line(sys.stdout, json.dumps(event))
+            _line(sys.stdout, event)
         else:
             _line(sys.stderr, forwarding.words(event))
 
@@ -138,10 +136,9 @@ def command(
                 timeout=timeout,
             )
             config = forwarding.near_end(listen, *entrance(membership))
-        forwarder = _core.Forwarder(json.dumps({**config, **limits}))
-        listening = serving.listening(forwarder)
-        emit(listening)
-    serving.serve(forwarder, observe, first=None if as_json else listening)
+        forwarder = _core.Forwarder(wire.encode({**config, **limits}))
+        emit(wire.plain(forwarder.listening))
+    serving.serve(forwarder, observe, first=None if as_json else forwarder.listening)
 
 
 def _check(via: str | None, to: str | None) -> None:

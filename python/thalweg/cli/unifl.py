@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -65,14 +63,14 @@ def proxy(
     Clients need no change. The server receives each client's stream with zeros in place of lost bytes, and the hole map
     lists these places. The server's own stream is never masked.
     """
-    from thalweg import _core
+    from thalweg import _core, wire
     from thalweg.transports import proxying, serving
 
-    def observe(event: Mapping[str, Any]) -> None:
+    def observe(event: str) -> None:
         if not as_json:
             _say(proxying.words(event))
-        elif holes != proxying.STDOUT or event["event"] not in proxying.MAPPED:
-            sys.stdout.write(json.dumps(event) + "\n")
+        elif holes != proxying.STDOUT or not proxying.is_mapped(event):
+            sys.stdout.write(event + "\n")
             sys.stdout.flush()
 
     with output(as_json=as_json) as emit:
@@ -90,9 +88,8 @@ def proxy(
             plain=plain,
         )
         proxy = _core.Proxy(config)
-        listening = serving.listening(proxy)
-        emit(listening)
-    serving.serve(proxy, observe, first=None if as_json else listening)
+        emit(wire.plain(proxy.listening))
+    serving.serve(proxy, observe, first=None if as_json else proxy.listening)
 
 
 def _say(text: str) -> None:

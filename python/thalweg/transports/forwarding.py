@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from pydantic import Field
+
+from thalweg import wire
 from thalweg.errors import PlanError
 from thalweg.sections import SecuritySection
 from thalweg.transports import links
@@ -72,23 +76,48 @@ def _answer(option: str) -> dict[str, str]:
     return {"method": method, "message": message.hex()}
 
 
-def words(event: Mapping[str, Any]) -> str:
-    """Return an event as a line for people."""
-    kind = event["event"]
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of an end, as docs/reference/json.md describes them. What its kind does not have is None."""
+
+    event: Literal["listening", "link", "connection", "end", "note", "stopped"]
+    listen: str | None = None
+    via: str | None = None
+    to: str | None = None
+    answers: tuple[str, ...] = ()
+    peer: str | None = None
+    up: bool | None = None
+    why: str | None = None
+    connection: int | None = None
+    program: Annotated[str | None, Field(alias="from")] = None
+    sent: int = 0
+    received: int = 0
+    error: str | None = None
+    calls: int | None = None
+    answered: int = 0
+    unkept: int = 0
+    what: str | None = None
+    connections: int | None = None
+
+
+def words(text: str) -> str:
+    """Return an event of the core as a line for people."""
+    event = wire.decode(Event, text)
+    kind = event.event
     if kind == "listening":
-        way = f"to {event['to']}" if "to" in event else f"via {event['via']}"
-        return f"listening at {event['listen']}, forwarding {way}; Ctrl-C ends it" + _promises(event.get("answers", ()))
+        way = f"via {event.via}" if event.to is None else f"to {event.to}"
+        return f"listening at {event.listen}, forwarding {way}; Ctrl-C ends it" + _promises(event.answers)
     if kind == "link":
-        return f"link with {event['peer']}: " + ("up" if event["up"] else f"down, {event['why']}")
+        return f"link with {event.peer}: " + ("up" if event.up else f"down, {event.why}")
     if kind == "connection":
-        return f"connection {event['connection']} from {event['from']}"
+        return f"connection {event.connection} from {event.program}"
     if kind == "note":
-        return str(event["what"])
+        return event.what or ""
     if kind == "stopped":
-        return f"ended; connections: {event['connections']}"
-    bytes_ = f"{format_bytes(event['sent'])} sent, {format_bytes(event['received'])} received"
-    error = "" if event["error"] is None else f"; reset, {event['error']}"
-    return f"connection {event['connection']} from {event['from']}: ended, {bytes_}{_calls(event)}{error}"
+        return f"ended; connections: {event.connections}"
+    bytes_ = f"{format_bytes(event.sent)} sent, {format_bytes(event.received)} received"
+    error = "" if event.error is None else f"; reset, {event.error}"
+    return f"connection {event.connection} from {event.program}: ended, {bytes_}{_calls(event)}{error}"
 
 
 def _promises(methods: Iterable[str]) -> str:
@@ -98,11 +127,11 @@ def _promises(methods: Iterable[str]) -> str:
     return "".join(lines)
 
 
-def _calls(event: Mapping[str, Any]) -> str:
+def _calls(event: Event) -> str:
     """Return the outcome of a connection's calls, if HTTP/2 ends here."""
-    if "calls" not in event:
+    if event.calls is None:
         return ""
-    text = f", {event['calls']} calls"
-    if event["answered"]:
-        text += f", {event['answered']} of them answered here and {event['unkept']} of these not by the server"
+    text = f", {event.calls} calls"
+    if event.answered:
+        text += f", {event.answered} of them answered here and {event.unkept} of these not by the server"
     return text

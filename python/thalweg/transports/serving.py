@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from thalweg.errors import PlanError
 from thalweg.ui.units import parse_size
@@ -33,15 +32,7 @@ def size(option: str, text: str) -> int:
         raise PlanError(f"{option}: {error}", "Write it as 4MiB") from error
 
 
-def listening(service: Service) -> dict[str, Any]:
-    """Return the event with the address at which a service listens."""
-    event: dict[str, Any] = json.loads(service.listening)
-    return event
-
-
-def serve(
-    service: Service, observe: Callable[[Mapping[str, Any]], None], *, first: Mapping[str, Any] | None = None
-) -> None:
+def serve(service: Service, observe: Callable[[str], None], *, first: str | None = None) -> None:
     """Serve until a signal ends this command; ``observe`` hears of links and connections. Raises CoreError.
 
     It hears of ``first`` before them: whoever reads where the service listens may end it at once.
@@ -50,6 +41,6 @@ def serve(
         with suppress(KeyboardInterrupt):
             if first is not None:
                 observe(first)
-            service.serve(lambda text: observe(json.loads(text)))
+            service.serve(observe)
     finally:
         service.close()
