@@ -56,7 +56,7 @@ class RecordError(ThalwegError):
 
 
 class LabError(ThalwegError):
-    """An emulated network cannot be made, has failed, or is gone; or stress cannot be put on a party.
+    """An emulated network cannot be made, has failed or has ended; or stress cannot be put on a party.
 
     ``kind`` is the kind of the core's error if the error comes from the core, else ``lab``.
     """
@@ -67,7 +67,7 @@ class LabError(ThalwegError):
 
 
 class BrokerError(ThalwegError):
-    """A broker cannot be started, is not installed, or is gone."""
+    """A broker is not installed, cannot be started, or has ended."""
 
 
 def _unstopped(sentence: str) -> str:

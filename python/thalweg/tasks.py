@@ -459,7 +459,7 @@ def _packed(tensors: Mapping[str, Any] | None) -> Tensors | None:
 
 
 def _encode(head: Any, tensors: Tensors | None) -> bytes:
-    """Return a head as JSON, with thalweg's list of the tensors that are PyTorch's. Raises PlanError."""
+    """Return a head as JSON, with the names of the tensors that the receiver gets as PyTorch's. Raises PlanError."""
     torch = frozenset() if tensors is None else tensors.torch
     if tensors is not None and torch:
         head = {OWN: {"torch": True if len(torch) == len(tensors) else sorted(torch)}, "head": head}

@@ -41,10 +41,10 @@ def test_telemetry_is_off_before_flower_is_imported() -> None:
 
 
 def test_without_flower_the_hint_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
+    def raise_not_found(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(thalweg.flower, "version", absent)
+    monkeypatch.setattr(thalweg.flower, "version", raise_not_found)
     with pytest.raises(PlanError, match=r"Flower is not installed.*pip install 'flwr>="):
         thalweg.flower.require()
 

@@ -18,8 +18,7 @@ from tests.hostile import wire
 from tests.hostile.adversary import DIALECTS
 from tests.hostile.storm import running
 
-# Unauthenticated peers there may be, those that were told to go and are still there, and the descriptors of the job
-# itself.
+# The most unauthenticated peers, evicted peers whose connection is not closed yet, and descriptors of the job itself.
 UNAUTHENTICATED_PEERS = 1024
 LEAVING = 64
 OWN = 64

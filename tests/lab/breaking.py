@@ -38,7 +38,7 @@ def start(plan: str) -> subprocess.Popen[str]:
 
 
 def hosts() -> Mapping[str, Host]:
-    """Wait until the job's hosts are there; its parties have not met yet."""
+    """Wait until the job's lab runs, and return its hosts. The job's parties are not connected yet."""
     while not (labs := states.live()):
         time.sleep(LOOK)
     return labs[0].hosts

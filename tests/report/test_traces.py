@@ -46,7 +46,7 @@ def test_links_are_told_apart_and_the_longest_comes_first(tmp_path: Path) -> Non
 def test_numbers_say_what_it_waited_for_and_leave_out_pauses(tmp_path: Path) -> None:
     lines = [
         line(0.0), line(0.3, "window", rtt_latest=0.09), line(0.4, "idle", rtt_latest=None),
-        # A pause: nothing was to be sent. Then a wait of a second for an acknowledgement, which is none.
+        # First a pause, with nothing to send. Then a second of waiting for an ACK, which is not a pause.
         line(5.0, "window", rtt_min=0.03), line(6.0, "idle"),
     ]  # fmt: skip
     (found,) = read_traces(write(tmp_path / "t.jsonl", lines))

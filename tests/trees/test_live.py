@@ -241,7 +241,7 @@ def test_workers_give_the_servers_bits(star: bytes, count: int, split: str, rout
     assert tree["commits"] == ROUNDS
     assert tree["cpu_seconds"] > 0
     middle, most = tree["handover_us"]["p50"], tree["handover_us"]["p99"]
-    # It is only measured if an idle worker is notified of an update, which need not happen.
+    # The hand-over is only measured if an idle worker gets an update, so both may be None.
     assert (middle is most is None) or 0 < middle <= most
     assert (middle is None) or middle <= tree["fold_us"]["p50"]
     assert tree["pool_bytes"] > CLIENTS * 4 * ELEMENTS

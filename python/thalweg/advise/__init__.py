@@ -45,7 +45,7 @@ NO_REASON: Final = "its record does not say why"
 
 @dataclass(frozen=True)
 class Question:
-    """A question: a network in words, a model, and, if they matter, the number of clients and stress."""
+    """A question: a network as text, a model, and optionally the number of clients and stress."""
 
     network: str
     model: str

@@ -77,7 +77,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between a measured and an asked condition: its size in doublings, and words for it."""
+    """One difference between a measured and an asked condition: its size in doublings, and its text."""
 
     doublings: float
     words: str

@@ -64,7 +64,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The best transport for each question; None if no run has what is asked."""
+    """The best transport for each question; None if no run has that number."""
 
     fastest: Answer | None
     least_bytes: Answer | None

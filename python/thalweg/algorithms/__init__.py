@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class Drive(Protocol):
-    """Takes a job through rounds of these numbers; ``step`` runs one, and what it returns is yielded."""
+    """Drives a job through rounds with these numbers. ``step`` runs a round; its results are yielded."""
 
     def __call__(self, step: Callable[[int], T], numbers: Iterable[int]) -> Iterator[T]: ...
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How a job is driven. ``meaning`` says it in words, ``source`` where it is from."""
+    """How a job is driven. ``meaning`` describes it, ``source`` names its paper."""
 
     name: str
     meaning: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# An iteration is driven as a round is; a node that is far behind is given later numbers as it goes.
+# An iteration is driven like a round. A node that is far behind skips to later numbers.
 from thalweg.algorithms.fedavg import rounds
 
 __all__ = ["MEANING", "SOURCE", "rounds"]

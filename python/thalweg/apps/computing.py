@@ -1,4 +1,4 @@
-"""Simulates a client's computation: it takes a given time in each round, for a payload that nobody trains."""
+"""Simulates a client's computation on a payload: it takes a given time in each round."""
 
 from __future__ import annotations
 

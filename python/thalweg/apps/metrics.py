@@ -56,7 +56,7 @@ def offered(
 
 
 def evaluated(metrics: Mapping[str, object]) -> dict[str, int | float]:
-    """Return ``accuracy`` and ``loss`` of what an app returned, as far as they are there. Raises MetricsError."""
+    """Return ``accuracy`` and ``loss`` of an app's result, if present. Raises MetricsError."""
     numbers: dict[str, int | float] = {}
     for name, value in returned("evaluate", {name: metrics.get(name) for name in EVALUATION}).items():
         if isinstance(value, (bool, str)):
@@ -66,7 +66,7 @@ def evaluated(metrics: Mapping[str, object]) -> dict[str, int | float]:
 
 
 def returned(by: str, metrics: Mapping[str, object]) -> dict[str, Value]:
-    """Return what an app's ``train`` or ``evaluate`` returned, in Python's own types. Raises MetricsError."""
+    """Return the result of an app's ``train`` or ``evaluate`` in Python's own types. Raises MetricsError."""
     own = {name: scalar(value) for name, value in metrics.items() if value is not None}
     kept, refused = checked(own)
     for name, reason in refused.items():

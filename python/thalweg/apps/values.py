@@ -56,7 +56,7 @@ def scalar(value: Any) -> Any:
 
 
 def kind(value: object) -> str:
-    """Return in words what a value is, as "a list", with its shape if it has one."""
+    """Return a description of a value's type, such as "a list", with its shape if it has one."""
     if value is None:
         return "nothing"
     shape = getattr(value, "shape", None)
@@ -64,7 +64,7 @@ def kind(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return what JSON can hold for a value that it cannot; for ``json.dumps``. Raises TypeError."""
+    """Return a value that JSON can hold in place of one that it cannot; for ``json.dumps``. Raises TypeError."""
     plain = scalar(value)
     if not isinstance(plain, (bool, int, float, str)):
         raise TypeError(f"it has {kind(value)}")

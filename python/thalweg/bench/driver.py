@@ -190,7 +190,7 @@ class Bench:
 
 
 def left_words(estimate: Estimate, missing: Sequence[tuple[int, Cell]]) -> str:
-    """Return how long the remaining runs may take, in words."""
+    """Return the text on how long the remaining runs may take."""
     if not missing:
         return "nothing left"
     seconds = estimate.left(Counter(cell.number for _, cell in missing))

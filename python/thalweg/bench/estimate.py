@@ -15,7 +15,7 @@ from thalweg.plan.least import has_known_links, least
 
 
 class _Least:
-    """The minimum seconds of cells. Each Flower app is asked once how much it sends, if that matters."""
+    """The minimum seconds of cells. The update size of a Flower app is measured once, if it matters."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Size] = {}

@@ -1,4 +1,4 @@
-"""What this machine can do, what each absence costs, and what a path carries. Looking leaves nothing changed."""
+"""Checks what this machine can do, what each absence costs, and a path's throughput. It changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SBIN: Final = ("/usr/sbin", "/sbin", "/usr/local/sbin")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that may be there: whether it is, what was seen, and what its absence costs."""
+    """One checked feature: whether it is present, the details found, and what its absence costs."""
 
     name: str
     available: bool
@@ -118,12 +118,12 @@ def report(path: Throughput) -> Report:
 
 
 def path_loopback(size: int) -> Throughput:
-    """Return what a raw TCP stream and thalweg reach over loopback. Raises CoreError."""
+    """Return the throughput of a raw TCP stream and of thalweg over loopback. Raises CoreError."""
     return _path("loopback", _core.probe_loopback(size))
 
 
 def path_to(url: str, options: ProbeOptions, size: int) -> Throughput:
-    """Return what they reach to a peer where ``thalweg doctor --serve`` runs. Raises CoreError."""
+    """Return the same throughputs to a peer that runs ``thalweg doctor --serve``. Raises CoreError."""
     return _path(url, _core.probe_peer(url, wire.encode(options), size))
 
 

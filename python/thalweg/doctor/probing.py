@@ -1,4 +1,4 @@
-"""The two ends of ``thalweg doctor URL``: who answers probes, and with what trust they are sent."""
+"""The two ends of ``thalweg doctor URL``: the server of probes, and the client's tokens and certificates."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Asked:
 def asked(app: Path) -> list[Asked]:
     """Return the calls of ``FederatedDataset`` and ``load_dataset`` in an app's folder, by file and line.
 
-    A data set's name is found if it is a text, a constant of a module, or a value of ``context.run_config``, which is
+    A data set's name is found if it is a string, a constant of a module, or a value of ``context.run_config``, which is
     taken from ``pyproject.toml``. Nothing of the app is run. Raises PlanError if ``app`` is not the folder of an app,
     or one of its files cannot be read.
     """
@@ -52,7 +52,7 @@ class _Source:
 
     where: str
     tree: ast.Module
-    #: Name in this file -> the full name of what was imported.
+    #: Name in this file -> full name of the imported object.
     imported: dict[str, str] = field(default_factory=dict)
     #: Name in this file -> its text; None if it is assigned more than once, or is not a text.
     constants: dict[str, str | None] = field(default_factory=dict)

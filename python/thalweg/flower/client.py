@@ -108,7 +108,7 @@ class Node:
         self._count = 0
 
     def serve(self, client: TaskClient) -> int:
-        """Answer messages until the job is over; return how many. Raises CoreError if the server is gone for good."""
+        """Answer messages until the job is over; return how many. Raises CoreError if the server is lost."""
         done = 0
         for task in client:
             if task.over:

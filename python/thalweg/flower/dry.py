@@ -39,7 +39,7 @@ class Measuring(Grid):
         self._clients, self._config = clients, dict(config)
         #: The most bytes of arrays in a message.
         self.largest = 0
-        #: How many rounds the app asked of Flower's own loop.
+        #: Number of rounds that the app passed to Flower's own loop.
         self.rounds: int | None = None
 
     def set_run(self, run: Any) -> None:

@@ -225,7 +225,7 @@ def sends_rounds(code: CodeType) -> bool:
 
 
 def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
-    """Return the mean of all replies: of the folded ones, whose mean is ``mean``, and of those that came whole."""
+    """Return the mean of all replies: of folded ones, whose mean is ``mean``, and of those that were not folded."""
     contents = [reply.content for reply in replies]
     records = [only(content, ArrayRecord) for content in contents]
     record = mean.record(list(records[0]))

@@ -62,7 +62,7 @@ class Judge:
 
 
 def read(head: Any, tensors: Mapping[str, Values]) -> Said:
-    """Return the content of a reply that came whole, from its head and tensors. Raises HeadError."""
+    """Return the content of a reply that was not folded, from its head and tensors. Raises HeadError."""
     if not isinstance(head, dict):
         raise HeadError("it has no head")
     created, ttl = _times(head)

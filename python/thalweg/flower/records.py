@@ -134,7 +134,7 @@ def housed(record: ArrayRecord) -> ArrayRecord:
 
 
 def unpack(records: Any, tensors: Mapping[str, Values], *, folded: bool = False) -> RecordDict:
-    """Decode the records that a peer sent, with the ``tensors`` that came with them.
+    """Decode the records of a peer's message, with the message's ``tensors``.
 
     With ``folded`` all arrays must be folded, so that there are no ``tensors``; else none may be folded. Raises
     HeadError for anything that ``pack`` does not make.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def serve(order: Mapping[str, Any], note: Note) -> None:
-    """Run the nodes of an order until the run is over. Raises CoreError if the server is gone for good."""
+    """Run the nodes of an order until the run is over. Raises CoreError if the server is lost."""
     from thalweg.flower import app
     from thalweg.flower.client import Apps, Node
 

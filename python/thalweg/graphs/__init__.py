@@ -1,4 +1,4 @@
-"""Who exchanges models with whom in decentralized learning: graphs in words, their schedule, and mixing weights.
+"""Which nodes exchange models in decentralized learning: graphs by name, their schedule, and mixing weights.
 
 ``words`` reads ``3-regular`` or ``file:PATH``, ``making`` draws a graph, ``edges`` reads DecentralizePy's files,
 ``schedule`` says who sends to whom in which iteration, ``mixing`` with what weight, ``measures`` what that does to

@@ -1,4 +1,4 @@
-"""Graphs from words. networkx makes them; what it draws follows from the seed and networkx's release."""
+"""Generates graphs by name with networkx. Random ones depend on the seed and on networkx's release."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DRAWS: Final = 1_000
 
 
 def make(word: Word, nodes: int, seed: int, draw: int = 0) -> Graph:
-    """Return the connected graph of these words with so many nodes.
+    """Return the connected graph of this name with ``nodes`` nodes.
 
-    Of those that the seed draws, ``draw`` numbers the graphs of one seed. Raises PlanError for what cannot be.
+    ``draw`` numbers the graphs that are drawn from one seed. Raises PlanError for an impossible graph.
     """
     check(word, nodes)
     if word.kind == "file":
@@ -36,7 +36,7 @@ def make(word: Word, nodes: int, seed: int, draw: int = 0) -> Graph:
 
 
 def check(word: Word, nodes: int) -> None:
-    """Refuse, before anything is drawn, a graph that cannot have so many nodes. Raises PlanError."""
+    """Raise PlanError for a graph that cannot have this number of nodes, before anything is drawn."""
     if nodes < 2:
         raise PlanError(f"a graph of {nodes} node has nobody to exchange with", "Give at least two nodes")
     if word.kind in _CHECKS:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PLACES: Final = 64
-# Values that are sketched at a time: signs and products of so many are in memory.
+# Values sketched at a time, which bounds the signs and products in memory.
 BLOCK: Final = 1 << 16
 # Element types whose values count: integers, such as counters, are not averaged.
 FLOATS: Final = ("F64", "F32", "F16")

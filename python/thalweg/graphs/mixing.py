@@ -1,4 +1,4 @@
-"""With what weight a node takes its neighbours' models, and how fast that makes all models equal.
+"""The weights with which a node mixes its neighbours' models, and how fast mixing makes all models equal.
 
 In all matrices row i has the weights with which node i takes the models of all nodes, its own at place i.
 """
@@ -40,7 +40,7 @@ def metropolis(exchange: Exchange) -> Matrix:
 
 
 def metropolis_row(exchange: Exchange, node: int) -> dict[int, float]:
-    """Return the weights of one node: of those that it hears, and its own, which is what these leave."""
+    """Return the weights of one node: of the neighbours that it receives from, and the rest to 1 as its own."""
     sources = exchange.hears[node]
     found = {source: 1.0 / (1 + max(len(sources), len(exchange.hears[source]))) for source in sources}
     return {**found, node: 1.0 - sum(found.values())}

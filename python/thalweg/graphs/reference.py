@@ -1,4 +1,4 @@
-"""D-PSGD in plain NumPy: what the core's nodes must come to, for tests and simulations. Not what runs."""
+"""D-PSGD in plain NumPy: a reference for tests of the core's nodes, and for simulations. Jobs do not use it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     Models = NDArray[np.float64]
     # From iteration and models, shape (nodes, chunks, width), to the models after local training.
     Train = Callable[[int, Models], Models]
-    # From the iteration to what arrives, as mixing.effective takes it: shape (nodes, nodes, chunks).
+    # Maps an iteration to the chunks that arrive, for ``mixing.effective``: shape (nodes, nodes, chunks).
     Delivered = Callable[[int], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One iteration: its number, the models after mixing, and what mixing did to them.
+    """One iteration: its number, the models after mixing, and the measures of mixing.
 
     ``used`` is the share of all chunks sent that came and were taken, 0 to 1.
     """
@@ -51,7 +51,7 @@ def dpsgd(
     train: Train | None = None,
     delivered: Delivered | None = None,
 ) -> Iterator[Step]:
-    """Yield iterations: each node trains, sends to its neighbours, and mixes what came (Lian et al. 2017).
+    """Yield iterations: each node trains, sends to its neighbours, and mixes received models (Lian et al. 2017).
 
     ``models``, float64 of shape (nodes, chunks, width), are where they begin. Without ``train`` they only mix, without
     ``delivered`` everything arrives.

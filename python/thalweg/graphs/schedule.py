@@ -88,5 +88,5 @@ class Schedule:
 
 
 def schedule(text: str, nodes: int, seed: int) -> Schedule:
-    """Return the schedule of a graph in words. Raises PlanError for words that mean none, or one that cannot be."""
+    """Return the schedule of a graph by name. Raises PlanError for unknown names and impossible graphs."""
     return Schedule(parse(text), nodes, seed)

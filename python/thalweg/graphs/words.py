@@ -25,7 +25,7 @@ _RANDOM: Final = re.compile(r"random:([0-9]{1,3}(?:\.[0-9]{1,9})?)", re.ASCII)
 
 @dataclass(frozen=True)
 class Word:
-    """A graph in words.
+    """The parsed name of a graph.
 
     ``kind`` is one of PLAIN or DRAWN, or ``file``. ``degree`` is K of ``regular`` and ``small-world``, ``probability``
     P of ``small-world`` and ``random``, ``path`` that of ``file``. ``dynamic``: a new graph for each iteration.

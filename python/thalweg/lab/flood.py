@@ -21,7 +21,7 @@ from thalweg.lab import inside
 from thalweg.lab.namespaces import within
 
 CONNECT_SECONDS: Final = 60.0
-# The sender writes blocks of 5 ms at its rate, but at least and at most so many bytes.
+# The sender writes blocks of 5 ms at its rate, within these bounds in bytes.
 BLOCK_SECONDS: Final = 0.005
 LEAST_BLOCK: Final = 1448
 LARGEST_BLOCK: Final = 1 << 16

@@ -191,7 +191,7 @@ class Plan(Section):
 
     @property
     def is_payload(self) -> bool:
-        """Whether the model is a block of bytes that nobody trains."""
+        """Whether the model is a payload: a block of bytes that is not trained."""
         return self.payload is not None
 
     @property

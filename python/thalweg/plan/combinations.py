@@ -145,7 +145,7 @@ def _fits(value: object, kind: Kind) -> bool:
 
 
 def setting_words(kind: Kind) -> str:
-    """Return what a setting of a transport may be, in words."""
+    """Return the text on the possible values of a transport's setting."""
     words = {
         "flag": "true or false",
         "number": f"a whole number from {kind.least} to {kind.most}",

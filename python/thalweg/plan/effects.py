@@ -349,7 +349,7 @@ def _refuse(plan: Plan, paths: Collection[str]) -> None:
 
 
 def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:
-    """Yield why a key has no effect in a job, and what to do, if it has none."""
+    """Yield the cause and the hint if the key ``path`` has no effect in a job."""
     line = LINES[path]
     if job in line.without:
         # The hint names another job, but not to a Flower app, which has no other.
@@ -360,7 +360,7 @@ def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:
 
 
 def is_given(plan: Plan, path: str) -> bool:
-    """Whether a plan says anything but the default of a key or a section, as ``job.choose``."""
+    """Return whether a plan sets a key or a section, such as ``job.choose``, to other values than the default."""
     *sections, key = path.split(".")
     found: Any = plan
     for name in sections:

@@ -191,7 +191,7 @@ def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None 
 
 
 def repair(run: Run) -> str:
-    """Return in words that lost bytes are not sent again until all have arrived, or an empty text if they are."""
+    """Return the text that lost bytes are not all resent; "" if they are."""
     return repair_of(run.plan)
 
 
@@ -201,20 +201,20 @@ def repair_of(plan: Plan) -> str:
 
 
 def network(run: Run) -> str:
-    """Return the network in words, such as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
+    """Return the text on the network, such as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
     local = links.is_local(run.manifest.text("address") or "")
     return _network(run.plan, run.manifest.part("network"), local=local)
 
 
 def network_of(plan: Plan) -> str:
-    """Return the network of a plan for this machine, in words."""
+    """Return the text that describes the network of a plan that is run on this machine."""
     asked = plan.network
     emulated = asked is not None and asked.emulator != "none"
     return _network(plan, Facts({"profile": asked.profile, "topology": asked.topology} if asked and emulated else {}))
 
 
 def _network(plan: Plan, said: Facts, *, local: bool = True) -> str:
-    """Return the links in words, and the graph on them, if there was one."""
+    """Return the text on the links, and on the graph over them, if there was one."""
     links_of = _links(plan, said, local=local)
     return links_of if plan.job.graph is None else f"{links_of}, graph {plan.job.graph}"
 
@@ -239,7 +239,7 @@ def _fault(name: str, value: float) -> str:
 
 
 def _set(plan: Plan) -> list[str]:
-    """Return the plan's own settings of all links in words, and which other parts of a network it has."""
+    """Return the text on the plan's settings of all links, and on the other parts of its network."""
     asked = plan.network
     said = {} if asked is None else asked.model_dump(exclude_none=True, exclude_unset=True)
     keys = phrase({name: value for name, value in said.items() if name in LINK_KEYS})
@@ -297,7 +297,7 @@ def _sent_again_by_hosts(run: Run) -> int | None:
 
 
 def _can(run: Run) -> Capabilities | None:
-    """Return what a run's transport can do; None for one that this build does not know."""
+    """Return the capabilities of a run's transport; None if this build does not know it."""
     return next((one.capabilities for one in registry.transports() if one.name == run.plan.scheme), None)
 
 

@@ -105,7 +105,7 @@ def _names(clients: Sequence[str]) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Return ascending rounds in words, such as ``rounds 1 to 3, 5``."""
+    """Return the text of ascending rounds, such as ``rounds 1 to 3, 5``."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Makes text of records harmless for where it is shown, because anybody may have written it."""
+"""Escapes text of records for its place on a page, because a record may come from an untrusted party."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from thalweg.ui import strict_json
 
 LONGEST: Final = 200
-# Longest sentence that says why something failed.
+# Longest reason of a failure, in characters.
 LONGEST_SENTENCE: Final = 600
 
 

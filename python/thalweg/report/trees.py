@@ -70,7 +70,7 @@ def nodes(run: Run) -> list[TreeNode]:
 
 
 def sentence(run: Run) -> str | None:
-    """Return the tree's system, nodes and workers in words; None if the record has no tree."""
+    """Return the text on the tree's system, nodes and workers; None if the record has no tree."""
     if "tree" not in run.manifest:
         return None
     tree = run.manifest.part("tree")

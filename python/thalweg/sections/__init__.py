@@ -215,7 +215,7 @@ class AppSection(Section):
     )
 
     def own(self) -> dict[str, Any]:
-        """Return what clients that load an app of one's own need of it."""
+        """Return the settings that a client needs to load a user's own app."""
         return self.model_dump(include={"object", "options"})
 
 
@@ -408,7 +408,7 @@ class SecuritySection(Section):
 
 
 class FaultLayer(Section):
-    """Faults put in on purpose into what each side sends. They follow from this seed and the job's."""
+    """Faults that are injected into the messages of both sides. They depend on this seed and the job's."""
 
     seed: int = Field(0, ge=0, lt=2**63, description="seed besides the job's")
     loss: Fraction = Field(0.0, description="probability that a chunk never arrives")
@@ -443,7 +443,7 @@ class CompressLayer(Section):
 
 
 class LayersSection(Section):
-    """Wrappers around the transport; the record says that they were there."""
+    """Wrappers around the transport. The record lists them."""
 
     throttle: Annotated[
         Rate | None,
@@ -466,7 +466,7 @@ class LayersSection(Section):
         return None if self.compress is None else self.compress.format
 
     def emulation(self) -> dict[str, Any]:
-        """Return what of it makes links worse than they are, for a record."""
+        """Return the settings that make links worse, for the record."""
         return self.model_dump(exclude_none=True, exclude={"seal", "compress"})
 
 

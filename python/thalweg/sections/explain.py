@@ -13,7 +13,7 @@ from thalweg.errors import PlanError
 
 # A plan with more wrong keys than this is another kind of file.
 MOST_NAMED: Final = 20
-# Kinds of findings -> what was expected.
+# Kinds of pydantic's errors -> the expected value.
 _EXPECTED: Final = {
     "int_type": "a whole number",
     "float_type": "a number",

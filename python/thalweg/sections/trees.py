@@ -11,7 +11,7 @@ from thalweg.sections.marks import Option, Words
 
 
 def _workers(value: Any) -> Any:
-    """Read what the command line says: a number, or auto."""
+    """Parse the command line's value: a number, or auto."""
     if value == "auto":
         return None
     return int(value) if isinstance(value, str) and value.isdecimal() else value

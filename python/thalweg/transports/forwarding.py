@@ -1,4 +1,4 @@
-"""``thalweg forward``: the settings for its core, and its events in words."""
+"""``thalweg forward``: the settings for its core, and the text of its events."""
 
 from __future__ import annotations
 

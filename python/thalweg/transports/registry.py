@@ -50,7 +50,7 @@ class Kind:
     choices: tuple[str, ...] = ()
 
     def table(self) -> dict[str, object]:
-        """Return what the core says of the kind, for JSON: without what kinds of this type lack."""
+        """Return the core's description of the kind, for JSON, without fields that do not apply to the type."""
         parts = {"least": self.least, "most": self.most, "choices": self.choices or None}
         given = {name: value for name, value in parts.items() if value is not None}
         return {"type": self.type, "default": self.default, **given}
@@ -110,7 +110,7 @@ def can(scheme: str) -> Capabilities:
 
 
 def lends(url: str) -> bool:
-    """Return whether a peer over ``url`` takes what lies in shared memory without a copy. Raises PlanError."""
+    """Return whether a peer over ``url`` receives data in shared memory without a copy. Raises PlanError."""
     return can(url.partition("://")[0]).lends
 
 

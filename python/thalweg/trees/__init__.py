@@ -1,4 +1,4 @@
-"""Aggregation trees: asks the core's control plane what it decides for a plan, and simulates it in virtual time."""
+"""Aggregation trees: gets the decisions of the core's control plane for a plan, and simulates them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
 
 
 def planned(plan: Plan) -> dict[str, Any]:
-    """Return what the control plane would do at the beginning, and why."""
+    """Return the control plane's first decisions for a plan, with their reasons."""
     told = scenario(plan)
     found = json.loads(_core.tree_plan(json.dumps(told)))
     homes = found["plan"].pop("homes")

@@ -15,7 +15,7 @@ from thalweg.bounded_json import JsonError
 
 # Most bytes of a reason or a note. The core has the same limit.
 LONGEST_LINE: Final = 1300
-# The core keeps 1000 notes until they are read, and one more says how many were dropped.
+# The core keeps 1000 notes until they are read. One more note has the number of dropped ones.
 MOST_NOTES: Final = 1001
 MOST_CLIENTS: Final = 1_000_000
 # Largest count: a float represents every whole number up to this one.
@@ -44,7 +44,7 @@ class Form(BaseModel):
 
 
 class Nothing(Form):
-    """An answer that says only that it was heard."""
+    """An answer that only confirms that the request was received."""
 
 
 class Opened(Form):
@@ -236,7 +236,7 @@ class Resent(Form):
 
 
 class Refusable(Form):
-    """A node did what it was asked, or refused it for a reason."""
+    """A node carried out a request, or refused it for a reason."""
 
     refused: Line | None = None
 

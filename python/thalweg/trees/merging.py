@@ -27,7 +27,7 @@ SLOWEST: Final = ("start_us", "resume_us", "handover_us", "fold_us")
 
 
 class Statement(NamedTuple):
-    """What a node has said that its sums are of: updates, their weights together, and whether all of them are whole."""
+    """A node's statement about its sums: the number of updates, their total weight, and whether all are whole."""
 
     updates: int
     weight: float
@@ -36,7 +36,7 @@ class Statement(NamedTuple):
 
 @dataclass
 class Part:
-    """A node's part in a round. Without an outcome nothing of it counts, and ``reason`` says why.
+    """A node's part in a round. Without an outcome it does not count, and ``reason`` says why.
 
     ``shift``: seconds to add to the node's times to get times on the root's clock. ``first``: when its first update was
     whole, on the root's clock.

@@ -100,7 +100,7 @@ class LineProgress:
         self._rounds = 0
 
     def note(self, text: str) -> None:
-        # If nobody reads standard error any more, the job still goes on.
+        # The job continues if the reader of standard error has closed the pipe.
         with suppress(OSError):
             sys.stderr.write(f"{_core.plain_text(text, LONGEST)}\n")
             sys.stderr.flush()

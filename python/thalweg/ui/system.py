@@ -1,4 +1,4 @@
-"""Turns errors of the operating system into words: what was refused, and what to do about it."""
+"""Turns errors of the operating system into a cause and a hint for the user."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def explain(error: OSError | subprocess.SubprocessError) -> tuple[str, str]:
 
 
 def _cause(error: OSError) -> str:
-    """Return what was refused, with the paths if the error names them."""
+    """Return the cause: the refused operation, with its paths if the error names them."""
     paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
     return f"{' to '.join(paths)}: {error.strerror or _plain(error)}" if paths else error.strerror or _plain(error)
 

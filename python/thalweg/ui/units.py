@@ -51,7 +51,7 @@ _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z/]*)", re
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that ``text`` (such as ``8MiB``) means. Raises ValueError that says what is expected."""
+    """Return the bytes of a size such as ``8MiB``. Raises ValueError, whose message says what is expected."""
     return _parse(text, SIZES, SIZE_FORM)
 
 

@@ -28,7 +28,7 @@ from thalweg.ui.comparing import (
 
 # From this factor on, "times as long" reads better than percent.
 TIMES: Final = 2.0
-# An end of an interval beyond these factors says nothing useful.
+# Ends of an interval beyond these factors are not printed, as they carry no information.
 MOST_TIMES: Final = 1000.0
 MOST_NAMED: Final = 4
 # The option of ``thalweg bench`` for the number of runs.
@@ -164,7 +164,7 @@ def how_much(one: Comparison) -> str:
 
 
 def between(one: Comparison) -> str:
-    """Return the interval in words, such as ``5.1 to 9.7``; without an interval the factor."""
+    """Return the text of the interval, such as ``5.1 to 9.7``; without an interval, that of the factor."""
     if one.low is None or one.high is None:
         return _times(one.factor)
     return f"{_times(one.low)} to {_times(one.high)}"
@@ -182,5 +182,5 @@ def _percent(factor: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names in words, such as ``tcp, udp and mqtt``."""
+    """Return names as an enumeration, such as ``tcp, udp and mqtt``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -418,8 +418,10 @@ class Tree:
     def resent(self, timeout: float) -> str:
         """Return the segments retransmitted at each node, and between the root and all of them, as JSON by node.
 
-        They are null for a node that is gone, and for one that was opened more than once: what its former process
-        counted is lost. ``down`` is from whoever listens. Each node waits at most ``resent.COUNT_SECONDS``.
+        The counts are null for a lost node, and for a node that was started again, because its first process has not
+        reported its counts. ``down`` counts the listening end's segments.
+
+        Each node waits at most ``resent.COUNT_SECONDS``.
         """
         found: dict[str, Counts] = {node.name: dict.fromkeys(WAYS) for node in self._nodes}
         for heard in self._ask({"do": "resent"}, self._here(), None):

@@ -64,7 +64,7 @@ class Top(Protocol):
         """Forget what there is of an earlier round."""
 
     def take(self, part: Part, heard: Heard) -> None:
-        """Take the sums of a node that has finished its round, or give its part a reason why they do not count."""
+        """Take the sums of a node that has finished its round. If they do not count, write the reason to ``part``."""
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
         """Take the mean into the model; return what the fold says, and with ``done`` when, on the wall clock.
