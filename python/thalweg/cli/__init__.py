@@ -38,6 +38,9 @@ from thalweg.ui.output import nobody_reads, print_document
 
 __all__ = ["app", "main"]
 
+# Help is plain text. With Rich there, Typer would write "\\[required]", as Rich's markup needs it.
+typer.core.HAS_RICH = False
+
 
 # The error of typer, or of click below it, for a command line that it cannot parse. Its module differs between releases
 # of both; its place among the base classes of BadParameter does not.

@@ -7,6 +7,7 @@ the commands that they name.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,10 @@ Options: TypeAlias = Annotated[
     typer.Option("--option", metavar="KEY=VALUE", help="An option of this transport alone; may be repeated."),
 ]
 _GIVEN: Final = "thalweg.plan"
+#: Where a key's description names the paper or RFC that it is from. The reference keeps it, the help leaves it out.
+_SOURCE: Final = re.compile(
+    r" \((?:[^()]*\b)?(?:FedComm|UniFL|LIFL|udp-dpsgd|section|algorithm|RFC)\b[^()]*\)|; the paper's \w+"
+)
 
 
 class PlanCommand(TyperCommand):
@@ -48,6 +53,20 @@ class PlanCommand(TyperCommand):
         own = super().get_params(ctx)
         arguments = [param for param in own if param.param_type_name == "argument"]
         return [*arguments, *_params(self.marked), *(param for param in own if param not in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options below the section of the plan that they set, in the order of the plan."""
+        sections = {_name(option, key): key.path.partition(".")[0] for option, key in _options(self.marked)}
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            kind = "Arguments" if param.param_type_name == "argument" else "Options"
+            heading = f"[{sections[param.name]}]" if param.name in sections else kind
+            if (record := param.get_help_record(ctx)) is not None:
+                groups.setdefault(heading, []).append(record)
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. It gets the values of these options from ``given``."""
@@ -146,7 +165,7 @@ def _type(key: Key) -> type:
 def _help(key: Key) -> str:
     """Return the key's description as a sentence, after the values of a ``Literal``."""
     choices = [str(choice) for kind in _kinds(key) if get_origin(kind) is Literal for choice in get_args(kind)]
-    text = key.field.description or ""
+    text = _SOURCE.sub("", key.field.description or "")
     if choices:
         return f"{', '.join(choices[:-1])} or {choices[-1]}: {text}."
     first = text.partition(" ")[0]
