@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thalweg.api import App, Client, Round, Server, fedavg
-    from thalweg.errors import ThalwegError
+    from thalweg.errors import CoreError, ThalwegError
     from thalweg.nodes import Node, Step, dpsgd, step_size
     from thalweg.plan import Plan
     from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
@@ -17,6 +17,7 @@ __all__ = [
     "App",
     "Arena",
     "Client",
+    "CoreError",
     "Given",
     "Node",
     "Plan",
@@ -40,6 +41,7 @@ _HOMES = {
     "App": "api",
     "Arena": "tensors.arena",
     "Client": "api",
+    "CoreError": "errors",
     "Given": "tasks",
     "Node": "nodes",
     "Plan": "plan",

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
+from thalweg.errors import CoreError
+
 __all__ = [
     "MAX_METRICS",
     "Arena",
@@ -43,11 +45,6 @@ __all__ = [
     "tree_system",
     "tree_work",
 ]
-
-class CoreError(Exception):
-    """Any error of the core; its text is ``operation: cause; hint``."""
-
-    kind: str
 
 @final
 class Layout:

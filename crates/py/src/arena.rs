@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::core_error;
+use crate::errors::{core_error, raise};
 use crate::layout::Layout;
 
 /// A page-aligned buffer for a model, zeroed at first. `numpy.asarray(arena)` is a view of it.
@@ -21,7 +21,7 @@ impl Arena {
     fn new(layout: &Layout, shared: bool) -> PyResult<Self> {
         let make = if shared { thalweg_runtime::shared_arena } else { thalweg_arena::Arena::new };
         let arena = make(layout.0.bytes());
-        let arena = arena.map_err(|e| core_error("memory", &e.to_string()))?;
+        let arena = arena.map_err(raise)?;
         Ok(Self { arena, layout: layout.0.clone() })
     }
 
@@ -49,13 +49,13 @@ impl Arena {
     /// model in the format `format` (f16 or int8).
     fn compress(&self, py: Python<'_>, format: &str) -> PyResult<()> {
         let named = serde_json::from_value::<thalweg_runtime::Format>(format.into());
-        let format = named.map_err(|e| core_error("unsupported", &format!("compress a model: {e}")))?;
+        let format = named.map_err(|e| core_error("unsupported", "compress a model", e.to_string()))?;
         py.detach(|| {
-            let mut claim = self.arena.claim(self.arena.range()).map_err(|e| e.to_string())?;
+            let mut claim = self.arena.claim(self.arena.range())?;
             format.round(&self.layout, &mut claim);
             Ok(())
         })
-        .map_err(|reason: String| core_error("memory", &format!("compress a model: {reason}")))
+        .map_err(|error: thalweg_arena::ArenaError| raise(error))
     }
 
     /// NumPy's array interface: `numpy.asarray(arena)` is a writable view of unsigned bytes that keeps the

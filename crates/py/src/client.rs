@@ -21,13 +21,13 @@ pub struct Client {
 impl Client {
     fn with<T>(&self, f: impl FnOnce(&runtime::Client) -> PyResult<T>) -> PyResult<T> {
         let guard = self.inner.get()?.read().unwrap_or_else(PoisonError::into_inner);
-        f(guard.as_ref().ok_or_else(|| core_error("closed", "the client is closed"))?)
+        f(guard.as_ref().ok_or_else(|| core_error("closed", "", "the client is closed"))?)
     }
 
     /// Waits for the next event. Raises a signal's exception if that comes first.
     fn event(&self, py: Python<'_>) -> PyResult<ClientEvent> {
         let event = self.with(|c| waiting(py, |go_on| c.next_event(go_on)))?;
-        event.ok_or_else(|| core_error("interrupted", "interrupted"))
+        event.ok_or_else(|| core_error("interrupted", "", "interrupted"))
     }
 }
 
@@ -54,7 +54,7 @@ impl Client {
     fn arena(&self) -> PyResult<Arena> {
         let model = self.with(|c| Ok(c.model()))?;
         let (arena, layout) =
-            model.ok_or_else(|| core_error("round", "not joined yet: call join() first"))?;
+            model.ok_or_else(|| core_error("round", "", "not joined yet: call join() first"))?;
         Ok(Arena { arena, layout: (*layout).clone() })
     }
 
@@ -65,7 +65,7 @@ impl Client {
                 ClientEvent::Joined => return Ok(()),
                 ClientEvent::Finished(outcome) => {
                     finished(outcome)?;
-                    return Err(core_error("refused", "the job was over before this client joined"));
+                    return Err(core_error("refused", "", "the job was over before this client joined"));
                 }
                 ClientEvent::Ready { .. } | ClientEvent::Verdict { .. } => {}
             }
@@ -93,7 +93,11 @@ impl Client {
                 ClientEvent::Verdict { verdict: Verdict::Accepted, .. } => return Ok("accepted"),
                 ClientEvent::Verdict { verdict: Verdict::Late, .. } => return Ok("late"),
                 ClientEvent::Verdict { verdict: Verdict::Rejected(reason), .. } => {
-                    return Err(core_error("rejected", &format!("the server refused the update: {reason}")));
+                    return Err(core_error(
+                        "rejected",
+                        "",
+                        format!("the server refused the update: {reason}"),
+                    ));
                 }
                 ClientEvent::Finished(outcome) => return finished(outcome).map(|()| "done"),
                 ClientEvent::Joined | ClientEvent::Ready { .. } => {}

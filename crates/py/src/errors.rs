@@ -1,26 +1,20 @@
-//! The module's only exception; its kind tells callers what to do.
+//! Raises the core's errors as Python's `thalweg.CoreError`.
 
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use thalweg_runtime::Error;
 
-pyo3::create_exception!(
-    thalweg._core,
-    CoreError,
-    pyo3::exceptions::PyException,
-    "Any error of the core; its text is `operation: cause; hint`, its `kind` says what to branch on."
-);
-
-/// Makes an exception of `kind`.
-pub(crate) fn core_error(kind: &str, text: &str) -> PyErr {
-    Python::attach(|py| {
-        let error = CoreError::new_err(text.to_owned());
-        // Setting an attribute of a new exception fails only without memory. The text is there anyway.
-        let _ = error.value(py).setattr("kind", PyString::new(py, kind));
-        error
-    })
+/// An error of `kind` in `operation`, which is empty if the caller's own call says it.
+pub(crate) fn core_error(kind: &str, operation: &str, cause: impl Into<String>) -> PyErr {
+    raise(Error::new(kind, operation, cause))
 }
 
-/// Turns an error of the runtime into an exception.
-pub(crate) fn raise(error: thalweg_runtime::Error) -> PyErr {
-    core_error(error.kind(), &error.to_string())
+/// Turns an error of the core into an exception.
+pub(crate) fn raise(error: impl Into<Error>) -> PyErr {
+    let error = error.into();
+    let values = (error.cause(), error.advice(), error.kind(), error.operation(), error.may_retry());
+    let made = |py: Python<'_>| {
+        let class = py.import("thalweg.errors")?.getattr("CoreError")?;
+        Ok(PyErr::from_value(class.call1(values)?))
+    };
+    Python::attach(|py| made(py).unwrap_or_else(|error: PyErr| error))
 }

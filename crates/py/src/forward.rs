@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use thalweg_runtime as runtime;
 
-use crate::errors::{core_error, raise};
+use crate::errors::raise;
 use crate::owned::Owned;
 use crate::{interruptibly, observed};
 
@@ -20,9 +20,9 @@ impl Forwarder {
 
     fn with<T>(&self, f: impl FnOnce(&mut runtime::Forwarder) -> Result<T, runtime::Error>) -> PyResult<T> {
         let mut held = self.held()?;
-        let forwarder = held
-            .as_mut()
-            .ok_or_else(|| core_error("closed", "forward: it has been closed; open another one"))?;
+        let forwarder = held.as_mut().ok_or_else(|| {
+            raise(runtime::Error::new("closed", "forward", "it has been closed").hint("open another one"))
+        })?;
         f(forwarder).map_err(raise)
     }
 }

@@ -10,13 +10,13 @@ use crate::errors::{core_error, raise};
 use crate::{interruptibly, limit, Signals};
 
 fn pki_error(error: pki::PkiError) -> PyErr {
-    core_error("security", &error.to_string())
+    raise(runtime::Error::new("security", "", error.cause()).hint(error.hint()))
 }
 
 /// Returns all transports of this release, as a JSON list.
 #[pyfunction]
 pub fn transports() -> PyResult<String> {
-    serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", &e.to_string()))
+    serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", "", e.to_string()))
 }
 
 /// Returns the RDMA devices of this machine, as a JSON list. Raises `unsupported` with a hint if there are
@@ -24,7 +24,7 @@ pub fn transports() -> PyResult<String> {
 #[pyfunction]
 pub fn rdma_devices() -> PyResult<String> {
     let devices = runtime::rdma_devices().map_err(raise)?;
-    serde_json::to_string(&devices).map_err(|e| core_error("system", &e.to_string()))
+    serde_json::to_string(&devices).map_err(|e| core_error("system", "", e.to_string()))
 }
 
 /// Returns the text as one line of at most `most` bytes, without control and format characters. It is safe to

@@ -5,12 +5,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use thalweg_lab as lab;
+use thalweg_runtime::Error;
 
-use crate::errors::core_error;
+use crate::errors;
 use crate::owned::Owned;
 
 fn raise(error: lab::Error) -> PyErr {
-    core_error(error.kind().name(), &error.to_string())
+    let raised = Error::new(error.kind().name(), error.operation(), error.cause());
+    errors::raise(match error.advice() {
+        Some(hint) => raised.hint(hint),
+        None => raised,
+    })
 }
 
 /// Hosts in network namespaces, and the relay between them. It ends with the process that made it.
@@ -28,7 +33,9 @@ impl Lab {
         ask: impl FnOnce(&lab::Lab) -> lab::Result<T> + Send,
     ) -> PyResult<T> {
         py.detach(|| self.held().map(|held| held.as_ref().map(ask)))?
-            .ok_or_else(|| core_error("closed", "lab: it has been closed; make a new one"))?
+            .ok_or_else(|| {
+                errors::raise(Error::new("closed", "lab", "it has been closed").hint("make a new one"))
+            })?
             .map_err(raise)
     }
 }

@@ -1,16 +1,17 @@
 //! The class `Layout`: where each tensor lies in a flat buffer.
 
 use pyo3::prelude::*;
+use thalweg_runtime::Error;
 use thalweg_wire::{Dtype, WireError};
 
-use crate::errors::core_error;
+use crate::errors::{core_error, raise};
 
 /// Names, dtypes, shapes and byte offsets of an update's tensors in one flat buffer.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Layout(pub(crate) thalweg_wire::Layout);
 
 fn layout_error(error: WireError) -> PyErr {
-    core_error("layout", &error.to_string())
+    core_error("layout", "", error.to_string())
 }
 
 #[pymethods]
@@ -24,7 +25,8 @@ impl Layout {
             .map(|(name, dtype, shape)| {
                 let known = Dtype::ALL.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
                 let parsed = Dtype::parse(&dtype).ok_or_else(|| {
-                    core_error("layout", &format!("tensor {name:?} has dtype {dtype:?}; known are {known}"))
+                    let cause = format!("tensor {name:?} has dtype {dtype:?}");
+                    raise(Error::new("layout", "", cause).hint(format!("known are {known}")))
                 })?;
                 Ok((name, parsed, shape))
             })

@@ -32,12 +32,12 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The compiled core of thalweg.
 #[pymodule]
 mod _core {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::arena::Arena;
     #[pymodule_export]
     use crate::client::Client;
-    #[pymodule_export]
-    use crate::errors::CoreError;
     #[pymodule_export]
     use crate::forward::Forwarder;
     #[pymodule_export]
@@ -65,6 +65,13 @@ mod _core {
     /// Most bytes of an update's metrics, as JSON, that the core keeps.
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;
+
+    /// Adds the class of the errors that the core raises. It is written in Python, beside the other errors.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let class = module.py().import("thalweg.errors")?.getattr("CoreError")?;
+        module.add("CoreError", class)
+    }
 }
 
 /// Seconds from Python as a duration. Negative and other impossible values count as 0.
@@ -148,5 +155,7 @@ fn interruptibly<T: Send + 'static>(
         }
     });
     signals.raise()?;
-    outcome.ok_or_else(|| core_error("system", "the core: its thread ended without a result"))?.map_err(raise)
+    outcome
+        .ok_or_else(|| core_error("system", "the core", "its thread ended without a result"))?
+        .map_err(raise)
 }

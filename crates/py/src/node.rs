@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
-use crate::errors::{core_error, raise};
+use crate::errors::raise;
 use crate::owned::Owned;
 use crate::{interruptibly, limit, list, waiting};
 
@@ -23,8 +23,9 @@ fn upcoming(round: u32, weights: &str, then: Option<&str>) -> PyResult<runtime::
             then.map(serde_json::from_str).transpose()?,
         ))
     };
-    let (weights, then) =
-        read().map_err(|e| core_error("round", &format!("read weights: {e}; give {{name: weight}}")))?;
+    let (weights, then) = read().map_err(|e| {
+        raise(runtime::Error::new("round", "read weights", e.to_string()).hint("give {name: weight}"))
+    })?;
     Ok(runtime::Upcoming { round, weights, then })
 }
 
@@ -68,7 +69,8 @@ impl Node {
         then: Option<&str>,
     ) -> PyResult<()> {
         let neighbours: BTreeMap<String, String> = serde_json::from_str(neighbours)
-            .map_err(|e| core_error("options", &format!("read neighbours: {e}; give {{name: url}}")))?;
+            .map_err(|e| runtime::Error::new("options", "read neighbours", e.to_string()))
+            .map_err(|error| raise(error.hint("give {name: url}")))?;
         let upcoming = weights.map(|weights| upcoming(first, weights, then)).transpose()?;
         let node = self.inner.get()?;
         py.detach(|| node.meet(&neighbours, upcoming)).map_err(raise)

@@ -1,8 +1,9 @@
 //! Wraps objects that only the process that made them may use.
 
 use pyo3::prelude::*;
+use thalweg_runtime::Error;
 
-use crate::errors::core_error;
+use crate::errors::raise;
 
 /// An object of the core that has threads and sockets. After a fork, the child has a copy without the
 /// threads, so a call would wait for ever. In the child, using the object is an error, and dropping it does
@@ -23,11 +24,12 @@ impl<T> Owned<T> {
     pub(crate) fn get(&self) -> PyResult<&T> {
         self.inner.as_ref().filter(|_| self.is_here()).ok_or_else(|| {
             let (name, owner, here) = (self.name, self.process, std::process::id());
-            let text = format!(
-                "{name}: it was made in process {owner} and its threads are there, not in process {here}, which was forked; \
-                 make it in the process that uses it, or start processes by the method \"spawn\""
+            let cause = format!(
+                "it was made in process {owner} and its threads are there, not in process {here}, which was forked"
             );
-            core_error("forked", &text)
+            raise(Error::new("forked", name, cause).hint(
+                "make it in the process that uses it, or start processes by the method \"spawn\"",
+            ))
         })
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use thalweg_runtime as runtime;
 
-use crate::errors::{core_error, raise};
+use crate::errors::raise;
 use crate::observed;
 use crate::owned::Owned;
 
@@ -20,9 +20,9 @@ impl Proxy {
 
     fn with<T>(&self, f: impl FnOnce(&mut runtime::Proxy) -> Result<T, runtime::Error>) -> PyResult<T> {
         let mut held = self.held()?;
-        let proxy = held
-            .as_mut()
-            .ok_or_else(|| core_error("closed", "proxy: it has been closed; open another one"))?;
+        let proxy = held.as_mut().ok_or_else(|| {
+            raise(runtime::Error::new("closed", "proxy", "it has been closed").hint("open another one"))
+        })?;
         f(proxy).map_err(raise)
     }
 }

@@ -4,8 +4,8 @@
 use pyo3::prelude::*;
 use serde::Serialize;
 use serde_json::json;
-use thalweg_control::capacity::{knee, Measured};
-use thalweg_control::simulate::{self, Scenario, Switches};
+use thalweg_control::capacity::{knee, Measured, Useless};
+use thalweg_control::simulate::{self, Impossible, Scenario, Switches};
 use thalweg_control::tag;
 use thalweg_wire::Range;
 
@@ -13,7 +13,15 @@ use crate::arena::Arena;
 use crate::errors::{core_error, raise};
 
 fn options(error: impl std::fmt::Display) -> PyErr {
-    core_error("options", &error.to_string())
+    core_error("options", "", error.to_string())
+}
+
+fn impossible(operation: &str, cause: impl Into<String>, hint: impl Into<String>) -> PyErr {
+    raise(thalweg_runtime::Error::new("options", operation, cause).hint(hint))
+}
+
+fn cannot(why: Impossible) -> PyErr {
+    impossible("", why.cause(), why.hint())
 }
 
 fn written(value: &impl Serialize) -> PyResult<String> {
@@ -27,14 +35,17 @@ fn scenario(text: &str) -> PyResult<Scenario> {
 /// Returns the switches of a system by name, as JSON.
 #[pyfunction]
 pub fn tree_system(name: &str) -> PyResult<String> {
-    let known = || format!("unknown system {name:?}; take one of {}", simulate::SYSTEMS.join(", "));
-    written(&Switches::of(name).ok_or_else(|| options(known()))?)
+    let unknown = || {
+        let known = simulate::SYSTEMS.join(", ");
+        impossible("", format!("unknown system {name:?}"), format!("take one of {known}"))
+    };
+    written(&Switches::of(name).ok_or_else(unknown)?)
 }
 
 /// Returns the control plane's first decision in a scenario and its reasons, as JSON.
 #[pyfunction]
 pub fn tree_plan(given: &str) -> PyResult<String> {
-    let (plan, reason) = scenario(given)?.preview().map_err(options)?;
+    let (plan, reason) = scenario(given)?.preview().map_err(cannot)?;
     written(&json!({ "plan": plan, "reasons": reason.told() }))
 }
 
@@ -42,7 +53,7 @@ pub fn tree_plan(given: &str) -> PyResult<String> {
 #[pyfunction]
 pub fn tree_simulate(py: Python<'_>, given: &str) -> PyResult<String> {
     let scenario = scenario(given)?;
-    let outcomes = py.detach(|| simulate::run(&scenario)).map_err(options)?;
+    let outcomes = py.detach(|| simulate::run(&scenario)).map_err(cannot)?;
     written(&outcomes)
 }
 
@@ -51,7 +62,8 @@ pub fn tree_simulate(py: Python<'_>, given: &str) -> PyResult<String> {
 #[pyfunction]
 pub fn tree_knee(measured: &str, significant: f64) -> PyResult<String> {
     let measured: Vec<Measured> = serde_json::from_str(measured).map_err(options)?;
-    written(&knee(&measured, significant).map_err(options)?)
+    let useless = |why: Useless| impossible("", why.cause(), why.hint());
+    written(&knee(&measured, significant).map_err(useless)?)
 }
 
 /// Works for the node whose socket is this process's standard input, until the node closes it.
@@ -144,5 +156,6 @@ pub(crate) fn range((start, end): (u64, u64)) -> PyResult<Range> {
 /// Reads a schema of Flame as a tree of roles. Returns JSON.
 #[pyfunction]
 pub fn tree_schema(text: &str) -> PyResult<String> {
-    written(&tag::read(text).map_err(options)?)
+    let fault = |fault: tag::Fault| impossible(&format!("line {}", fault.line), fault.cause, fault.hint);
+    written(&tag::read(text).map_err(fault)?)
 }

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
@@ -33,7 +34,7 @@ from thalweg.cli.plans import PlanCommand
 from thalweg.errors import AppError, PlanError, ThalwegError
 from thalweg.machine.grace import interrupted_code
 from thalweg.ui import system
-from thalweg.ui.explain import FAILED, exit_code, explain
+from thalweg.ui.explain import FAILED, Explained, exit_code, explain, explained
 from thalweg.ui.output import nobody_reads, print_document
 
 __all__ = ["app", "main"]
@@ -66,14 +67,14 @@ class Commands(TyperGroup):
             error.show()
             if wants_json(arguments):
                 hint = f"See `{error.ctx.command_path if error.ctx else 'thalweg'} --help`"
-                print_document({"error": {"cause": error.format_message(), "hint": hint}})
+                print_document({"error": asdict(Explained(error.format_message(), hint, kind="usage"))})
             code = error.exit_code
         except Exception as error:
             code = report(error)
             if code is None:
                 raise
             if isinstance(error, NotTextError) and wants_json(arguments):
-                print_document({"error": {"cause": error.cause, "hint": error.hint}})
+                print_document({"error": asdict(explained(error))})
         sys.exit(code if isinstance(code, int) else 0)
 
     def make_context(self, *args: Any, **given: Any) -> Any:
@@ -137,10 +138,9 @@ def _own(arguments: Sequence[str]) -> Sequence[str]:
 
 def report(error: Exception) -> int | None:
     """Print an error that a user can understand, and return its exit code; None for any other."""
-    core = sys.modules.get("thalweg._core")
     if isinstance(error, BrokenPipeError) and nobody_reads(sys.stdout):
         return FAILED  # as in `thalweg transports | head -1`, where the reader has closed the pipe
-    if isinstance(error, (ThalwegError, *system.ERRORS)) or (core is not None and isinstance(error, core.CoreError)):
+    if isinstance(error, (ThalwegError, *system.ERRORS)):
         cause, hint = explain(error)
         code = exit_code(error)
         if isinstance(error, AppError) and error.__cause__ is not None:

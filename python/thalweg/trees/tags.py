@@ -45,8 +45,7 @@ def read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise PlanError(f"{path} is not text in UTF-8", "Save it as UTF-8") from error
     except _core.CoreError as error:
-        cause, _, hint = str(error).rpartition("; ")
-        raise PlanError(f"{path}, {cause}", hint) from None
+        raise PlanError(f"{path}, {error.operation}: {error.cause}", error.hint) from None
     return tree
 
 

@@ -7,11 +7,15 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Annotated, Any, TypeAlias
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from thalweg.ui import strict_json
+
+if TYPE_CHECKING:
+    from thalweg.ui.explain import Explained
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Emit: TypeAlias = Callable[[Any], None]
@@ -22,8 +26,7 @@ def output(*, as_json: bool) -> Iterator[Emit]:
     """Give a function that takes the result.
 
     With ``as_json`` the result is printed at the end. Anything else that is written to standard output meanwhile, by
-    any library, goes to standard error. An error becomes ``{"error": {"cause", "hint"}}``. Without ``as_json`` nothing
-    is done.
+    any library, goes to standard error. An error becomes ``{"error": Explained}``. Without ``as_json`` nothing is done.
     """
     if not as_json:
         yield lambda _: None
@@ -33,7 +36,7 @@ def output(*, as_json: bool) -> Iterator[Emit]:
         with _stdout_to_stderr(), redirect_stdout(sys.stderr):
             yield results.append
     except BaseException as error:
-        results = [{"error": _words(error)}]
+        results = [{"error": asdict(_explained(error))}]
         raise
     finally:
         for result in results[:1]:
@@ -68,10 +71,10 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.close(saved)
 
 
-def _words(error: BaseException) -> dict[str, str]:
-    from thalweg.ui.explain import explain
+def _explained(error: BaseException) -> Explained:
+    from thalweg.ui.explain import Explained, explained
 
     if not isinstance(error, Exception):
-        return {"cause": "interrupted", "hint": "Start it again, with --resume where there is a record"}
-    cause, hint = explain(error)
-    return {"cause": cause, "hint": hint}
+        hint = "Start it again, with --resume where there is a record"
+        return Explained("interrupted", hint, kind="interrupted", retry=True)
+    return explained(error)
