@@ -1,5 +1,6 @@
 //! Raises the core's errors as Python's `thalweg.CoreError`.
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use thalweg_runtime::Error;
 
@@ -8,13 +9,16 @@ pub(crate) fn core_error(kind: &str, operation: &str, cause: impl Into<String>) 
     raise(Error::new(kind, operation, cause))
 }
 
-/// Turns an error of the core into an exception.
+/// Turns an error of the core into an exception: a `thalweg.CoreError`, or in a process without the package a
+/// `RuntimeError` with the same text.
 pub(crate) fn raise(error: impl Into<Error>) -> PyErr {
     let error = error.into();
     let values = (error.cause(), error.advice(), error.kind(), error.operation(), error.may_retry());
-    let made = |py: Python<'_>| {
-        let class = py.import("thalweg.errors")?.getattr("CoreError")?;
-        Ok(PyErr::from_value(class.call1(values)?))
-    };
-    Python::attach(|py| made(py).unwrap_or_else(|error: PyErr| error))
+    Python::attach(|py| match py.import("thalweg.errors") {
+        Ok(errors) => match errors.getattr("CoreError").and_then(|class| class.call1(values)) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(failure) => failure,
+        },
+        Err(_) => PyRuntimeError::new_err(error.to_string()),
+    })
 }

@@ -66,11 +66,14 @@ mod _core {
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;
 
-    /// Adds the class of the errors that the core raises. It is written in Python, beside the other errors.
+    /// Adds the class of the errors that the core raises. It is written in Python, beside the other errors. A
+    /// worker of a tree loads the core without the package, and then there is no such class.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        let class = module.py().import("thalweg.errors")?.getattr("CoreError")?;
-        module.add("CoreError", class)
+        match module.py().import("thalweg.errors") {
+            Ok(errors) => module.add("CoreError", errors.getattr("CoreError")?),
+            Err(_) => Ok(()),
+        }
     }
 }
 
