@@ -138,10 +138,10 @@ def _incast() -> Figure:
     """Measure rounds of eight workers. A round takes as long as its slowest update."""
     way = Way("unifl", "cubic", MASKED)
     run = send(way, INCAST, INCAST_MIB, clients=WORKERS, rounds=ROUNDS)
-    ups = [row for row in run.transfers if row["direction"] == "up"]
+    ups = [row for row in run.transfers if row.direction == "up"]
     slowest: dict[int, float] = {}
     for row, one in zip(ups, updates(run, INCAST_MIB), strict=True):
-        slowest[row["round"]] = max(slowest.get(row["round"], 0.0), one.seconds)
+        slowest[row.round] = max(slowest.get(row.round, 0.0), one.seconds)
     ideal = WORKERS * INCAST_MIB * MIB * 8 / min(INCAST.shared_ceiling, WORKERS * INCAST.ceiling)
     over = [seconds / ideal for seconds in slowest.values()]
     spread = Spread.of(over)

@@ -135,9 +135,11 @@ def updates(run: Run, mib: int) -> list[Sent]:
 
 
 def _sent(run: Run, way: Transfer, size: int) -> Sent:
-    seconds = way.receive_end - way.receive_start
-    started = _full(run, way.client, way.receive_start) - way.receive_start
-    return Sent(way.bytes * 8 / seconds, way.missing / size, seconds, started)
+    begin, end, arrived, missing = way.receive_start, way.receive_end, way.bytes, way.missing
+    if begin is None or end is None or arrived is None or missing is None:
+        raise ValueError(f"the record has no times or bytes of the update of {way.client} in round {way.round}")
+    started = _full(run, way.client, begin) - begin
+    return Sent(arrived * 8 / (end - begin), missing / size, end - begin, started)
 
 
 def _full(run: Run, client: str, begin: float) -> float:

@@ -17,6 +17,7 @@ from typing import Final
 from benches.common import MIB, Figure, note
 from thalweg.record.rows import Transfer
 from thalweg.report.source import read_run
+from thalweg.wire import table_of
 
 RTT: Final = 0.020
 GBIT: Final = 1e9
@@ -127,7 +128,13 @@ def _twice() -> Figure:
     except RunError as error:
         return Figure(name, str(error), "the same times", reached=False)
     same = one == two
-    return Figure(name, "the same" if same else "different", "the same times", same, {"one": one, "two": two})
+    return Figure(
+        name,
+        "the same" if same else "different",
+        "the same times",
+        same,
+        {"one": [*map(table_of, one)], "two": [*map(table_of, two)]},
+    )
 
 
 def _figure(name: str, way: Way, mib: int, network: str, most: float) -> Figure:
@@ -144,7 +151,9 @@ def _last(way: Way, mib: int, network: str, rounds: int = 2) -> float:
 
 
 def _seconds(transfer: Transfer) -> float:
-    return float(transfer.receive_end - transfer.send_start)
+    if transfer.receive_end is None or transfer.send_start is None:
+        raise RunError("the record does not say how long the update took")
+    return transfer.receive_end - transfer.send_start
 
 
 def _transfers(way: Way, mib: int, network: str, rounds: int) -> list[Transfer]:

@@ -149,16 +149,22 @@ def said(command: Sequence[str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _peaks(row: CellNumbers) -> dict[str, float]:
+    """Return the peak memory in bytes of the server, and of the clients if they are not threads of its process."""
+    peaks = {"server": row.peak_rss_bytes.server, "clients": row.peak_rss_bytes.clients}
+    return {kind: peak for kind, peak in peaks.items() if peak}
+
+
 def memory() -> list[Figure]:
     """Compare the peak memory of server and clients with tcp's, for an update of 64 MiB."""
     note("memory of payload:64MiB, each transport")
     figures = []
     with benched(payload(64 * MIB, 3), {"transport": known()}, 3) as (_, rows):
-        peaks = {row.settings["transport"]: table_of(row.peak_rss_bytes) for row in rows}
+        peaks = {row.settings["transport"]: _peaks(row) for row in rows}
         for name, peak in peaks.items():
             if name == "tcp":
                 continue
-            over = {kind: (peak[kind] - peaks["tcp"][kind]) / MIB for kind in ("server", "clients") if peak[kind]}
+            over = {kind: (peak[kind] - peaks["tcp"][kind]) / MIB for kind in peak}
             value = ", ".join(
                 f"{kind} {peak[kind] / MIB:.0f} MiB ({more:+.0f} of tcp's)" for kind, more in over.items()
             )
