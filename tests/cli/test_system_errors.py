@@ -17,6 +17,9 @@ import typer
 from typer.testing import CliRunner
 
 from thalweg import cli
+from thalweg.lab.client import RunningLab
+from thalweg.lab.state import State
+from thalweg.lab.status import Status
 from thalweg.ui import system
 from thalweg.ui.explain import explain
 from thalweg.ui.output import Emit, nobody_reads, output
@@ -238,7 +241,5 @@ def test_what_another_program_is_given_may_be_anything() -> None:
 
 
 def test_a_lab_that_is_starting_has_a_status(capsys: pytest.CaptureFixture[str]) -> None:
-    relay = {"failure": None}
-    status: dict[str, Any] = {"elapsed": None, "relay": relay, "links": [], "hosts": {}}
-    module_of("lab")._show([{"name": "wan", "pid": 7, "hosts": {}, "status": status}])
+    module_of("lab")._show([(RunningLab(State("wan", pid=7, started=0)), Status(elapsed=None))])
     assert "wan: is starting, supervisor 7" in capsys.readouterr().out
