@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Program, Start, why_no_lab
+from thalweg import wire
 from thalweg.lab import cgroups, namespaces
 from thalweg.lab.state import State
 from thalweg.record import Record
@@ -50,7 +51,7 @@ def labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def states(folder: Path) -> list[State]:
-    return [State(**json.loads(path.read_text())) for path in sorted(folder.glob("*/lab.json"))]
+    return [wire.decode(State, path.read_text()) for path in sorted(folder.glob("*/lab.json"))]
 
 
 def only(folder: Path) -> State:
