@@ -84,7 +84,7 @@ impl Hello<'_> {
         let mut shelf = Shelf::default();
         let (window, key) = (self.window, self.half.public);
         let head = encode(Tag { instance: 0, member: self.member }, &Kind::Hello { window, key });
-        let failed = |error: Error| error.during(CONNECT).about(&self.address);
+        let failed = |error: Error| error.during(CONNECT).about(self.address);
         loop {
             let message = Message { head: &head, body: &[], care: Care::Control };
             self.carrier.publish(Mailbox::Listener, message).await.map_err(failed)?;
