@@ -95,6 +95,13 @@ def test_the_readme_leads_to_every_how_to() -> None:
     assert [page for page in pages if f"]({page}" not in readme] == []
 
 
+def test_the_life_of_an_update_names_files_that_exist() -> None:
+    page = (ROOT / "docs/explanation/life-of-an-update.md").read_text()
+    paths = set(re.findall(r"`((?:crates|python)/[\w/.-]+)`", page))
+    assert len(paths) > 20
+    assert sorted(path for path in paths if not (ROOT / path).exists()) == []
+
+
 def named(page: str, heading: str) -> list[str]:
     """Return the names in the first cells of the table below a heading of a page."""
     part = re.split(r"^## ", (ROOT / page).read_text(), flags=re.MULTILINE)
