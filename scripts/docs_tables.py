@@ -29,7 +29,7 @@ from thalweg.plan import Plan
 from thalweg.plan.combinations import setting_words
 from thalweg.record.rows import TABLES
 from thalweg.sections import AggregationSection, LayersSection, RepairSection, toml
-from thalweg.sections.marks import Words
+from thalweg.sections.marks import Source, Words
 from thalweg.sections.network import NetworkSection
 from thalweg.sections.trees import NodesSection
 from thalweg.transports import registry
@@ -115,7 +115,9 @@ def _key(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
     default = f"`{_toml(field.default)}`"
     if field.default is None or field.default_factory is not None:
         default = "none"
-    return f"`{key}`", kind, "needed" if field.is_required() else default, field.description or ""
+    sources = "".join(f" ({mark.text})" for mark in field.metadata if isinstance(mark, Source))
+    description = f"{field.description or ''}{sources}"
+    return f"`{key}`", kind, "needed" if field.is_required() else default, description
 
 
 def _toml(value: object) -> str:

@@ -7,7 +7,6 @@ the commands that they name.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -29,10 +28,6 @@ Options: TypeAlias = Annotated[
     typer.Option("--option", metavar="KEY=VALUE", help="An option of this transport alone; may be repeated."),
 ]
 _GIVEN: Final = "thalweg.plan"
-#: Where a key's description names the paper or RFC that it is from. The reference keeps it, the help leaves it out.
-_SOURCE: Final = re.compile(
-    r" \((?:[^()]*\b)?(?:FedComm|UniFL|LIFL|udp-dpsgd|section|algorithm|RFC)\b[^()]*\)|; the paper's \w+"
-)
 
 
 class PlanCommand(TyperCommand):
@@ -165,7 +160,7 @@ def _type(key: Key) -> type:
 def _help(key: Key) -> str:
     """Return the key's description as a sentence, after the values of a ``Literal``."""
     choices = [str(choice) for kind in _kinds(key) if get_origin(kind) is Literal for choice in get_args(kind)]
-    text = _SOURCE.sub("", key.field.description or "")
+    text = key.field.description or ""
     if choices:
         return f"{', '.join(choices[:-1])} or {choices[-1]}: {text}."
     first = text.partition(" ")[0]

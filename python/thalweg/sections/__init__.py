@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
-from thalweg.sections.marks import Core, Option, Words
+from thalweg.sections.marks import Core, Option, Source, Words
 from thalweg.ui.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
 
 BOTH: Final = ("run", "server")
@@ -80,29 +80,34 @@ class Section(BaseModel):
 class JobSection(Section):
     """How many rounds with how many clients, and when a round ends."""
 
-    rounds: Annotated[int, Option(of=(*BOTH, *TREES))] = Field(
+    rounds: Annotated[int, Option(of=(*BOTH, *TREES)), Source("FedComm section III.C step 3")] = Field(
         5,
         ge=1,
         le=2**32 - 1,
-        description="rounds of the job (FedComm section III.C step 3); on a graph, iterations",
+        description="rounds of the job; on a graph, iterations",
     )
     clients: Annotated[
         int,
         Core("expected"),
         Option(of=(*BOTH, *TREES, CALIBRATE)),
         Option(of=FLOWER, help="Nodes that take part; without it as many as the app's own federation has."),
-    ] = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A); on a graph, nodes")
+        Source("FedComm section IV.A"),
+    ] = Field(4, ge=1, le=100_000, description="clients of the job; on a graph, nodes")
     graph: Annotated[Text | None, Option(metavar="GRAPH")] = Field(
         None,
         description="learn without a server, each node with its neighbours on a graph: ring, K-regular, torus, star, "
         "full, small-world:K,P, random:P, exponential, one-peer or file:PATH; with ,dynamic behind a random one it is "
         "drawn anew each iteration",
     )
-    wait: Annotated[Literal["all", "none", "first-chunk", "deadline"] | None, Option()] = Field(
+    wait: Annotated[
+        Literal["all", "none", "first-chunk", "deadline"] | None,
+        Option(),
+        Source("algorithms 1 to 3 of the udp-dpsgd paper are all, none and first-chunk"),
+    ] = Field(
         None,
-        description="what a node of a graph waits for before it averages. all: its neighbours' whole models "
-        "(algorithm 1 of the udp-dpsgd paper); none: nothing (algorithm 2); first-chunk: something of each, or the "
-        "deadline (algorithm 3); deadline: all, or the deadline, which adapts without a number; without it all",
+        description="what a node of a graph waits for before it averages. all: its neighbours' whole models; none: "
+        "nothing; first-chunk: something of each, or the deadline; deadline: all, or the deadline, which adapts "
+        "without a number; without it all",
     )
     ahead: int | None = Field(
         None,
@@ -299,9 +304,11 @@ class TransportSection(Section):
     receive_buffer: Annotated[Buffer | None, Core("transport.receive_buffer", client=True)] = Field(
         None, description="kernel receive buffer in bytes; likewise"
     )
-    fanout: Annotated[Literal["concurrent", "sequential"], Core(), Option()] = Field(
-        "concurrent",
-        description="the model to all clients at the same time, or to one after the other (FedComm's code)",
+    fanout: Annotated[Literal["concurrent", "sequential"], Core(), Option(), Source("FedComm's code is sequential")] = (
+        Field(
+            "concurrent",
+            description="the model to all clients at the same time, or to one after the other",
+        )
     )
     gather: Annotated[Literal["concurrent", "in-order"], Core(), Option()] = Field(
         "concurrent", description="updates from all clients at the same time, or from one after the other, by name"
@@ -324,10 +331,10 @@ class TransportSection(Section):
 class AggregationSection(Section):
     """How updates become the next global model."""
 
-    shape: Annotated[Literal["star", "tree"], Option("aggregation", of=("run",))] = Field(
+    shape: Annotated[Literal["star", "tree"], Option("aggregation", of=("run",)), Source("tree: LIFL")] = Field(
         "star",
-        description="who folds updates. star: the server; tree: worker processes of a node, from shared memory (LIFL), "
-        "as [tree] says",
+        description="who folds updates. star: the server; tree: worker processes of a node, from shared memory, as "
+        "[tree] says",
     )
     partial: Annotated[Literal["discard", "keep"], Core(), Option()] = Field(
         "discard", description="what happens to the part that came of an update whose client went away"
@@ -338,12 +345,15 @@ class AggregationSection(Section):
     deterministic: Annotated[bool, Option(of=("run", *FLOWER))] = Field(
         False, description="the same bits whatever the order of arrival"
     )
-    weights: Annotated[Literal["metropolis", "paper", "renormalise", "symmetric"] | None, Option()] = Field(
+    weights: Annotated[
+        Literal["metropolis", "paper", "renormalise", "symmetric"] | None,
+        Option(),
+        Source("paper: udp-dpsgd section 3.5.2"),
+    ] = Field(
         None,
         description="with what weight a node of a graph takes its neighbours' models. metropolis: 1 / (1 + the larger "
-        "degree), its own chunk in place of one that is missing; paper: likewise by the neighbours heard (udp-dpsgd "
-        "section 3.5.2); renormalise: those that came, scaled to 1; symmetric: chunks that came both ways; without it "
-        "metropolis",
+        "degree), its own chunk in place of one that is missing; paper: likewise by the neighbours heard; "
+        "renormalise: those that came, scaled to 1; symmetric: chunks that came both ways; without it metropolis",
     )
     staging: Annotated[Size | None, Core()] = Field(
         None, description="bytes for whole updates that wait to be folded; without it two updates, or 64MiB if more"

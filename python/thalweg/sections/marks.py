@@ -1,4 +1,4 @@
-"""Marks at a plan's key: the name of its type, its option of the core, and its options on the command line.
+"""Marks at a plan's key: the name of its type, its option of the core, its options on the command line, its source.
 
 Together with its type, default and description they are the only definition of a key. The check of a plan, the core's
 options (``thalweg.plan.options``), the command line (``thalweg.cli.plans``) and the reference (scripts/docs_tables.py)
@@ -47,6 +47,13 @@ class Option:
     of: tuple[str, ...] = ("run",)
     metavar: str | None = None
     help: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The part of a paper that a key is from. The reference names it, the command line's help does not."""
+
+    text: str
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from thalweg.sections import CALIBRATE, TREES, Fraction, Rate, Section, Text, Time
-from thalweg.sections.marks import Option, Words
+from thalweg.sections.marks import Option, Source, Words
 
 
 def _workers(value: Any) -> Any:
@@ -63,8 +63,10 @@ class TreeSection(Section):
     """How updates are aggregated by a tree of nodes. `thalweg run` refuses keys that it does not follow."""
 
     system: Annotated[
-        Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"], Option(of=("run", *TREES))
-    ] = Field("lifl", description="the system whose switches count where a key below is not given (LIFL section 6)")
+        Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"],
+        Option(of=("run", *TREES)),
+        Source("LIFL section 6"),
+    ] = Field("lifl", description="the system whose switches count where a key below is not given")
     placement: Annotated[Literal["best-fit", "worst-fit", "first-fit"] | None, Option(of=("run", *TREES))] = Field(
         None, description="how a client gets its node: the fullest that has room, the emptiest, or the first with room"
     )
@@ -133,11 +135,11 @@ class TreeSection(Section):
 class NodesSection(Section):
     """The machines of an aggregation tree."""
 
-    count: Annotated[int, Option("nodes", of=("run", *TREES))] = Field(
-        5, ge=1, le=1000, description="nodes (section 6.1)"
+    count: Annotated[int, Option("nodes", of=("run", *TREES)), Source("LIFL section 6.1")] = Field(
+        5, ge=1, le=1000, description="nodes"
     )
-    capacity: Annotated[int, Option(of=("run", *TREES))] = Field(
-        20, ge=1, le=1_000_000, description="updates that a node can hold at once; the paper's MC"
+    capacity: Annotated[int, Option(of=("run", *TREES)), Source("LIFL's MC")] = Field(
+        20, ge=1, le=1_000_000, description="updates that a node can hold at once"
     )
     cores: int = Field(2, ge=1, le=10_000, description="cores of a node, in a simulation and with Ray")
     link: Rate | None = Field(
