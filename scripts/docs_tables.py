@@ -38,7 +38,6 @@ from thalweg.transports.registry import Capabilities
 ROOT: Final = Path(__file__).parents[1]
 PROFILES: Final = ROOT / "python" / "thalweg" / "network" / "profiles"
 CAPABILITIES: Final = ROOT / "crates" / "transport" / "src" / "capabilities.rs"
-ERRORS: Final = ROOT / "crates" / "transport" / "src" / "error.rs"
 # The kind of a transport by its capabilities. The first that applies counts.
 KINDS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     "in one process": lambda can: can.in_process,
@@ -283,15 +282,6 @@ def documented(text: str, declaration: str) -> list[tuple[str, str]]:
     return [(name, " ".join(re.findall(r"/// (.+)\n", doc))) for doc, name in found]
 
 
-def errors() -> str:
-    """Return the kinds of a transport's errors, from the doc comments of the Rust type."""
-    text = ERRORS.read_text().partition("pub enum ErrorKind {")[2].partition("\n}")[0]
-    retried = re.findall(r"ErrorKind::(\w+)", ERRORS.read_text().partition("matches!(self,")[2].partition("\n")[0])
-    found = documented(text, r"(\w+),")
-    rows = [(f"`{name.lower()}`", meaning, "yes" if name in retried else "no") for name, meaning in found]
-    return table(("kind", "meaning", "may succeed later"), rows)
-
-
 def named(names: Iterable[str]) -> str:
     """Return a list of names for a cell of a table."""
     return ", ".join(f"`{name}`" for name in names)
@@ -359,7 +349,6 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "transports": transports,
     "capabilities": capabilities,
     "settings": settings,
-    "errors": errors,
     "transport_kinds": transport_kinds,
     "algorithm_names": lambda: named(ALGORITHMS),
     "shapes": lambda: named(choices(AggregationSection, "shape")),

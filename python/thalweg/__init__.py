@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thalweg.api import App, Client, Round, Server, fedavg
-    from thalweg.errors import CoreError, ThalwegError
+    from thalweg.errors import (
+        AppError,
+        BrokerError,
+        CoreError,
+        DataError,
+        LabError,
+        LinkError,
+        MetricsError,
+        ModelError,
+        PlanError,
+        RecordError,
+        RoundError,
+        ThalwegError,
+    )
+    from thalweg.local_run import RunResult, run
     from thalweg.nodes import Node, Step, dpsgd, step_size
     from thalweg.plan import Plan
     from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
@@ -15,14 +29,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "AppError",
     "Arena",
+    "BrokerError",
     "Client",
     "CoreError",
+    "DataError",
     "Given",
+    "LabError",
+    "LinkError",
+    "MetricsError",
+    "ModelError",
     "Node",
     "Plan",
+    "PlanError",
+    "RecordError",
     "Reply",
     "Round",
+    "RoundError",
+    "RunResult",
     "Server",
     "Step",
     "Task",
@@ -33,20 +58,32 @@ __all__ = [
     "dpsgd",
     "fedavg",
     "layout_of",
+    "run",
     "step_size",
 ]
 
 # Each name is imported on first use, so that commands that train nothing start quickly.
 _HOMES = {
     "App": "api",
+    "AppError": "errors",
     "Arena": "tensors.arena",
+    "BrokerError": "errors",
     "Client": "api",
     "CoreError": "errors",
+    "DataError": "errors",
     "Given": "tasks",
+    "LabError": "errors",
+    "LinkError": "errors",
+    "MetricsError": "errors",
+    "ModelError": "errors",
     "Node": "nodes",
     "Plan": "plan",
+    "PlanError": "errors",
+    "RecordError": "errors",
     "Reply": "tasks",
     "Round": "api",
+    "RoundError": "errors",
+    "RunResult": "local_run",
     "Server": "api",
     "Step": "nodes",
     "Task": "tasks",
@@ -57,6 +94,7 @@ _HOMES = {
     "dpsgd": "nodes",
     "fedavg": "api",
     "layout_of": "tensors.arena",
+    "run": "local_run",
     "step_size": "nodes",
 }
 
