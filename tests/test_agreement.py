@@ -24,7 +24,7 @@ LIBRARIES = {"messages"}
 
 @pytest.fixture(scope="module")
 def registry() -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "thalweg", "transports", "--json"]
+    command = [sys.executable, "-m", "thalweg", "doctor", "--transports", "--json"]
     entries: list[dict[str, Any]] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return entries
 

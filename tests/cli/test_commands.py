@@ -20,16 +20,14 @@ COMMANDS = (
     "client",
     "pki",
     "doctor",
-    "transports",
     "export",
     "lab",
     "bench",
     "advise",
     "tree",
-    "unifl",
     "forward",
 )
-PROXY = ["unifl", "proxy", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"]
+PROXY = ["forward", "--mask", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"]
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
@@ -82,7 +80,7 @@ def test_version() -> None:
         ["run", "--bogus"],
         ["client"],
         ["pki", "issue"],
-        ["unifl", "proxy", "--listen", ":9000"],
+        ["forward", "--mask", "--to", ":9000"],
         ["forward", "--via", "tcp://127.0.0.1:1"],
         ["forward", "--listen", ":9000", "--via", "tcp://127.0.0.1:1", "--connections", "0"],
         [*PROXY, "--budget", "2"],
@@ -128,6 +126,11 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
         ([*PROXY, "--control", "fast"], "control must be one of delay, paper, fixed, none", "thalweg doctor"),
         ([*PROXY, "--option", "speed"], "'speed' is no option", "KEY=VALUE"),
         ([*PROXY, "--holes", "/none/holes"], "/none/holes: No such file", "unix:PATH"),
+        ([*PROXY, "--via", "tcp://127.0.0.1:1"], "--via has no effect with --mask", "Leave --via out"),
+        ([*PROXY, "--connections", "4096"], "at most 2048 connections", "--connections"),
+        ([*PROXY[:4]], "--mask needs the server", "--to HOST:PORT"),
+        (["forward", "--listen", ":1", "--budget", "0.1"], "--budget has no effect without --mask", "Give --mask"),
+        (["doctor", "--transports", "tcp://127.0.0.1:1"], "--transports measures nothing", "Leave the URL"),
     ],
 )
 def test_an_error_is_two_lines_and_a_code(arguments: list[str], cause: str, hint: str) -> None:
@@ -151,13 +154,22 @@ def test_an_unknown_key_in_a_plan_exits_with_2(tmp_path: Path) -> None:
 
 
 def test_transports() -> None:
-    entries = document("transports")
+    entries = document("doctor", "--transports")
     assert {entry["name"] for entry in entries} >= {"memory", "tcp"}
     for entry in entries:
         assert set(entry) == {"name", "available", "reason", "capabilities", "settings"}
-    code, out, _ = invoke("transports")
+    code, out, _ = invoke("doctor", "--transports")
     assert code == 0
     assert "tcp" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("transports", "thalweg doctor --transports"), ("unifl proxy --to :1", "thalweg forward --mask")]
+)
+def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
+    code, out, err = invoke(*old.split(), "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "usage")
+    assert err.splitlines()[-1] == f"Error: `thalweg {old.split(maxsplit=1)[0]}` is now `{new}`."
 
 
 def test_doctor() -> None:

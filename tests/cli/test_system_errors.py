@@ -31,7 +31,6 @@ NEEDED: dict[str, Sequence[str]] = {
     "client": ("tcp://127.0.0.1:1",),
     "doctor": (),
     "node": ("plan.toml", "--name", "anna"),
-    "transports": (),
     "export": ("a-record",),
     "report": ("a-record",),
     "bench": ("plan.toml",),
@@ -55,7 +54,6 @@ NEEDED: dict[str, Sequence[str]] = {
     "tree calibrate": (),
     "tree simulate": (),
     "forward": ("--listen", "tcp://127.0.0.1:0", "--to", "127.0.0.1:9"),
-    "unifl proxy": ("--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"),
 }
 ERRORS: list[tuple[Exception, str, str]] = [
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x"), "runs/x: No space left on device", "Make room"),
@@ -143,8 +141,8 @@ def test_what_fails_before_a_command_is_known_is_told_too(monkeypatch: pytest.Mo
 
 
 def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_of("transports"), "output", failing(KeyError("a fault of ours")))
-    assert isinstance(invoke("transports")[3], KeyError)
+    monkeypatch.setattr(module_of("doctor"), "output", failing(KeyError("a fault of ours")))
+    assert isinstance(invoke("doctor", "--transports")[3], KeyError)
 
 
 def test_two_paths_are_both_named() -> None:
@@ -198,19 +196,19 @@ def test_what_stands_behind_two_dashes_is_another_programs() -> None:
 
 def test_shells_can_complete_commands() -> None:
     assert invoke("--help")[1].count("-completion") == 2
-    environment = {**os.environ, "_THALWEG_COMPLETE": "complete_bash", "COMP_WORDS": "thalweg tra", "COMP_CWORD": "1"}
+    environment = {**os.environ, "_THALWEG_COMPLETE": "complete_bash", "COMP_WORDS": "thalweg doc", "COMP_CWORD": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "thalweg"], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == ["transports"], done.stderr
+    assert done.stdout.split() == ["doctor"], done.stderr
 
 
 def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*, as_json: bool) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module_of("transports"), "output", interrupt)
-    code, _, err, _ = invoke("transports")
+    monkeypatch.setattr(module_of("doctor"), "output", interrupt)
+    code, _, err, _ = invoke("doctor", "--transports")
     assert (code, err) == (130, "interrupted\n")
 
 
@@ -219,7 +217,7 @@ def test_an_interruption_before_a_command_is_known_is_told_too(monkeypatch: pyte
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.Commands, "parse_args", interrupt)
-    code, _, err, _ = invoke("transports")
+    code, _, err, _ = invoke("doctor", "--transports")
     assert (code, err) == (130, "interrupted\n")
 
 

@@ -234,7 +234,7 @@ def test_sigterm_ends_a_job_with_its_record(
         (["doctor", "--serve", "tcp://127.0.0.1:0"], "answering", None),
         # To be ended from outside is how these end well.
         (["forward", "--listen", "tcp://127.0.0.1:0", "--to", "127.0.0.1:1"], "listening", 0),
-        (["unifl", "proxy", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--plain"], "listening", 0),
+        (["forward", "--mask", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--plain"], "listening", 0),
         pytest.param(["lab", "exec", "--network", "lan", "--", "sh", "-c", "echo here >&2; exec sleep 600"], "here",
                      None, marks=LAB),
     ],

@@ -1,4 +1,4 @@
-"""``thalweg unifl proxy`` as users start it. crates/transports/unifl/tests/proxy.rs tests the masking itself."""
+"""``thalweg forward --mask`` as users start it. crates/transports/unifl/tests/proxy.rs tests the masking itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def exchange(port: int, message: bytes) -> bytes:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_plain_proxy_carries_bytes_and_ends_when_it_is_told(start: Start, number: signal.Signals) -> None:
     with echo() as server:
-        program = start("unifl", "proxy", "--listen", f"{LOCAL}:0", "--to", f"{LOCAL}:{server}", "--plain")
+        program = start("forward", "--mask", "--listen", f"{LOCAL}:0", "--to", f"{LOCAL}:{server}", "--plain")
         line = program.until("listening at")
         assert "as an ordinary TCP proxy: the loopback loses nothing" in line
         port = int(line.partition(f"{LOCAL}:")[2].partition(" ")[0])
@@ -63,7 +63,7 @@ def test_a_plain_proxy_carries_bytes_and_ends_when_it_is_told(start: Start, numb
 def test_events_are_lines_of_json(start: Start, tmp_path: Path) -> None:
     listen = ("--listen", f"{LOCAL}:0", "--holes", "holes.jsonl", "--plain", "--json")
     with echo() as server:
-        program = start("unifl", "proxy", "--to", f"{LOCAL}:{server}", *listen)
+        program = start("forward", "--mask", "--to", f"{LOCAL}:{server}", *listen)
         assert program.process.stdout is not None
         listening = json.loads(program.process.stdout.readline())
         assert (listening["event"], listening["masks"], listening["holes"]) == ("listening", False, "holes.jsonl")
@@ -85,7 +85,7 @@ def test_without_the_right_to_it_the_proxy_says_what_is_missing(start: Start) ->
     if why_no_lab() or address is None or drop is None:
         pytest.skip("needs root, setpriv and an address beside the loopback")
     # Root without the right to make devices.
-    arguments = ("unifl", "proxy", "--listen", f"{address}:0", "--to", ":9")
+    arguments = ("forward", "--mask", "--listen", f"{address}:0", "--to", ":9")
     program = start(*arguments, through=(drop, "--bounding-set=-net_admin", "--inh-caps=-net_admin"))
     code, out, err = program.end()
     assert (code, out) == (2, "")

@@ -25,9 +25,7 @@ from thalweg.cli import (
     pki,
     run,
     server,
-    transports,
     tree,
-    unifl,
 )
 from thalweg.cli import report as report_command
 from thalweg.cli.plans import PlanCommand
@@ -46,6 +44,10 @@ typer.core.HAS_RICH = False
 # The error of typer, or of click below it, for a command line that it cannot parse. Its module differs between releases
 # of both; its place among the base classes of BadParameter does not.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+
+
+# Commands that have joined others: the old name -> the new command.
+RENAMED: Final = {"transports": "thalweg doctor --transports", "unifl": "thalweg forward --mask"}
 
 
 class Commands(TyperGroup):
@@ -76,6 +78,11 @@ class Commands(TyperGroup):
             if isinstance(error, NotTextError) and wants_json(arguments):
                 print_document({"error": asdict(explained(error))})
         sys.exit(code if isinstance(code, int) else 0)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in RENAMED:
+            ctx.fail(f"`thalweg {args[0]}` is now `{RENAMED[args[0]]}`.")
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **given: Any) -> Any:
         with reporting_signals():
@@ -139,7 +146,7 @@ def _own(arguments: Sequence[str]) -> Sequence[str]:
 def report(error: Exception) -> int | None:
     """Print an error that a user can understand, and return its exit code; None for any other."""
     if isinstance(error, BrokenPipeError) and nobody_reads(sys.stdout):
-        return FAILED  # as in `thalweg transports | head -1`, where the reader has closed the pipe
+        return FAILED  # as in `thalweg doctor | head -1`, where the reader has closed the pipe
     if isinstance(error, (ThalwegError, *system.ERRORS)):
         cause, hint = explain(error)
         code = exit_code(error)
@@ -178,17 +185,17 @@ def _options(
 app.command("run", cls=PlanCommand)(run.command)
 app.command("server", cls=PlanCommand)(server.command)
 app.command("client", cls=PlanCommand)(client.command)
-app.command("node", cls=PlanCommand)(node.command)
-app.command("forward", epilog=forward.EXAMPLES)(forward.command)
+app.command("node", cls=PlanCommand, short_help="Be one node of a graph or of an aggregation tree.")(node.command)
+app.command("forward", epilog=forward.EXAMPLES, short_help="Carry other programs' TCP over a transport, or mask loss.")(
+    forward.command
+)
 app.command("doctor")(doctor.command)
-app.command("transports")(transports.command)
 app.command("export")(export.command)
-app.command("report")(report_command.command)
-app.command("bench")(bench.command)
+app.command("report", short_help="Compare records and draw traces, on one HTML page.")(report_command.command)
+app.command("bench", short_help="Run a matrix of jobs by turns and compare them.")(bench.command)
 app.command("advise")(advise.command)
 app.add_typer(pki.app, name="pki")
 app.add_typer(lab.app, name="lab")
-app.add_typer(unifl.app, name="unifl")
 app.add_typer(flower.app, name="flower")
 app.add_typer(tree.app, name="tree")
 

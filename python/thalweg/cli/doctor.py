@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thalweg.errors import PlanError
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
@@ -29,12 +30,18 @@ def command(
     key: Annotated[Path | None, typer.Option(help="NAME.key, likewise.")] = None,
     size: Annotated[str, typer.Option(help="How much a probe moves.")] = "64MiB",
     seconds: Annotated[float | None, typer.Option(min=0, help="How long to serve; else until Ctrl-C.")] = None,
+    transports: Annotated[
+        bool, typer.Option("--transports", help="List the transports and what each can do, and nothing else.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print what this machine can do.
 
     Also print what is missing, what each absence costs, and the throughput to a peer or over loopback.
     """
+    if transports:
+        _transports(url, serve, as_json=as_json)
+        return
     with output(as_json=as_json) as emit:
         from thalweg import doctor
         from thalweg.doctor import probing
@@ -48,6 +55,30 @@ def command(
         emit(found)
     if not as_json:
         _show(found)
+
+
+def _transports(url: str | None, serve: str | None, *, as_json: bool) -> None:
+    with output(as_json=as_json) as emit:
+        from thalweg.transports import registry
+
+        if url is not None or serve is not None:
+            raise PlanError("--transports measures nothing", "Leave the URL and --serve out")
+        entries = registry.transports()
+        emit(entries)
+    if not as_json:
+        from thalweg.ui import terminal
+        from thalweg.wire import table_of
+
+        table = terminal.table("name", "available", "capabilities", "options")
+        for entry in entries:
+            can = [
+                name if value is True else f"{name} {value}"
+                for name, value in table_of(entry.capabilities).items()
+                if value
+            ]
+            own = ", ".join(setting.name for setting in entry.settings)
+            table.add_row(entry.name, "yes" if entry.available else f"no: {entry.reason}", ", ".join(can), own)
+        terminal.console().print(table)
 
 
 def _note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``thalweg forward``: other programs' TCP streams over any transport."""
+"""``thalweg forward``: other programs' TCP streams over any transport, or with masked loss."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from thalweg.cli import masking
 from thalweg.cli.client import Authority, Certificate, Key, Name
 from thalweg.cli.plans import Options
 from thalweg.ui.output import output
@@ -17,16 +18,20 @@ Examples:
   thalweg forward --listen ltp://0.0.0.0:9371 --to 127.0.0.1:9370 --pki pki
   thalweg forward --listen :9370 --via ltp://far.example:9371 --token-file site-1.token
   thalweg forward --listen :9370 --via ltp://far.example:9371 --token-file site-1.token --grpc
+  thalweg forward --mask --listen 10.0.0.5:9000 --to :7000 --holes unix:/run/holes.sock
+  thalweg forward --mask --listen :9000 --to 10.0.0.6:7000 --budget 0.01 --align 4 > holes.jsonl
 """
 
 
 def command(
+    context: typer.Context,
     *,
     listen: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT|URL",
-            help="With --via: the port for programs, as :9370 (on loopback). With --to: the URL for near ends.",
+            help="With --via: the port for programs, as :9370 (on loopback). With --to: the URL for near ends. "
+            "With --mask: where clients connect; :9000 listens at all addresses.",
         ),
     ],
     via: Annotated[
@@ -35,6 +40,18 @@ def command(
     to: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Be the far end: carry streams to this TCP server.")
     ] = None,
+    mask: Annotated[
+        bool,
+        typer.Option("--mask", help="Mask loss in front of the server --to (Linux, as root); there is no other end."),
+    ] = False,
+    holes: masking.Holes = masking.STDOUT,
+    budget: masking.Budget = None,
+    reliable: masking.Reliable = "64KiB",
+    align: masking.Align = 1,
+    control: masking.Control = None,
+    buffer: masking.Buffer = None,
+    idle: masking.Idle = None,
+    plain: masking.Plain = False,
     pki: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Far end: folder that `thalweg pki init` made.")
     ] = None,
@@ -73,7 +90,9 @@ def command(
     connections: Annotated[int, typer.Option(min=1, max=4096, help="Most at a time; further ones wait.")] = 256,
     first_byte: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Near end: reset a program that sends nothing for this long."),
+        typer.Option(
+            min=0, metavar="SECONDS", help="Near end, or with --mask: reset a program that sends nothing for this long."
+        ),
     ] = 20.0,
     liveness: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Far end: silence that ends a link.")
@@ -83,13 +102,33 @@ def command(
         typer.Option(min=0, metavar="SECONDS", help="Near end: how long to try at the start, and programs wait later."),
     ] = 10.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print events as lines of JSON, nothing else on stdout.")
+        bool, typer.Option("--json", help="Print events as lines of JSON, nothing else on stdout but the hole map.")
     ] = False,
 ) -> None:
     """Carry any program's TCP connections over a link of any transport, until Ctrl-C, SIGTERM or SIGHUP.
 
     The far end (--to) runs beside the server, the near end (--via) beside the programs. All connections share one link.
+
+    With --mask there is one end. Clients need no change: the server gets each client's stream with zeros in place of
+    lost bytes, and the hole map lists these places. The server's own stream is never masked.
     """
+    if mask:
+        masking.serve(
+            context,
+            listen=listen,
+            to=to,
+            holes=holes,
+            sizes={"reliable": reliable, "buffer": buffer},
+            own={"budget": budget, "control": control},
+            option=option or (),
+            align=align,
+            connections=connections,
+            first_byte=first_byte,
+            idle=idle,
+            plain=plain,
+            as_json=as_json,
+        )
+        return
     from thalweg import _core, wire
     from thalweg.transports import forwarding, registry, serving
 
@@ -100,6 +139,7 @@ def command(
             _line(sys.stderr, forwarding.words(event))
 
     with output(as_json=as_json) as emit:
+        masking.check(context, mask=False)
         _check(via, to)
         limits = {
             "window": serving.size("--window", window),

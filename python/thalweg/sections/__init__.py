@@ -319,7 +319,7 @@ class TransportSection(Section):
         "256KiB",
     )
     options: Annotated[dict[Text, bool | int | FiniteFloat | Text] | None, Core("transport.own", client=True)] = Field(
-        None, description="table of what only this transport can be told; `thalweg transports` lists it"
+        None, description="table of what only this transport can be told; `thalweg doctor --transports` lists it"
     )
 
     def congestion_of(self, place: int) -> str | None:

@@ -1,4 +1,4 @@
-"""``thalweg unifl proxy``: the settings for its core, and the text of its events."""
+"""``thalweg forward --mask``: the settings for its core, and the text of its events."""
 
 from __future__ import annotations
 
