@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
+from docs_api import api
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -340,6 +341,7 @@ def extras() -> str:
 
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
+    "api": api,
     "plan": plan,
     "algorithms": algorithms,
     "bench": bench,

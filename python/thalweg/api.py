@@ -50,7 +50,10 @@ class App(Protocol):
         """
 
     def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, Metrics]:
-        """Train in place. Return the number of samples (the weight of the update) and metrics for the record."""
+        """Train ``model`` in place on ``data``; ``config`` has the round's number and the server's values.
+
+        Return the number of samples (the weight of the update) and metrics for the record.
+        """
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,9 @@ class Server:
 
         Each round takes all of them, or draws ``choose`` of them: a number, or a fraction such as 0.125. A round ends
         when it is complete, or after ``deadline`` seconds if at least ``enough`` whole updates have arrived. ``pki`` is
-        a folder made by ``thalweg pki init``; an address beyond loopback needs one. ``tensors`` says which tensors
+        a folder made by ``thalweg pki init``; an address beyond loopback needs one. ``partial`` says what becomes of an
+        update of which only a part arrived: it is dropped (``discard``), or what came of it counts (``keep``).
+        With ``deterministic`` the mean has the same bits in any order of arrival. ``tensors`` says which tensors
         travel. Without it the app's ``tensors`` says so, and without that all tensors travel. ``evaluate`` says who
         evaluates: the server evaluates the global model, or each client evaluates the model that it has trained. By
         default the server evaluates, but clients do if trained tensors stay with them. ``record`` is a folder that gets
@@ -209,9 +214,9 @@ class Server:
     def advance(self, config: Mapping[str, Any] | None = None, *, data: Any = None) -> Round:
         """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and record both.
 
-        Without ``data`` and ``test_data()`` the server evaluates nothing. If clients evaluate their own models, the
-        round's metrics also have the means over clients: ``client_accuracy`` and ``client_loss``. Raises what ``round``
-        and ``evaluate`` raise, and RecordError.
+        ``config`` reaches every ``train``. Without ``data`` and ``test_data()`` the server evaluates nothing. If
+        clients evaluate their own models, the round's metrics also have the means over clients: ``client_accuracy`` and
+        ``client_loss``. Raises what ``round`` and ``evaluate`` raise, and RecordError.
         """
         self._bound.collect("the last round")
         number = self.number + 1
@@ -259,7 +264,7 @@ class Server:
         return {one.client: one.reason or "" for one in self._attendance.absences()}
 
     def close(self, reason: str = "the job is over") -> None:
-        """Tell every client that the job is over, stop, and complete the record. Idempotent. Raises RecordError."""
+        """Tell every client the ``reason``, stop, and complete the record. Idempotent. Raises RecordError."""
         self._core.close(reason)
         if self._recording is not None:
             self._recording.finish("complete")
@@ -293,9 +298,9 @@ class Client:
     ) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
-        Without ``data`` the data comes from the app's ``client_data()`` or ``train_data()``. ``token_file`` is a file
-        made by ``thalweg pki issue``. ``tensors`` says which tensors travel, and must agree with the server's. Raises
-        LinkError, PlanError, ModelError.
+        No two clients of a job have the same ``name``. Without ``data`` the data comes from the app's ``client_data()``
+        or ``train_data()``. ``token_file`` is a file made by ``thalweg pki issue``. ``tensors`` says which tensors
+        travel, and must agree with the server's. Raises LinkError, PlanError, ModelError.
         """
         from thalweg.transports import links, pki, registry
 
@@ -328,14 +333,14 @@ class Client:
             return take_part(self._core, make, lambda _note: None)
 
     def close(self, reason: str = "the client ends") -> None:
-        """Leave the job for good. Idempotent."""
+        """Leave the job for good, and tell the server the ``reason``. Idempotent."""
         self._core.close(reason)
 
 
 def fedavg(
     server: Server, rounds: int, *, data: Any = None, config: Mapping[str, Any] | None = None
 ) -> Iterator[Round]:
-    """Run rounds of federated averaging (weighted by samples) and yield each as it ends.
+    """Run ``rounds`` rounds of federated averaging (weighted by samples) on ``server``; yield each as it ends.
 
     Waits for all clients first. With ``data``, or if the app has ``test_data()``, the app evaluates the global model
     after each round. ``config`` reaches every ``train`` beside thalweg's own keys. Raises PlanError at once for a

@@ -43,8 +43,8 @@ class ThalwegError(Exception):
 class CoreError(ThalwegError):
     """An error of the compiled core. Its kinds are in docs/reference/errors.md.
 
-    ``hint`` is the core's, or else one for the kind. ``str()`` gives ``operation: cause``, and the core's hint behind a
-    semicolon if it has one.
+    ``hint`` is the core's, or else one for the kind; ``retry`` says whether the same call may succeed later. ``str()``
+    gives ``operation: cause``, and the core's hint behind a semicolon if it has one.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class RecordError(ThalwegError):
 class LabError(ThalwegError):
     """An emulated network cannot be made, has failed or has ended; or stress cannot be put on a party.
 
-    ``kind`` is the kind of the core's error if the error comes from the core, else ``lab``.
+    ``kind`` is the kind of the core's error if the error comes from the core, else ``lab``; ``cause`` and ``hint`` are
+    as in every error.
     """
 
     def __init__(self, cause: str, hint: str, kind: str = "lab") -> None:

@@ -76,10 +76,11 @@ class Node:
     ) -> None:
         """Listen at ``listen`` with the model of ``app`` (``thalweg.App``). The node dials nobody before ``meet``.
 
-        Without ``data`` the data comes from the app's ``train_data()``. ``wait`` says what an iteration waits for
-        before it averages. ``deadline`` is the most seconds that it waits after its own training; with
-        ``wait="deadline"`` and no number, the deadline adapts. ``compress`` rounds the values that are sent, to half
-        the bytes or a quarter.
+        Neighbours know the node by its ``name``. ``tensors`` says which tensors travel; without it the app's
+        ``tensors`` says so. Without ``data`` the data comes from the app's ``train_data()``. ``wait`` says what an
+        iteration waits for before it averages. ``deadline`` is the most seconds that it waits after its own training;
+        with ``wait="deadline"`` and no number, the deadline adapts. ``compress`` rounds the values that are sent, to
+        half the bytes or a quarter.
 
         ``mixing`` says what happens with missing chunks. With ``complement`` the node's own chunk replaces a missing
         one. With ``renormalise`` the weights of the chunks that arrived are scaled to a sum of 1. With ``symmetric``
@@ -167,7 +168,10 @@ class Node:
                 raise LinkError(f"{self.name} has not met {', '.join(away)} after {timeout:g} s", "Start them first")
 
     def iterations(self, rounds: int, data: Any, every: int, gamma: float | None = None) -> Iterator[Iteration]:
-        """Run ``rounds`` iterations and yield each. ``dpsgd`` is the public function for this."""
+        """Run ``rounds`` iterations and yield each.
+
+        ``dpsgd`` is the public function for this, and explains ``data``, ``every`` and ``gamma``.
+        """
         swap = self._swap(gamma)
         peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
         last = self.number + rounds
@@ -227,7 +231,7 @@ class Node:
             _log.info("%s: %s %s %s", self.name, event["kind"], event["peer"], event["text"])
 
     def close(self, reason: str = "the node is done") -> None:
-        """Leave for good, after sending what neighbours have not received yet. Idempotent.
+        """Send what neighbours have not received yet, tell them the ``reason``, and leave for good. Idempotent.
 
         With ``wait="all"`` neighbours need the last model, so this waits until they have it. It gives up when no
         further neighbour has received it for ten seconds.
@@ -261,7 +265,7 @@ def dpsgd(
     timeout: float = 60.0,
     gamma: float | None = None,
 ) -> Iterator[Step]:
-    """Run iterations of decentralized SGD (Lian et al. 2017) on a node and yield each as it ends.
+    """Run ``rounds`` iterations of decentralized SGD (Lian et al. 2017) on a node and yield each as it ends.
 
     Waits first until all its neighbours are connected. With ``data`` the app evaluates the mixed model on it after
     every ``every`` iterations and after the last. A node that is far behind skips iterations.
@@ -284,8 +288,8 @@ def dpsgd(
 def step_size(graph: str, nodes: int, compress: Literal["f16", "int8"] | None = None, *, seed: int = 0) -> float:
     """Return the ``gamma`` of CHOCO-SGD for ``graph``, for example ``"ring"`` or ``"3-regular"``, with ``nodes`` nodes.
 
-    It follows from the spectral gap and from how much ``compress`` rounds. Raises PlanError for a graph that is
-    impossible, or that changes from iteration to iteration.
+    It follows from the spectral gap and from how much ``compress`` rounds. ``seed`` is that of a graph that is drawn.
+    Raises PlanError for a graph that is impossible, or that changes from iteration to iteration.
     """
     from thalweg.graphs import schedule
 

@@ -155,7 +155,7 @@ class TaskServer:
 
         ``pki`` is a folder made by ``thalweg pki init``; an address beyond loopback needs one. A member that is
         disconnected for more than ``grace`` seconds loses its part in a task. A member gets at most ``ahead`` tasks at
-        a time.
+        a time, and at most ``max_open`` tasks are open.
 
         Results that the application has not taken yet stay in memory, up to ``memory`` bytes. Beyond that they go to
         unnamed files in the folder ``spill``. One result may have ``max_result`` bytes. With ``deterministic`` a mean
@@ -306,7 +306,7 @@ class TaskServer:
             self._record.flush()
 
     def close(self, reason: str = "the job is over") -> None:
-        """Tell every member that the job is over, and stop. Open tasks end as cancelled. Idempotent."""
+        """Tell every member ``reason``, why the job ends, and stop. Open tasks end as cancelled. Idempotent."""
         self._core.close(reason)
         if self._record is not None:
             self._record.close()
@@ -346,17 +346,18 @@ class Given:
         return not self._core.is_open(self.number)
 
     def answer(self, head: Any = None, tensors: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:
-        """Send a result; its tensors may have any names and shapes. ``weight`` counts if the server folds results.
+        """Send a result. ``head`` is any JSON value, and ``tensors`` may have any names and shapes.
 
-        ``self.tensors`` itself and ``Tensors`` are sent without a copy; anything else is copied first. A late result is
-        dropped without an error. Raises ModelError, and CoreError of kind ``task`` for a second answer.
+        ``weight`` counts if the server folds results. ``self.tensors`` itself and ``Tensors`` are sent without a copy;
+        anything else is copied first. A late result is dropped without an error. Raises ModelError, and CoreError of
+        kind ``task`` for a second answer.
         """
         packed = _packed(tensors)
         arena, text = None if packed is None else packed.arena.core, _encode(head, packed)
         self._say(lambda core: core.answer(self.number, text, arena, weight))
 
     def refuse(self, reason: str) -> None:
-        """Tell the server that there will be no result, and why."""
+        """Tell the server that there will be no result, and the ``reason``."""
         self._say(lambda core: core.refuse(self.number, reason))
 
     def _say(self, say: Callable[[_core.TaskClient], None]) -> None:
@@ -373,7 +374,8 @@ class TaskClient:
     def __init__(self, url: str, *, name: str, token_file: Path | str | None = None, timeout: float = 30.0) -> None:
         """Begin to connect to the server at ``url``; ``timeout`` is how many seconds to go on trying.
 
-        ``token_file`` is a file made by ``thalweg pki issue NAME --role task-member``. Raises LinkError, PlanError.
+        No two members of a server have the same ``name``. ``token_file`` is a file made by ``thalweg pki issue NAME
+        --role task-member``. Raises LinkError, PlanError.
         """
         from thalweg.transports import links, pki
 
@@ -434,7 +436,7 @@ class TaskClient:
         return True
 
     def close(self, reason: str = "the client ends") -> None:
-        """Leave the job for good. Idempotent."""
+        """Leave the job for good, and tell the server the ``reason``. Idempotent."""
         self._core.close(reason)
 
     def __enter__(self) -> TaskClient:

@@ -78,7 +78,10 @@ def _app_of(value: Any) -> Any:
 
 
 class Plan(Section):
-    """A job, completely. Raises PlanError (ModelError, DataError) for a combination that cannot be."""
+    """A job, completely. Raises PlanError (ModelError, DataError) for a combination that cannot be.
+
+    Each section is an attribute, as in ``plan.job.rounds``; docs/reference/plan.md has all keys and their units.
+    """
 
     job: JobSection = Field(default_factory=JobSection)
     app: Annotated[AppSection | None, BeforeValidator(_app_of)] = Field(None)
@@ -147,12 +150,12 @@ class Plan(Section):
 
     @classmethod
     def loads(cls, text: str, source: str = "the plan") -> Plan:
-        """Return the plan in TOML text."""
+        """Return the plan in TOML text; ``source`` as in ``of``."""
         return cls.of(toml.loads(text, source), source)
 
     @classmethod
     def load(cls, path: Path, *, complete: bool = True) -> Plan:
-        """Return the plan in a file; ``complete`` as in ``of``."""
+        """Return the plan in the file ``path``; ``complete`` as in ``of``."""
         return cls.of(read(path), str(path), complete=complete)
 
     def given(self) -> dict[str, Any]:
@@ -163,6 +166,7 @@ class Plan(Section):
         """Return this plan with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
 
         ``{"network": "wan,loss=2%"}`` overrides keys of [network]; ``thalweg.network.inline`` has the syntax.
+        ``source`` names the overrides in errors.
         """
         return Plan.of(overlay(self.given(), overrides), source)
 

@@ -95,7 +95,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         return np.asarray(self.core)[offset : offset + size]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor as a PyTorch view of the arena's memory."""
+        """Return the tensor ``name`` as a PyTorch view of the arena's memory."""
         import torch
 
         dtype, shape, _ = self._places[name]

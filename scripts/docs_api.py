@@ -1,0 +1,122 @@
+"""Generates docs/reference/api.md from the signatures and docstrings of the public names. See docs_tables.py."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+import thalweg
+from thalweg.errors import ThalwegError
+
+# A part of the page -> its names. The errors are a part of their own.
+PARTS: Final = {
+    "Whole jobs": ("run", "RunResult", "Plan"),
+    "Server and clients": ("App", "Server", "Client", "Round", "fedavg"),
+    "Tasks": ("TaskServer", "TaskClient", "Task", "Given", "Reply", "Tensors"),
+    "Nodes of a graph": ("Node", "Step", "dpsgd", "step_size"),
+    "Tensors in memory": ("Arena", "layout_of"),
+}
+# An object with an argument of this module is made by thalweg, not by its user.
+INTERNAL: Final = "_core."
+LONGEST: Final = 100
+
+
+def api() -> str:
+    """Return an entry for each public name, by part."""
+    errors = [name for name in thalweg.__all__ if is_error(getattr(thalweg, name))]
+    parts = {**PARTS, "Errors": ("ThalwegError", *(name for name in errors if name != "ThalwegError"))}
+    return "\n\n".join(f"## {part}\n\n" + "\n\n".join(map(entry, names)) for part, names in parts.items())
+
+
+def is_error(found: object) -> bool:
+    """Return whether a public name is an error."""
+    return isinstance(found, type) and issubclass(found, ThalwegError)
+
+
+def entry(name: str) -> str:
+    """Return the entry of a public name."""
+    found = getattr(thalweg, name)
+    parts = [f"### {name}"]
+    if not isinstance(found, type):
+        return "\n\n".join([*parts, code(name, inspect.signature(found)), text(found)])
+    constructor = vars(found)["__init__"] if has_constructor(found) else None
+    parts += [] if constructor is None else [code(name, without_self(constructor))]
+    parts += [text(one) for one in (found, constructor) if one is not None and one.__doc__]
+    if rows := [*attributes(found)]:
+        parts.append("\n".join(rows))
+    parts += [
+        f"#### {name}.{method}\n\n{code(method, signature)}\n\n{doc}" for method, signature, doc in methods(found)
+    ]
+    return "\n\n".join(parts)
+
+
+def has_constructor(found: type) -> bool:
+    """Return whether users make objects of a class."""
+    made = is_dataclass(found) or issubclass(found, BaseModel) or getattr(found, "_is_protocol", False)
+    return not made and "__init__" in vars(found) and is_public(without_self(vars(found)["__init__"]))
+
+
+def is_public(signature: inspect.Signature) -> bool:
+    """Return whether a signature is without objects of the core."""
+    return not any(INTERNAL in str(one.annotation) for one in signature.parameters.values())
+
+
+def without_self(function: Any) -> inspect.Signature:
+    """Return the signature of a method as its caller sees it; of a constructor without what it returns."""
+    signature = inspect.signature(function)
+    _, *parameters = signature.parameters.values()
+    ends = inspect.Signature.empty if function.__name__ == "__init__" else signature.return_annotation
+    return signature.replace(parameters=parameters, return_annotation=ends)
+
+
+def attributes(found: type) -> Iterator[str]:
+    """Yield a line for each attribute: the fields of a dataclass, and properties with their docstrings."""
+    if is_dataclass(found):
+        yield from (f"- `{one.name}`: `{one.type}`" for one in fields(found) if not one.name.startswith("_"))
+    for name, member in vars(found).items():
+        if isinstance(member, property) and not name.startswith("_"):
+            kind = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
+            yield f"- `{name}`: `{kind}`. {' '.join(text(member).split())}"
+
+
+def methods(found: type) -> Iterator[tuple[str, inspect.Signature, str]]:
+    """Yield name, signature and text of each public method, in the order of the code."""
+    for name, member in vars(found).items():
+        function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        signature = inspect.signature(function) if isinstance(member, staticmethod) else without_self(function)
+        if is_public(signature):
+            yield name, signature, text(function)
+
+
+def text(found: Any) -> str:
+    """Return a docstring as Markdown. A path below docs becomes a link from docs/reference."""
+    plain = re.sub("``(.+?)``", r"`\1`", inspect.getdoc(found) or "", flags=re.DOTALL)
+    return re.sub(r"\bdocs/([\w/]*?)([\w-]+)\.md", r"[\2](../\1\2.md)", plain)
+
+
+def code(name: str, signature: inspect.Signature) -> str:
+    """Return a signature as a block, on several lines if it is long."""
+    parameters = list(shown(signature))
+    empty = signature.return_annotation is signature.empty
+    ends = "" if empty else f" -> {signature.return_annotation}"
+    whole = f"{name}({', '.join(parameters)}){ends}"
+    if len(whole) > LONGEST:
+        whole = f"{name}(\n" + "".join(f"    {line},\n" for line in parameters) + f"){ends}"
+    return f"```python\n{whole}\n```"
+
+
+def shown(signature: inspect.Signature) -> Iterator[str]:
+    """Yield each parameter as it is written, and the ``*`` before those that need their name."""
+    named = False
+    for one in signature.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not named:
+            named = True
+            yield "*"
+        yield f"{one.name}: {one.annotation}" + ("" if one.default is one.empty else f" = {one.default!r}")
