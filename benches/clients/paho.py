@@ -91,7 +91,7 @@ def main() -> None:
     with Broker(Mosquitto(), Place(), limits=limits) as broker:
         login = (broker.login.user, broker.login.password)
         seconds = serve(broker.port, login, chosen)
-        print(json.dumps({"seconds": seconds, "broker": broker.use()}))
+        print(json.dumps({"seconds": seconds, "broker": vars(broker.usage())}))
 
 
 if __name__ == "__main__":

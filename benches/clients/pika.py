@@ -40,7 +40,7 @@ def main() -> None:
         seconds = serve(broker, names, clients, chosen.rounds, chosen.bytes)
         for process in clients:
             process.join()
-        print(json.dumps({"seconds": seconds, "broker": private.use()}))
+        print(json.dumps({"seconds": seconds, "broker": vars(private.usage())}))
 
 
 def serve(broker: pika.ConnectionParameters, names: str, clients: list[Any], rounds: int, size: int) -> list[float]:

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Value = TypeVar("Value")
+# A message's fields by name, where only the core or a user's app knows which there are.
+Table: TypeAlias = Mapping[str, object]
 # One for each kind of message: making one takes about a millisecond.
 _ADAPTERS: Final[dict[object, TypeAdapter[Any]]] = {}
 

@@ -112,9 +112,11 @@ def test_it_starts_with_files_nobody_else_reads_and_leaves_nothing(heard: Heard)
         assert site.login.password not in repr(site)
         socket.create_connection(("127.0.0.1", broker.port)).close()
         heard.wait("alarm of memory")
-        used = broker.use()
-        assert used["peak_rss_bytes"] > 1 << 20
-        assert used["cpu_seconds"] >= 0
+        used = broker.usage()
+        assert used.peak_rss_bytes is not None
+        assert used.peak_rss_bytes > 1 << 20
+        assert used.cpu_seconds is not None
+        assert used.cpu_seconds >= 0
         pid = broker.pid
     for ended in (pid, *program.children):
         wait_end(ended)

@@ -11,13 +11,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thalweg.job.common.messages import Note
 from thalweg.job.graph import node
+from thalweg.job.graph.order import NodeOrder
 from thalweg.job.star import worker
 from thalweg.job.tree import node as tree_node
+from thalweg.job.tree.order import NodeOrder as TreeNodeOrder
+from thalweg.wire import Table
 
 
 def die() -> None:
@@ -34,24 +38,24 @@ def death_of(name: str) -> str | None:
     return deaths[starts] if starts < len(deaths) else None
 
 
-def be_node(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Be a node of a graph. It prints its steps: ``here``, ``met``."""
-    death, say = death_of(order["name"]), node._say
+def run_graph_node(order: NodeOrder, note: Note) -> None:
+    """Run a node of a graph. It prints its steps: ``here``, ``met``."""
+    death, send = death_of(order.name), node._send
 
-    def saying(said: Mapping[str, Any]) -> None:
-        if said["say"] == death:
+    def send_or_die(message: Table) -> None:
+        if message["say"] == death:
             die()
-        say(said)
+        send(message)
 
     if death == "start":
         die()
-    node._say = saying
+    node._send = send_or_die
     node.take_part(order, note)
 
 
-def be_gateway(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Be a node of a tree. Its steps: ``connected``, ``opening``, and ``opened``, which the root has heard of."""
-    death = death_of(order["name"])
+def run_tree_node(order: TreeNodeOrder, note: Note) -> None:
+    """Run a node of a tree. Its steps: ``connected``, ``opening``, and ``opened``, of which the root was notified."""
+    death = death_of(order.name)
 
     class Mortal(tree_node.Gateway):
         def _serve(self) -> None:
@@ -75,5 +79,6 @@ def be_gateway(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    works = {"thalweg.job.graph.node": be_node, "thalweg.job.tree.node": be_gateway}
-    sys.exit(worker.main(lambda: works[json.loads(os.environ["MORTAL"])["program"]]))
+    if json.loads(os.environ["MORTAL"])["program"] == "thalweg.job.graph.node":
+        sys.exit(worker.main(lambda: (NodeOrder, run_graph_node)))
+    sys.exit(worker.main(lambda: (TreeNodeOrder, run_tree_node)))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from thalweg import wire
 from thalweg.errors import LinkError, PlanError, RoundError
+from thalweg.job.common.messages import Order, Report
 from thalweg.job.tree.engines import Local, by_ray, engine_of, ray_actor, ray_driver, require
 from thalweg.job.tree.engines.ray_actor import NodeActor
+from thalweg.job.tree.order import NodeOrder
 from thalweg.plan import Plan
 from thalweg.sections.trees import NodesSection
 
@@ -43,9 +45,9 @@ def test_nodes_are_local_unless_ray_is_asked_for(tmp_path: Path) -> None:
 class Unfinished:
     """Orders that lack where to connect to: a process that gets one ends at once."""
 
-    def of(self, name: str, number: int) -> dict[str, Any]:
+    def of(self, name: str, number: int) -> NodeOrder:
         del number
-        return {"name": name, "parent": os.getpid(), "threads": None, "place": None}
+        return cast("NodeOrder", Order(name=name))
 
 
 def test_a_local_node_is_started_again_a_few_times(tmp_path: Path) -> None:
@@ -97,23 +99,24 @@ class Told:
         self.ray = by_ray.Ray(NodesSection(engine="ray"), folder / "log.txt", lost, note)
 
     def hears(self, what: str, node: str | None = None, **facts: Any) -> None:
-        self.ray._heard("ray", {"say": what, "node": node, **facts})
+        self.ray._received("ray", {"say": what, "node": node, **facts})
 
 
 def test_the_record_says_where_ray_has_put_nodes(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.hears("note", text="waiting")
-    told.hears("placed", "node-0", address="10.0.0.5", ray_node="0123456789ab")
+    told.hears("placed", "node-0", place={"address": "10.0.0.5", "ray_node": "0123456789ab"})
     assert told.notes == ["waiting", "node-0 is on 10.0.0.5, Ray node 01234567"]
     assert told.ray.facts()["nodes"] == {"node-0": {"address": "10.0.0.5", "ray_node": "0123456789ab"}}
-    told.hears("ended", "node-0", report={"cpu_seconds": 1.0})
+    told.hears("ended", "node-0", report=vars(Report(1.0)))
     told.ray.check()
-    assert (told.ray.reports(), told.lost) == ({"node-0": {"cpu_seconds": 1.0}}, [])
+    assert (told.ray.reports(), told.lost) == ({"node-0": Report(1.0)}, [])
 
 
 def test_a_node_that_ray_cannot_start_is_lost_with_the_reason(tmp_path: Path) -> None:
     told = Told(tmp_path)
-    told.hears("ended", "node-0", report={"error": {"cause": "no such thalweg", "hint": "Install it"}})
+    error = {"cause": "no such thalweg", "hint": "Install it"}
+    told.hears("ended", "node-0", report={**vars(Report()), "error": error})
     assert told.lost == [("node-0", "no such thalweg")]
     assert told.ray.is_over("node-0")
     assert not told.ray.is_over("node-1")
@@ -123,23 +126,24 @@ def test_a_node_that_ray_cannot_start_is_lost_with_the_reason(tmp_path: Path) ->
 
 def test_if_rays_process_ends_all_nodes_that_it_has_started_are_lost(tmp_path: Path) -> None:
     told = Told(tmp_path)
-    told.hears("placed", "node-0", address="10.0.0.5", ray_node="01")
-    told.hears("placed", "node-1", address="10.0.0.6", ray_node="02")
-    told.hears("ended", "node-1", report={})
+    told.hears("placed", "node-0", place={"address": "10.0.0.5", "ray_node": "01"})
+    told.hears("placed", "node-1", place={"address": "10.0.0.6", "ray_node": "02"})
+    told.hears("ended", "node-1", report=vars(Report()))
     told.ray._ended("ray", "killed by signal 9")
     assert told.lost == [("node-0", "Ray's process killed by signal 9")]
 
 
 def test_a_machine_with_another_release_says_so() -> None:
-    said = json.loads(NodeActor("{}", "0.0.1").serve())
+    order = NodeOrder(name="node-0", url="", listen="", options={}, trust={})
+    said = json.loads(NodeActor(wire.encode(order), "0.0.1").serve())
     assert said["error"]["cause"] == f"its machine has thalweg {version('thalweg')}, and the run 0.0.1"
 
 
 def test_a_node_that_cannot_join_has_last_words() -> None:
-    where = {"url": "tcp://127.0.0.1:1", "listen": "tcp://127.0.0.1:0"}
+    url, listen = "tcp://127.0.0.1:1", "tcp://127.0.0.1:0"
     options = {"transport": {}, "timeout": 0.1}
-    order = {"name": "node-0", **where, "options": options, "trust": {}, "threads": None}
-    said = json.loads(NodeActor(json.dumps(order), version("thalweg")).serve())
+    order = NodeOrder(name="node-0", url=url, listen=listen, options=options, trust={})
+    said = json.loads(NodeActor(wire.encode(order), version("thalweg")).serve())
     assert "refused" in said["error"]["cause"]
     assert said["error"]["hint"]
     assert said["peak_rss_bytes"] > 0
@@ -177,5 +181,5 @@ def test_a_node_listens_at_its_machines_address(url: str, host: str, there: str)
 
 def test_a_machine_without_thalweg_is_told_apart() -> None:
     error = RuntimeError("The actor died\n\nModuleNotFoundError: No module named 'thalweg'\n")
-    assert ray_driver._died(error)["cause"] == "ModuleNotFoundError: No module named 'thalweg'"
-    assert ray_driver._died(RuntimeError("gone"))["cause"] == "gone"
+    assert ray_driver._died(error).cause == "ModuleNotFoundError: No module named 'thalweg'"
+    assert ray_driver._died(RuntimeError("gone")).cause == "gone"

@@ -37,15 +37,15 @@ def test_a_node_that_is_gone_is_not_waited_for() -> None:
     collector = Collector(NODES)
     for node in NODES[:2]:
         assert numbers(collector.add(node, said(1, node))) == []
-    assert numbers(collector.gone("node-3")) == [(1, 2)]
+    assert numbers(collector.remove("node-3")) == [(1, 2)]
     assert collector.working == ["node-1", "node-2"]
-    assert numbers(collector.gone("node-3")) == [], "it may be said twice"
+    assert numbers(collector.remove("node-3")) == [], "it may be said twice"
 
 
 def test_what_is_left_when_all_are_done_is_recorded() -> None:
     collector = Collector(NODES[:2])
     assert numbers(collector.add("node-1", said(1, "node-1"))) == []
     assert numbers(collector.add("node-1", said(2, "node-1"))) == []
-    assert numbers(collector.gone("node-1")) == []
-    assert numbers(collector.gone("node-2")) == [(1, 1), (2, 1)]
+    assert numbers(collector.remove("node-1")) == []
+    assert numbers(collector.remove("node-2")) == [(1, 1), (2, 1)]
     assert collector.working == []

@@ -15,6 +15,7 @@ import thalweg
 from thalweg import _core
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.star.attendance import NAMED, Absence, Attendance, sentences
+from thalweg.machine import Usage
 
 
 class FakeClient:
@@ -120,8 +121,8 @@ def test_attendance_knows_who_missed_what_and_what_each_used() -> None:
     ]
     book.departed([])
     assert [one.client for one in book.absences()] == ["b"], "c has come back"
-    assert book.use_of("a") == {"cpu_seconds": 3.0, "peak_rss_bytes": 100}
-    assert book.use_of("nobody") == {"cpu_seconds": None, "peak_rss_bytes": None}
+    assert book.usage_of("a") == Usage(3.0, 100)
+    assert book.usage_of("nobody") == Usage()
     assert book.peak_of("b") == 7
     assert sentences(book.absences(), 2)[0] == "b is in 1 of 2 means: was still training"
 

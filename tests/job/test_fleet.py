@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from thalweg.errors import RoundError
-from thalweg.job.common.fleet import Fleet, Orders, client_threads
+from thalweg.job.common.fleet import ClientOrder, Fleet, Orders, client_threads
 from thalweg.sections import TransportSection
 
 # Nobody listens at the port that means "any".
@@ -28,7 +29,7 @@ def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
         told.append((name, why))
         ended.set()
 
-    fleet = Fleet(tmp_path / "log.txt", on_end)
+    fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", on_end)
     fleet.start(["client-1"], orders(timeout=0.1))
     assert ended.wait(60)
     fleet.stop()
@@ -43,7 +44,7 @@ def test_a_client_that_cannot_take_part_says_why(tmp_path: Path) -> None:
 
 def test_those_that_do_not_end_are_ended(tmp_path: Path) -> None:
     told: list[str] = []
-    fleet = Fleet(tmp_path / "log.txt", lambda name, _: told.append(name))
+    fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", lambda name, _: told.append(name))
     fleet.start(["client-1", "client-2"], orders(timeout=600))
     fleet.stop(grace=0)
     codes = [member.process.returncode for member in fleet.members if member.process is not None]
@@ -55,7 +56,7 @@ def test_ctrl_c_may_come_before_a_client_is_read(tmp_path: Path, monkeypatch: py
     def interrupted(_thread: threading.Thread) -> None:
         raise KeyboardInterrupt
 
-    fleet = Fleet(tmp_path / "log.txt", lambda _name, _why: None)
+    fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", lambda _name, _why: None)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -78,7 +79,8 @@ def test_clients_have_the_congestion_control_that_they_are_dealt() -> None:
     names = ["client-1", "client-2", "client-3"]
     dealt = {name: section.congestion_of(place) for place, name in enumerate(names)}
     given = {**vars(orders(timeout=1.0)), "options": {"transport": {"congestion": "bbr", "streams": 2}}}
-    made = [Orders(**{**given, "congestion": dealt}).of(name, at)["options"] for at, name in enumerate(names, 1)]
+    orders_of = Orders(**{**given, "congestion": dealt})
+    made: list[Any] = [orders_of.of(name, at).options for at, name in enumerate(names, 1)]
     assert [one["transport"]["congestion"] for one in made] == ["reno", "cubic", "reno"]
     assert all(one["transport"]["streams"] == 2 for one in made)
     assert TransportSection(congestion="bbr").congestion_of(7) == "bbr"

@@ -9,6 +9,7 @@ import pytest
 from tests.record.lines import NODES, line
 from thalweg.cli.summary import graph_lines, graph_summary
 from thalweg.job.graph.result import GraphResult, spread
+from thalweg.machine import Usage
 from thalweg.plan import Plan
 from thalweg.record import RunRecord
 from thalweg.record.nodes import entry
@@ -30,7 +31,7 @@ def result(tmp_path: Path) -> GraphResult:
     }
     record.append(entry(2, tested, 3))
     record.finish("complete")
-    reports = {"node-1": {"peak_rss_bytes": 10}, "node-2": {"peak_rss_bytes": 30}, "node-3": {}}
+    reports = {"node-1": Usage(None, 10), "node-2": Usage(None, 30), "node-3": Usage()}
     return GraphResult.of(plan, record, reports, {"node-3": "killed by signal 9"}, None)
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import pytest
 
 from thalweg import _core
 from thalweg.job.tree.node import Gateway
+from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.root import Tree
 from thalweg.trees.live import Placed
@@ -100,16 +101,16 @@ class Job:
         self.threads[-1].start()
 
 
-def order(url: str, name: str) -> dict[str, Any]:
+def order(url: str, name: str) -> NodeOrder:
     """The order for a node of this name, without a secret."""
-    return {
-        "name": name,
-        "url": url,
-        "listen": URL,
-        "clients": len(HOMES[name]),
-        "options": {"token": token("tree-node", name), "transport": {}, "tree": True, "timeout": 5.0},
-        "trust": {"issuer": ISSUER},
-    }
+    return NodeOrder(
+        name=name,
+        url=url,
+        listen=URL,
+        clients=len(HOMES[name]),
+        options={"token": token("tree-node", name), "transport": {}, "tree": True, "timeout": 5.0},
+        trust={"issuer": ISSUER},
+    )
 
 
 def take_part(url: str, name: str) -> None:
@@ -124,7 +125,7 @@ def take_part(url: str, name: str) -> None:
 
 
 @contextmanager
-def job(liar: Callable[[dict[str, Any]], Gateway], *, top: str = "dedicated", come: bool = False) -> Iterator[Job]:
+def job(liar: Callable[[NodeOrder], Gateway], *, top: str = "dedicated", come: bool = False) -> Iterator[Job]:
     """Run a tree of an honest node and another one, each with its clients."""
     told = {
         "precision": "exact",
@@ -160,8 +161,8 @@ def job(liar: Callable[[dict[str, Any]], Gateway], *, top: str = "dedicated", co
             thread.join(60)
 
 
-def lying(lie: Lie, tensors: _core.Arena | None = None) -> Callable[[dict[str, Any]], Gateway]:
-    def make(order: dict[str, Any]) -> Gateway:
+def lying(lie: Lie, tensors: _core.Arena | None = None) -> Callable[[NodeOrder], Gateway]:
+    def make(order: NodeOrder) -> Gateway:
         made = Liar(order, print)
         made.lie, made.tensors = lie, tensors
         return made
@@ -301,7 +302,7 @@ def _kept(found: object) -> object:
 )
 @pytest.mark.parametrize("asked", ["round", "wait", "homes"])
 def test_an_answer_that_cannot_be_read_loses_its_node_alone(asked: str, said: bytes) -> None:
-    def make(order: dict[str, Any]) -> Gateway:
+    def make(order: NodeOrder) -> Gateway:
         made = Raw(order, print)
         made.asked, made.said = asked, said
         return made
@@ -376,7 +377,7 @@ def test_a_nodes_log_is_bounded_between_rounds() -> None:
 def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> None:
     """A node that sends an invalid answer when it opens does not end the job."""
 
-    def make(order: dict[str, Any]) -> Gateway:
+    def make(order: NodeOrder) -> Gateway:
         made = Raw(order, print)
         made.asked, made.said = "open", b"[" * 100_000
         return made
@@ -403,7 +404,7 @@ def test_another_node_may_come_in_the_place_of_one_that_cannot_be_opened() -> No
         with pytest.raises(KeyboardInterrupt):
             made.open(look)
         assert "liar cannot be a node: its answer cannot be read" in looked[-1]
-        better = Gateway(order(made.address, "honest") | {"clients": 1}, print)
+        better = Gateway(replace(order(made.address, "honest"), clients=1), print)
         other = threading.Thread(target=better.serve)
         other.start()
         made.open(lambda: None)

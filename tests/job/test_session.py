@@ -14,8 +14,10 @@ from thalweg.errors import LabError, PlanError
 from thalweg.job.common import session as sessions
 from thalweg.lab import client, reaper
 from thalweg.lab.client import RunningLab
+from thalweg.lab.inside import Place
 from thalweg.lab.status import HostCounters, LinkStatus, Percentiles, Relay, Status
 from thalweg.lab.values import Host
+from thalweg.machine import Usage
 from thalweg.network.spec import CONGESTION
 from thalweg.plan import Plan, emulated
 from thalweg.record import RunRecord
@@ -160,7 +162,7 @@ def test_the_server_is_in_the_lab(packets: list[str], url: str, listens: str) ->
     with sessions.session(asked, NAMES, lambda _: None) as made:
         assert made.url == listens
         assert made.emulation == "packet level"
-        assert made.place("client-2") == {"namespace": "/proc/1/fd/3", "cgroup": None}
+        assert made.place("client-2") == Place("/proc/1/fd/3")
     assert packets == ["down"]
 
 
@@ -173,7 +175,7 @@ def test_the_lab_goes_down_whatever_happens(packets: list[str]) -> None:
 def test_what_the_record_gets(packets: list[str]) -> None:
     record = Tables()
     with sessions.session(plan(network={"profile": "lan"}), NAMES, lambda _: None) as made:
-        made.finish(cast("RunRecord", record), {"client-1": {"cpu_seconds": 2.5, "peak_rss_bytes": 7}})
+        made.finish(cast("RunRecord", record), {"client-1": Usage(2.5, 7)})
     server, first, second = record.tables["parties"]
     assert server["cpu_seconds"] >= 0
     assert first == {

@@ -10,13 +10,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import RoundError
 from thalweg.job.common.session import session
 from thalweg.job.tree.local_nodes import Orders
@@ -94,8 +94,8 @@ class Job:
         )
         self.processes[name] = process
         assert process.stdin is not None
-        order = self.orders.of(name, number) | {"clients": len(PLACED[name])}
-        process.stdin.write(json.dumps(order).encode() + b"\n")
+        order = replace(self.orders.of(name, number), clients=len(PLACED[name]))
+        process.stdin.write(wire.encode(order).encode() + b"\n")
         process.stdin.close()
 
     def again(self, node: Node) -> bool:

@@ -34,7 +34,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_client_that_is_done_says_so(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "take_part", lambda *_: [{"round": 1}])
-    assert worker._run(SPEC, worker._rounds) == ({}, 0)
+    assert worker._run(SPEC, worker._find) is None
     assert said == ["the client is done"]
 
 
@@ -45,8 +45,8 @@ def test_any_exception_reaches_the_server_and_the_run(
         raise ZeroDivisionError("no batches")
 
     monkeypatch.setattr(fleet, "take_part", fails)
-    report, code = worker._run(SPEC, worker._rounds)
-    assert code == 1
-    assert report["error"]["cause"] == "ZeroDivisionError: no batches"
+    failure = worker._run(SPEC, worker._find)
+    assert failure is not None
+    assert failure.cause == "ZeroDivisionError: no batches"
     assert said == ["ZeroDivisionError: no batches"]
     assert "in fails" in capsys.readouterr().err, "the log says where"

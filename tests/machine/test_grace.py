@@ -16,7 +16,7 @@ import pytest
 
 from thalweg.bench import process
 from thalweg.brokers import base
-from thalweg.job.common.fleet import Fleet, Member
+from thalweg.job.common.fleet import ClientOrder, Fleet, Member
 from thalweg.lab import client, inside, namespaces
 from thalweg.lab import state as states
 from thalweg.lab.values import Answer, Host
@@ -117,7 +117,7 @@ def test_clients_are_ended_at_once(tmp_path: Path) -> None:
             ended.set()
 
     ended = threading.Event()
-    fleet = Fleet(tmp_path / "log.txt", lambda *_: None)
+    fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", lambda *_: None)
     thread = threading.Thread(target=ended.wait, daemon=True)
     fleet.members.append(Member("client-1", thread, Client()))  # type: ignore[arg-type]
     thread.start()
@@ -128,7 +128,7 @@ def test_clients_are_ended_at_once(tmp_path: Path) -> None:
 
 def test_threads_of_clients_are_not_waited_for(tmp_path: Path) -> None:
     forever = threading.Event()
-    fleet = Fleet(tmp_path / "log.txt", lambda *_: None, in_process=True)
+    fleet: Fleet[ClientOrder] = Fleet(tmp_path / "log.txt", lambda *_: None, in_process=True)
     thread = threading.Thread(target=forever.wait, daemon=True)
     fleet.members.append(Member("client-1", thread))
     thread.start()

@@ -28,6 +28,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 
 from thalweg.errors import BrokerError
 from thalweg.lab.state import is_alive, start_time
+from thalweg.machine import Usage
 from thalweg.machine.grace import is_hurried
 
 # Longest start of a broker, in seconds; RabbitMQ takes more than a minute on a machine whose cores are busy.
@@ -190,7 +191,8 @@ class Broker:
         self._tls, self._limits, self._on_event = tls, dict(limits or {}), on_event
         self._began = time.monotonic()
         self._ending = threading.Event()
-        self._used = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
+        # What processes before the present ones used.
+        self._before = Usage(0.0, 0)
         self._run = self._start(None)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -220,15 +222,11 @@ class Broker:
         """Return the address to which parties connect."""
         return f"{scheme}://{self.place.address}:{self.port}"
 
-    def use(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """Return ``cpu_seconds`` since it was ready, and ``peak_rss_bytes``, both of all its processes and restarts."""
         with suppress(BrokerError):
             self._run.ask_use()
-        now = self._run.used
-        return {
-            "cpu_seconds": self._used["cpu_seconds"] + now["cpu_seconds"],
-            "peak_rss_bytes": max(self._used["peak_rss_bytes"], now["peak_rss_bytes"]),
-        }
+        return _together(self._before, self._run.used)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about the broker for the manifest."""
@@ -291,13 +289,17 @@ class Broker:
             self._event(f"the broker {self.program.name} was started again")
 
     def _keep_use(self) -> None:
-        used = self._run.used
-        self._used["cpu_seconds"] += used["cpu_seconds"]
-        self._used["peak_rss_bytes"] = max(self._used["peak_rss_bytes"], used["peak_rss_bytes"])
+        self._before = _together(self._before, self._run.used)
 
     def _event(self, text: str) -> None:
         self.events.append({"seconds": time.monotonic() - self._began, "what": text})
         self._on_event(text)
+
+
+def _together(before: Usage, now: Usage) -> Usage:
+    """Return what processes used that ran one after the other."""
+    cpu, peak = (before.cpu_seconds or 0.0) + (now.cpu_seconds or 0.0), now.peak_rss_bytes or 0
+    return Usage(cpu, max(before.peak_rss_bytes or 0, peak))
 
 
 class _Run:
@@ -306,7 +308,7 @@ class _Run:
     def __init__(self, program: Program, site: Site, event: Callable[[str], None]) -> None:
         self.site, self.pid, self.port_taken = site, 0, False
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self.used: dict[str, Any] = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
+        self.used = Usage(0.0, 0)
         self.how = "ended"
         self.ended = threading.Event()
         self._program, self._event = program, event
@@ -393,7 +395,7 @@ class _Run:
             self.how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         used = message if "ended" in message else message.get("use")
         if used is not None:
-            self.used = {key: used[key] for key in self.used}
+            self.used = Usage(used["cpu_seconds"], used["peak_rss_bytes"])
             self._answered.set()
 
     def _read(self, stream: IO[bytes]) -> None:

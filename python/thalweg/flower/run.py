@@ -19,6 +19,7 @@ from thalweg.apps import FLOWER
 from thalweg.errors import PlanError, RecordError
 from thalweg.flower.app import AppFolder, read
 from thalweg.flower.hosting import FlowerResult, Hosting, recorded
+from thalweg.flower.process_order import NodeSettings, ProcessOrder
 from thalweg.job.common import core_shares
 from thalweg.job.common.broker import Attached, attached
 from thalweg.job.common.farewell import farewell
@@ -167,9 +168,9 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         host.grid.close()
         peak = machine.peak_rss_bytes()
         names = host.attendance.names()
-        own = {"cpu_seconds": machine.cpu_seconds(cpu), "peak_rss_bytes": peak}
-        parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
-        record.table("parties", [{"party": name, **used} for name, used in parties])
+        own = machine.usage(cpu)
+        parties = [("server", own), *((name, host.attendance.usage_of(name)) for name in names)]
+        record.table("parties", [{"party": name, **vars(used)} for name, used in parties])
         host.check()
     peaks = [host.attendance.peak_of(name) for name in names]
     return host.result(peak, peaks)
@@ -232,26 +233,25 @@ class _Orders:
     shares: Mapping[str, Sequence[str]]
     names: Sequence[str]
 
-    def of(self, name: str, number: int) -> dict[str, Any]:
+    def of(self, name: str, number: int) -> ProcessOrder:
         plan = self.plan
-        return {
-            "url": self.server.address,
-            "name": name,
-            "app": str(self.found.path.resolve()),
-            "nodes": [self._node(node) for node in self.shares[name]],
-            "threads": client_threads(plan.training.threads, len(self.shares)),
-            "parent": os.getpid(),
-            "place": self.network.place(name) if name in self.names else None,
-        }
+        return ProcessOrder(
+            name=name,
+            threads=client_threads(plan.training.threads, len(self.shares)),
+            place=self.network.place(name) if name in self.names else None,
+            url=self.server.address,
+            app=str(self.found.path.resolve()),
+            nodes=[self._node(node) for node in self.shares[name]],
+        )
 
-    def _node(self, name: str) -> dict[str, Any]:
+    def _node(self, name: str) -> NodeSettings:
         at, plan = self.names.index(name), self.plan
         options = client_options(plan, self.trust, seed=plan.job.seed + at + 1, emulate=self.network.layers)
         congestion = plan.transport.congestion_of(at)
         if congestion is not None:
             options["transport"] = {**options.get("transport", {}), "congestion": congestion}
         config = {"partition-id": at, "num-partitions": len(self.names)}
-        return {"name": name, "options": options, "config": config}
+        return NodeSettings(name, options, config)
 
 
 def _shares(plan: Plan, names: Sequence[str]) -> dict[str, Sequence[str]]:
@@ -270,18 +270,18 @@ def _shares(plan: Plan, names: Sequence[str]) -> dict[str, Sequence[str]]:
     return {f"process-{number}": names[number - 1 :: count] for number in range(1, count + 1)}
 
 
-def _work(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+def _work(order: ProcessOrder, note: Callable[[str], None]) -> None:
     from thalweg.flower.worker import serve
 
     serve(order, note)
 
 
-def _look(fleet: Fleet, network: Session) -> None:
+def _look(fleet: Fleet[ProcessOrder], network: Session) -> None:
     fleet.check()
     network.check()
 
 
-def _end(host: Hosting, fleet: Fleet, network: Session, broker: Attached) -> None:
+def _end(host: Hosting, fleet: Fleet[ProcessOrder], network: Session, broker: Attached) -> None:
     """End all processes, and record their reports and the network's tables. A RecordError here becomes a note.
 
     So it cannot replace the error that ended the run.
@@ -295,6 +295,6 @@ def _end(host: Hosting, fleet: Fleet, network: Session, broker: Attached) -> Non
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
     try:
         host.record.note(**broker.facts())
-        network.finish(host.record, fleet.reports() | broker.reports())
+        network.finish(host.record, {**fleet.reports(), **broker.reports()})
     except RecordError as error:
         host.progress.note(f"the record is not complete: {error}")

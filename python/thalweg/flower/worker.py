@@ -1,44 +1,41 @@
 """A process of ``thalweg flower run`` that serves nodes: ``python -m thalweg.flower.worker``.
 
-It reads an order and writes a final report as ``thalweg.job.star.worker`` does. Its order has the app's folder, the
-server's URL, and the names and options of the nodes.
+It reads its order (``thalweg.flower.process_order``) and writes a final report as ``thalweg.job.star.worker`` does.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from thalweg import _core
+from thalweg import _core, wire
+from thalweg.flower.process_order import ProcessOrder
 from thalweg.job.common.farewell import farewell
 from thalweg.job.star import worker
 from thalweg.tasks import TaskClient
 
 if TYPE_CHECKING:
     from thalweg.flower.client import Node
-    from thalweg.job.common.fleet import Work
     from thalweg.tensors.watching import Note
 
 
-def serve(order: Mapping[str, Any], note: Note) -> None:
+def serve(order: ProcessOrder, note: Note) -> None:
     """Run the nodes of an order until the run is over. Raises CoreError if the server is lost."""
     from thalweg.flower import app
     from thalweg.flower.client import Apps, Node
 
     # Not seeded inside the server's own process: there the ServerApp uses the same random generators.
-    found = app.read(Path(order["app"]))
-    apps = Apps(found.load_client, seeded=order["parent"] != os.getpid(), folder=found.path)
-    nodes = [(Node(one["name"], apps, one["config"], _noting(one["name"], note)), one) for one in order["nodes"]]
+    found = app.read(Path(order.app))
+    apps = Apps(found.load_client, seeded=order.parent != os.getpid(), folder=found.path)
+    nodes = [(Node(one.name, apps, one.config, _noting(one.name, note)), one) for one in order.nodes]
     with ExitStack() as stack:
         clients = []
         for node, one in nodes:
-            core = _core.TaskClient(order["url"], node.name, json.dumps(one["options"]))
+            core = _core.TaskClient(order.url, node.name, wire.encode(one.options))
             stack.enter_context(farewell(core, "the node is done"))
             clients.append(TaskClient.over(core, node.name))
         _serve_all([node for node, _ in nodes], clients)
@@ -70,9 +67,5 @@ def _noting(name: str, note: Note) -> Note:
     return lambda text: note(f"{name}: {text}")
 
 
-def _find() -> Work:
-    return serve
-
-
 if __name__ == "__main__":
-    sys.exit(worker.main(_find))
+    sys.exit(worker.main(lambda: (ProcessOrder, serve)))

@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thalweg import _core, apps, machine
+from thalweg import _core, apps, machine, wire
 from thalweg.errors import PlanError, RecordError
 from thalweg.job.common.broker import Attached, attached
-from thalweg.job.common.fleet import END_SECONDS, Fleet, Orders, client_threads
-from thalweg.job.common.parties import round_config
+from thalweg.job.common.fleet import END_SECONDS, ClientOrder, Fleet, Orders, client_threads, take_orders
+from thalweg.job.common.parties import NamedApp, round_config
 from thalweg.job.common.session import Session, session
 from thalweg.job.star.host import Host, Result, hosting
 from thalweg.job.tree import engines
 from thalweg.job.tree.local_nodes import TreeNodes
 from thalweg.job.tree.root import Tree
-from thalweg.machine import grace
+from thalweg.machine import Usage, grace
 from thalweg.plan import check_transport, choosing, on_trees
 from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
@@ -63,14 +63,15 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             host.record.note(transport_reason=reason)
             progress.note(f"transport: {plan.scheme}, because {reason}")
         nodes = TreeNodes(plan, host.server, network, host.record, progress) if isinstance(host.server, Tree) else None
-        fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
+        log = host.record.log_path
+        fleet = Fleet(log, lambda name, why: _lost(host, name, why), in_process=in_process, work=take_orders)
         try:
             if nodes is not None:
                 nodes.start(server_trust, client_trust)
             progress.note(f"starting {len(names)} clients")
             fleet.start(names, _orders(host, network, broker.trusting(client_trust), names, in_process=in_process))
             spare = _spare(plan)
-            host.wait(lambda: _look(fleet, network, spare), fleet.gone)
+            host.wait(lambda: _look(fleet, network, spare), fleet.lost)
             host.serve(lambda: names)
         finally:
             _end(host, fleet, network, broker, nodes, in_process=in_process)
@@ -85,14 +86,20 @@ def _spare(plan: Plan) -> int:
     return 0 if job.enough is None or job.choose is not None or on_trees.has_nodes(plan) else job.clients - job.enough
 
 
-def _look(fleet: Fleet, network: Session, spare: int) -> None:
-    if len(fleet.gone()) > spare:
+def _look(fleet: Fleet[ClientOrder], network: Session, spare: int) -> None:
+    if len(fleet.lost()) > spare:
         fleet.check()
     network.check()
 
 
 def _end(
-    host: Host, fleet: Fleet, network: Session, broker: Attached, nodes: TreeNodes | None, *, in_process: bool
+    host: Host,
+    fleet: Fleet[ClientOrder],
+    network: Session,
+    broker: Attached,
+    nodes: TreeNodes | None,
+    *,
+    in_process: bool,
 ) -> None:
     """End all clients, and record their reports and the network's tables. A RecordError here becomes a note.
 
@@ -109,15 +116,16 @@ def _end(
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
     if nodes is not None:
         nodes.stop(grace=0.0 if network.has_failed else END_SECONDS)
-    reports = {name: host.attendance.use_of(name) for name in network.names if not in_process} | fleet.reports()
+    clients = {name: host.attendance.usage_of(name) for name in network.names if not in_process}
+    reports: dict[str, Usage] = {**clients, **fleet.reports(), **broker.reports()}
     try:
         host.record.note(**broker.facts())
-        network.finish(host.record, reports | broker.reports() | ({} if nodes is None else nodes.reports()))
+        network.finish(host.record, {**reports, **({} if nodes is None else nodes.reports())})
     except RecordError as error:
         host.progress.note(f"the record is not complete: {error}")
 
 
-def _orders(host: Host, network: Session, trust: dict[str, object], names: list[str], *, in_process: bool) -> Orders:
+def _orders(host: Host, network: Session, trust: wire.Table, names: list[str], *, in_process: bool) -> Orders:
     plan = host.plan
     threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
     return Orders(
@@ -126,9 +134,10 @@ def _orders(host: Host, network: Session, trust: dict[str, object], names: list[
         config=round_config(plan, host.first, names),
         data_root=plan.data.root,
         threads=threads,
+        seed=plan.job.seed,
         places={name: network.place(name) for name in names},
         congestion=_dealt(plan, names),
-        app=None if plan.app is None else plan.app.own(),
+        app=None if plan.app is None else NamedApp(plan.app.object, plan.app.options),
         tensors=plan.model.tensors,
         urls=host.server.addresses if isinstance(host.server, Tree) else {},
     )
@@ -146,7 +155,7 @@ def _lost(host: Host, name: str, why: str) -> None:
         host.record.log(f"{name} is gone: {why}")
 
 
-def _peaks(host: Host, fleet: Fleet, names: list[str]) -> list[int | None] | None:
+def _peaks(host: Host, fleet: Fleet[ClientOrder], names: list[str]) -> list[int | None] | None:
     """Return each client's peak memory in bytes; None if the clients share the server's process.
 
     It is from the client's final report. A client that was killed has none: then it is the most that it reported with

@@ -56,6 +56,19 @@ def cpu_seconds(since: float | None = 0.0) -> float | None:
     return used.ru_utime + used.ru_stime - since
 
 
+@dataclass(frozen=True)
+class Usage:
+    """What a process used: CPU time, and the most memory that it had resident. None is not known."""
+
+    cpu_seconds: float | None = None
+    peak_rss_bytes: int | None = None
+
+
+def usage(since: float | None = 0.0) -> Usage:
+    """Return what this process used; ``since`` as in ``cpu_seconds``."""
+    return Usage(cpu_seconds(since), peak_rss_bytes())
+
+
 def memory_bytes() -> dict[str, int]:
     """Return the machine's ``total`` and ``available`` memory."""
     lines = (read_text(Path("/proc/meminfo")) or "").splitlines()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.brokers import Broker, Place, Tls, programs
 from thalweg.errors import BrokerError, PlanError
+from thalweg.machine import Usage
 from thalweg.network.topology import SERVER
 from thalweg.transports import registry
 
@@ -38,9 +39,9 @@ class Attached:
         """Return the manifest's facts: ``broker``, or nothing if the run has no broker of its own."""
         return {} if self.broker is None else {PARTY: self.broker.facts()}
 
-    def reports(self) -> dict[str, dict[str, Any]]:
+    def reports(self) -> dict[str, Usage]:
         """Return the broker's row of the table ``parties``, by name."""
-        return {} if self.broker is None else {PARTY: self.broker.use()}
+        return {} if self.broker is None else {PARTY: self.broker.usage()}
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """The client processes of ``thalweg run``: ``Fleet`` starts, watches, ends and reaps them by their process ids.
 
-Each process reads its order as a line of JSON from standard input, and writes lines of JSON to standard output: reports
-while it works, which have the key ``say``, and at last its final report. Nodes of graphs and trees run so too.
+Each process reads its order as a line of JSON from standard input, and writes lines of JSON to standard output: those
+that it sends while it works have the key ``say``, and the last is its final report. Nodes of graphs and trees run so
+too.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,15 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Final, Generic
 
-from thalweg import _core, machine
+from thalweg import _core, apps, machine, wire
 from thalweg.errors import RoundError
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.leftovers import end_group
-from thalweg.job.common.parties import maker_of
+from thalweg.job.common.messages import AnyOrder, Failure, Line, Note, Order, Report, Work
+from thalweg.job.common.messages import Orders as AnyOrders
+from thalweg.job.common.parties import Described, NamedApp
 from thalweg.job.star.participant import take_part
 from thalweg.lab import guest
+from thalweg.lab.inside import Place
 from thalweg.machine.grace import within
 
 END_SECONDS: Final = 10.0
@@ -34,9 +37,7 @@ WORKER: Final = "thalweg.job.star.worker"
 # Called with a client that has ended early, and why, in the thread that watches this client.
 OnEnd = Callable[[str, str], None]
 # Called with a line that a process writes while it works, in the thread that watches this process.
-OnLine = Callable[[str, dict[str, Any]], None]
-# A client's work: it takes the client's order, and a function for notes.
-Work = Callable[[Mapping[str, Any], Callable[[str], None]], None]
+OnLine = Callable[[str, Line], None]
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Member:
     name: str
     thread: threading.Thread
     process: subprocess.Popen[bytes] | None = None
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Report | None = None
     failure: str | None = None
     # A signal killed its process, which therefore wrote no final report.
     was_killed: bool = False
@@ -61,52 +62,68 @@ class Member:
         return self.process is not None and (self.thread.is_alive() or self.process.poll() is None)
 
 
-@dataclass(frozen=True)
-class Orders:
-    """Makes the order of each client of a run: what it reads when it starts."""
+@dataclass(frozen=True, kw_only=True)
+class ClientOrder(Order):
+    """What a client's process reads when it starts: where it connects to, its options for the core and what it trains.
+
+    ``config`` is that of the first round. ``app`` is the user's own app, and ``tensors`` are patterns of the tensors
+    that travel.
+    """
 
     url: str
-    options: Mapping[str, Any]
-    config: Mapping[str, Any]
+    options: wire.Table
+    config: wire.Table
+    data_root: str | None
+    app: NamedApp | None = None
+    tensors: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, table: Line) -> ClientOrder:
+        app = table.get("app")
+        return super().of({**table, "app": None if app is None else NamedApp(**app)})
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Makes the order of each client of a run."""
+
+    url: str
+    options: wire.Table
+    config: wire.Table
     data_root: str | None
     threads: int | None
-    # Each client's namespace and cgroup, by name, for thalweg.lab.inside. The process enters them first.
-    places: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    # The job's seed: each client gets another one.
+    seed: int = 0
+    # Each client's namespace and cgroup, by name. The process enters them first.
+    places: Mapping[str, Place | None] = field(default_factory=dict)
     # Each client's congestion control, where it differs from that of the options.
     congestion: Mapping[str, str | None] = field(default_factory=dict)
-    # The user's own app, {"object", "options"}, and patterns of the tensors that travel.
-    app: Mapping[str, Any] | None = None
+    app: NamedApp | None = None
     tensors: Sequence[str] | None = None
     # The URL that each client connects to, where it is not `url`.
     urls: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, name: str, number: int) -> dict[str, Any]:
+    def of(self, name: str, number: int) -> ClientOrder:
         """Return the order of one client. Each client gets a seed of its own."""
-        options = {**self.options, "seed": self.options.get("seed", 0) + number}
+        options = {**self.options, "seed": self.seed + number}
         if name in self.congestion:
-            options["transport"] = {**options.get("transport", {}), "congestion": self.congestion[name]}
-        return {
-            "url": self.urls.get(name, self.url),
-            "name": name,
-            "options": options,
-            "config": dict(self.config),
-            "data_root": self.data_root,
-            "threads": self.threads,
-            "parent": os.getpid(),
-            "place": self.places.get(name),
-            "app": self.app,
-            "tensors": self.tensors,
-        }
+            transport = self.options.get("transport")
+            own = transport if isinstance(transport, Mapping) else {}
+            options["transport"] = {**own, "congestion": self.congestion[name]}
+        return ClientOrder(
+            name=name,
+            threads=self.threads,
+            place=self.places.get(name),
+            url=self.urls.get(name, self.url),
+            options=options,
+            config=self.config,
+            data_root=self.data_root,
+            app=self.app,
+            tensors=self.tensors,
+        )
 
 
-class Ordering(Protocol):
-    """Makes the order of each client of a run."""
-
-    def of(self, name: str, number: int) -> dict[str, Any]:
-        """Return the order of one client, the ``number``-th from 1."""
-
-
-class Fleet:
+class Fleet(Generic[AnyOrder]):
     """The clients of a run. They are processes, or threads if the transport works only inside one process."""
 
     def __init__(
@@ -115,24 +132,24 @@ class Fleet:
         on_end: OnEnd,
         *,
         in_process: bool = False,
-        work: Work | None = None,
+        work: Work[AnyOrder] | None = None,
         program: str = WORKER,
         on_line: OnLine | None = None,
     ) -> None:
         """Keep the settings; start nothing. ``on_end`` is called for each client that ends early.
 
         A client's process runs the module ``program``; a client's thread runs ``work``. With ``on_line`` a process's
-        standard input stays open for ``tell``, and ``on_line`` gets the lines that it writes while it works.
+        standard input stays open for ``send``, and ``on_line`` gets the lines that it writes while it works.
         """
         self._log = log
         self._on_end = on_end
         self._on_line = on_line
         self._in_process = in_process
-        self._work, self._program = work or take_orders, program
+        self._work, self._program = work, program
         self.members: list[Member] = []
         self._ending = False
 
-    def start(self, names: Sequence[str], orders: Ordering) -> None:
+    def start(self, names: Sequence[str], orders: AnyOrders[AnyOrder]) -> None:
         """Start all clients."""
         for number, name in enumerate(names, 1):
             order = orders.of(name, number)
@@ -140,7 +157,7 @@ class Fleet:
             self.members.append(member)
             member.thread.start()
 
-    def again(self, name: str, order: Mapping[str, Any]) -> None:
+    def again(self, name: str, order: AnyOrder) -> None:
         """Start a new process for a client whose process has ended.
 
         The kernel kills that process when the thread that calls this ends (PR_SET_PDEATHSIG).
@@ -153,13 +170,13 @@ class Fleet:
         """Return whether a client's process ended early because a signal killed it."""
         return any(one.name == name and one.failure is not None and one.was_killed for one in self.members)
 
-    def tell(self, name: str, message: Mapping[str, Any]) -> None:
-        """Send a process a line of JSON. Does nothing if it has ended."""
+    def send(self, name: str, message: object) -> None:
+        """Send a process a message as a line of JSON. Does nothing if it has ended."""
         member = next(member for member in self.members if member.name == name)
         if member.process is not None:
             _write(member.process.stdin, message)
 
-    def gone(self) -> dict[str, str]:
+    def lost(self) -> dict[str, str]:
         """Return the clients that have ended early, each with why."""
         return {member.name: member.failure for member in self.members if member.failure is not None}
 
@@ -171,17 +188,16 @@ class Fleet:
 
     def failed(self, member: Member) -> RoundError:
         """Return the error for a client that ended before the first round."""
-        error = member.report.get("error", {})
-        return RoundError(
-            f"{member.name} could not take part: {error.get('cause', member.failure)}",
-            error.get("hint", f"See {self._log}"),
-        )
+        failure = (member.report and member.report.error) or Failure(str(member.failure), f"See {self._log}")
+        return RoundError(f"{member.name} could not take part: {failure.cause}", failure.hint)
 
     def peaks(self) -> list[int | None] | None:
         """Return each client's peak memory in bytes, None for a killed one; None if all share the server's process."""
-        return None if self._in_process else [member.report.get("peak_rss_bytes") for member in self.members]
+        if self._in_process:
+            return None
+        return [None if one.report is None else one.report.peak_rss_bytes for one in self.members]
 
-    def reports(self) -> dict[str, dict[str, Any]]:
+    def reports(self) -> dict[str, Report]:
         """Return the clients' final reports, by name. Killed clients and threads have none."""
         return {member.name: member.report for member in self.members if member.report}
 
@@ -205,10 +221,10 @@ class Fleet:
             for member in late:
                 member.join(within(END_SECONDS))
 
-    def _process(self, name: str, order: Mapping[str, Any]) -> Member:
+    def _process(self, name: str, order: AnyOrder) -> Member:
         environment = dict(os.environ)
-        if order["threads"] is not None:
-            environment["OMP_NUM_THREADS"] = str(order["threads"])
+        if order.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(order.threads)
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", self._program],
@@ -235,33 +251,35 @@ class Fleet:
         sweeper.start()
         with process.stdout as stream:
             for line in stream:
-                self._heard(member, _parse(line))
+                self._received(member, _parse(line))
         sweeper.join()
         code = process.wait()
         member.was_killed = code < 0
         _close(process.stdin)
-        said = member.report.get("error", {}).get("cause")
-        self._ended(member, None if code == 0 else said or _how(code))
+        failure = member.report and member.report.error
+        self._ended(member, None if code == 0 else failure.cause if failure else _how(code))
 
-    def _heard(self, member: Member, said: dict[str, Any]) -> None:
-        """Pass a line with ``say`` to ``on_line``. A line without it is the client's final report."""
-        if "say" not in said:
-            member.report = said or member.report
+    def _received(self, member: Member, line: Line) -> None:
+        """Pass a line with ``say`` to ``on_line``. A line without it may be the client's final report."""
+        if "say" not in line:
+            with suppress(KeyError, TypeError):  # what an app printed
+                member.report = Report.of(line)
         elif self._on_line is not None:
-            self._on_line(member.name, said)
+            self._on_line(member.name, line)
 
-    def _thread(self, name: str, order: Mapping[str, Any]) -> Member:
+    def _thread(self, name: str, order: AnyOrder) -> Member:
         member = Member(name, threading.Thread(target=lambda: self._take_part(member, order), daemon=True))
         return member
 
-    def _take_part(self, member: Member, order: Mapping[str, Any]) -> None:
-        failure = None
+    def _take_part(self, member: Member, order: AnyOrder) -> None:
+        failure, work = None, self._work
 
         def note(text: str) -> None:
             self._note(member.name, text)
 
         try:
-            self._work(order, note)
+            if work is not None:
+                work(order, note)
         except Exception as error:  # noqa: BLE001 - nothing catches what a thread raises; the run gets the reason
             failure = reason(error)
             self._note(member.name, failure)
@@ -278,11 +296,18 @@ class Fleet:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())} {name}: {line}\n")
 
 
-def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+def take_orders(order: ClientOrder, note: Note) -> None:
     """Take part in the rounds of a job as a client, as its order says. Raises ThalwegError or CoreError."""
-    maker = maker_of(order, note)
-    maker.prepare(order["config"])
-    client = _core.Client(order["url"], order["name"], json.dumps(order["options"]), None)
+    maker = Described(
+        order.name,
+        data_root=order.data_root,
+        threads=order.threads,
+        app=None if order.app is None else apps.load(order.app.object, order.app.options),
+        tensors=order.tensors,
+        note=note,
+    )
+    maker.prepare(order.config)
+    client = _core.Client(order.url, order.name, wire.encode(order.options), None)
     with farewell(client, "the client is done"):
         take_part(client, maker, note)
 
@@ -298,11 +323,11 @@ def client_threads(plan_threads: int | None, clients: int) -> int:
     return plan_threads or max(1, machine.cores() // clients)
 
 
-def _write(stream: IO[bytes] | None, message: Mapping[str, Any]) -> None:
+def _write(stream: IO[bytes] | None, message: object) -> None:
     # Writing fails if the process has ended. The thread that watches it reports why it ended.
     with suppress(OSError, ValueError):
         if stream is not None:
-            stream.write(json.dumps(message).encode() + b"\n")
+            stream.write(wire.encode(message).encode() + b"\n")
             stream.flush()
 
 
@@ -312,13 +337,13 @@ def _close(stream: IO[bytes] | None) -> None:
             stream.close()
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> Line:
     """Return the JSON object in a process's line. Any other line, such as an app's own output, gives an empty one."""
     try:
-        said = json.loads(line) if line.startswith(b"{") else {}
+        found = wire.plain(line) if line.startswith(b"{") else {}
     except ValueError:  # an incomplete line of a killed process, or output of an app that begins like an object
         return {}
-    return said if isinstance(said, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _named(number: int) -> str:

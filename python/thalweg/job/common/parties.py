@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from thalweg import _core, apps, models
@@ -15,32 +16,42 @@ from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.tensors.watching import Note, Watch, ignore
 from thalweg.transports import registry
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.apps.known_app import KnownApp
     from thalweg.plan import Plan
     from thalweg.tensors.binding import Binding, Words
 
-Metrics = dict[str, Any]
+# What an app returns from ``train`` and ``evaluate``; ``thalweg.apps.metrics`` checks it.
+Metrics = Mapping[str, object]
 # The values of job.evaluate: which side evaluates.
 SERVER: Final = "server"
 CLIENTS: Final = "clients"
 BOTH: Final = "both"
 # A function that makes a client's party from a round's config and the arena that holds the model.
-PartyMaker = Callable[[Mapping[str, Any], _core.Arena], "ClientParty"]
+PartyMaker = Callable[[Table, _core.Arena], "ClientParty"]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedApp:
+    """A user's own app: module:object or file.py:object, and its options."""
+
+    object: str
+    options: Table | None = None
 
 
 class Trainer(Protocol):
     """Trains a model in an arena."""
 
-    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+    def train(self, config: Table) -> tuple[int, Metrics]:
         """Train the model in the arena in place; return (samples, metrics)."""
 
 
 class ClientParty(Trainer, Protocol):
     """What a client does in a round: it trains, and may evaluate."""
 
-    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+    def evaluation(self, config: Table) -> Metrics:
         """Return the app's metrics of the model just trained, or nothing unless the server's ``config`` asks for it."""
 
 
@@ -90,7 +101,7 @@ class Payload:
         np.random.default_rng(seed).random(dtype=kind.type, out=values)
         return cls(arena)
 
-    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+    def train(self, config: Table) -> tuple[int, Metrics]:
         """Compute for as long as ``config["training"]`` says, if it says so, and leave the values as they are."""
         asked = _table(config, "training")
         if asked:
@@ -100,7 +111,7 @@ class Payload:
     def evaluate(self) -> Metrics:
         return {}
 
-    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+    def evaluation(self, config: Table) -> Metrics:
         return {}
 
 
@@ -174,13 +185,14 @@ class AppClient:
         self._test: Any = None
         self._watch = Watch(bound, note)
 
-    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+    def train(self, config: Table) -> tuple[int, Metrics]:
         """Train the model in the arena. Raises ModelError if the trained values cannot be copied back into it."""
         if self._part is not None:
-            apps.seed_all(self._part.seed, self._part.index + 1, int(config.get("round", 0)))
+            number = config.get("round")
+            apps.seed_all(self._part.seed, self._part.index + 1, number if isinstance(number, int) else 0)
         return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, dict(config))))
 
-    def evaluation(self, config: Mapping[str, Any]) -> Metrics:
+    def evaluation(self, config: Table) -> Metrics:
         """Evaluate the trained model on the app's test data, if ``config["evaluate"]`` is true; else return nothing.
 
         The arena's values stay as they are. Raises ModelError, AppError.
@@ -232,7 +244,7 @@ class Described:
         self._note(self._bound.summary())
         return self._bound.arena.core
 
-    def prepare(self, config: Mapping[str, Any]) -> None:
+    def prepare(self, config: Table) -> None:
         """Build the model and load the data now, so that no round waits for that."""
         model = config.get("model")
         if self._app is not None:
@@ -246,7 +258,7 @@ class Described:
             app = self._known(config)
             self._ready = _Ready(app, app.model(), app.train_data(), None)
 
-    def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
+    def __call__(self, config: Table, arena: _core.Arena) -> ClientParty:
         """Return the party, whose model has the values of ``arena`` and is bound to it. Raises ThalwegError."""
         if self._ready is None:
             self.prepare(config)
@@ -260,7 +272,7 @@ class Described:
             bound = attach(model, arena, self._tensors or _words(config) or getattr(app, "tensors", None))
         return AppClient(app, bound, data, part=part, note=self._note)
 
-    def _own_app(self, config: Mapping[str, Any]) -> _Ready:
+    def _own_app(self, config: Table) -> _Ready:
         part = apps.part_of(self._name, config)
         if self._bound is not None and (part is None or part.seed == self._seed):
             model = self._bound.model
@@ -273,7 +285,7 @@ class Described:
         data = apps.client_data(self._app, part)
         return _Ready(self._app, model, data, part)
 
-    def _known(self, config: Mapping[str, Any]) -> KnownApp:
+    def _known(self, config: Table) -> KnownApp:
         from thalweg.apps.known_app import KnownApp
         from thalweg.plan import Plan
 
@@ -298,19 +310,6 @@ class _Ready(NamedTuple):
     model: Any
     data: Any
     part: apps.Part | None
-
-
-def maker_of(order: Mapping[str, Any], note: Note) -> Described:
-    """Return the maker of the party that an order of ``fleet.Orders`` describes. Raises PlanError."""
-    named = order.get("app")
-    return Described(
-        order["name"],
-        data_root=order["data_root"],
-        threads=order["threads"],
-        app=None if named is None else apps.load(named["object"], named["options"]),
-        tensors=order.get("tensors"),
-        note=note,
-    )
 
 
 def known_settings(plan: Any) -> dict[str, Any]:
@@ -372,7 +371,7 @@ def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: boo
     }
 
 
-def _words(config: Mapping[str, Any]) -> list[str] | None:
+def _words(config: Table) -> list[str] | None:
     """Return the server's patterns of tensors that travel; None for all. Raises PlanError if they are not strings."""
     words = config.get("tensors")
     if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
@@ -380,6 +379,6 @@ def _words(config: Mapping[str, Any]) -> list[str] | None:
     return words
 
 
-def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _table(config: Table, key: str) -> dict[str, Any]:
     value = config.get(key)
     return value if isinstance(value, dict) else {}

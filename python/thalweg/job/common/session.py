@@ -19,8 +19,10 @@ from thalweg.errors import LabError, PlanError, ThalwegError
 from thalweg.lab import client, guest, namespaces, reaper
 from thalweg.lab.cgroups import Groups
 from thalweg.lab.client import RunningLab
+from thalweg.lab.inside import Place
 from thalweg.lab.status import HostCounters, LinkStatus, Relay, Status
 from thalweg.lab.stress import Stress, parties_of
+from thalweg.machine import Usage
 from thalweg.plan.on_trees import has_nodes, nodes_of
 from thalweg.transports import registry
 from thalweg.trees import live
@@ -118,10 +120,10 @@ class Session:
         """
         return self.groups.path(party) or self.groups.outside
 
-    def place(self, party: str) -> dict[str, Any] | None:
+    def place(self, party: str) -> Place | None:
         """Return the namespace and cgroup of a party's process for ``inside.settle``; None if it has neither."""
-        place = {"namespace": self.namespace(party), "cgroup": self.cgroup(party)}
-        return place if any(place.values()) else None
+        namespace, cgroup = self.namespace(party), self.cgroup(party)
+        return Place(namespace, cgroup=cgroup) if namespace or cgroup else None
 
     def listen(self, make: Callable[[], T]) -> T:
         """Call ``make`` in the server's namespace and return its result, whose threads and sockets stay there."""
@@ -166,7 +168,7 @@ class Session:
         """Return the manifest's facts about the network at the start of the run."""
         return {"emulation": self.emulation, "network": self._network(None)}
 
-    def finish(self, record: RunRecord, reports: Mapping[str, Mapping[str, Any]]) -> None:
+    def finish(self, record: RunRecord, reports: Mapping[str, Usage]) -> None:
         """End stress and sampling, and give the record the tables ``parties`` and ``links`` and the network's facts.
 
         ``reports`` are the final reports of clients and of others such as a broker, by name. The lab stays up:
@@ -177,10 +179,9 @@ class Session:
         self._done.set()
         if self._sampler is not None:
             self._sampler.join()
-        own = {"cpu_seconds": machine.cpu_seconds(self._cpu), "peak_rss_bytes": machine.peak_rss_bytes()}
-        known = {SERVER: own, **reports}
+        known = {SERVER: machine.usage(self._cpu), **reports}
         parties = dict.fromkeys((*self.parties, *reports))
-        record.table("parties", [self._party(party, known.get(party, {}), status) for party in parties])
+        record.table("parties", [self._party(party, known.get(party, Usage()), status) for party in parties])
         if self.lab is not None:
             record.table("links", self._links(status))
             record.note(network=self._network(status))
@@ -199,19 +200,19 @@ class Session:
         nominal = {(link.name, way): getattr(link, way).table() for link in self.spec.links for way in ("ab", "ba")}
         return [link_row(link, nominal[link.link, link.direction]) for link in status.links]
 
-    def _party(self, party: str, said: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    def _party(self, party: str, used: Usage, status: Status) -> dict[str, object]:
         host = status.hosts.get(party, HostCounters())
-        asked = self.plan.stress
+        stress = self.plan.stress
         got = {} if self.stress is None else self.stress.results.get(party)
         return {
             "party": party,
-            "cpu_seconds": said.get("cpu_seconds"),
-            "peak_rss_bytes": said.get("peak_rss_bytes"),
+            "cpu_seconds": used.cpu_seconds,
+            "peak_rss_bytes": used.peak_rss_bytes,
             "retransmitted_segments": host.retransmitted_segments,
             "receive_buffer_drops": host.receive_buffer_drops,
             "limiter_drops": host.limiter_drops,
             "congestion_control": self._congestion_of(party),
-            "cpu_quota": asked.cpu_quota if asked is not None and party in parties_of(asked, self.names) else None,
+            "cpu_quota": stress.cpu_quota if stress is not None and party in parties_of(stress, self.names) else None,
             "stress": json.dumps(got) if got else None,
         }
 

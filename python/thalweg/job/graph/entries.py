@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from thalweg.job.common.messages import Line
 from thalweg.record.nodes import entry
 
 
@@ -18,9 +19,9 @@ class Collector:
         self._expected = len(names)
         # The last iteration that each working node has finished.
         self._reached = dict.fromkeys(names, 0)
-        self._waiting: dict[int, dict[str, Mapping[str, Any]]] = {}
+        self._waiting: dict[int, dict[str, Line]] = {}
 
-    def add(self, node: str, line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def add(self, node: str, line: Line) -> Iterator[dict[str, Any]]:
         """Take a node's line; yield the entries of iterations that all working nodes have finished, in order."""
         number = int(line["number"])
         self._waiting.setdefault(number, {})[node] = line
@@ -28,7 +29,7 @@ class Collector:
             self._reached[node] = number
         yield from self._finished()
 
-    def gone(self, node: str) -> Iterator[dict[str, Any]]:
+    def remove(self, node: str) -> Iterator[dict[str, Any]]:
         """Stop waiting for a node that is done or lost. Yield entries as ``add`` does."""
         self._reached.pop(node, None)
         yield from self._finished()

@@ -17,23 +17,25 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.algorithms import choco
 from thalweg.errors import LinkError
 from thalweg.job.common import core_shares
 from thalweg.job.common.farewell import farewell
 from thalweg.job.common.parties import bytes_of, round_config
 from thalweg.job.graph.iterations import Iteration, Turns, iterate, turns_of
+from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.peer import Peer, peer_of
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.record import checkpoint, of_nodes
 from thalweg.record.of_nodes import Due
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -92,7 +94,7 @@ class Standing:
         plan, names = self.plan, self.plan.members
         swap = None if gamma is None else choco.Replicas(self.peer.arena, gamma, plan.layers.format, alike=not done)
 
-        def config(number: int) -> Mapping[str, Any]:
+        def config(number: int) -> Table:
             if threads is not None:
                 core_shares.limit(threads())
             return round_config(plan, number, names)
@@ -126,7 +128,7 @@ def standing(
     plan: Plan,
     name: str,
     listen: str,
-    options: Callable[[Peer], Mapping[str, Any]],
+    options: Callable[[Peer], Table],
     note: Note,
     *,
     start: Path | None = None,
@@ -149,7 +151,7 @@ def standing(
         node.finish_sending()
 
 
-def take_part(order: Mapping[str, Any], note: Note) -> None:
+def take_part(order: NodeOrder, note: Note) -> None:
     """Take part in a job as an order of ``thalweg.job.graph.run`` says.
 
     Raises LinkError if the run ends before this node begins, and what ``standing``, ``Standing.meet`` and
@@ -157,57 +159,56 @@ def take_part(order: Mapping[str, Any], note: Note) -> None:
     """
     from thalweg.plan import Plan
 
-    plan, name = Plan.of(order["plan"], "the order"), order["name"]
-    record, done = Path(order["record"]), order["done"]
-    start = None if order["start"] is None else Path(order["start"])
+    plan, name = Plan.of(order.plan, "the order"), order.name
+    record, done = Path(order.record), order.done
+    start = None if order.start is None else Path(order.start)
     due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
 
-    def options(peer: Peer) -> Mapping[str, Any]:
-        return {**order["options"], "start": peer.checksum() if start is None else None}
+    def options(peer: Peer) -> Table:
+        return {**order.options, "start": peer.checksum() if start is None else None}
 
-    with standing(plan, name, order["url"], options, note, start=start) as here:
+    with standing(plan, name, order.url, options, note, start=start) as here:
         layout = here.peer.arena.layout
         facts = {
             "update_bytes": len(here.peer.arena),
             "tensors": len(layout.tensors),
             "parameters": here.peer.parameters,
         }
-        _say({"say": "here", "address": here.node.address, **facts})
+        _send({"say": "here", "address": here.node.address, **facts})
         turns = _turns(plan, order)
-        here.meet(_heard("neighbours"), turns, note, done=done)
-        _say({"say": "met"})
-        clock = here.clock - _heard("begin")
-        for iteration in here.iterations(turns, order["gamma"], done=done):
+        here.meet(_receive("neighbours"), turns, note, done=done)
+        _send({"say": "met"})
+        clock = here.clock - _receive("begin")
+        for iteration in here.iterations(turns, order.gamma, done=done):
             here.keep(record, due, iteration.number)
-            _say({"say": "iteration", **iteration.line(clock)})
+            _send({"say": "iteration", **iteration.line(clock)})
             here.tell(note)
-        _say({"say": "done"})
+        _send({"say": "done"})
 
 
-def _turns(plan: Plan, order: Mapping[str, Any]) -> Turns:
+def _turns(plan: Plan, order: NodeOrder) -> Turns:
     """Return the node's turns from the order. If the order has none, the node draws a random graph's turns itself."""
-    given: Sequence[Mapping[str, float]] | None = order["turns"]
-    if given is not None:
-        return Turns(given, sends=order["sends"])
+    if order.turns is not None:
+        return Turns(order.turns, sends=order.sends)
     from thalweg.plan.on_graphs import schedule_of
 
-    return turns_of(schedule_of(plan), plan.members, order["name"], plan.weights)
+    return turns_of(schedule_of(plan), plan.members, order.name, plan.weights)
 
 
-def _say(said: Mapping[str, Any]) -> None:
+def _send(message: Table) -> None:
     # The leading newline ends a line that an app may have left unfinished on standard output.
-    print("\n" + json.dumps(said), flush=True)  # noqa: T201 - the parent reads it
+    print("\n" + wire.encode(message), flush=True)  # noqa: T201 - the parent reads it
 
 
-def _heard(key: str) -> Any:
+def _receive(key: str) -> Any:
     """Read the parent's next line and return its value of ``key``. Raises LinkError at the end of standard input."""
     line = sys.stdin.readline()
     if not line:
         raise LinkError("the run ended before this node began", "See why in its log")
-    return json.loads(line)[key]
+    return wire.plain(line)[key]
 
 
 if __name__ == "__main__":
     from thalweg.job.star import worker
 
-    sys.exit(worker.main(lambda: take_part))
+    sys.exit(worker.main(lambda: (NodeOrder, take_part)))

@@ -100,8 +100,8 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
                 record.log(line)
                 progress.note(line)
                 here.tell(progress.note)
-            used = {"cpu_seconds": machine.cpu_seconds(), "peak_rss_bytes": machine.peak_rss_bytes()}
-            record.table("parties", [{"party": name, **used}])
+            used = machine.usage()
+            record.table("parties", [{"party": name, **vars(used)}])
             record.finish("complete")
     return GraphResult.of(plan, record, {name: used}, {}, None)
 

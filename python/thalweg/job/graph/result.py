@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thalweg.job.common.session import Session
+    from thalweg.machine import Usage
     from thalweg.plan import Plan
     from thalweg.record import RunRecord
 
@@ -41,7 +42,7 @@ class GraphResult:
         cls,
         plan: Plan,
         record: RunRecord,
-        reports: Mapping[str, Mapping[str, Any]],
+        reports: Mapping[str, Usage],
         gone: Mapping[str, str],
         network: Session | None,
     ) -> GraphResult:
@@ -65,7 +66,7 @@ class GraphResult:
             disagreement = disagreement if entry["disagreement"] is None else entry["disagreement"]
             found = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
             accuracy = spread([one for one in found if one is not None], "mean", "std") or accuracy
-        peaks = [report["peak_rss_bytes"] for report in reports.values() if report.get("peak_rss_bytes")]
+        peaks = [report.peak_rss_bytes for report in reports.values() if report.peak_rss_bytes]
         return cls(
             plan=plan,
             record=record,

@@ -6,7 +6,6 @@ No model passes through it.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,13 +15,16 @@ from queue import Empty, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from thalweg import wire
 from thalweg.errors import RecordError, RoundError
 from thalweg.job.common.failure import recording
 from thalweg.job.common.fleet import END_SECONDS, Fleet, client_threads
+from thalweg.job.common.messages import Failure, Line
 from thalweg.job.common.metrics import exposing
 from thalweg.job.common.session import Session, session
 from thalweg.job.graph.entries import Collector
 from thalweg.job.graph.iterations import turns_of
+from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.result import GraphResult
 from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
@@ -54,35 +56,34 @@ class Orders:
     plan: Plan
     schedule: Schedule
     # Each node's tokens and certificates, by name.
-    trusts: Mapping[str, Mapping[str, Any]]
+    trusts: Mapping[str, wire.Table]
     session: Session
     record: RunRecord
     # The iteration after which a resumed job continues; 0 for a new job.
     done: int = 0
     job: int = field(default_factory=lambda: secrets.randbits(63))
 
-    def of(self, name: str, number: int) -> dict[str, Any]:
+    def of(self, name: str, number: int) -> NodeOrder:
         """Return the order of one node."""
         plan, turns = self.plan, turns_of(self.schedule, self.plan.members, name, self.plan.weights)
         digests, folder = {"plan": plan.digest(), "graph": self.schedule.digest()}, self.record.path
         options = node_options(
             plan, self.trusts[name], number=number, job=self.job, digests=digests, emulate=self.session.layers
         )
-        return {
-            "name": name,
-            "plan": plan.given(),
-            "url": self.session.listening(name),
-            "options": options,
-            "turns": None if turns.drawn is not None else list(turns.by_turns),
-            "sends": list(turns.sends),
-            "gamma": gamma_of(plan, self.schedule),
-            "record": str(folder.resolve()),
-            "done": self.done,
-            "start": str(start_of(folder, number, len(plan.members), self.done).resolve()) if self.done else None,
-            "threads": None if plan.is_payload else client_threads(plan.training.threads, plan.job.clients),
-            "parent": os.getpid(),
-            "place": self.session.place(name),
-        }
+        return NodeOrder(
+            name=name,
+            threads=None if plan.is_payload else client_threads(plan.training.threads, plan.job.clients),
+            place=self.session.place(name),
+            plan=plan.given(),
+            url=self.session.listening(name),
+            options=options,
+            turns=None if turns.drawn is not None else list(turns.by_turns),
+            sends=list(turns.sends),
+            gamma=gamma_of(plan, self.schedule),
+            record=str(folder.resolve()),
+            done=self.done,
+            start=str(start_of(folder, number, len(plan.members), self.done).resolve()) if self.done else None,
+        )
 
 
 class Course:
@@ -104,17 +105,17 @@ class Course:
         """``done`` is the iteration after which a resumed job continues; 0 for a new job."""
         self._plan, self._schedule, self._network = plan, schedule, network
         self._record, self._progress = record, progress
-        self._said: Queue[tuple[str, Mapping[str, Any]]] = Queue(MOST_LINES)
+        self._lines: Queue[tuple[str, Line]] = Queue(MOST_LINES)
         self._collector = Collector(plan.members)
         self.fleet = self._new_fleet()
         self._restarts = 0
         self._due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         self._over = False
-        self.facts: Mapping[str, Any] = {}
-        self.gone: dict[str, str] = {}
+        self.facts: wire.Table = {}
+        self.lost: dict[str, str] = {}
 
-    def _new_fleet(self) -> Fleet:
-        return Fleet(self._record.log_path, self._ended, program=PROGRAM, on_line=self._hear)
+    def _new_fleet(self) -> Fleet[NodeOrder]:
+        return Fleet(self._record.log_path, self._ended, program=PROGRAM, on_line=self._queue)
 
     def meet(self, orders: Orders) -> None:
         """Start all nodes, and let each meet its neighbours. Raises RoundError if one cannot take part.
@@ -138,10 +139,10 @@ class Course:
         if here is None:
             return False
         self.facts = {key: next(iter(here.values()))[key] for key in ("update_bytes", "tensors", "parameters")}
-        addresses = {name: said["address"] for name, said in here.items()}
+        addresses = {name: line["address"] for name, line in here.items()}
         for place, name in enumerate(names):
             around = [names[neighbour] for neighbour in self._schedule.links.neighbours[place]]
-            self.fleet.tell(name, {"neighbours": {neighbour: addresses[neighbour] for neighbour in around}})
+            self.fleet.send(name, {"neighbours": {neighbour: addresses[neighbour] for neighbour in around}})
         return self._each("met") is not None
 
     def go(self) -> None:
@@ -152,43 +153,43 @@ class Course:
         self._network.begin(self._record)
         clock = monotonic()
         for name in self._plan.members:
-            self.fleet.tell(name, {"begin": clock})
+            self.fleet.send(name, {"begin": clock})
         recorded = 0
         while self._collector.working:
-            name, said = self._next()
-            kind = said["say"]
+            name, line = self._next()
+            kind = line["say"]
             if kind == "iteration":
-                recorded += self._keep(self._collector.add(name, said))
+                recorded += self._keep(self._collector.add(name, line))
             elif kind in ("done", "ended"):
                 if kind == "ended" and name in self._collector.working:
-                    self._lost(name, str(said["why"]))
-                recorded += self._keep(self._collector.gone(name))
+                    self._lost(name, str(line["why"]))
+                recorded += self._keep(self._collector.remove(name))
         if not recorded:
             raise RoundError(
-                f"no node finished an iteration: {next(iter(self.gone.values()), 'all are gone')}",
+                f"no node finished an iteration: {next(iter(self.lost.values()), 'all are gone')}",
                 f"See {self._record.log_path}",
             )
 
-    def _each(self, kind: str) -> dict[str, Mapping[str, Any]] | None:
+    def _each(self, kind: str) -> dict[str, Line] | None:
         """Wait until each node has sent a line ``kind``; return the lines by node.
 
         Returns None if a node was killed, so that all must be started again. Raises RoundError if a node failed, or if
         nodes were killed more than ``RESTARTS`` times.
         """
-        heard: dict[str, Mapping[str, Any]] = {}
-        while len(heard) < len(self._plan.members):
-            name, said = self._next()
-            if said["say"] == "ended":
+        received: dict[str, Line] = {}
+        while len(received) < len(self._plan.members):
+            name, line = self._next()
+            if line["say"] == "ended":
                 if not self.fleet.was_killed(name) or self._restarts >= RESTARTS:
-                    raise RoundError(*self._reason(name, said["why"]))
+                    raise RoundError(*self._reason(name, line["why"]))
                 self._restarts += 1
-                self._told(f"{name} was lost before the nodes had met: {said['why']}; starting all nodes again")
+                self._note(f"{name} was lost before the nodes had met: {line['why']}; starting all nodes again")
                 return None
-            if said["say"] == kind:
-                heard[name] = said
-        return heard
+            if line["say"] == kind:
+                received[name] = line
+        return received
 
-    def _next(self) -> tuple[str, Mapping[str, Any]]:
+    def _next(self) -> tuple[str, Line]:
         """Return the next line of any node, with its name. While waiting, check for a failed network and for Ctrl-C.
 
         Raises LabError, and KeyboardInterrupt if a library swallowed an earlier one.
@@ -197,7 +198,7 @@ class Course:
             grace.end_if_interrupted()
             self._network.check()
             with suppress(Empty):
-                return self._said.get(timeout=WAIT_SLICE)
+                return self._lines.get(timeout=WAIT_SLICE)
 
     def _keep(self, entries: Iterable[Mapping[str, Any]]) -> int:
         """Record iterations that all nodes have finished; return how many."""
@@ -213,38 +214,38 @@ class Course:
             self._progress.note(line)
         return kept
 
-    def _hear(self, name: str, said: Mapping[str, Any]) -> None:
+    def _queue(self, name: str, line: Line) -> None:
         """Queue a node's line. Called by a thread of the fleet, which blocks while the queue is full."""
         if not self._over:
-            self._said.put((name, said))
+            self._lines.put((name, line))
 
     def _ended(self, name: str, why: str) -> None:
         """Queue that a node's process has ended early. Called by a thread of the fleet."""
-        self._hear(name, {"say": "ended", "why": why})
+        self._queue(name, {"say": "ended", "why": why})
 
     def left(self) -> list[str]:
         """Return the nodes that have not ended early."""
-        return [name for name in self._plan.members if name not in self.gone]
+        return [name for name in self._plan.members if name not in self.lost]
 
     def drain(self) -> None:
         """Drop queued and later lines, so that no thread of the fleet blocks on the queue while nodes are stopped."""
         self._over = True
         with suppress(Empty):
             while True:
-                self._said.get_nowait()
+                self._lines.get_nowait()
 
     def _reason(self, name: str, why: str) -> tuple[str, str]:
         """Return why a node could not take part and what to do: from its final report, if it wrote one."""
-        error = self.fleet.reports().get(name, {}).get("error", {})
+        report = self.fleet.reports().get(name)
         again = f", {self._restarts + 1} times" if self._restarts else ""
-        cause, hint = error.get("cause", f"{why}{again}"), error.get("hint", f"See {self._record.log_path}")
-        return f"{name} could not take part: {cause}", hint
+        failure = (report and report.error) or Failure(f"{why}{again}", f"See {self._record.log_path}")
+        return f"{name} could not take part: {failure.cause}", failure.hint
 
     def _lost(self, name: str, why: str) -> None:
-        self.gone[name] = why
-        self._told(f"{name} is gone: {why}")
+        self.lost[name] = why
+        self._note(f"{name} is gone: {why}")
 
-    def _told(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self._progress.note(text)
         self._record.log(text)
 
@@ -274,12 +275,12 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
                 course.go()
             finally:
                 _end(course, network, record, progress)
-            record.note(gone=course.gone)
+            record.note(gone=course.lost)
             record.finish("complete")
-    return GraphResult.of(plan, record, course.fleet.reports(), course.gone, network)
+    return GraphResult.of(plan, record, course.fleet.reports(), course.lost, network)
 
 
-def opened(plan: Plan, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
+def opened(plan: Plan, resume: Path | None, facts: wire.Table) -> tuple[RunRecord, int]:
     """Make a record, or open the one to resume; return it and its checkpoint's iteration, which is 0 for a new one."""
     if resume is None:
         return RunRecord.create(plan, facts), 0

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from thalweg.machine import Usage
+
 COUNTED: Final = ("whole", "partial")
 USED: Final = ("cpu_seconds", "peak_rss_bytes")
 # Most absent clients that get a line each at the end of a job. The others are only counted.
@@ -21,7 +23,7 @@ class _Client:
     missed: int = 0
     reason: str | None = None
     left: bool = False
-    used: dict[str, float] = field(default_factory=dict)
+    used: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,7 @@ class Attendance:
             else:
                 client.missed += 1
                 client.reason = part["reason"]
-            for key in USED:
-                if key in part["usage"]:
-                    client.used[key] = max(part["usage"][key], client.used.get(key, 0))
+            client.used = _most(client.used, Usage(**{key: part["usage"].get(key) for key in USED}))
 
     def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
         """Take the core's list of clients that are not connected now: name, why, and whether it left for good.
@@ -74,15 +74,13 @@ class Attendance:
         """Return all clients that took part or departed, sorted."""
         return sorted(self._clients)
 
-    def use_of(self, client: str) -> dict[str, float | None]:
-        """Return the largest ``cpu_seconds`` and ``peak_rss_bytes`` that a client reported with an update, or None."""
-        used = self._clients[client].used if client in self._clients else {}
-        return {key: used.get(key) for key in USED}
+    def usage_of(self, client: str) -> Usage:
+        """Return the largest ``cpu_seconds`` and ``peak_rss_bytes`` that a client reported with an update."""
+        return self._clients[client].used if client in self._clients else Usage()
 
     def peak_of(self, client: str) -> int | None:
         """Return the largest peak memory that a client reported with an update, in bytes; None if it reported none."""
-        peak = self.use_of(client)["peak_rss_bytes"]
-        return None if peak is None else int(peak)
+        return self.usage_of(client).peak_rss_bytes
 
     def absences(self) -> list[Absence]:
         """Return the clients that missed a round or left for good, sorted by name."""
@@ -94,6 +92,12 @@ class Attendance:
 
     def _of(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
+
+
+def _most(before: Usage, now: Usage) -> Usage:
+    cpu = [one.cpu_seconds for one in (before, now) if one.cpu_seconds is not None]
+    peak = [one.peak_rss_bytes for one in (before, now) if one.peak_rss_bytes is not None]
+    return Usage(max(cpu, default=None), max(peak, default=None))
 
 
 def sentences(absences: Iterable[Absence], rounds: int) -> list[str]:

@@ -86,9 +86,9 @@ class Recording:
         self._open = False
         if reason is not None:
             self.record.log(reason)
-        own = {"cpu_seconds": machine.cpu_seconds(self._cpu), "peak_rss_bytes": machine.peak_rss_bytes()}
-        used = [("server", own), *((name, self._attendance.use_of(name)) for name in self._attendance.names())]
-        self.record.table("parties", [{"party": name, **row} for name, row in used])
+        own = machine.usage(self._cpu)
+        used = [("server", own), *((name, self._attendance.usage_of(name)) for name in self._attendance.names())]
+        self.record.table("parties", [{"party": name, **vars(row)} for name, row in used])
         self.record.finish(status)
 
 

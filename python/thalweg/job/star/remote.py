@@ -79,9 +79,9 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         host.serve(lambda: roster.update(host.connected()))
         peak = machine.peak_rss_bytes()
         names = roster.names
-        own = {"cpu_seconds": machine.cpu_seconds(cpu), "peak_rss_bytes": peak}
-        parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
-        host.record.table("parties", [{"party": name, **used} for name, used in parties])
+        own = machine.usage(cpu)
+        parties = [("server", own), *((name, host.attendance.usage_of(name)) for name in names)]
+        host.record.table("parties", [{"party": name, **vars(used)} for name, used in parties])
     return host.result(peak, [host.attendance.peak_of(name) for name in names])
 
 

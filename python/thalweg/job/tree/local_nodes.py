@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.errors import RecordError
 from thalweg.job.tree.engines import engine_of
+from thalweg.job.tree.order import NodeOrder
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
+    from thalweg.job.common.messages import Report
     from thalweg.job.common.session import Session
     from thalweg.job.tree.root import Tree
     from thalweg.plan import Plan
@@ -28,29 +30,27 @@ class Orders:
 
     parent: str
     network: Session
-    server: Mapping[str, Any]
-    member: Mapping[str, Any]
+    server: Table
+    member: Table
     seed: int
 
-    def of(self, name: str, number: int) -> dict[str, Any]:
+    def of(self, name: str, number: int) -> NodeOrder:
         """Return the order of one node."""
         transport = {"tls": self.member.get("tls")}
-        return {
-            "name": name,
-            "url": self.parent,
-            "listen": self.network.listening(name),
-            "address": self.network.address(name),
-            "options": {
+        return NodeOrder(
+            name=name,
+            place=self.network.place(name),
+            url=self.parent,
+            listen=self.network.listening(name),
+            address=self.network.address(name),
+            options={
                 "transport": transport,
                 "token": self.member.get("token"),
                 "seed": self.seed + number,
                 "tree": True,
             },
-            "trust": dict(self.server),
-            "threads": None,
-            "parent": os.getpid(),
-            "place": self.network.place(name),
-        }
+            trust=self.server,
+        )
 
 
 class TreeNodes:
@@ -61,9 +61,9 @@ class TreeNodes:
 
     def __init__(self, plan: Plan, tree: Tree, network: Session, record: RunRecord, progress: Progress) -> None:
         self._plan, self._tree, self._network, self._record, self._progress = plan, tree, network, record, progress
-        self._engine = engine_of(plan, record.log_path, self._lost, self._told)
+        self._engine = engine_of(plan, record.log_path, self._lost, self._note)
 
-    def start(self, server: Mapping[str, Any], member: Mapping[str, Any]) -> None:
+    def start(self, server: Table, member: Table) -> None:
         """Start all nodes and wait until they listen. ``server`` and ``member`` as in ``Orders``.
 
         A node that is killed meanwhile is started again. After too many restarts its clients get other nodes. Raises
@@ -95,11 +95,11 @@ class TreeNodes:
         """Wait until all nodes have ended; after ``grace`` seconds end those that have not."""
         self._engine.stop(grace=grace)
 
-    def reports(self) -> dict[str, dict[str, Any]]:
+    def reports(self) -> Mapping[str, Report]:
         """Return the nodes' final reports, by name."""
         return self._engine.reports()
 
-    def _told(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         """Show an engine's note on the terminal and write it to the log. Any thread may call this."""
         self._progress.note(text)
         with suppress(RecordError):  # the record may be closed already

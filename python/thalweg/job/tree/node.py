@@ -34,47 +34,40 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from thalweg import _core, bounded_json, machine
 from thalweg.errors import RoundError
 from thalweg.job.common.farewell import farewell, reason
+from thalweg.job.common.messages import Note
 from thalweg.job.common.resent import WAYS, Counts, counted, totals
 from thalweg.job.star import worker
 from thalweg.job.star.attendance import COUNTED
 from thalweg.job.tree import placement
 from thalweg.job.tree.first_finished import Gathering, SumsExchange, SumsOf, not_understood
+from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer, Others
 from thalweg.job.tree.shard import Sharing
 from thalweg.transports import registry
 from thalweg.trees import live
 
-if TYPE_CHECKING:
-    from thalweg.job.common.fleet import Work
-
 
 class Gateway:
     """A node as its parent sees it."""
 
-    def __init__(self, order: Mapping[str, Any], note: Callable[[str], None]) -> None:
-        """Begin to connect to the parent.
-
-        The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients and
-        at which ``address`` for other nodes, and the ``trust`` of the node's own servers: ``token`` or ``issuer``, and
-        ``tls``. ``clients`` is how many it has, for a parent that does not know, and ``advertise`` where clients of
-        other nodes reach it, if not where it listens. Raises CoreError.
-        """
-        self._name, self._member, self._note = order["name"], order["options"], note
-        self._listen, self._trust = order["listen"], order["trust"]
-        self._advertise: str | None = order.get("advertise")
-        self._peers = f"tcp://{order.get('address', '127.0.0.1')}:0"
-        self._parent = _core.TaskClient(order["url"], self._name, json.dumps(self._member))
+    def __init__(self, order: NodeOrder, note: Note) -> None:
+        """Begin to connect to the parent. Raises CoreError."""
+        self._name, self._member, self._note = order.name, order.options, note
+        self._listen, self._trust = order.listen, order.trust
+        self._advertise = order.advertise
+        self._peers = f"tcp://{order.address}:0"
+        self._parent = _core.TaskClient(order.url, self._name, json.dumps(self._member))
         self._server: _core.Server | None = None
         self._exchange: SumsExchange | None = None
         self._model: _core.Arena | None = None
-        self._expected = int(order.get("clients", 1))
+        self._expected = order.clients
         # Where clients belong; who was drawn for the round, and those who were not, who take no part in it.
         self._homes: dict[str, Any] = {}
         self._drawn: frozenset[str] = frozenset()
@@ -294,14 +287,10 @@ def _given(model: _core.Arena | None) -> _core.Arena:
     return model
 
 
-def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+def take_orders(order: NodeOrder, note: Note) -> None:
     """Be a node of a run, as its order says. Raises CoreError."""
     Gateway(order, note).serve()
 
 
-def _work() -> Work:
-    return take_orders
-
-
 if __name__ == "__main__":
-    sys.exit(worker.main(_work))
+    sys.exit(worker.main(lambda: (NodeOrder, take_orders)))

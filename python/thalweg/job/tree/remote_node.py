@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from thalweg import machine
 from thalweg.errors import PlanError
 from thalweg.job.common.metrics import exposing
 from thalweg.job.tree.node import Gateway
+from thalweg.job.tree.order import NodeOrder
 from thalweg.transports import links, pki
 
 
@@ -61,21 +62,21 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> dict
     if options.cert is not None and options.key is not None:
         identity = {"certificate": pki.read(options.cert), "key": pki.read(options.key)}
     name = options.name or (token.name if token else socket.gethostname())
-    order: Mapping[str, Any] = {
-        "name": name,
-        "url": options.parent,
-        "listen": options.listen,
-        "clients": options.clients,
-        "advertise": options.advertise,
-        "options": {
+    order = NodeOrder(
+        name=name,
+        url=options.parent,
+        listen=options.listen,
+        clients=options.clients,
+        advertise=options.advertise,
+        options={
             "transport": {"tls": up.get("tls")},
             "token": up.get("token"),
             "timeout": options.timeout,
             "seed": os.getpid(),
             "tree": True,
         },
-        "trust": links.tree_node_trust(options.listen, token, identity),
-    }
+        trust=links.tree_node_trust(options.listen, token, identity),
+    )
     gateway = Gateway(order, note)
     note(f"{name}: joining {options.parent}")
     with exposing(options.metrics, note, clients=gateway.clients, nodes=lambda: gateway.told(name)) as count:

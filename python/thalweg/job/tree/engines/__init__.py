@@ -9,9 +9,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from thalweg.job.common.fleet import Fleet, Member, OnEnd, Ordering
+from thalweg.job.common.fleet import Fleet, Member, OnEnd
+from thalweg.job.common.messages import Orders, Report
+from thalweg.job.tree.order import NodeOrder
 from thalweg.sections.trees import NodesSection
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ RESTARTS: Final = 3
 class Engine(Protocol):
     """Starts nodes with their orders, watches them, and ends them."""
 
-    def start(self, names: Sequence[str], orders: Ordering) -> None:
+    def start(self, names: Sequence[str], orders: Orders[NodeOrder]) -> None:
         """Start all nodes; do not wait for them. Raises ThalwegError."""
 
     def restart(self, name: str) -> bool:
@@ -40,7 +42,7 @@ class Engine(Protocol):
     def check(self) -> None:
         """Raise RoundError if a node could not be started. A node that was killed does not count: it may come back."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the record's facts about the engine: its name, and where it has placed nodes."""
 
     def release(self) -> None:
@@ -49,23 +51,23 @@ class Engine(Protocol):
     def stop(self, *, grace: float) -> None:
         """Wait until all nodes have ended; after ``grace`` seconds end those that have not. Idempotent."""
 
-    def reports(self) -> dict[str, dict[str, Any]]:
+    def reports(self) -> Mapping[str, Report]:
         """Return the nodes' final reports, by name."""
 
 
-class Local(Fleet):
+class Local(Fleet[NodeOrder]):
     """The local engine: nodes are processes of this machine. A node that ended early is lost until ``restart``."""
 
     def __init__(self, log: Path, lost: OnEnd, note: Callable[[str], None], *, restarts: int = RESTARTS) -> None:
         super().__init__(log, lost, program=PROGRAM)
         self._most = restarts
         self._note_of_run = note
-        self._orders: dict[str, Mapping[str, Any]] = {}
+        self._orders: dict[str, NodeOrder] = {}
         self._restarts: Counter[str] = Counter()
         # Held while the run is notified of a node's end, so that nobody replaces the node before that is done.
         self._telling = threading.Lock()
 
-    def start(self, names: Sequence[str], orders: Ordering) -> None:
+    def start(self, names: Sequence[str], orders: Orders[NodeOrder]) -> None:
         self._orders = {name: orders.of(name, number) for number, name in enumerate(names, 1)}
         super().start(names, orders)
 
@@ -89,7 +91,7 @@ class Local(Fleet):
         with self._telling:
             return self._has_ended(name) and self._restarts[name] >= self._most
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"name": "local"}
 
     def _ended(self, member: Member, failure: str | None) -> None:
@@ -108,7 +110,7 @@ def require(plan: Plan) -> None:
         by_ray.require()
 
 
-def client_options(plan: Plan) -> dict[str, Any]:
+def client_options(plan: Plan) -> dict[str, object]:
     """Return the core's options of a run's clients that depend on the engine."""
     return {"timeout": RAY_TIMEOUT} if plan.nodes is not None and plan.nodes.engine == "ray" else {}
 

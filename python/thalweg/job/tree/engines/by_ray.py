@@ -7,7 +7,6 @@ reports where nodes run and how they end.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,11 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from thalweg.errors import PlanError, RoundError
-from thalweg.job.common.fleet import Fleet, OnEnd, Ordering
+from thalweg.job.common.fleet import Fleet, OnEnd
+from thalweg.job.common.messages import Failure, Line, Orders, Report
+from thalweg.job.tree.engines.ray_order import RayOrder, RayPlace
+from thalweg.job.tree.order import NodeOrder
 from thalweg.sections.trees import NodesSection
+from thalweg.wire import table_of
 
 # The name of Ray's process in its fleet.
 DRIVER: Final = "ray"
@@ -47,28 +50,25 @@ def require() -> str:
 
 
 @dataclass(frozen=True)
-class Order:
-    """The order of Ray's process. The orders of its ``count`` nodes follow on its standard input, a line each."""
+class RayOrders:
+    """Makes the order of Ray's process."""
 
     nodes: NodesSection
     count: int
     folder: str
 
-    def of(self, name: str, number: int) -> dict[str, Any]:
+    def of(self, name: str, number: int) -> RayOrder:
         """Return the order of Ray's process, the only process of its fleet."""
         del number
-        return {
-            "name": name,
-            "parent": os.getpid(),
-            "threads": None,
-            "place": None,
-            "count": self.count,
-            "cores": self.nodes.cores,
-            "cluster": self.nodes.ray_address,
-            "wait": self.nodes.ray_wait,
-            "restarts": self.nodes.restarts,
-            "folder": self.folder,
-        }
+        return RayOrder(
+            name=name,
+            count=self.count,
+            cores=self.nodes.cores,
+            cluster=self.nodes.ray_address,
+            wait=self.nodes.ray_wait,
+            restarts=self.nodes.restarts,
+            folder=self.folder,
+        )
 
 
 class Ray:
@@ -79,23 +79,23 @@ class Ray:
 
     def __init__(self, nodes: NodesSection, log: Path, lost: OnEnd, note: Callable[[str], None]) -> None:
         self._nodes, self._lost, self._note = nodes, lost, note
-        self._fleet = Fleet(log, self._ended, program=PROGRAM, on_line=self._heard)
+        self._fleet: Fleet[RayOrder] = Fleet(log, self._ended, program=PROGRAM, on_line=self._received)
         self._folder: str | None = None
         self._release: str | None = None
-        self._at: dict[str, dict[str, Any]] = {}
-        self._reports: dict[str, dict[str, Any]] = {}
-        self._failed: tuple[str, str] | None = None
+        self._places: dict[str, RayPlace] = {}
+        self._reports: dict[str, Report] = {}
+        self._failed: Failure | None = None
 
-    def start(self, names: Sequence[str], orders: Ordering) -> None:
+    def start(self, names: Sequence[str], orders: Orders[NodeOrder]) -> None:
         """Start Ray's process, which starts the nodes. Raises PlanError if Ray is not installed."""
         self._release = require()
         if self._nodes.ray_address is None:
             below = tempfile.gettempdir()
             self._folder = tempfile.mkdtemp(prefix="ray-", dir=below if len(below) < LONGEST else SHORT)
         self._note(f"starting Ray {self._release}" if self._folder else f"joining Ray at {self._nodes.ray_address}")
-        self._fleet.start([DRIVER], Order(self._nodes, len(names), self._folder or ""))
+        self._fleet.start([DRIVER], RayOrders(self._nodes, len(names), self._folder or ""))
         for number, name in enumerate(names, 1):
-            self._fleet.tell(DRIVER, orders.of(name, number))
+            self._fleet.send(DRIVER, orders.of(name, number))
 
     def restart(self, name: str) -> bool:
         """Do nothing and return False, because Ray restarts nodes itself."""
@@ -109,13 +109,18 @@ class Ray:
         """Raise RoundError if Ray could not start a node, with the reason."""
         for driver in self._fleet.members:
             if driver.failure is not None:
-                error = driver.report.get("error", {})
-                raise RoundError(error.get("cause", f"Ray's process {driver.failure}"), error.get("hint", _LOG))
+                error = driver.report and driver.report.error
+                failure = error or Failure(f"Ray's process {driver.failure}", _LOG)
+                raise RoundError(failure.cause, failure.hint)
         if self._failed is not None:
-            raise RoundError(*self._failed)
+            raise RoundError(self._failed.cause, self._failed.hint)
 
-    def facts(self) -> dict[str, Any]:
-        return {"name": "ray", "release": self._release, "nodes": self._at}
+    def facts(self) -> dict[str, object]:
+        return {
+            "name": "ray",
+            "release": self._release,
+            "nodes": {node: table_of(place) for node, place in self._places.items()},
+        }
 
     def release(self) -> None:
         self._fleet.release()
@@ -123,35 +128,35 @@ class Ray:
     def stop(self, *, grace: float) -> None:
         self._fleet.release()
         for driver in self._fleet.members:
-            self._fleet.tell(driver.name, {"do": "end", "grace": grace})
+            self._fleet.send(driver.name, {"do": "end", "grace": grace})
         self._fleet.stop(grace=grace + STOP_SECONDS if grace else 0.0)
         if self._folder is not None:
             # If Ray was killed, one of its processes may still be writing there, which makes the removal fail.
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def reports(self) -> dict[str, dict[str, Any]]:
+    def reports(self) -> dict[str, Report]:
         return dict(self._reports)
 
-    def _heard(self, _driver: str, said: dict[str, Any]) -> None:
+    def _received(self, _driver: str, line: Line) -> None:
         """Handle a line of Ray's process: a note, where a node was placed, or that a node ended."""
-        what, node = said["say"], said.get("node", "")
-        if what == "note":
-            self._note(said["text"])
-        elif what == "placed":
-            self._at[node] = {"address": said["address"], "ray_node": said["ray_node"]}
-            self._note(f"{node} is on {said['address']}, Ray node {said['ray_node'][:8]}")
-        elif what == "ended":
-            self._reports[node] = said["report"]
-            if "error" in said["report"]:
-                self._gone(node, **said["report"]["error"])
+        kind, node = line["say"], line["node"]
+        if kind == "note":
+            self._note(line["text"])
+        elif kind == "placed":
+            place = self._places[node] = RayPlace(**line["place"])
+            self._note(f"{node} is on {place.address}, Ray node {place.ray_node[:8]}")
+        elif kind == "ended":
+            report = self._reports[node] = Report.of(line["report"])
+            if report.error is not None:
+                self._end(node, report.error)
 
-    def _gone(self, node: str, cause: str, hint: str) -> None:
-        self._failed = self._failed or (f"{node} could not take part: {cause}", hint)
-        self._lost(node, cause)
+    def _end(self, node: str, failure: Failure) -> None:
+        self._failed = self._failed or Failure(f"{node} could not take part: {failure.cause}", failure.hint)
+        self._lost(node, failure.cause)
 
     def _ended(self, _driver: str, why: str) -> None:
         """Report all nodes without a final report as lost: Ray's process ended early, and the nodes with it."""
-        for name in self._at:
+        for name in self._places:
             if name not in self._reports:
                 with suppress(RoundError):
                     self._lost(name, f"Ray's process {why}")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from importlib.metadata import version
-from typing import IO, Any, Final
+from typing import IO, Final
 
+from thalweg import wire
+from thalweg.job.common.messages import Failure, Report
 from thalweg.job.tree.engines import PROGRAM
+from thalweg.job.tree.order import NodeOrder
 
 # Bytes from the end of a node's log that the actor returns.
 TAIL: Final = 4096
@@ -24,31 +27,30 @@ class NodeActor:
     """
 
     def __init__(self, order: str, release: str) -> None:
-        """``order`` is the JSON order of ``thalweg.job.tree.node``, ``release`` the run's version of thalweg."""
-        self._order, self._release = json.loads(order), release
+        """``order`` is a ``NodeOrder`` as JSON, ``release`` the run's version of thalweg."""
+        self._order, self._release = NodeOrder.of(wire.plain(order)), release
 
     def serve(self) -> str:
-        """Run the node until its job is over; return its final report as JSON, with the end of its log as ``log``."""
+        """Run the node until its job is over; return its ``Report`` as JSON, with the end of its log."""
         here = version("thalweg")
         if here != self._release:
             cause = f"its machine has thalweg {here}, and the run {self._release}"
-            return json.dumps({"error": {"cause": cause, "hint": "Install the same release on all machines"}})
-        order = json.dumps({**self._order, "parent": os.getpid()}).encode() + b"\n"
+            return wire.encode(Report(error=Failure(cause, "Install the same release on all machines")))
+        order = wire.encode(replace(self._order, parent=os.getpid())).encode() + b"\n"
         with tempfile.TemporaryFile() as log:
             command, pipe = [sys.executable, "-m", PROGRAM], subprocess.PIPE
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log)
-            said, _ = process.communicate(order)
+            output, _ = process.communicate(order)
             if process.returncode < 0:
                 os._exit(1)  # Ray sees a crash, and restarts the actor
-            report = _last(said) or {"error": _early(process.returncode)}
-            return json.dumps({**report, "log": _tail(log)})
+            report = _last(output) or Report(error=_early(process.returncode))
+            return wire.encode(replace(report, log=_tail(log)))
 
 
-def _last(said: bytes) -> dict[str, Any]:
-    """Return a process's final report: its last line of JSON; empty if there is none."""
-    lines = [line for line in said.splitlines() if line.startswith(b"{")]
-    found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    return found
+def _last(output: bytes) -> Report | None:
+    """Return a process's final report: its last line of JSON, if there is one."""
+    lines = [line for line in output.splitlines() if line.startswith(b"{")]
+    return Report.of(wire.plain(lines[-1])) if lines else None
 
 
 def _tail(log: IO[bytes]) -> str:
@@ -59,5 +61,5 @@ def _tail(log: IO[bytes]) -> str:
     return found if size <= TAIL else found.partition("\n")[2]
 
 
-def _early(code: int) -> dict[str, str]:
-    return {"cause": f"it ended with exit code {code}", "hint": "See the record's log.txt for what it said"}
+def _early(code: int) -> Failure:
+    return Failure(f"it ended with exit code {code}", "See the record's log.txt for what it printed")

@@ -7,7 +7,6 @@ However it ends, a Ray that it started ends with it. On a cluster that it joined
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -15,18 +14,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from thalweg import wire
 from thalweg.errors import LinkError, RoundError
+from thalweg.job.common.messages import Failure, Report
 from thalweg.job.star import worker
 from thalweg.job.tree.engines.ray_actor import NodeActor
-
-if TYPE_CHECKING:
-    from thalweg.job.common.fleet import Work
+from thalweg.job.tree.engines.ray_order import RayOrder, RayPlace
+from thalweg.job.tree.order import NodeOrder
 
 LOOK_SECONDS: Final = 0.5
 # Seconds to connect to a cluster before it counts as unreachable.
@@ -42,10 +43,10 @@ LOOPBACK: Final = "127.0.0.2"
 Nodes = dict[Any, tuple[str, Any]]
 
 
-def drive(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+def drive(order: RayOrder, note: Callable[[str], None]) -> None:
     """Have Ray run the nodes until all have ended or the run's grace is over. Raises LinkError or RoundError."""
     del note  # Ray's own messages are in the log already
-    orders = [json.loads(sys.stdin.readline()) for _ in range(order["count"])]
+    orders = [NodeOrder.of(wire.plain(sys.stdin.readline())) for _ in range(order.count)]
     ending = Ending()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
@@ -69,30 +70,30 @@ class Ending:
 
     def _listen(self) -> None:
         line = sys.stdin.readline()
-        self._due = time.monotonic() + float(json.loads(line)["grace"] if line else 0.0)
+        self._due = time.monotonic() + float(wire.plain(line)["grace"] if line else 0.0)
 
 
 @contextmanager
-def _connected(order: Mapping[str, Any]) -> Iterator[None]:
+def _connected(order: RayOrder) -> Iterator[None]:
     """Start Ray for this run alone, or join a cluster; shut it down or leave it at the end. Raises LinkError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    if order["cluster"] is None:
+    if order.cluster is None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        own = {"_node_ip_address": LOOPBACK, "_temp_dir": order["folder"], "include_dashboard": False}
-        size = {"num_cpus": order["cores"] * order["count"], "num_gpus": 0, "object_store_memory": STORE_BYTES}
+        own = {"_node_ip_address": LOOPBACK, "_temp_dir": order.folder, "include_dashboard": False}
+        size = {"num_cpus": order.cores * order.count, "num_gpus": 0, "object_store_memory": STORE_BYTES}
         options = {"address": "local", **own, **size}
     else:
-        _reach(order["cluster"])
-        options = {"address": order["cluster"]}
+        _reach(order.cluster)
+        options = {"address": order.cluster}
     import ray
 
     try:
         try:
             ray.init(**options, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise _refused(order["cluster"], error) from error
+            raise _refused(order.cluster, error) from error
         yield
     finally:
         ray.shutdown()
@@ -123,25 +124,25 @@ def _refused(cluster: str | None, error: Exception) -> LinkError:
     )
 
 
-def _started(order: Mapping[str, Any], orders: list[dict[str, Any]]) -> Nodes:
+def _started(order: RayOrder, orders: list[NodeOrder]) -> Nodes:
     """Place all nodes and start them, and report each node's place. Raises RoundError."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group, places = _placed(order, len(orders))
-    restarts = RESTARTS if order["restarts"] is None else order["restarts"]
-    actor = ray.remote(num_cpus=order["cores"], max_restarts=restarts, max_task_retries=-1)(NodeActor)
+    restarts = RESTARTS if order.restarts is None else order.restarts
+    actor = ray.remote(num_cpus=order.cores, max_restarts=restarts, max_task_retries=-1)(NodeActor)
     nodes: Nodes = {}
-    for number, (asked, place) in enumerate(zip(orders, places, strict=True)):
-        own = asked if order["cluster"] is None else _elsewhere(asked, place["address"])
+    for number, (given, place) in enumerate(zip(orders, places, strict=True)):
+        own = given if order.cluster is None else _elsewhere(given, place.address)
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-        made = actor.options(scheduling_strategy=strategy).remote(json.dumps(own), version("thalweg"))
-        nodes[made.serve.remote()] = (own["name"], made)
-        _say("placed", own["name"], **place)
+        made = actor.options(scheduling_strategy=strategy).remote(wire.encode(own), version("thalweg"))
+        nodes[made.serve.remote()] = (own.name, made)
+        _send("placed", own.name, place=place)
     return nodes
 
 
-def _placed(order: Mapping[str, Any], count: int) -> tuple[Any, list[dict[str, str]]]:
+def _placed(order: RayOrder, count: int) -> tuple[Any, list[RayPlace]]:
     """Reserve CPUs for each node; return the placement group, and each node's machine. Raises RoundError.
 
     In a cluster each node gets a machine of its own. A Ray that this run started has one machine for all.
@@ -149,14 +150,14 @@ def _placed(order: Mapping[str, Any], count: int) -> tuple[Any, list[dict[str, s
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
 
-    cores = order["cores"]
-    strategy = "PACK" if order["cluster"] is None else "STRICT_SPREAD"
+    cores = order.cores
+    strategy = "PACK" if order.cluster is None else "STRICT_SPREAD"
     group = placement_group([{"CPU": cores}] * count, strategy=strategy)
     machines = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     fit = sum(node["Resources"].get("CPU", 0) >= cores for node in machines.values())
     if fit < count and strategy == "STRICT_SPREAD":
-        _say("note", text=f"waiting for Ray: {count} machines with {cores} CPUs are needed, and {fit} are there")
-    if not group.wait(order["wait"]):
+        _send("note", text=f"waiting for Ray: {count} machines with {cores} CPUs are needed, and {fit} are there")
+    if not group.wait(order.wait):
         raise RoundError(
             f"Ray has no {count} machines with {cores} free CPUs each: {len(machines)} in all, {fit} with so many "
             "CPUs, of which some may be taken",
@@ -164,19 +165,19 @@ def _placed(order: Mapping[str, Any], count: int) -> tuple[Any, list[dict[str, s
         )
     machines = {node["NodeID"]: node for node in ray.nodes()}
     at = placement_group_table(group)["bundles_to_node_id"]
-    return group, [{"address": machines[at[n]]["NodeManagerAddress"], "ray_node": at[n]} for n in range(count)]
+    return group, [RayPlace(machines[at[n]]["NodeManagerAddress"], at[n]) for n in range(count)]
 
 
-def _elsewhere(order: dict[str, Any], address: str) -> dict[str, Any]:
+def _elsewhere(order: NodeOrder, address: str) -> NodeOrder:
     """Return a node's order with addresses for its machine: it listens there, and connects to the root here."""
     import ray
 
-    return {
-        **order,
-        "url": _at(order["url"], ray.util.get_node_ip_address()),
-        "listen": _at(order["listen"], address),
-        "address": address,
-    }
+    return replace(
+        order,
+        url=_at(order.url, ray.util.get_node_ip_address()),
+        listen=_at(order.listen, address),
+        address=address,
+    )
 
 
 def _at(url: str, host: str) -> str:
@@ -192,34 +193,30 @@ def _look(nodes: Nodes) -> None:
     for one in done:
         name, _ = nodes.pop(one)
         try:
-            report = json.loads(ray.get(one))
+            report = Report.of(wire.plain(ray.get(one)))
         except ray.exceptions.RayError as error:
-            report = {"error": _died(error)}
+            report = Report(error=_died(error))
         # This process's standard error goes to the record's log.
-        sys.stderr.write(report.pop("log", ""))
-        _say("ended", name, report=report)
+        sys.stderr.write(report.log)
+        _send("ended", name, report=replace(report, log=""))
 
 
-def _died(error: Exception) -> dict[str, str]:
+def _died(error: Exception) -> Failure:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     missing = next((line for line in lines if line.startswith("ModuleNotFoundError")), None)
     if missing is not None:
-        return {"cause": missing, "hint": "Install the same release of thalweg on all machines of the cluster"}
-    return {"cause": lines[0] if lines else type(error).__name__, "hint": "See `ray logs actor` for what it said"}
+        return Failure(missing, "Install the same release of thalweg on all machines of the cluster")
+    return Failure(lines[0] if lines else type(error).__name__, "See `ray logs actor` for what it printed")
 
 
-def _say(what: str, node: str | None = None, **facts: Any) -> None:
+def _send(kind: str, node: str | None = None, **fields: object) -> None:
     with suppress(BrokenPipeError):  # the run has ended, and this process is about to end too
-        print(json.dumps({"say": what, "node": node, **facts}), flush=True)  # noqa: T201 - the run reads it
+        print(wire.encode({"say": kind, "node": node, **fields}), flush=True)  # noqa: T201 - the run reads it
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(1)
 
 
-def _work() -> Work:
-    return drive
-
-
 if __name__ == "__main__":
-    sys.exit(worker.main(_work))
+    sys.exit(worker.main(lambda: (RayOrder, drive)))

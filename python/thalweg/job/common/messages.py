@@ -1,0 +1,78 @@
+"""Messages between a run and its processes: the order that a process starts with, and its final report.
+
+Each is a line of JSON. Both ends are of the same release, so an order is read without pydantic, which takes a client
+0.3 s to import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from typing_extensions import Self
+
+from thalweg.lab.inside import Place
+from thalweg.machine import Usage
+
+# A process's messages while it works, such as a node's iterations: their fields by name.
+Line = Mapping[str, Any]
+Note = Callable[[str], None]
+AnyOrder = TypeVar("AnyOrder", bound="Order")
+AnyOrder_co = TypeVar("AnyOrder_co", bound="Order", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a process reads when it starts. The orders of each program add fields of their own.
+
+    ``threads`` is how many threads it computes with, None for its own choice. ``place`` is what it enters before it
+    does anything else.
+    """
+
+    name: str
+    threads: int | None = None
+    place: Place | None = None
+    parent: int = field(default_factory=os.getpid)
+
+    @classmethod
+    def of(cls, table: Line) -> Self:
+        """Return the order that a table stands for. Raises TypeError for unknown or missing fields."""
+        place = table.get("place")
+        return cls(**{**table, "place": None if place is None else Place(**place)})
+
+
+class Orders(Protocol[AnyOrder_co]):
+    """Makes the order of each process of a run."""
+
+    def of(self, name: str, number: int) -> AnyOrder_co:
+        """Return the order of one process, the ``number``-th from 1."""
+
+
+# What a process does with its order; it gets a function for notes.
+Work = Callable[[AnyOrder, Note], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a process could not do its work, and what to do."""
+
+    cause: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Report(Usage):
+    """What a process used, and why it failed, if it did. A process writes it at its end."""
+
+    error: Failure | None = None
+    # The end of its log, where the run cannot read that.
+    log: str = ""
+
+    @classmethod
+    def of(cls, table: Line) -> Report:
+        """Return the report that a table stands for. Raises KeyError or TypeError if it stands for none."""
+        error = table.get("error")
+        failure = None if error is None else Failure(**error)
+        return cls(table["cpu_seconds"], table["peak_rss_bytes"], failure, table.get("log", ""))

@@ -1,0 +1,30 @@
+"""The order of a node's process of ``thalweg run`` on a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thalweg.job.common.messages import Order
+from thalweg.wire import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOrder(Order):
+    """What a node's process reads when it starts.
+
+    ``plan`` has the keys that were given, ``options`` are the core's. ``turns`` and ``sends`` are as in
+    ``iterations.Turns``; without ``turns`` the node draws them itself. ``gamma`` is the step size of CHOCO-SGD, if the
+    job takes that. ``record`` is the record's folder, ``done`` the last finished iteration, and ``start`` the
+    checkpoint to load.
+    """
+
+    plan: Table
+    url: str
+    options: Table
+    turns: Sequence[Mapping[str, float]] | None
+    sends: Sequence[Sequence[str]]
+    gamma: float | None
+    record: str
+    done: int
+    start: str | None

@@ -1,0 +1,26 @@
+"""The order of a node of a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.job.common.messages import Order
+from thalweg.wire import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOrder(Order):
+    """How a node joins its parent at ``url``, and listens.
+
+    ``options`` are the core's of a member. The node listens at ``listen`` for clients, at ``address`` for other nodes,
+    and with ``trust``: ``token`` or ``issuer``, and ``tls``. ``clients`` is how many it has, for a parent that does not
+    know, and ``advertise`` where clients of other nodes reach it, if not where it listens.
+    """
+
+    url: str
+    listen: str
+    options: Table
+    trust: Table
+    address: str = "127.0.0.1"
+    clients: int = 1
+    advertise: str | None = None
