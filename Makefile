@@ -48,7 +48,7 @@ run: setup ## train a federated model on this machine: thalweg run $(ARGS)
 	@.venv/bin/thalweg run $(ARGS)
 
 .PHONY: test
-test: system setup ## all tests: Rust, documents, Python; make test ARGS="-k plan" hands arguments to pytest
+test: system setup ## all tests: Rust, documents, Python; make test ARGS=tests/plan runs one folder (arguments of pytest)
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: lint
