@@ -62,7 +62,7 @@ def nodes() -> list[Node]:
     return [
         one,
         two,
-        Node("three", [], reached="tcp://3:3", gone="killed", is_empty=True),
+        Node("three", [], reached="tcp://3:3", loss="is gone", is_empty=True),
         Node("four", ["d"], reached="tcp://4:4"),
     ]
 
@@ -92,7 +92,7 @@ def test_clients_of_a_node_that_has_moved_follow_it() -> None:
 
 def test_clients_of_a_lost_node_are_sent_back_until_the_root_has_decided() -> None:
     all_nodes = nodes()
-    all_nodes[3].gone = "killed"
+    all_nodes[3].loss = "is gone: killed"
     _, homes = placement.homes("one", placement.told(all_nodes, {}, {}))
     assert homes["elsewhere"]["d"] == "tcp://4:4"
     assert homes["others"] == ["tcp://2:2"]

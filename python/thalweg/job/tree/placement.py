@@ -48,7 +48,13 @@ def told(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, 
     that its update counts in.
     """
     at = [
-        {"node": one.name, "url": one.reached, "clients": list(one.clients), "expected": one.expected, "gone": one.gone}
+        {
+            "node": one.name,
+            "url": one.reached,
+            "clients": list(one.clients),
+            "expected": one.expected,
+            "gone": one.reason or None,
+        }
         for one in nodes
     ]
     kept = {client: counted[client] for client in moved if client in counted}

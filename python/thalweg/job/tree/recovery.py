@@ -70,7 +70,7 @@ class Returning:
         for node in nodes:
             known = node.name in self._coming or node.name in self._back
             with suppress(_core.CoreError):  # the job is ending
-                if node.gone is None or known or node.is_empty:
+                if node.loss is None or known or node.is_empty:
                     continue
                 self._missed.setdefault(node.name, time.monotonic())
                 if self._root.is_connected(node, 0) or self.restart(node):
@@ -110,13 +110,13 @@ class Returning:
         back = [node for node in nodes if node.name in self._back]
         self._back.clear()
         for node in back:
-            node.gone = node.has = None
+            node.loss = node.has = None
             self._missed.pop(node.name, None)
             self._root.note(f"{node.name} is back")
         if back:
             self._root.tell_homes()
         hosts, self._hosts = self._hosts, {}
-        waiting = {node.name: node for node in (*back, *hosts.values()) if node.gone is None}
+        waiting = {node.name: node for node in (*back, *hosts.values()) if node.loss is None}
         self._root.await_clients(list(waiting.values()), CLIENT_SECONDS)
 
     def _begin(self, node: Node, work: Callable[[Node], None]) -> None:

@@ -160,7 +160,7 @@ class Tree:
             look()
             # Where nodes come by themselves, another one takes the place of a node that is lost.
             for node in self._nodes if self.placed.clients else ():
-                if node.gone is not None and not node.is_empty and not self.returning.restart_while_awaited(node):
+                if node.loss is not None and not node.is_empty and not self.returning.restart_while_awaited(node):
                     self._go_on_without(node)
 
     def _go_on_without(self, node: Node) -> None:
@@ -173,8 +173,8 @@ class Tree:
                 node.name, node.clients, {name: len(one.clients) for name, one in left.items()}
             )
         end = self._ends.get(node.name)
-        gone = f"{node.name} is gone: {end}" if end else (node.gone or "").removeprefix("its node ")
-        why = f"{gone}, before it was open"
+        loss = f"is gone: {end}" if end else node.loss
+        why = f"{node.name} {loss}, before it was open"
         homeless = [client for client in node.clients if client not in homes]
         if homeless:
             no_room = "; ".join(reasons) or "there is no other node"
@@ -204,14 +204,14 @@ class Tree:
         come = not self.placed.clients
         if come:
             names = sorted(set(json.loads(self._server.clients())) - self._refused)[: self._count]
-            known = {node.name: node for node in self._nodes if node.gone is None}
+            known = {node.name: node for node in self._nodes if node.loss is None}
             self._nodes = [known.get(name) or Node(name, ()) for name in names]
         nodes = [node for node in self._nodes if not node.is_empty]
         for node in nodes:
-            if node.gone is not None or not node.address:
+            if node.loss is not None or not node.address:
                 self._opening(node, look, may_fail=come)
         # Some were refused, or are lost again.
-        if not all(node.gone is None and node.address for node in nodes):
+        if not all(node.loss is None and node.address for node in nodes):
             return False
         total = sum(node.expected for node in nodes)
         self._opened = True
@@ -224,7 +224,7 @@ class Tree:
         return True
 
     def _opening(self, node: Node, look: Callable[[], None] | None, *, may_fail: bool) -> None:
-        node.gone = None
+        node.loss = None
         try:
             self.open_node(node, look)
         except LostNodeError:
@@ -373,7 +373,7 @@ class Tree:
     def _all(self, asked: Mapping[str, Any], tend: Callable[[], None]) -> list[Part]:
         """Have all nodes run a round with all their clients."""
         told = [node for node in self._nodes if not node.is_empty]
-        parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in told}
+        parts = {node.name: Part(node.name, node.clients, reason=node.reason) for node in told}
         here = self._here()
         kept = all(node.has == self._version for node in here)
         for heard in self._ask({**asked, "kept": kept}, here, tend, model=not kept):
@@ -411,8 +411,8 @@ class Tree:
         """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
         found: list[Any] = []
         for node in self._nodes:
-            lost = [[client, node.gone, False] for client in node.clients]
-            found += lost if node.gone is not None else node.state.get("departed", [])
+            lost = [[client, node.reason, False] for client in node.clients]
+            found += lost if node.loss is not None else node.state.get("departed", [])
         return json.dumps(found)
 
     def resent(self, timeout: float) -> str:
@@ -443,7 +443,7 @@ class Tree:
         node = next(node for node in self._nodes if node.name == name)
         self.returning.lost(node)
         self._ends[name] = why
-        node.gone = f"its node {name} is gone: {why}"
+        node.loss = f"is gone: {why}"
         if self._closed:
             return
         self._server.forget(name, why)
@@ -479,7 +479,7 @@ class Tree:
         self._server.close(reason)
 
     def _here(self) -> list[Node]:
-        return [node for node in self._nodes if node.gone is None]
+        return [node for node in self._nodes if node.loss is None]
 
     def _check(self, number: int, parts: Sequence[Part]) -> None:
         """Raise RoundError if a round has too few updates."""
@@ -495,7 +495,7 @@ class Tree:
         """Take a node's part in a round: its sums count, or it has a reason why not."""
         part.between = heard.between
         if heard.head is None:
-            part.reason = heard.node.gone or f"its node {part.node} gave no sums: {heard.reason}"
+            part.reason = heard.node.reason or f"its node {part.node} gave no sums: {heard.reason}"
             return
         said = heard.head
         part.outcome, part.shift, part.first = said["outcome"], said["zero"] - self._zero, said["first"]
@@ -544,19 +544,19 @@ class Tree:
 
     def _hear(self, node: Node, reply: Reply, asked: str) -> Heard:
         """Take a node's answer if it has the right form; else the node is lost."""
-        if reply.is_lost and node.gone is None:
-            node.gone = f"its node {node.name} is gone: {reply.reason}"
+        if reply.is_lost and node.loss is None:
+            node.loss = f"is gone: {reply.reason}"
         if reply.head is not None and reply.head.get("unopened") is True:
-            node.gone = f"its node {node.name} was started anew"
+            node.loss = "was started anew"
             node.proven.clear()
-            return Heard(node, None, None, node.gone, reply.between)
+            return Heard(node, None, None, node.reason, reply.between)
         head, reason = None, reply.reason
         try:
             head = None if reply.head is None else answers.checked(asked, reply.head)
         except JsonError as error:
             reason = str(error)
         if head is None and (reply.head is not None or reply.is_senseless):
-            node.gone = node.gone or f"its node {node.name} was dropped: {reason}"
+            node.loss = node.loss or f"was dropped: {reason}"
             return Heard(node, None, None, reason, reply.between)
         if head is not None and "clients" in head:
             node.state = head

@@ -67,7 +67,7 @@ class Sharded:
         for name, (part, node) in counting.items():
             said = heard.get(name)
             if said is None or said.head is None:
-                part.drop(node.gone or f"its node {name} could not be a top: {said.reason if said else 'it is gone'}")
+                part.drop(node.reason or f"its node {name} could not be a top: {said.reason if said else 'it is gone'}")
                 continue
             part.between = [*part.between, *said.head["between"]]
         for name, (part, _) in counting.items():
@@ -75,7 +75,7 @@ class Sharded:
             for other, why in _refused(heard.get(name)).items() if part.outcome is not None else ():
                 refused, node = counting[other]
                 if refused.outcome is not None:
-                    refused.drop(node.gone or f"the sums of its node {other} were refused by {name}: {why}")
+                    refused.drop(node.reason or f"the sums of its node {other} were refused by {name}: {why}")
         return all(part.outcome is not None for part, _ in counting.values())
 
     def _settled(self, counting: Counting, shares: Shares) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ class Sharded:
             said = heard[name]
             start, end = shares[name]
             if said.head is None or said.tensors is None or len(said.tensors) < end - start:
-                part.drop(node.gone or f"its node {name} gave no part of the mean: {said.reason}")
+                part.drop(node.reason or f"its node {name} gave no part of the mean: {said.reason}")
                 continue
             part.between = [*part.between, *said.between]
         if any(part.outcome is None for part, _ in counting.values()):

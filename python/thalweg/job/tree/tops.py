@@ -28,7 +28,8 @@ class Node:
     # Where other nodes connect to.
     peers: str = ""
     state: dict[str, Any] = field(default_factory=dict)
-    gone: str | None = None
+    # What became of it, as in "is gone: killed by signal 9"; None while it is there.
+    loss: str | None = None
     # The version of the model that it has from other nodes.
     has: int | None = None
     # How many clients it waits for.
@@ -39,6 +40,11 @@ class Node:
     unproven: set[str] = field(default_factory=set)
     # It was lost, and its clients have moved to other nodes.
     is_empty: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why its clients take no part; empty while it is there."""
+        return "" if self.loss is None else f"its node {self.name} {self.loss}"
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class FirstFinished:
                 self._add_between(leader, heard)
                 fold: dict[str, Any] = heard.head["fold"]
                 return {**fold, "top": leader.name, "done": heard.head["done"]}
-            if leader.gone is None:
+            if leader.loss is None:
                 raise RoundError(f"{leader.name} gives no model: {heard.reason}", "See the record's log.txt")
             self._lost(leader, heard.reason)
             self._settle()
@@ -154,7 +160,7 @@ class FirstFinished:
                 part.between = [*part.between, *heard.head.get("between", ())]
                 why = heard.head.get("refused")
             if why is not None:
-                part.drop(node.gone or f"the sums of its node {node.name} were refused: {why}")
+                part.drop(node.reason or f"the sums of its node {node.name} were refused: {why}")
                 continue
             self._leader = self._leader or node
             self._in.add(node.name)
@@ -169,7 +175,7 @@ class FirstFinished:
         """Have no leader any more: what it took is to be brought to another one."""
         for part, node in self._parts:
             if node is leader:
-                part.drop(leader.gone or f"its node {leader.name} could not be the top: {why}")
+                part.drop(leader.reason or f"its node {leader.name} could not be the top: {why}")
         self._leader, self._in = None, set()
 
     def _one(self, head: Mapping[str, Any], node: Node) -> Heard:
