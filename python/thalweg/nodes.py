@@ -156,7 +156,7 @@ class Node:
                 "the weights of a node's neighbours are more than 0, and in all at most 1", "Give smaller ones"
             )
         self._weights = chosen
-        self._core.meet(json.dumps(dict(neighbours)), self.number + 1, *self._turns().told(self.number + 1, 0))
+        self._core.meet(json.dumps(dict(neighbours)), self.number + 1, *self._turns().core_weights(self.number + 1, 0))
 
     def gather(self, timeout: float = 60.0) -> None:
         """Wait until all neighbours are connected. Raises LinkError if they are not after ``timeout`` seconds."""

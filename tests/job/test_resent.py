@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from thalweg.job.common import resent
-from thalweg.job.common.resent import counted, noted, totals
+from thalweg.job.common.resent import counted, manifest_counts, totals
 
 UNKNOWN = {"down": None, "up": None}
 Members = Mapping[str, Mapping[str, "int | None"]]
@@ -54,5 +54,5 @@ def test_totals_of_several_servers() -> None:
 
 
 def test_what_a_broker_sends_again_is_noted_as_not_counted() -> None:
-    assert noted({"down": 1, "up": 2}, 1, broker=False) == {"first": 1, "down": 1, "up": 2}
-    assert noted({"down": 1, "up": 2}, 1, broker=True) == {"first": 1, "down": 1, "up": 2, "broker": None}
+    assert manifest_counts({"down": 1, "up": 2}, 1, broker=False) == {"first": 1, "down": 1, "up": 2}
+    assert manifest_counts({"down": 1, "up": 2}, 1, broker=True) == {"first": 1, "down": 1, "up": 2, "broker": None}

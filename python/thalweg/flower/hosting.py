@@ -12,7 +12,7 @@ from thalweg import _core, flower
 from thalweg.apps import seed_all
 from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
-from thalweg.job.common.resent import counted, noted, senders
+from thalweg.job.common.resent import counted, manifest_counts, senders
 from thalweg.job.common.session import Session
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine import grace
@@ -235,7 +235,7 @@ def recorded(
     try:
         yield record
         found = counted(server, server.absent, senders(record.rounds()))
-        record.note(resent=noted(found, 1, broker=registry.can(plan.scheme).broker))
+        record.note(resent=manifest_counts(found, 1, broker=registry.can(plan.scheme).broker))
         done = sum(1 for _ in record.rounds())
         record.replan(record.plan.merge({"job.rounds": max(1, done)}))
         record.finish("complete")

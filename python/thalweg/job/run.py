@@ -161,7 +161,7 @@ def _peaks(host: Host, fleet: Fleet[ClientOrder], names: list[str]) -> list[int 
     It is from the client's final report. A client that was killed has none: then it is the most that it reported with
     an update.
     """
-    said = fleet.peaks()
-    if said is None:
+    peaks = fleet.peaks()
+    if peaks is None:
         return None
-    return [own or host.attendance.peak_of(name) for own, name in zip(said, names, strict=True)]
+    return [own or host.attendance.peak_of(name) for own, name in zip(peaks, names, strict=True)]

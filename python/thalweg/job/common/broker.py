@@ -45,12 +45,10 @@ class Attached:
 
 
 @contextmanager
-def attached(
-    plan: Plan, network: Session, trust: Mapping[str, Any], heard: Callable[[str], None]
-) -> Iterator[Attached]:
+def attached(plan: Plan, network: Session, trust: Mapping[str, Any], note: Callable[[str], None]) -> Iterator[Attached]:
     """Start a broker if the transport needs one and the plan names none; end it at the end.
 
-    ``trust`` is the server's. ``heard`` gets notes about the broker, also from another thread. Raises BrokerError, or
+    ``trust`` is the server's. ``note`` gets notes about the broker, also from another thread. Raises BrokerError, or
     PlanError if the plan names a broker outside of its emulated network.
     """
     if not registry.can(plan.scheme).broker:
@@ -76,9 +74,9 @@ def attached(
     spec = network.spec
     party = SERVER if network.lab is None or spec is None else spec.broker_host
     place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
-    with Broker(program, place, tls=_certificates(trust), on_event=heard) as broker:
-        heard(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
-        yield Attached(broker.url(plan.scheme), broker, _told(broker, trust))
+    with Broker(program, place, tls=_certificates(trust), on_event=note) as broker:
+        note(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
+        yield Attached(broker.url(plan.scheme), broker, _login(broker, trust))
 
 
 def _certificates(trust: Mapping[str, Any]) -> Tls | None:
@@ -89,15 +87,15 @@ def _certificates(trust: Mapping[str, Any]) -> Tls | None:
     return Tls(tls["authority"], tls["identity"]["certificate"], tls["identity"]["key"])
 
 
-def _told(broker: Broker, trust: Mapping[str, Any]) -> dict[str, Any]:
+def _login(broker: Broker, trust: Mapping[str, Any]) -> dict[str, Any]:
     """Return the login and TLS settings of all parties. For the broker the server is a client too."""
-    told: dict[str, Any] = {"login": {"user": broker.login.user, "password": broker.login.password}}
+    trusted: dict[str, Any] = {"login": {"user": broker.login.user, "password": broker.login.password}}
     tls = trust.get("tls")
     if tls is not None:
-        told["tls"] = {
+        trusted["tls"] = {
             "authority": tls["authority"],
             "identity": None,
             "require_client": False,
             "server_name": "localhost",
         }
-    return told
+    return trusted

@@ -48,16 +48,16 @@ def recording(record: RunRecord, progress: Progress, command: str = RUN) -> Iter
         progress.close()
 
 
-def end_elsewhere(said: str, error: BaseException) -> None:
+def end_elsewhere(output: str, error: BaseException) -> None:
     """Write into the records of runs in a guest kernel how they ended. The guest was killed before it could.
 
-    ``said`` is the guest's standard error, which names the records. A record that already has its end stays.
+    ``output`` is the guest's standard error, which names the records. A record that already has its end stays.
     """
 
     def note(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
-    for path in _RECORD.findall(said):
+    for path in _RECORD.findall(output):
         _end_running(Path(path), note, error)
 
 

@@ -45,13 +45,13 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 LOOPBACK: Final = "127.0.0.1"
 
 # A function that returns each node's counters, by the node's name.
-Told = Callable[[], Mapping[str, Mapping[str, Any]]]
+Counters = Callable[[], Mapping[str, Mapping[str, Any]]]
 
 
 class Exposed:
     """Serves the metrics of one process, from when it is made until ``close``."""
 
-    def __init__(self, where: str, *, clients: Callable[[], Sequence[str]], nodes: Told) -> None:
+    def __init__(self, where: str, *, clients: Callable[[], Sequence[str]], nodes: Counters) -> None:
         """Listen at ``where``, PORT or HOST:PORT. ``clients`` returns the connected clients. Raises LinkError."""
         from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
@@ -117,13 +117,13 @@ class Exposed:
             return
         for name, (text, path, grows) in _OF_NODES.items():
             family = (CounterMetricFamily if grows else GaugeMetricFamily)(name, text, labels=["node"])
-            for node, told in nodes.items():
-                family.add_metric([node], _at(told, path))
+            for node, counters in nodes.items():
+                family.add_metric([node], _at(counters, path))
             yield family
         text = "from a node's note until its worker has the update"
         handovers = HistogramMetricFamily(_HANDOVER, text, labels=["node"])
-        for node, told in nodes.items():
-            handovers.add_metric([node], *_histogram(told["now"]))
+        for node, counters in nodes.items():
+            handovers.add_metric([node], *_histogram(counters["now"]))
         yield handovers
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ def exposing(
     note: Callable[[str], None],
     *,
     clients: Callable[[], Sequence[str]],
-    nodes: Told = dict,
+    nodes: Counters = dict,
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Serve metrics at ``where`` if it is given; yield a function that counts a round. Raises LinkError."""
     if where is None:
@@ -172,8 +172,8 @@ def _parts(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return ()
 
 
-def _at(told: Mapping[str, Any], path: str) -> float:
-    value: Any = told
+def _at(counters: Mapping[str, Any], path: str) -> float:
+    value: Any = counters
     for key in path.split("."):
         value = value[key]
     return float(value)

@@ -103,9 +103,9 @@ class Payload:
 
     def train(self, config: Table) -> tuple[int, Metrics]:
         """Compute for as long as ``config["training"]`` says, if it says so, and leave the values as they are."""
-        asked = _table(config, "training")
-        if asked:
-            computing.compute(asked)
+        training = _table(config, "training")
+        if training:
+            computing.compute(training)
         return 1, {}
 
     def evaluate(self) -> Metrics:
@@ -115,18 +115,18 @@ class Payload:
         return {}
 
 
-def evaluators(asked: str | None, *, personal: bool, evaluates: bool) -> Sequence[str]:
-    """Return which sides evaluate. ``asked`` is the plan's ``job.evaluate``.
+def evaluators(chosen: str | None, *, personal: bool, evaluates: bool) -> Sequence[str]:
+    """Return which sides evaluate. ``chosen`` is the plan's ``job.evaluate``.
 
     By default the server does. If trained tensors stay with the clients (``personal``), the clients do, since their
-    models then differ from the server's. Raises PlanError if ``asked`` is given and the app cannot evaluate.
+    models then differ from the server's. Raises PlanError if ``chosen`` is given and the app cannot evaluate.
     """
     if not evaluates:
-        if asked is not None:
-            raise PlanError(f"job.evaluate is {asked!r}, and the app has nothing to evaluate", apps.EVALUATING)
+        if chosen is not None:
+            raise PlanError(f"job.evaluate is {chosen!r}, and the app has nothing to evaluate", apps.EVALUATING)
         return ()
-    asked = asked or (CLIENTS if personal else SERVER)
-    return (SERVER, CLIENTS) if asked == BOTH else (asked,)
+    chosen = chosen or (CLIENTS if personal else SERVER)
+    return (SERVER, CLIENTS) if chosen == BOTH else (chosen,)
 
 
 def parameters_of(model: Any) -> int:
@@ -347,11 +347,11 @@ def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: boo
     With ``evaluate`` each client evaluates the model that it has trained.
     """
     if plan.is_payload:
-        told = {"round": number, "model": plan.model.name}
+        config = {"round": number, "model": plan.model.name}
         compute = plan.training.model_dump(include=set(computing.KEYS))
-        return told if compute["compute"] is None else {**told, "training": compute}
+        return config if compute["compute"] is None else {**config, "training": compute}
     tensors = plan.model.tensors
-    told = {
+    config = {
         "round": number,
         "rounds": plan.job.rounds,
         "clients": plan.job.clients,
@@ -361,9 +361,9 @@ def round_config(plan: Plan, number: int, names: Sequence[str], *, evaluate: boo
         **({"evaluate": True} if evaluate else {}),
     }
     if plan.app is not None:
-        return {**told, "app": plan.app.own()}
+        return {**config, "app": plan.app.own()}
     return {
-        **told,
+        **config,
         "model": plan.model.name,
         "data": plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
         # Keys without a value are left out, so that clients of an older version, which do not know them, still accept.

@@ -1,6 +1,6 @@
 """How many segments a job's links sent again, as the manifest keeps it.
 
-A total is a number only if everybody who sends has been heard. Else it is None: there is no number that would be right.
+A total is a number only if everybody who sends has reported. Else it is None: there is no number that would be right.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Counting(Protocol):
         """Return, as JSON, each client's count of segments retransmitted down to it and up by it."""
 
 
-def counted(server: Counting, gone: Callable[[], object], senders: Container[str]) -> Counts:
+def counted(server: Counting, absent: Callable[[], object], senders: Container[str]) -> Counts:
     """Return the segments that a server and its clients sent again. Call it when the last transfer is confirmed.
 
-    A direction is None if somebody cannot count or has not said, or if a client is gone: what it sent again of its last
-    update is not known. ``gone`` returns the clients that are not connected. ``senders`` are those that sent an update;
-    others need not have said anything.
+    A direction is None if somebody cannot count or has not reported, or if a client is gone: what it sent again of its
+    last update is not known. ``absent`` returns the clients that are not connected. ``senders`` are those that sent an
+    update; others need not have reported anything.
     """
     began = time.monotonic()
     clients: Mapping[str, Counts] = json.loads(server.resent(COUNT_SECONDS))
-    # The core returns at once when all clients that are connected have said their counts.
-    if time.monotonic() - began >= COUNT_SECONDS or gone():
+    # The core returns at once when all clients that are connected have reported their counts.
+    if time.monotonic() - began >= COUNT_SECONDS or absent():
         return dict.fromkeys(WAYS)
     silent = [name for name, counts in clients.items() if counts["up"] is None and name not in senders]
     up = totals(counts for name, counts in clients.items() if name not in silent)["up"]
@@ -52,7 +52,7 @@ def totals(each: Iterable[Counts]) -> Counts:
     return {way: sum(n for n in ns if n is not None) if ns and None not in ns else None for way, ns in found.items()}
 
 
-def noted(counts: Counts, first: int, *, broker: bool) -> Mapping[str, Any]:
+def manifest_counts(counts: Counts, first: int, *, broker: bool) -> Mapping[str, Any]:
     """Return what the manifest keeps: counts since round ``first``; what a broker sends again is not counted."""
     return {"first": first, **counts, **({"broker": None} if broker else {})}
 

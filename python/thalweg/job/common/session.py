@@ -227,14 +227,14 @@ class Session:
         return chosen or self.congestion
 
     def _network(self, status: Status | None) -> dict[str, Any] | None:
-        asked = self.plan.network
-        if asked is None:
+        section = self.plan.network
+        if section is None:
             return None
         return {
-            "profile": asked.profile,
-            "topology": asked.topology,
-            "emulator": asked.emulator,
-            "clock": asked.clock,
+            "profile": section.profile,
+            "topology": section.topology,
+            "emulator": section.emulator,
+            "clock": section.clock,
             "reason": self.reason,
             "lab": None if self.lab is None else self.lab.name,
             "rdma": self._rdma_devices(),
@@ -268,21 +268,21 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     """
     for reaped in reaper.reap():
         note(f"removed what {reaped} left, whose supervisor was killed")
-    asked, homes = plan.stress, live.placed(plan).homes if has_nodes(plan) else {}
+    stress, homes = plan.stress, live.placed(plan).homes if has_nodes(plan) else {}
     idle = set(nodes_of(plan)) - set(homes.values())
-    if asked is not None and idle & set(asked.parties or ()):
-        named = min(idle & set(asked.parties or ()))
+    if stress is not None and idle & set(stress.parties or ()):
+        named = min(idle & set(stress.parties or ()))
         raise PlanError(f"stress.parties names {named!r}, and no client was placed there", "Name nodes that are used")
     shares = {}
-    if asked is not None and asked.cpu_quota is not None:
-        shares = dict.fromkeys(parties_of(asked, names), asked.cpu_quota)
+    if stress is not None and stress.cpu_quota is not None:
+        shares = dict.fromkeys(parties_of(stress, names), stress.cpu_quota)
     with Groups(shares) as groups:
         chosen = machine.congestion_controls()[0] if registry.can(plan.scheme).congestion else None
         made = Session(plan, names, groups, congestion=chosen, homes=homes)
         try:
             _emulate(made, note)
-            if asked is not None:
-                made.stress = Stress(asked, names, made)
+            if stress is not None:
+                made.stress = Stress(stress, names, made)
                 made.stress.check(emulated=made.lab is not None)
             groups.enter(SERVER)
             yield made

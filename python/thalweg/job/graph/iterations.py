@@ -80,7 +80,7 @@ class Turns:
         """Return the nodes to send to in ``iteration``; None for those whose models this node takes."""
         return self.sends[(iteration - 1) % len(self.sends)] if self.sends else None
 
-    def told(self, iteration: int, ahead: int) -> tuple[str, str | None]:
+    def core_weights(self, iteration: int, ahead: int) -> tuple[str, str | None]:
         """Return, as JSON, the weights of ``iteration`` and a list of those of the iterations after it.
 
         The second is None if the weights never change. The core accepts chunks of ``ahead`` iterations beyond the
@@ -197,7 +197,7 @@ def _step(
     tests: Callable[[int], bool],
     swap: Swap,
 ) -> Iteration:
-    weights, then = turns.told(number, node.ahead)
+    weights, then = turns.core_weights(number, node.ahead)
     node.begin(number, weights, then, turns.to(number))
     samples, metrics = peer.train(config)
     before = peer.sketch()

@@ -68,7 +68,7 @@ class Standing:
         begin it earlier. Raises LinkError if a neighbour is missing after ``timeout`` seconds, CoreError if one
         refuses this node.
         """
-        self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.told(done + 1, self.node.ahead))
+        self.node.meet(json.dumps(dict(neighbours)), done + 1, *turns.core_weights(done + 1, self.node.ahead))
         end = None if timeout is None else time.monotonic() + timeout
         while self.node.gather(len(neighbours), WAIT_SLICE) < len(neighbours):
             self.tell(note)

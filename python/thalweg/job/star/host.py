@@ -21,7 +21,7 @@ from thalweg.errors import RecordError
 from thalweg.job.common.failure import RUN, end_badly
 from thalweg.job.common.metrics import exposing
 from thalweg.job.common.parties import CLIENTS, ServerParty, bytes_of, evaluators, round_config, server_party
-from thalweg.job.common.resent import COUNT_SECONDS, Counts, counted, noted, senders, totals
+from thalweg.job.common.resent import COUNT_SECONDS, Counts, counted, manifest_counts, senders, totals
 from thalweg.job.common.session import SERVER
 from thalweg.job.star.attendance import Absence, Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
@@ -126,10 +126,10 @@ class Host:
         """The sides that evaluate: the server, clients, both or neither."""
         return evaluators(self.plan.job.evaluate, personal=self.party.personal, evaluates=self.party.evaluates)
 
-    def wait(self, look: Callable[[], None], gone: Callable[[], Mapping[str, str]] = dict) -> None:
+    def wait(self, look: Callable[[], None], lost: Callable[[], Mapping[str, str]] = dict) -> None:
         """Wait until all clients are here; ``look`` is called several times a second and may raise.
 
-        ``gone`` returns clients that will not come, each with why. If ``look`` lets that pass, a star goes on with the
+        ``lost`` returns clients that will not come, each with why. If ``look`` lets that pass, a star goes on with the
         others when these are here.
         A star that resumes a record waits only ``job.grace`` seconds once ``job.enough`` clients are here: a client may
         have gone for good while the server was away.
@@ -138,7 +138,7 @@ class Host:
         while (here := self.server.wait(job.clients, WAIT_SLICE)) < job.clients:
             self._tell(self.server.notes())
             look()
-            missing = gone()
+            missing = lost()
             if missing and isinstance(self.server, _core.Server) and self._are_here(missing):
                 left = job.clients - len(missing)
                 self.server.place_clients(left, "{}")  # so that no round waits for more
@@ -182,7 +182,7 @@ class Host:
         if self.tree:
             self.record.note(tree=self.tree)
         with_broker = registry.can(self.plan.scheme).broker
-        self.record.note(resent=noted(self._resent(), self.first, broker=with_broker))
+        self.record.note(resent=manifest_counts(self._resent(), self.first, broker=with_broker))
         self.attendance.departed(json.loads(self.server.departed()))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
@@ -192,15 +192,15 @@ class Host:
         names: list[str] = json.loads(self.server.clients())
         return sorted(names)
 
-    def told(self) -> dict[str, Any]:
+    def worker_counters(self) -> dict[str, Any]:
         """Return the counters of each node's workers so far, by the node's name; "server" for workers of this server.
 
         It is empty in a job without workers.
         """
         if isinstance(self.server, Tree):
-            return self.server.told()
-        told = self.server.tree()
-        return {} if told is None else {SERVER: json.loads(told)}
+            return self.server.worker_counters()
+        counters = self.server.tree()
+        return {} if counters is None else {SERVER: json.loads(counters)}
 
     def _resent(self) -> Counts:
         """Return how many segments all links of the job sent again."""
@@ -219,8 +219,7 @@ class Host:
         return entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
 
     def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
-        told = round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators)
-        config = json.dumps(told)
+        config = json.dumps(round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators))
         try:
             outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
         finally:
@@ -289,14 +288,14 @@ def hosting(
     party = server_party(plan, progress.note)
     evaluators(plan.job.evaluate, personal=party.personal, evaluates=party.evaluates)
     bound = bound_of(plan, url, len(party.arena), None if session is None else session.spec)
-    told = server_options(plan, trust, None if session is None else session.layers) | live.options(plan)
+    options = server_options(plan, trust, None if session is None else session.layers) | live.options(plan)
 
     address = None if session is None else session.address(SERVER)
 
     def listen() -> Serving:
         if has_nodes(plan):
-            return tree_of(plan, party.arena, told, trust, url, address=address)
-        return _core.Server(party.arena, url, json.dumps(told))
+            return tree_of(plan, party.arena, options, trust, url, address=address)
+        return _core.Server(party.arena, url, json.dumps(options))
 
     server = listen() if session is None else session.listen(listen)
     try:
@@ -310,7 +309,9 @@ def hosting(
         _compare(record, facts, progress)
         host = Host(plan, server, party, record, progress, bound, first, session)
         try:
-            with exposing(plan.record.metrics, progress.note, clients=host.connected, nodes=host.told) as count:
+            with exposing(
+                plan.record.metrics, progress.note, clients=host.connected, nodes=host.worker_counters
+            ) as count:
                 record.watch(count)
                 yield host
         except BaseException as error:
@@ -341,8 +342,8 @@ def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) ->
     """If a resumed run has another app than before, report that and record the new one."""
     if "app" not in facts:
         return
-    told = apps.changed(record.manifest.get("app"), facts["app"])
-    if told is not None:
-        progress.note(told)
-        record.log(told)
+    change = apps.changed(record.manifest.get("app"), facts["app"])
+    if change is not None:
+        progress.note(change)
+        record.log(change)
         record.note(app=facts["app"])

@@ -35,7 +35,7 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
         status = _submit(client, number, samples, text, note)
         rounds.append({"round": number, "samples": samples, "status": status})
         note(f"round {number}: {samples} samples, {status}")
-        if status == "done":  # the core has said once that the job is over, and says nothing after that
+        if status == "done":  # the core reports once that the job is over; `next` would wait for ever
             break
     return rounds
 

@@ -39,11 +39,11 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
     Raises what ``host.hosting`` raises; PlanError for settings that only local jobs have; LinkError if other machines
     can reach ``url`` and the plan does not say who may join.
     """
-    asked = [name for name in ("network", "stress") if getattr(plan, name) is not None]
-    if asked:
+    refused = [name for name in ("network", "stress") if getattr(plan, name) is not None]
+    if refused:
         raise PlanError(
-            f"[{asked[0]}] is of jobs on one machine, whose links and clients are its own",
-            f"Start it with `thalweg run`, or remove [{asked[0]}]",
+            f"[{refused[0]}] is of jobs on one machine, whose links and clients are its own",
+            f"Start it with `thalweg run`, or remove [{refused[0]}]",
         )
     if plan.job.graph is not None:
         raise PlanError(

@@ -21,8 +21,8 @@ class Roster:
         return self.names
 
     def _place(self, name: str, present: Sequence[str]) -> None:
-        gone = next((place for place, old in enumerate(self.names) if old not in present), None)
-        if len(self.names) < self._places or gone is None:
+        free = next((place for place, old in enumerate(self.names) if old not in present), None)
+        if len(self.names) < self._places or free is None:
             self.names.append(name)
         else:
-            self.names[gone] = name
+            self.names[free] = name

@@ -93,7 +93,7 @@ class Gateway:
         found: list[str] = [] if self._server is None else json.loads(self._server.clients())
         return found
 
-    def told(self, name: str) -> dict[str, Any]:
+    def worker_counters(self, name: str) -> dict[str, Any]:
         """Return what its workers have done so far, by this name."""
         told = None if self._server is None else self._server.tree()
         return {} if told is None else {name: json.loads(told)}

@@ -79,7 +79,7 @@ def run_tree_node(options: TreeNodeOptions, note: Callable[[str], None]) -> dict
     )
     gateway = Gateway(order, note)
     note(f"{name}: joining {options.parent}")
-    with exposing(options.metrics, note, clients=gateway.clients, nodes=lambda: gateway.told(name)) as count:
+    with exposing(options.metrics, note, clients=gateway.clients, nodes=lambda: gateway.worker_counters(name)) as count:
         gateway.watch(count)
         rounds = gateway.serve()
     return {"name": name, "url": gateway.address, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}

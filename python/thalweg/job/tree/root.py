@@ -461,13 +461,13 @@ class Tree:
             told, self._notes = self._notes, []
         return [] if self._closed else [*self._server.notes(), *told]
 
-    def told(self) -> dict[str, Any]:
+    def worker_counters(self) -> dict[str, Any]:
         """Return what the workers of each node have done, as of its last answer, by the node's name."""
         return {node.name: node.state["tree"] for node in self._nodes if node.state.get("tree") is not None}
 
     def tree(self) -> str | None:
         """Return what the workers of all nodes have done so far, as JSON."""
-        told = list(self.told().values())
+        told = list(self.worker_counters().values())
         used = [{"node": node.name, "clients": len(node.clients)} for node in self._nodes]
         gateways = {node.name: node.state.get("cpu_seconds") for node in self._nodes}
         found = {"nodes_used": len(self._nodes), "nodes": used, "top": self._kind, **workers(told)}
