@@ -121,7 +121,7 @@ def test_it_starts_with_files_nobody_else_reads_and_leaves_nothing(heard: Heard)
     for ended in (pid, *program.children):
         wait_end(ended)
     assert not site.folder.exists()
-    assert [event["what"] for event in broker.facts()["events"]] == ["alarm of memory"]
+    assert [event.what for event in broker.facts().events] == ["alarm of memory"]
 
 
 def test_one_that_dies_is_started_again_at_its_port(heard: Heard) -> None:

@@ -36,7 +36,7 @@ def test_only_its_login_gets_in() -> None:
         assert connect(broker.port, broker.login) == ACCEPTED
         assert connect(broker.port, None) == REFUSED
         assert connect(broker.port, Login(broker.login.user, "guess")) == REFUSED
-        assert broker.facts()["version"]
+        assert broker.facts().version
 
 
 @needs_mosquitto

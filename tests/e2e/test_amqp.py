@@ -121,7 +121,7 @@ def test_an_alarm_counts_against_nobody_and_the_record_names_it(start: Start, br
     (folder,) = (tmp_path / "runs").iterdir()
     log = (folder / "log.txt").read_text()
     assert "the broker takes no messages at the moment: low on memory" in log
-    assert any("memory resource limit alarm set" in event["what"] for event in broker.events)
+    assert any("memory resource limit alarm set" in event.what for event in broker.events)
 
 
 def evaluate(broker: Broker, expression: str) -> None:
@@ -155,6 +155,6 @@ def test_a_broker_that_dies_in_mid_run_is_come_back_to(start: Start, broker: Bro
     assert code == 0, err
     rounds = json.loads(out)["rounds"]
     assert [entry["complete"] for entry in rounds] == [True] * 4
-    events = [event["what"] for event in broker.events]
+    events = [event.what for event in broker.events]
     assert [event for event in events if "was killed by signal 9" in event]
     assert [event for event in events if "was started again" in event]

@@ -8,7 +8,6 @@ lines of its log. ``Broker`` does the rest for all programs. The broker's parent
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -26,7 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
+from thalweg import wire
+from thalweg.brokers.order import SupervisorOrder
 from thalweg.errors import BrokerError
+from thalweg.lab import inside
 from thalweg.lab.state import is_alive, start_time
 from thalweg.machine import Usage
 from thalweg.machine.grace import is_hurried
@@ -92,6 +94,25 @@ class Place:
                 return int(any_socket.getsockname()[1])
 
         return self.within(find)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to the broker, and how many seconds after its start."""
+
+    seconds: float
+    what: str
+
+
+@dataclass(frozen=True)
+class BrokerFacts:
+    """What the manifest holds about the broker."""
+
+    program: str
+    version: str | None
+    party: str
+    encrypted: bool
+    events: Sequence[Event]
 
 
 @dataclass(frozen=True)
@@ -187,7 +208,7 @@ class Broker:
             )
         reap()
         self.program, self.place, self.login = program, place, Login.make()
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self._tls, self._limits, self._on_event = tls, dict(limits or {}), on_event
         self._began = time.monotonic()
         self._ending = threading.Event()
@@ -228,15 +249,11 @@ class Broker:
             self._run.ask_use()
         return _together(self._before, self._run.used)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> BrokerFacts:
         """Return the facts about the broker for the manifest."""
-        return {
-            "program": self.program.name,
-            "version": self.program.version(),
-            "party": self.place.party,
-            "encrypted": self._tls is not None,
-            "events": list(self.events),
-        }
+        return BrokerFacts(
+            self.program.name, self.program.version(), self.place.party, self._tls is not None, list(self.events)
+        )
 
     def stop(self) -> None:
         """End the broker and remove its folder. Idempotent."""
@@ -292,7 +309,7 @@ class Broker:
         self._before = _together(self._before, self._run.used)
 
     def _event(self, text: str) -> None:
-        self.events.append({"seconds": time.monotonic() - self._began, "what": text})
+        self.events.append(Event(time.monotonic() - self._began, text))
         self._on_event(text)
 
 
@@ -363,13 +380,13 @@ class _Run:
         except BaseException:
             shutil.rmtree(self.site.folder, ignore_errors=True)
             raise
-        order = {
-            "command": list(launch.command),
-            "environment": {**os.environ, **launch.environment},
-            "folder": str(self.site.folder),
-            "place": {"namespace": self.site.place.namespace, "cgroup": self.site.place.cgroup},
-            "grace": launch.grace,
-        }
+        order = SupervisorOrder(
+            command=list(launch.command),
+            environment={**os.environ, **launch.environment},
+            folder=str(self.site.folder),
+            place=inside.Place(self.site.place.namespace, cgroup=self.site.place.cgroup),
+            grace=launch.grace,
+        )
         _write(supervisor.stdin, order)
         return supervisor
 
@@ -380,7 +397,7 @@ class _Run:
         """Receive the supervisor's messages until it ends with the broker."""
         with stream:
             for line in stream:
-                self._handle(json.loads(line))
+                self._handle(wire.plain(line))
         self._supervisor.wait()
         self._settled.set()
         self.ended.set()
@@ -447,5 +464,5 @@ def _write(stream: IO[bytes] | None, message: object) -> None:
     # If the supervisor has ended, ``_receive`` notices it.
     with suppress(OSError, ValueError):
         if stream is not None:
-            stream.write(json.dumps(message).encode() + b"\n")
+            stream.write(wire.encode(message).encode() + b"\n")
             stream.flush()

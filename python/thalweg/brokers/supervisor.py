@@ -1,6 +1,6 @@
 """The parent process of a broker: ``python -m thalweg.brokers.supervisor``.
 
-1. It reads one line of JSON from standard input: ``{"command", "environment", "folder", "place", "grace"}``.
+1. It reads its ``SupervisorOrder`` as one line of JSON from standard input.
 2. It starts the broker in a session of its own, in the namespace and cgroup of ``place``, and prints ``{"started":
    pid}`` or ``{"error": reason}``. The broker writes its log to this process's standard error.
 3. It reads requests from standard input, a JSON string on each line. ``"count"`` starts the count of CPU time.
@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import shutil
@@ -22,13 +21,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
-from thalweg import machine
+from thalweg import machine, wire
+from thalweg.brokers.order import SupervisorOrder
+from thalweg.lab import inside
 from thalweg.machine.grace import HURRIED_SECONDS
 
 LOOK_SECONDS: Final = 1.0
@@ -43,15 +44,15 @@ _TIMES: Final = slice(11, 15)
 class Supervisor:
     """Starts a broker, and measures its CPU time and memory until it ends."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
+    def __init__(self, order: SupervisorOrder) -> None:
         """Start the broker. Raises OSError."""
-        self._grace = float(order["grace"])
+        self._grace = order.grace
         self._counted = 0.0
         self._used = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
         self._process = subprocess.Popen(
-            order["command"],
-            env=order["environment"],
-            cwd=order["folder"],
+            order.command,
+            env=order.environment,
+            cwd=order.folder,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
             stderr=sys.stderr,
@@ -164,10 +165,10 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def send(message: Mapping[str, Any]) -> None:
+def send(message: wire.Table) -> None:
     """Send the run a message, unless the run has ended."""
     with suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.write(wire.encode(message) + "\n")
         sys.stdout.flush()
 
 
@@ -180,25 +181,24 @@ def main() -> int:
         if not (byte := os.read(sys.stdin.fileno(), 1)):
             return 1
         line += byte
-    order = json.loads(line)
+    table = wire.plain(bytes(line))
+    order = SupervisorOrder(**{**table, "place": inside.Place(**table["place"])})
     try:
         _on_request_to_end(lambda *_: sys.exit(1))
         return supervise(order)
     finally:
-        shutil.rmtree(order["folder"], ignore_errors=True)
+        shutil.rmtree(order.folder, ignore_errors=True)
 
 
-def supervise(order: Mapping[str, Any]) -> int:
+def supervise(order: SupervisorOrder) -> int:
     """Start a broker, serve requests until it ends, and end all processes that it started. Returns an exit code."""
-    from thalweg.lab import inside
-
     try:
-        inside.settle(inside.Place(**order["place"]))
+        inside.settle(order.place)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         supervisor = Supervisor(order)
     except OSError as error:
-        send({"error": f"{order['command'][0]}: {error.strerror or error}"})
+        send({"error": f"{order.command[0]}: {error.strerror or error}"})
         return 1
     try:
         send({"started": supervisor.pid})

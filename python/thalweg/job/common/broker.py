@@ -12,6 +12,7 @@ from thalweg.errors import BrokerError, PlanError
 from thalweg.machine import Usage
 from thalweg.network.topology import SERVER
 from thalweg.transports import registry
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.common.session import Session
@@ -29,13 +30,13 @@ class Attached:
 
     url: str
     broker: Broker | None = None
-    trust: Mapping[str, Any] = field(default_factory=dict)
+    trust: Table = field(default_factory=dict)
 
-    def trusting(self, trust: Mapping[str, Any]) -> dict[str, Any]:
+    def trusting(self, trust: Table) -> dict[str, object]:
         """Return a party's trust with the broker's login, and its TLS settings if it has any."""
         return {**trust, **self.trust}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Table:
         """Return the manifest's facts: ``broker``, or nothing if the run has no broker of its own."""
         return {} if self.broker is None else {PARTY: self.broker.facts()}
 
