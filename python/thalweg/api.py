@@ -49,7 +49,7 @@ class App(Protocol):
         The shapes are the same at every party; the server's values are the first global model.
         """
 
-    def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+    def train(self, model: Any, data: Any, config: Mapping[str, object]) -> tuple[int, Metrics]:
         """Train ``model`` in place on ``data``; ``config`` has the round's number and the server's values.
 
         Return the number of samples (the weight of the update) and metrics for the record.
@@ -190,7 +190,7 @@ class Server:
                     warned.add((name, reason))
                     _log.warning("waiting for %d of %d clients; %s: %s", wanted - here, wanted, name, reason)
 
-    def round(self, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    def round(self, config: Mapping[str, object] | None = None) -> Mapping[str, Any]:
         """Run the next round and return the core's outcome; ``config`` reaches every ``train``.
 
         Clients start from the values that ``model`` has now. Afterwards ``model`` has the mean of their updates. Raises
@@ -199,7 +199,7 @@ class Server:
         """
         return self.advance(config).outcome
 
-    def told(self, config: Mapping[str, Any] | None = None) -> str:
+    def told(self, config: Mapping[str, object] | None = None) -> str:
         """Return the config of the next round as JSON: thalweg's own keys, and those of ``config``.
 
         The own keys are ``round``, ``clients``, ``names``, ``seed``, and ``evaluate`` if clients evaluate. Raises
@@ -211,7 +211,7 @@ class Server:
         own |= {"evaluate": True} if CLIENTS in self._evaluators else {}
         return config_of(own, config)
 
-    def advance(self, config: Mapping[str, Any] | None = None, *, data: Any = None) -> Round:
+    def advance(self, config: Mapping[str, object] | None = None, *, data: Any = None) -> Round:
         """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and record both.
 
         ``config`` reaches every ``train``. Without ``data`` and ``test_data()`` the server evaluates nothing. If
@@ -325,7 +325,7 @@ class Client:
         def note(text: str) -> None:
             _log.warning("%s: %s", self.name, text)
 
-        def make(config: Mapping[str, Any], _arena: object) -> AppClient:
+        def make(config: Mapping[str, object], _arena: object) -> AppClient:
             data = self.data if self.data is not None else apps.client_data(self.app, apps.part_of(self.name, config))
             return AppClient(self.app, self._bound, data, note=note)
 
@@ -338,7 +338,7 @@ class Client:
 
 
 def fedavg(
-    server: Server, rounds: int, *, data: Any = None, config: Mapping[str, Any] | None = None
+    server: Server, rounds: int, *, data: Any = None, config: Mapping[str, object] | None = None
 ) -> Iterator[Round]:
     """Run ``rounds`` rounds of federated averaging (weighted by samples) on ``server``; yield each as it ends.
 
@@ -350,7 +350,7 @@ def fedavg(
     return _fedavg(server, rounds, data, config)
 
 
-def _fedavg(server: Server, rounds: int, data: Any, config: Mapping[str, Any] | None) -> Iterator[Round]:
+def _fedavg(server: Server, rounds: int, data: Any, config: Mapping[str, object] | None) -> Iterator[Round]:
     server.wait()
     server.expect(rounds)
     numbers = range(server.number + 1, server.number + rounds + 1)

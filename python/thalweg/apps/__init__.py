@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from thalweg.errors import AppError, PlanError, ThalwegError
+from thalweg.wire import Table
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class Part:
     seed: int
 
 
-def load(text: str, options: Mapping[str, Any] | None = None) -> Any:
+def load(text: str, options: Table | None = None) -> Any:
     """Return the app that ``module:object`` or ``path/to/file.py:object`` names.
 
     A module is searched first in the working directory; the path of a file is relative to that. If the object is a
@@ -79,7 +80,7 @@ def name_of(app: Any) -> str:
     return f"{place}:{kind.__qualname__}"
 
 
-def facts(text: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+def facts(text: str, options: Table | None) -> dict[str, Any]:
     """Return the facts about a loaded app for the record: its name and options, its file, and the hash of that file."""
     place = text.rpartition(":")[0]
     name = Path(place).stem if place.endswith(".py") else place
@@ -89,7 +90,7 @@ def facts(text: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"object": text, "options": dict(options or {}), "file": file, "sha256": digest}
 
 
-def changed(before: object, now: Mapping[str, Any]) -> str | None:
+def changed(before: object, now: Table) -> str | None:
     """Return a warning if an app's file has changed since its record was made; None if not, or if it is unknown."""
     kept = before.get("sha256") if isinstance(before, Mapping) else None
     if kept is None or now["sha256"] is None or kept == now["sha256"]:
@@ -97,7 +98,7 @@ def changed(before: object, now: Mapping[str, Any]) -> str | None:
     return f"{now['file']} has changed since this run began: its next rounds are of another app"
 
 
-def part_of(name: str, config: Mapping[str, Any]) -> Part | None:
+def part_of(name: str, config: Table) -> Part | None:
     """Return the place of client ``name`` from the config that the server sends with a round; None if it lacks that."""
     names, clients, seed = config.get("names"), config.get("clients"), config.get("seed")
     if not (isinstance(names, list) and isinstance(clients, int) and isinstance(seed, int) and clients > 0 <= seed):

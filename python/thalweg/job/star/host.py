@@ -35,6 +35,7 @@ from thalweg.record import RunRecord, entry
 from thalweg.transports import registry
 from thalweg.trees import live
 from thalweg.ui.progress import round_line
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.common.session import Session
@@ -80,7 +81,7 @@ class Result:
     # Why this transport was chosen, if the plan left the choice.
     transport_reason: str | None = None
     # What workers did, in a job whose updates were folded by workers.
-    tree: Mapping[str, Any] | None = None
+    tree: Table | None = None
 
     def table(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
@@ -269,7 +270,7 @@ class Host:
 def hosting(
     plan: Plan,
     url: str,
-    trust: Mapping[str, Any],
+    trust: Table,
     progress: Progress,
     resume: Path | None,
     *,
@@ -327,7 +328,7 @@ def hosting(
         server.close("the server ends")
 
 
-def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
+def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Table) -> tuple[RunRecord, int]:
     if resume is None:
         return RunRecord.create(plan, facts), 1
     record = RunRecord.resume(resume, plan)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from thalweg import _core
 from thalweg.job.tree.tops import Heard, Node
 from thalweg.trees.merging import Part
+from thalweg.wire import Table
 
 # Most proofs in one request: a proof has about 400 bytes, and a head at most 1 MiB.
 MOST_PROOFS: Final = 1000
@@ -22,7 +23,7 @@ MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 
 # Sends a request to a node and returns its answer.
-AskOne = Callable[[Mapping[str, Any], Node], Heard]
+AskOne = Callable[[Table, Node], Heard]
 
 
 class Judge:

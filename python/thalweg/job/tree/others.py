@@ -12,6 +12,7 @@ from thalweg import _core, bounded_json
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.resent import Counts, counted
 from thalweg.job.tree.requests import Reply, ask
+from thalweg.wire import Table
 
 # What a node answers another one: a head, and maybe an arena.
 Answer = tuple[dict[str, Any], "_core.Arena | None"]
@@ -25,8 +26,8 @@ class Others:
         name: str,
         *,
         listen: str,
-        server: Mapping[str, Any],
-        member: Mapping[str, Any],
+        server: Table,
+        member: Table,
         answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer],
     ) -> None:
         """Listen for other nodes at ``listen``. ``server`` and ``member`` are the core's options of both ends."""
@@ -47,7 +48,7 @@ class Others:
             self._joined[address] = client
             threading.Thread(target=self._serve, args=(address, client), daemon=True).start()
 
-    def ask(self, head: Mapping[str, Any], names: Sequence[str], tensors: _core.Arena | None = None) -> Iterator[Reply]:
+    def ask(self, head: Table, names: Sequence[str], tensors: _core.Arena | None = None) -> Iterator[Reply]:
         """Ask other nodes, which have joined or will, something; yield what each answers, as answers come."""
         yield from ask(self._server, head, names, model=None if tensors is None else (tensors, next(self._versions)))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg import _core, bounded_json
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.wire import Table
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Reply:
 
 def ask(
     server: _core.TaskServer,
-    head: Mapping[str, Any],
+    head: Table,
     members: Sequence[str],
     *,
     model: tuple[_core.Arena, int] | None = None,

@@ -25,6 +25,7 @@ from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import answers, live
 from thalweg.trees.merging import Part, merged, workers
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -85,7 +86,7 @@ class Tree:
         url: str,
         nodes: live.Placed | int,
         options: Mapping[str, Any],
-        own: Mapping[str, Any],
+        own: Table,
         *,
         top: str,
         place: placement.Place = placement.spread,
@@ -356,7 +357,7 @@ class Tree:
             (look or _nothing)()
 
         here, asked = self._here(), {"do": "round", "round": number, "config": config}
-        parts = self._all(asked, tend) if self._choose is None else self._some(self._choose, asked, tend)
+        parts = self._all(asked, tend) if self._choose is None else self._some(self._choose, number, asked, tend)
         fold = self._top.finish(lambda: self._check(number, parts))
         self._version, done, has = next(self._versions), fold.pop("done"), fold.pop("has", ())
         for node in here:
@@ -370,19 +371,19 @@ class Tree:
             found |= {"expected": self._choose, "complete": counted == self._choose}
         return json.dumps(found)
 
-    def _all(self, asked: Mapping[str, Any], tend: Callable[[], None]) -> list[Part]:
+    def _all(self, request: Table, tend: Callable[[], None]) -> list[Part]:
         """Have all nodes run a round with all their clients."""
         told = [node for node in self._nodes if not node.is_empty]
         parts = {node.name: Part(node.name, node.clients, reason=node.reason) for node in told}
         here = self._here()
         kept = all(node.has == self._version for node in here)
-        for heard in self._ask({**asked, "kept": kept}, here, tend, model=not kept):
+        for heard in self._ask({**request, "kept": kept}, here, tend, model=not kept):
             self._take(parts[heard.node.name], heard)
         return list(parts.values())
 
-    def _some(self, goal: int, asked: Mapping[str, Any], tend: Callable[[], None]) -> list[Part]:
+    def _some(self, goal: int, number: int, request: Table, tend: Callable[[], None]) -> list[Part]:
         """Have nodes run rounds with clients that are drawn by lot, until so many updates count or nobody is left."""
-        drawing = Admitting(goal, int(self._options.get("seed", 0)), asked["round"])
+        drawing = Admitting(goal, int(self._options.get("seed", 0)), number)
         deadline, parts = self._options.get("deadline"), list[Part]()
         began = waiting = time.monotonic()
         while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
@@ -399,7 +400,7 @@ class Tree:
                 continue
             own = {name: Part(name, clients) for name, clients in drawn.items()}
             there = [node for node in self._here() if node.name in own]
-            for heard in self._ask({**asked, "only": drawn}, there, tend, model=True):
+            for heard in self._ask({**request, "only": drawn}, there, tend, model=True):
                 self._take(own[heard.node.name], heard)
             for part in own.values():
                 drawing.counted(0 if part.reason else part.counted)
@@ -511,11 +512,11 @@ class Tree:
             counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
             self._counted |= {one["client"]: self._number for one in counted}
 
-    def _ask_one(self, head: Mapping[str, Any], node: Node) -> Heard:
+    def _ask_one(self, head: Table, node: Node) -> Heard:
         (heard,) = self._ask(head, [node], None)
         return heard
 
-    def _quietly(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[Heard]:
+    def _quietly(self, head: Table, nodes: Sequence[Node]) -> Iterator[Heard]:
         """Ask nodes something while whoever waits for the round is not asked."""
         yield from self._ask(head, nodes, None)
 
@@ -524,13 +525,13 @@ class Tree:
         with self._lock:
             self._notes.append(text)
 
-    def _heard_all(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> None:
+    def _heard_all(self, head: Table, nodes: Sequence[Node]) -> None:
         for _ in self._ask(head, nodes, None):
             pass
 
     def _ask(
         self,
-        head: Mapping[str, Any],
+        head: Table,
         nodes: Sequence[Node],
         look: Callable[[], None] | None,
         *,
@@ -569,7 +570,7 @@ def tree_of(
     plan: Plan,
     model: _core.Arena,
     told: Mapping[str, Any],
-    trust: Mapping[str, Any],
+    trust: Table,
     url: str,
     *,
     address: str | None = None,

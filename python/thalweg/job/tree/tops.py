@@ -14,6 +14,7 @@ import numpy as np
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.trees.merging import Part
+from thalweg.wire import Table
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Heard:
 
 
 # Asks nodes something; gives what each answers, in the order in which answers come.
-Ask = Callable[[Mapping[str, Any], Sequence[Node]], Iterator[Heard]]
+Ask = Callable[[Table, Sequence[Node]], Iterator[Heard]]
 
 
 class Top(Protocol):
@@ -83,7 +84,7 @@ class Top(Protocol):
 class Dedicated:
     """The top is the root itself, which has no clients."""
 
-    def __init__(self, model: _core.Arena, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: _core.Arena, options: Table) -> None:
         self._top = _core.Top(model, json.dumps(options))
 
     def begin(self) -> None:
@@ -178,6 +179,6 @@ class FirstFinished:
                 part.drop(leader.reason or f"its node {leader.name} could not be the top: {why}")
         self._leader, self._in = None, set()
 
-    def _one(self, head: Mapping[str, Any], node: Node) -> Heard:
+    def _one(self, head: Table, node: Node) -> Heard:
         (heard,) = self._ask(head, [node])
         return heard
