@@ -43,8 +43,9 @@ class ThalwegError(Exception):
 class CoreError(ThalwegError):
     """An error of the compiled core. Its kinds are in docs/reference/errors.md.
 
-    ``hint`` is the core's, or else one for the kind; ``retry`` says whether the same call may succeed later. ``str()``
-    gives ``operation: cause``, and the core's hint behind a semicolon if it has one.
+    ``hint`` is the hint that the core gave, or else the default hint of the error's kind. ``retry`` says whether the
+    same call may succeed later. ``str()`` gives ``operation: cause``, and the core's hint after a semicolon if the core
+    gave one.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ RARE: Final = frozenset(
     }
 )  # fmt: skip
 NOTHING: Final = EMPTY | {"0"}
-# Most runs whose table is shown unfolded.
+# Maximum number of runs with unfolded tables. A report on more runs folds each table.
 FEW: Final = 6
 
 

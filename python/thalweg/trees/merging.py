@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any, Final, NamedTuple
 
-# Keys of a transfer that are times on the clock of its node.
+# Keys of a transfer whose values are times on the node's clock.
 TIMES: Final = ("send_start", "send_end", "receive_start", "receive_end")
-# Figures of workers that are summed over the nodes.
+# Counters of workers. The merged value is the sum over all nodes.
 ADDED: Final = (
     "workers",
     "aggregators_created",
@@ -22,7 +22,7 @@ ADDED: Final = (
     "sums_bytes",
 )
 
-# Percentiles of times, of which the largest over the nodes is taken.
+# Percentiles of times. The merged value is the largest one of all nodes.
 SLOWEST: Final = ("start_us", "resume_us", "handover_us", "fold_us")
 
 
@@ -36,7 +36,7 @@ class Statement(NamedTuple):
 
 @dataclass
 class Part:
-    """A node's part in a round. Without an outcome it does not count, and ``reason`` says why.
+    """A node's part in a round. If there is no outcome, the part does not count, and ``reason`` says why.
 
     ``shift``: seconds to add to the node's times to get times on the root's clock. ``first``: when its first update was
     whole, on the root's clock.
@@ -52,23 +52,23 @@ class Part:
     between: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
     def drop(self, reason: str) -> None:
-        """Drop the outcome for this reason, so that nothing of it counts."""
+        """Drop the outcome for this reason, so that the round counts none of the node's updates."""
         self.outcome, self.reason = None, reason
 
     @property
     def counted(self) -> int:
-        """How many updates are in its sums."""
+        """How many updates the node's sums contain."""
         return len(self.counting)
 
     @property
     def counting(self) -> list[Mapping[str, Any]]:
-        """The participants whose updates are in its sums."""
+        """The participants whose updates the node's sums contain."""
         parts = () if self.outcome is None else self.outcome["participants"]
         return [part for part in parts if part["state"] in ("whole", "partial")]
 
     @property
     def statement(self) -> Statement:
-        """What its sums are of, by its outcome."""
+        """The node's statement about its sums, computed from the participants of its outcome."""
         counting = self.counting
         whole = all(part["state"] == "whole" for part in counting)
         return Statement(len(counting), fsum(part["samples"] for part in counting), whole)

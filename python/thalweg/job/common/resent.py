@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 # Seconds to wait for clients' counts of what they retransmitted of their last update: a few round trips.
 COUNT_SECONDS: Final = 2.0
 WAYS: Final = ("down", "up")
-# Segments by direction: ``down`` from whoever listens, ``up`` from whoever connected to it.
+# Segments by direction: ``down`` were sent by the end that listens, ``up`` by the end that connected to it.
 Counts: TypeAlias = "Mapping[str, int | None]"
 
 
 class Counting(Protocol):
-    """A server of the core's, of clients or of tasks."""
+    """A server of the core, for rounds or for tasks."""
 
     def resent(self, timeout: float) -> str:
         """Return, as JSON, each client's count of segments retransmitted down to it and up by it."""
@@ -46,14 +46,14 @@ def counted(server: Counting, absent: Callable[[], object], senders: Container[s
 
 
 def totals(each: Iterable[Counts]) -> Counts:
-    """Return the sum of counts by direction; None where one of them is, or where there are none."""
+    """Return the sum of counts by direction. It is None if one of the counts is None, or if there are no counts."""
     every = list(each)
     found = {way: [counts[way] for counts in every] for way in WAYS}
     return {way: sum(n for n in ns if n is not None) if ns and None not in ns else None for way, ns in found.items()}
 
 
 def manifest_counts(counts: Counts, first: int, *, broker: bool) -> Mapping[str, Any]:
-    """Return what the manifest keeps: counts since round ``first``; what a broker sends again is not counted."""
+    """Return the counts for the manifest. They begin at round ``first``, and do not include a broker's segments."""
     return {"first": first, **counts, **({"broker": None} if broker else {})}
 
 

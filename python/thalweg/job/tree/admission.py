@@ -1,4 +1,4 @@
-"""Some of a tree's clients take part in a round, which ends at exactly so many updates, whatever becomes of nodes."""
+"""Chooses the clients of a tree that take part in a round, so that the round counts exactly the wanted updates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 class Admitting:
     """Draws clients by lot: first as many as a round wants, and later as many as are missing.
 
-    Each batch is one round of nodes, whose sums the top has before the next batch is drawn. So no more are counted than
-    were wanted, and a client is asked once a round at most.
+    The nodes run one round for each batch of drawn clients. The top has the batch's sums before the next batch is
+    drawn. So a round never counts too many updates, and asks each client at most once.
     """
 
     def __init__(self, goal: int, seed: int, number: int) -> None:
@@ -25,7 +25,7 @@ class Admitting:
         return self._goal - self._counted
 
     def draw(self, there: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-        """Return who is to take part now, by node; ``there`` are the clients that are at each node."""
+        """Return the clients drawn to take part now, by node. ``there`` has the connected clients of each node."""
         at = {client: node for node, clients in there.items() for client in clients if client not in self._asked}
         drawn: dict[str, list[str]] = {}
         for client in sorted(at, key=self._lot)[: self.missing]:
@@ -34,7 +34,7 @@ class Admitting:
         return drawn
 
     def counted(self, updates: int) -> None:
-        """Hear that the top has so many updates more."""
+        """Note that the top has counted this many more updates."""
         self._counted += updates
 
     def may_draw(self, clients: Iterable[str]) -> bool:
@@ -42,5 +42,5 @@ class Admitting:
         return not self._asked.issuperset(clients)
 
     def _lot(self, client: str) -> tuple[bytes, str]:
-        """Return a client's lot, on which nobody else's name has an influence."""
+        """Return a client's sort key. It depends on the seed, the round and this client's name alone."""
         return hashlib.sha256((self._salt + client).encode()).digest(), client

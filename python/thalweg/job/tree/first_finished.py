@@ -16,26 +16,26 @@ from thalweg.trees.merging import Statement
 
 # A round's sums: their head, and their cells.
 Sums = tuple[bytes, "_core.Arena"]
-# Gives the sums of a node's last round, or of a part of its bytes; None if it has none.
+# Returns the sums of a node's last round, or only those of a range of bytes; None if the node has none.
 SumsOf = Callable[["tuple[int, int] | None"], "Sums | None"]
-# Makes a node's links with the others from what it answers them.
+# Makes a node's links with the other nodes. Its argument is the function that answers their requests.
 Link = Callable[[Callable[[Mapping[str, Any], "_core.Arena | None"], Answer]], Others]
 
 
 class SumsExchange(Protocol):
-    """What a node does where the nodes' sums meet."""
+    """A node's part in folding the sums of all nodes."""
 
     others: Others
 
     def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
-        """Do what the root asks. Raises CoreError or RoundError if that cannot be."""
+        """Carry out a request of the root. Raises CoreError or RoundError if the node cannot."""
 
     def begin(self, *, kept: bool) -> None:
-        """Begin a round: with the model that the last one left here, or with one that the root has sent."""
+        """Begin a round: if ``kept``, with the model that the last round left here, else with one from the root."""
 
 
 class Gathering:
-    """The top at one node: the first that has finished its round takes the sums of all others."""
+    """The top at one node: the first node that has finished its round takes the sums of all others."""
 
     def __init__(self, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
         self._model, self._sums = model, sums
@@ -46,7 +46,7 @@ class Gathering:
         """Begin a round; there is nothing to do."""
 
     def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
-        """Do what the root asks."""
+        """Carry out a request of the root and return the answer."""
         if asked == "lead":
             return self._lead(statement_of(head["claim"])), None
         if asked == "give":
@@ -59,7 +59,7 @@ class Gathering:
         raise not_understood(asked)
 
     def _lead(self, statement: Statement) -> dict[str, Any]:
-        """Be the top from now on, with the sums of one's own round."""
+        """Become the top, and begin with this node's own sums."""
         self._top.forget()
         own = self._sums(None)
         if own is None:
@@ -69,21 +69,21 @@ class Gathering:
         return {}
 
     def _take(self, name: str, statement: Statement) -> dict[str, Any]:
-        """Take the sums of another node if they are what the root was told; say why they were refused."""
+        """Add another node's sums if they fit ``statement``; the answer says why they were refused, if they were."""
         (reply,) = self.others.ask({}, [name])
         why = taken(self._top, reply.head, reply.tensors, statement) if reply.head is not None else reply.reason
         return {"between": list(reply.between)} | ({} if why is None else {"refused": why})
 
 
 def _given(sums: Sums | None) -> Answer:
-    """Return sums as a node sends them."""
+    """Return the answer that carries sums. Raises RoundError if there are none."""
     if sums is None:
         raise RoundError("it has no sums", "See the record's log.txt")
     return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
 
 
 def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, statement: Statement) -> str | None:
-    """Add the sums that a node has sent to those of a top; return why they were refused, if they were."""
+    """Add another node's sums to the top's; return why they were refused, None if they were not."""
     if cells is None:
         return "it has no sums"
     try:
@@ -94,11 +94,11 @@ def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, st
 
 
 def statement_of(told: Sequence[Any]) -> Statement:
-    """Return what the root says that sums are of."""
+    """Return a statement about sums from its form in JSON."""
     updates, weight, whole = told
     return Statement(int(updates), float(weight), bool(whole))
 
 
 def not_understood(asked: str) -> RoundError:
-    """Return the error about what a node is asked and cannot do."""
+    """Return the error for a request that this node was not opened for."""
     return RoundError(f"this node was not opened for {asked!r}", "Use the same version on both sides")

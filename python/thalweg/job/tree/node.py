@@ -68,12 +68,12 @@ class Gateway:
         self._exchange: SumsExchange | None = None
         self._model: _core.Arena | None = None
         self._expected = order.clients
-        # Where clients belong; who was drawn for the round, and those who were not, who take no part in it.
+        # The node of each client; the clients that were drawn for the round; and for each one that was not, the round.
         self._homes: dict[str, Any] = {}
         self._drawn: frozenset[str] = frozenset()
         self._undrawn: dict[str, int] = {}
         self._rounds = 0
-        # Clients that sent an update; and whether what was sent again since the job began is counted here.
+        # Clients that sent an update; and whether this process has counted all retransmissions since the job began.
         self._senders: set[str] = set()
         self._counts_all = True
         self._count: Callable[[Mapping[str, Any]], None] = lambda _outcome: None
@@ -81,11 +81,11 @@ class Gateway:
 
     @property
     def address(self) -> str | None:
-        """Where it listens for clients, once the parent has opened it."""
+        """The address where the node listens for clients; None until the parent has opened it."""
         return None if self._server is None else self._address
 
     def watch(self, count: Callable[[Mapping[str, Any]], None]) -> None:
-        """Have ``count`` hear of the outcome of each round from now on."""
+        """Call ``count`` with the outcome of each round from now on."""
         self._count = count
 
     def clients(self) -> list[str]:
@@ -94,12 +94,12 @@ class Gateway:
         return found
 
     def worker_counters(self, name: str) -> dict[str, Any]:
-        """Return what its workers have done so far, by this name."""
+        """Return the counters of the node's workers under the key ``name``; empty if the node has no workers."""
         told = None if self._server is None else self._server.tree()
         return {} if told is None else {name: json.loads(told)}
 
     def serve(self) -> int:
-        """Do what the parent asks until the job is over; return in how many rounds it took part.
+        """Carry out the parent's requests until the job is over; return in how many rounds the node took part.
 
         Raises CoreError if the parent is gone for good.
         """
@@ -113,7 +113,7 @@ class Gateway:
             while (event := self._parent.next()) is not None:
                 what, number, head, _, arena, _, said = event
                 if what == "task":
-                    # A round does not keep the node from hearing that a client is gone.
+                    # In a thread of its own, so that the node learns during a round that a client is gone.
                     threading.Thread(target=self._answer, args=(number, head, arena), daemon=True).start()
                 elif what == "rejected":
                     self._note(f"the parent refused an answer: {said}")
@@ -146,7 +146,7 @@ class Gateway:
         return self._among_nodes(asked, head)
 
     def _told(self, server: _core.Server, asked: str, head: Mapping[str, Any]) -> dict[str, Any]:
-        """Hear that a client is gone or where clients belong, or say who is there and has shown what."""
+        """Carry out a request that does not concern the model: about clients, their proofs or retransmissions."""
         if asked == "proofs":
             shown = server.proofs(head["clients"])
             return {"proofs": {name: base64.b64encode(proof).decode() for name, proof in shown}}
@@ -169,15 +169,15 @@ class Gateway:
         return totals([own] if self._exchange is None else [own, *self._exchange.others.resent()])
 
     def _placed(self) -> str:
-        """Return what the server is told of clients; those that were not drawn for this round take no part in it."""
+        """Return, as JSON, where clients belong. It keeps clients that were not drawn out of this round."""
         homes = {key: told for key, told in self._homes.items() if key != "own"}
-        # Who is drawn has not been asked before in this round, at no node.
+        # A drawn client may take part at once: no node has asked it in this round.
         after = {**homes.get("after", {}), **self._undrawn}
         kept = {client: last for client, last in after.items() if client not in self._drawn}
         return json.dumps({**homes, "after": kept})
 
     def _draw(self, server: _core.Server, number: int, drawn: Sequence[str]) -> None:
-        """Have only these clients take part in the round that begins."""
+        """Let only the clients ``drawn`` take part in the round that begins."""
         others = {*self._homes.get("own", ()), *json.loads(server.clients())} - set(drawn)
         self._drawn, self._undrawn = frozenset(drawn), dict.fromkeys(sorted(others), number)
         server.place_clients(len(drawn), self._placed())
@@ -196,7 +196,7 @@ class Gateway:
         options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
         options["workers"] = {**options["workers"], "command": live.command()}
         self._expected = options.setdefault("expected", self._expected)
-        # A node that listened before may have had another process then.
+        # If the node listened earlier, another process may have served it, whose counts are lost.
         self._counts_all = self._server is None and head.get("listen") is None
         if self._server is not None:
             self._server.close("the parent opens this node anew")
@@ -213,7 +213,7 @@ class Gateway:
         return {"address": self._address, "reached": reached, "peers": peers, "expected": self._expected}
 
     def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
-        """Return a server that listens where a former process of this node did, if it can."""
+        """Return a server that listens at the address ``before`` of this node's former process, if it can."""
         if before is not None:
             try:
                 return _core.Server(model, before, options)
@@ -239,7 +239,7 @@ class Gateway:
             np.copyto(np.asarray(self._model), np.asarray(model))
         if "only" in head:
             self._draw(server, head["round"], head["only"][self._name])
-        # The wall clock is the one that nodes on several machines have in common.
+        # Use the wall clock, the only clock that nodes on several machines have in common.
         before = time.time()
         outcome = json.loads(server.round(head["round"], head["config"], lambda _: self._check(number)))
         after, whole = time.time(), outcome["fold"]["completion_seconds"]
@@ -258,12 +258,12 @@ class Gateway:
         return told | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
 
     def _check(self, number: int) -> None:
-        """End a round that nobody waits for. Raises RoundError."""
+        """Raise RoundError, which ends the round, if the parent does not wait for it any more."""
         if not self._parent.is_open(number):
             raise RoundError("the parent does not wait for this round any more", "Nothing is to be done")
 
     def _state(self, server: _core.Server) -> dict[str, Any]:
-        """Return what the parent is told with each answer."""
+        """Return the node's state, which the parent gets with each answer."""
         tree = server.tree()
         return {
             "clients": json.loads(server.clients()),
@@ -274,7 +274,7 @@ class Gateway:
         }
 
     def _say(self, say: Callable[[], None]) -> None:
-        """Answer, unless nobody wants to hear it any more."""
+        """Send the parent an answer. If the parent does not wait for it any more, only note that."""
         try:
             say()
         except _core.CoreError as error:

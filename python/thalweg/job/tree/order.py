@@ -10,11 +10,12 @@ from thalweg.wire import Table
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOrder(Order):
-    """How a node joins its parent at ``url``, and listens.
+    """How a node joins its parent at ``url``, and where it listens.
 
-    ``options`` are the core's of a member. The node listens at ``listen`` for clients, at ``address`` for other nodes,
-    and with ``trust``: ``token`` or ``issuer``, and ``tls``. ``clients`` is how many it has, for a parent that does not
-    know, and ``advertise`` where clients of other nodes reach it, if not where it listens.
+    ``options`` are the core's options of a member. The node listens at ``listen`` for clients, and at ``address`` for
+    other nodes. ``trust`` has what it checks clients with and shows them: ``token`` or ``issuer``, and ``tls``.
+    ``clients`` is how many clients it has, for a parent that does not know. ``advertise`` is the URL at which clients
+    of other nodes reach it, if that is not where it listens.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""A node's links with the other nodes of its tree: each listens for the others, and joins those that it is told of."""
+"""A node's links with the other nodes of its tree: each listens for the others, and joins those the root names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thalweg.job.common.resent import Counts, counted
 from thalweg.job.tree.requests import Reply, ask
 from thalweg.wire import Table
 
-# What a node answers another one: a head, and maybe an arena.
+# A node's answer to another node: a head, and perhaps an arena.
 Answer = tuple[dict[str, Any], "_core.Arena | None"]
 
 
 class Others:
-    """A node among the others. ``answer`` is called, in a thread of each link, with what another node asks."""
+    """A node's links with other nodes. Each link's thread calls ``answer`` with the requests of the other node."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Others:
         member: Table,
         answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer],
     ) -> None:
-        """Listen for other nodes at ``listen``. ``server`` and ``member`` are the core's options of both ends."""
+        """Listen for other nodes at ``listen``. ``server`` and ``member`` are the core's options for a link's ends."""
         self._name, self._member, self._answer_of = name, member, answer
         self._server = _core.TaskServer(listen, json.dumps(server))
         self._joined: dict[str, _core.TaskClient] = {}
@@ -38,28 +38,28 @@ class Others:
 
     @property
     def address(self) -> str:
-        """Where other nodes connect to."""
+        """The address to which other nodes connect."""
         return self._server.address
 
     def join(self, address: str) -> None:
-        """Answer what the node at this address asks, now and in later rounds. Idempotent."""
+        """Connect to the node at this address and answer its requests from now on. Idempotent."""
         if address not in self._joined:
             client = _core.TaskClient(address, self._name, json.dumps(self._member))
             self._joined[address] = client
             threading.Thread(target=self._serve, args=(address, client), daemon=True).start()
 
     def ask(self, head: Table, names: Sequence[str], tensors: _core.Arena | None = None) -> Iterator[Reply]:
-        """Ask other nodes, which have joined or will, something; yield what each answers, as answers come."""
+        """Send a request to other nodes, which may still have to join; yield the answers as they arrive."""
         yield from ask(self._server, head, names, model=None if tensors is None else (tensors, next(self._versions)))
 
     def forget(self, name: str, why: str) -> None:
-        """Wait no more for a node that is gone."""
+        """Stop waiting for a node that is gone."""
         self._server.forget(name, why)
 
     def resent(self) -> list[Counts]:
-        """Return what was sent again on links of nodes that joined this one, if any did.
+        """Return the counts of segments that were sent again on the links of nodes that joined this node, if any did.
 
-        What this node sent to others, they count.
+        The other nodes count the links on which this node joined them.
         """
         if not json.loads(self._server.resent(0.0)):
             return []
@@ -72,7 +72,7 @@ class Others:
         self._server.close(why)
 
     def _serve(self, address: str, client: _core.TaskClient) -> None:
-        """Answer a node until it ends."""
+        """Answer another node's requests until that node ends."""
         try:
             with farewell(client, "the node is done"):
                 client.join()
@@ -80,7 +80,7 @@ class Others:
                     what, number, head, _, tensors, _, _ = event
                     if what == "task":
                         self._answer(client, number, head, tensors)
-        except _core.CoreError:  # it has ended; whoever takes its place has another address
+        except _core.CoreError:  # the other node has ended; one that takes its place has another address
             self._joined.pop(address, None)
 
     def _answer(self, client: _core.TaskClient, number: int, head: bytes, tensors: _core.Arena | None) -> None:

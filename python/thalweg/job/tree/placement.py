@@ -1,4 +1,4 @@
-"""Where clients of a tree belong: what nodes are told of it, and where those go on whose node does not come back."""
+"""Decides at which node each client of a tree belongs, also after a node was lost, and tells the nodes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from thalweg.trees import live
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Most other nodes that a client is told of.
+# Maximum number of other nodes that a node names to a client.
 MOST_OTHERS: Final = 8
 
-# Decides where clients of a lost node go: by the node's name, its clients, and how many each node has that is left.
-# Gives their nodes, and why. A client may get none.
+# Decides where the clients of a lost node go. Its arguments are the lost node's name, that node's clients, and the
+# number of clients of each remaining node. It returns the node of each client, and reasons. A client may get no node.
 Place = Callable[[str, Sequence[str], Mapping[str, int]], tuple[dict[str, str], Sequence[str]]]
 
 
 def spread(_lost: str, clients: Sequence[str], left: Mapping[str, int]) -> tuple[dict[str, str], Sequence[str]]:
-    """Give each client to the node that has the fewest."""
+    """Give each client to the node that has the fewest clients."""
     load, homes = dict(left), {}
     for client in clients:
         homes[client] = min(load, key=lambda name: load[name])
@@ -29,23 +29,23 @@ def spread(_lost: str, clients: Sequence[str], left: Mapping[str, int]) -> tuple
 
 
 def placing(plan: Plan) -> Place:
-    """Return how a plan's control plane does it."""
+    """Return the function by which a plan's control plane moves clients; ``spread`` for a plan without nodes."""
     if plan.nodes is None:
         return spread
     return lambda lost, clients, left: live.placed_anew(plan, lost, clients, left)
 
 
 def reached(address: str, advertised: str | None) -> str | None:
-    """Return where clients reach a node that listens at an address, None if nobody has said: it may be of no host."""
+    """Return the URL at which clients reach a node; None if it listens at all its addresses and advertises none."""
     host = address.partition("://")[2].rpartition(":")[0]
     return advertised or (None if host in ("0.0.0.0", "[::]") else address)  # noqa: S104 - compared, not bound
 
 
 def told(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, int]) -> dict[str, Any]:
-    """Return what nodes are told: where each listens, with which clients, and of those that moved the last rounds.
+    """Return what the root tells nodes: each node's address and clients, and the rounds of clients that moved.
 
-    ``moved`` has the last round that a client may have been in at the node that it came from, ``counted`` the last
-    that its update counts in.
+    ``moved`` has, for each client that moved, the last round in which its former node may have counted its update.
+    ``counted`` has the last round that did count an update of a client.
     """
     at = [
         {
@@ -62,12 +62,15 @@ def told(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, 
 
 
 def homes(name: str, told: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return how many clients a node has, and what its server is told of where clients belong; ``own`` are its own."""
+    """Return how many clients a node has, and what its server learns about where clients belong.
+
+    In the second, ``own`` are the node's own clients.
+    """
     nodes = told["nodes"]
     place = next(place for place, one in enumerate(nodes) if one["node"] == name)
-    # Each names first the one after it, so that clients do not all go to the same.
+    # Each node names first the node after it, so that the clients of a lost node do not all go to the same node.
     rest = [one for one in nodes[place + 1 :] + nodes[:place] if one["clients"] or one["gone"] is None]
-    # Clients that could not be sent back to their own node are not told of others.
+    # Without an address of its own a node names no others, because they could not send its clients back to it.
     here = [one["url"] for one in rest if one["url"] and one["gone"] is None] if nodes[place]["url"] else []
     own = set(nodes[place]["clients"])
     return nodes[place]["expected"], {

@@ -1,4 +1,4 @@
-"""Nodes of a tree that were lost: they come back, opened anew, or their clients move to other nodes."""
+"""Recovers lost nodes of a tree: brings a node back and opens it again, or moves its clients to other nodes."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from thalweg.errors import RoundError
 from thalweg.job.tree.tops import Node
 from thalweg.machine.waiting import WAIT_SLICE
 
-# Seconds that a node may take from its start until it is open, and clients until they are at their node.
+# Seconds that a node may take from its start until it is open; and seconds that clients may take to connect to it.
 NODE_SECONDS: Final = 30.0
 CLIENT_SECONDS: Final = 10.0
 
 
 class Root(Protocol):
-    """What has to be done at the root to have a node back."""
+    """The parts of the root that bringing a node back needs."""
 
     def is_connected(self, node: Node, seconds: float) -> bool:
-        """Return whether a node is, waiting for it at most so long."""
+        """Return whether a node is connected, after waiting for it at most ``seconds``."""
 
     def is_open(self, node: Node) -> bool:
-        """Return whether a node that is connected still listens for its clients, and has state."""
+        """Return whether a connected node still listens for its clients. A restarted process does not."""
 
     def open_node(self, node: Node) -> int:
-        """Have a node listen for its clients; return for how many. Raises RoundError if it cannot."""
+        """Have a node listen; return for how many clients. Raises RoundError if the node cannot listen."""
 
     def tell_homes(self) -> None:
-        """Tell all nodes that are there where clients belong."""
+        """Tell all connected nodes at which node each client belongs."""
 
     def move_clients(self, node: Node) -> list[Node]:
-        """Give the clients of a lost node to others; return these, none if there are none."""
+        """Move the clients of a lost node to other nodes; return those nodes."""
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
-        """Wait until the clients of nodes are there, at most so long."""
+        """Wait at most ``seconds`` until the clients of these nodes are connected."""
 
     def note(self, text: str) -> None:
-        """Say what happened."""
+        """Add a line to the notes about what happened."""
 
 
 class Returning:
     """Brings nodes back. They count as lost until the next round begins."""
 
     def __init__(self, root: Root) -> None:
-        """Begin with nobody on the way.
+        """Begin with no lost node. The attributes decide how long a lost node is awaited.
 
-        ``restart`` starts a node's process again where it listened; False if not. ``is_over`` says that nobody starts
-        it again; what is not known to be over is so ``away`` seconds after it was missed first.
+        ``restart`` starts a lost node's process again and returns whether it did. ``is_over`` returns whether nobody
+        will start the node again. Otherwise the node is given up ``away`` seconds after it was first missed.
         """
         self._root = root
         self.restart: Callable[[Node], bool] = lambda _: False
@@ -59,13 +59,13 @@ class Returning:
         self._coming: dict[str, threading.Thread] = {}
         self._back: set[str] = set()
         self._missed: dict[str, float] = {}
-        # Nodes that have got clients of others since the last round.
+        # Nodes to which clients of lost nodes have moved since the last round.
         self._hosts: dict[str, Node] = {}
 
     def look(self, nodes: Sequence[Node]) -> None:
-        """Begin to bring back those that are lost, or to move their clients.
+        """Begin to bring back the lost ones of ``nodes``, or to move their clients.
 
-        Their processes end with the thread that calls this.
+        The kernel kills a node's restarted process when the thread that called this ends.
         """
         for node in nodes:
             known = node.name in self._coming or node.name in self._back
@@ -79,29 +79,29 @@ class Returning:
                     self._begin(node, self._move)
 
     def restart_while_awaited(self, node: Node) -> bool:
-        """Restart a node that was lost before all were open; return False once it is not awaited any more."""
+        """Restart a node that was lost before all nodes were open; return False once the node is given up."""
         self._missed.setdefault(node.name, time.monotonic())
         return self.restart(node) or not self._is_gone(node)
 
     def has_come(self, node: Node) -> None:
-        """Hear that a node that was missed has been opened."""
+        """Note that a missed node has been opened."""
         self._missed.pop(node.name, None)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a node is on its way, or clients are."""
+        """Whether some thread is bringing a node back, or moving clients."""
         return bool(self._coming)
 
     def _is_gone(self, node: Node) -> bool:
         return self.is_over(node) or time.monotonic() - self._missed[node.name] >= self.away
 
     def lost(self, node: Node) -> None:
-        """Hear that a node has been lost, maybe on its way back."""
+        """Note that a node has been lost, perhaps while it was being brought back."""
         self._coming.pop(node.name, None)
         self._back.discard(node.name)
 
     def settle(self, nodes: Sequence[Node], look: Callable[[], None]) -> None:
-        """Before a round, wait for those that are on their way, and for their clients and those that have moved."""
+        """Before a round, wait for the nodes that are being brought back, for their clients and for moved clients."""
         self.look(nodes)
         while self._coming:
             for coming in list(self._coming.values()):

@@ -1,4 +1,4 @@
-"""Asking members of a server of tasks: each answers with a head and maybe an arena, or it is known why not."""
+"""Sends requests to members of a task server. Each member's answer is a head and perhaps an arena, or a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from thalweg.wire import Table
 class Reply:
     """A member's answer. If ``head`` is None there is none, and ``reason`` says why. ``between`` are its transfers.
 
-    ``head`` is an object of bounded JSON, whose form nobody has checked yet. ``is_senseless``: it was no such object.
+    ``head`` is an object of bounded JSON, which still has to be checked against a schema. ``is_senseless``: the member
+    answered, but its head was no such object.
     """
 
     member: str
@@ -36,10 +37,10 @@ def ask(
     model: tuple[_core.Arena, int] | None = None,
     look: Callable[[], None] | None = None,
 ) -> Iterator[Reply]:
-    """Ask members something; yield what each answers, in the order in which answers come.
+    """Send members a request; yield the answers in the order in which they arrive.
 
-    A ``model`` goes with it that has a number: who has it already is not sent it again. ``look`` is called several
-    times a second, and what it raises ends this.
+    ``model`` is a model to send along, and its version: a member that already has this version is not sent the model
+    again. ``look`` is called several times a second; if it raises, the request ends with that error.
     """
     if not members:
         return

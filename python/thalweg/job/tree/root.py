@@ -1,4 +1,4 @@
-"""The root of an aggregation tree: a server to whoever runs rounds, whose clients are at nodes."""
+"""The root of an aggregation tree. It runs rounds like a server, but its clients are connected to nodes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from thalweg.wire import Table
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# A sum has at most 16 bytes for an element, which has one at least.
+# Maximum size of sums as a multiple of the model's size: a sum has at most 16 bytes for an element, and an element has
+# at least one byte.
 SUMS_OF_MODELS: Final = 16
-# Seconds that a lost client may take to come back, if the options do not say it.
+# Seconds that a lost client may take to come back, if the options do not give ``grace``.
 GRACE: Final = 10.0
-# What there is of sums beside their elements.
+# Bytes for everything that sums contain beside their elements.
 SLACK: Final = 1 << 20
 
 
@@ -43,10 +44,10 @@ class Serving(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address where it listens."""
 
     def wait(self, clients: int, timeout: float | None) -> int:
-        """Wait until so many clients are there, at most so long; return how many are."""
+        """Wait at most ``timeout`` seconds until ``clients`` clients are connected; return how many are connected."""
 
     def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
         """Run a round and return its outcome as JSON."""
@@ -67,18 +68,18 @@ class Serving(Protocol):
         """Return what happened since the last call."""
 
     def tree(self) -> str | None:
-        """Return what workers have done so far, as JSON."""
+        """Return the counters of the workers' work so far, as JSON."""
 
     def close(self, reason: str) -> None:
         """Tell everybody that the job is over, and stop."""
 
 
 class LostNodeError(RoundError):
-    """A node went away while it was to be opened."""
+    """A node was lost while the root opened it."""
 
 
 class Tree:
-    """A root that asks nodes for each round, and has their sums meet at the top."""
+    """A root that asks the nodes to run each round. The top then folds the nodes' sums."""
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class Tree:
         place: placement.Place = placement.spread,
         choose: int | None = None,
     ) -> None:
-        """Listen at ``url`` for nodes. ``options`` are those of a node's server, ``own`` those of this root's.
+        """Listen at ``url`` for nodes. ``options`` are for the nodes' servers, ``own`` for the root's server.
 
-        Of nodes that come by themselves ``nodes`` is the number; each of them says how many clients it has. ``place``
-        decides where clients of a node go that is lost. With ``choose`` so many of all clients take part in a round,
-        which needs a dedicated top.
+        If the run does not start the nodes, ``nodes`` is their number, and each node says how many clients it has.
+        ``place`` decides to which nodes the clients of a lost node move. ``choose`` is the number of clients that take
+        part in a round; without it all take part. It needs a dedicated top.
         """
         self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
         self._model, self._options = model, dict(options)
@@ -111,27 +112,27 @@ class Tree:
         self._top: Top = self._top_of(top)
         self._between = {key: own[key] for key in ("job", "liveness", "grace") if key in own} | bounds
         self._zero = time.time()
-        # The number of the model's bytes: it goes to a node once.
+        # The version of the model. A node that already has this version is not sent the model again.
         self._versions = count(1)
         self._version = next(self._versions)
         self._judge = Judge(own, self._ask_one)
-        # Nodes that came by themselves and could not listen for clients.
+        # Nodes that the run did not start and that could not listen for clients.
         self._refused: set[str] = set()
         self._notes: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
         self._place, self._choose = place, choose
-        # The round that began last, and who was counted last in which round.
+        # The number of the round that began last; and for each client the last round that counted its update.
         self._number = 0
         self._counted: dict[str, int] = {}
-        # By clients that have moved: the last round that they may have been in at the node that they came from.
+        # For each client that has moved: the last round in which its former node may have counted its update.
         self._moved: dict[str, int] = {}
-        # Clients whose processes have ended.
+        # Why each client's process ended, by the client's name, for the processes that have ended.
         self._ended: dict[str, str] = {}
-        # How the last process of a node ended. A broken link, which the root may notice first, says less.
+        # How each node's last process ended. The root may first notice a broken link, which does not say how.
         self._ends: dict[str, str] = {}
         self.returning = Returning(self)
-        # Where nodes log, for people.
+        # Where a user finds the nodes' log. Hints of errors name it.
         self.log = "the record's log.txt"
 
     def _top_of(self, kind: str) -> Top:
@@ -143,29 +144,29 @@ class Tree:
 
     @property
     def address(self) -> str:
-        """Where nodes connect to."""
+        """The address to which nodes connect."""
         return self._server.address
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each client connects to, once nodes are open."""
+        """The address to which each client connects, once the nodes are open."""
         return {client: node.address for node in self._nodes for client in node.clients}
 
     def open(self, look: Callable[[], None]) -> None:
-        """Wait for all nodes and have them listen. ``look`` is called several times a second and may raise.
+        """Wait until all nodes are connected, and have them listen. Calls ``look``, which may raise, while it waits.
 
-        A node that is lost meanwhile is started again, if ``returning`` can; else its clients get another node. Raises
-        RoundError if a node cannot listen, or there is none for clients of a lost one.
+        If a node is lost meanwhile, ``returning`` starts it again if it can; otherwise the node's clients move to other
+        nodes. Raises RoundError if a node cannot listen, or if no other node can take a lost node's clients.
         """
         while not (self._there(WAIT_SLICE) and self._open(look)):
             look()
-            # Where nodes come by themselves, another one takes the place of a node that is lost.
+            # If the run does not start the nodes, another node may connect in place of a lost one, so only wait.
             for node in self._nodes if self.placed.clients else ():
                 if node.loss is not None and not node.is_empty and not self.returning.restart_while_awaited(node):
                     self._go_on_without(node)
 
     def _go_on_without(self, node: Node) -> None:
-        """Move the clients of a node that never opened to other nodes. Raises RoundError if one of them gets none."""
+        """Move the clients of a node that never opened to other nodes. Raises RoundError if a client gets no node."""
         left = {one.name: one for one in self._nodes if one is not node and not one.is_empty}
         homes: Mapping[str, str] = {}
         reasons: Sequence[str] = ()
@@ -188,8 +189,8 @@ class Tree:
         self._count -= 1
 
     def _there(self, seconds: float) -> bool:
-        """Wait at most so long until enough nodes are there; return whether they are."""
-        # A refused node that has left may come back and try again.
+        """Wait at most ``seconds`` until enough nodes are connected; return whether enough are."""
+        # Forget the refused nodes that have left: they may come back and try again.
         self._refused &= set(json.loads(self._server.clients()))
         count = self._count + len(self._refused)
         if self._server.wait(count, seconds) < count:
@@ -200,7 +201,7 @@ class Tree:
     def _open(self, look: Callable[[], None] | None) -> bool:
         """Have nodes listen; return whether all do.
 
-        A node that came by itself and cannot listen is refused, and another may take its place.
+        If the run did not start the nodes, a node that cannot listen is refused, and another may take its place.
         """
         come = not self.placed.clients
         if come:
@@ -211,7 +212,7 @@ class Tree:
         for node in nodes:
             if node.loss is not None or not node.address:
                 self._opening(node, look, may_fail=come)
-        # Some were refused, or are lost again.
+        # Some nodes were refused, or have been lost again.
         if not all(node.loss is None and node.address for node in nodes):
             return False
         total = sum(node.expected for node in nodes)
@@ -239,9 +240,10 @@ class Tree:
             self.returning.has_come(node)
 
     def open_node(self, node: Node, look: Callable[[], None] | None = None) -> int:
-        """Have a node listen, where it did before if it has; return for how many clients.
+        """Have a node listen; return for how many clients. A node that listened earlier uses the same address again.
 
-        Raises RoundError if it cannot. Its clients are known, or it says itself how many it has.
+        If the root knows no clients of the node, the node says how many it has. Raises RoundError if the node cannot
+        listen.
         """
         options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
         if not node.clients:
@@ -261,28 +263,29 @@ class Tree:
         return node.expected
 
     def is_connected(self, node: Node, seconds: float) -> bool:
-        """Return whether a node is, waiting for it at most so long."""
+        """Return whether a node is connected, after waiting for it at most ``seconds``."""
         if seconds:
             self._server.wait(self._count, seconds)
         return node.name in json.loads(self._server.clients())
 
     def is_open(self, node: Node) -> bool:
-        """Return whether a node that is connected listens for its clients; a process that was started anew does not."""
+        """Return whether a connected node listens for its clients. A restarted process does not until it is opened."""
         return self._ask_one({"do": "wait", "seconds": 0.0}, node).head is not None
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
-        """Wait until the clients of nodes are there, at most so long."""
+        """Wait at most ``seconds`` until the clients of these nodes are connected."""
         self._heard_all({"do": "wait", "seconds": seconds}, nodes)
 
     def tell_homes(self) -> None:
-        """Tell all nodes that are there where clients belong, so that they can send one on that has lost its node."""
+        """Tell all connected nodes at which node each client belongs, so that they can redirect a moved client."""
         told = placement.told(self._nodes, self._moved, self._counted)
         self._heard_all({"do": "homes", **told}, self._here())
 
     def move_clients(self, node: Node) -> list[Node]:
-        """Give the clients of a lost node to others; return these, none if there are none.
+        """Move the clients of a lost node to other nodes; return those nodes. The list is empty if no client moved.
 
-        They take part from the next round on. An update of theirs that is in this round's sums is answered.
+        The moved clients take part from the next round on. If this round's sums contain a moved client's update, the
+        new node confirms that update.
         """
         left = {one.name: one for one in self._here() if one.reached}
         clients = [client for client in node.clients if client not in self._ended]
@@ -293,7 +296,7 @@ class Tree:
             self._moved[client] = self._number
             left[home].clients = [*left[home].clients, client]
             left[home].expected += 1
-        # Those whose processes have ended are still named in outcomes.
+        # Keep the clients whose processes have ended at some node, because outcomes still name them.
         kept = [client for client in clients if client not in homes]
         if homes and not kept:
             first = left[next(iter(homes.values()))]
@@ -311,7 +314,7 @@ class Tree:
         return hosts
 
     def wait(self, clients: int, timeout: float | None) -> int:
-        """Wait until each node's clients are there, at most so long; return how many are."""
+        """Wait at most ``timeout`` seconds until each node's clients are connected; return how many are connected."""
         del clients  # each node waits for its own
         seconds = WAIT_SLICE if timeout is None else timeout
         if not self._opened and not (self._there(seconds) and self._open(None)):
@@ -329,7 +332,7 @@ class Tree:
         return len(json.loads(self.clients()))
 
     def _new_clients(self, node: Node) -> list[str]:
-        """Return the clients that a node says it has, with their proofs and without those of other nodes."""
+        """Return the clients that a node names, except other nodes' clients and those whose proofs it cannot give."""
         taken = {client for other in self._nodes for client in other.clients}
         new = [client for client in node.state.get("clients", ()) if client not in taken]
         unproven = self._judge.unproven(node, new)
@@ -340,10 +343,10 @@ class Tree:
         return sorted(set(new) - set(unproven))
 
     def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
-        """Run a round on all nodes, and take the mean of their sums into the model; return its outcome as JSON.
+        """Run a round on all nodes and write the mean of their sums to the model; return the outcome as JSON.
 
-        Raises RoundError if it has too few updates, CoreError if its sums come to no mean. What ``observer`` raises
-        ends it.
+        Raises RoundError if the round has too few updates, CoreError if the sums have no mean. If ``observer`` raises,
+        the round ends with that error.
         """
         look = None if observer is None else lambda: observer('{"clients": {}}')
         self.returning.settle(self._nodes, look or _nothing)
@@ -372,7 +375,7 @@ class Tree:
         return json.dumps(found)
 
     def _all(self, request: Table, tend: Callable[[], None]) -> list[Part]:
-        """Have all nodes run a round with all their clients."""
+        """Have all nodes run a round with all their clients; return the nodes' parts."""
         told = [node for node in self._nodes if not node.is_empty]
         parts = {node.name: Part(node.name, node.clients, reason=node.reason) for node in told}
         here = self._here()
@@ -382,7 +385,7 @@ class Tree:
         return list(parts.values())
 
     def _some(self, goal: int, number: int, request: Table, tend: Callable[[], None]) -> list[Part]:
-        """Have nodes run rounds with clients that are drawn by lot, until so many updates count or nobody is left."""
+        """Have nodes run rounds with clients drawn by lot until ``goal`` updates count, or no client can be drawn."""
         drawing = Admitting(goal, int(self._options.get("seed", 0)), number)
         deadline, parts = self._options.get("deadline"), list[Part]()
         began = waiting = time.monotonic()
@@ -390,7 +393,7 @@ class Tree:
             self._heard_all({"do": "wait", "seconds": 0.0}, self._here())
             drawn = drawing.draw({n.name: {*n.clients} & {*n.state.get("clients", ())} for n in self._here()})
             if not drawn:
-                # Somebody may come back, or move to another node.
+                # Wait: a lost client may come back, or move to another node.
                 living = {client for node in self._nodes for client in node.clients} - self._ended.keys()
                 is_over = time.monotonic() - waiting > float(self._options.get("grace", GRACE))
                 if is_over or not drawing.may_draw(living):
@@ -428,7 +431,7 @@ class Tree:
         for heard in self._ask({"do": "resent"}, self._here(), None):
             if heard.head is not None:
                 found[heard.node.name] = heard.head
-        # Nodes have TCP alone: one that has sent no count has sent nothing.
+        # Nodes use only TCP, whose segments can always be counted. So a node without a count has sent nothing.
         own = counted(self._server, lambda: json.loads(self._server.departed()), ())
         return json.dumps({**found, "": own})
 
@@ -440,7 +443,7 @@ class Tree:
             self._heard_all({"do": "forget", "client": client, "why": why}, found)
 
     def lost(self, name: str, why: str) -> None:
-        """Wait no more for a node whose process has ended; from now on its clients are lost with it."""
+        """Stop waiting for a node whose process has ended. Until it returns or they move, its clients are lost too."""
         node = next(node for node in self._nodes if node.name == name)
         self.returning.lost(node)
         self._ends[name] = why
@@ -452,7 +455,7 @@ class Tree:
             self._heard_all({"do": "gone", "node": name, "why": why}, self._here())
 
     def clients(self) -> str:
-        """Return the names of the clients that are connected, as JSON. What else a node names is left out."""
+        """Return the names of the connected clients, as JSON. A client counts only at the node that it belongs to."""
         said = ((name, node) for node in self._here() for name in node.state.get("clients", []))
         return json.dumps(sorted(name for name, node in said if name in node.clients))
 
@@ -463,11 +466,11 @@ class Tree:
         return [] if self._closed else [*self._server.notes(), *told]
 
     def worker_counters(self) -> dict[str, Any]:
-        """Return what the workers of each node have done, as of its last answer, by the node's name."""
+        """Return the counters of each node's workers, from the node's last answer, by the node's name."""
         return {node.name: node.state["tree"] for node in self._nodes if node.state.get("tree") is not None}
 
     def tree(self) -> str | None:
-        """Return what the workers of all nodes have done so far, as JSON."""
+        """Return the merged counters of all nodes' workers so far, as JSON."""
         told = list(self.worker_counters().values())
         used = [{"node": node.name, "clients": len(node.clients)} for node in self._nodes]
         gateways = {node.name: node.state.get("cpu_seconds") for node in self._nodes}
@@ -493,7 +496,7 @@ class Tree:
             )
 
     def _take(self, part: Part, heard: Heard) -> None:
-        """Take a node's part in a round: its sums count, or it has a reason why not."""
+        """Check a node's answer to a round: pass its sums to the top, or write to ``part`` why they do not count."""
         part.between = heard.between
         if heard.head is None:
             part.reason = heard.node.reason or f"its node {part.node} gave no sums: {heard.reason}"
@@ -517,7 +520,7 @@ class Tree:
         return heard
 
     def _quietly(self, head: Table, nodes: Sequence[Node]) -> Iterator[Heard]:
-        """Ask nodes something while whoever waits for the round is not asked."""
+        """Ask nodes something and yield their answers, without calls of the round's observer."""
         yield from self._ask(head, nodes, None)
 
     def note(self, text: str) -> None:
@@ -537,14 +540,14 @@ class Tree:
         *,
         model: bool = False,
     ) -> Iterator[Heard]:
-        """Ask nodes something; yield what each answers, in the order in which answers come."""
+        """Send nodes a request; yield the answers in the order in which they arrive."""
         by_name = {node.name: node for node in nodes}
         own = (self._model, self._version) if model else None
         for reply in ask(self._server, head, list(by_name), model=own, look=look):
             yield self._hear(by_name[reply.member], reply, str(head["do"]))
 
     def _hear(self, node: Node, reply: Reply, asked: str) -> Heard:
-        """Take a node's answer if it has the right form; else the node is lost."""
+        """Return a node's answer if it fits its schema; otherwise mark the node as lost."""
         if reply.is_lost and node.loss is None:
             node.loss = f"is gone: {reply.reason}"
         if reply.head is not None and reply.head.get("unopened") is True:
@@ -575,10 +578,10 @@ def tree_of(
     *,
     address: str | None = None,
 ) -> Tree:
-    """Return the root of a plan's tree. ``told`` are a server's options for clients.
+    """Return the root of a plan's tree. ``told`` are the options that a server without nodes would use for clients.
 
-    It listens at ``url`` for nodes that come by themselves, or at any port of ``address`` for those that a run starts.
-    Nodes and root use TCP among themselves, whatever clients use: sums must come whole.
+    The root listens at any port of ``address`` if the run starts the nodes, otherwise at ``url``. Nodes and root always
+    connect by TCP, whatever clients use, because sums must arrive whole.
     """
     nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
     kept = {key: value for key, value in told.items() if key not in ("token", "issuer", "choose")}
@@ -594,9 +597,9 @@ def tree_of(
 
 
 def _nothing() -> None:
-    """Nobody looks."""
+    """Do nothing: used in place of a round's observer."""
 
 
 def _of_top(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a server's options that a top has to have: what sums are, and in which order updates come."""
+    """Return those of a server's options that a top needs too: the sums' precision, stand-ins and the seed."""
     return {key: options[key] for key in ("precision", "repair", "seed") if key in options}

@@ -1,10 +1,12 @@
-"""A node that is the top for its part of the bytes, as every other is for another part (``tree.top = "sharded"``).
+"""A node's side of a sharded top (``tree.top = "sharded"``): each node is the top for its own part of the bytes.
 
-A round's mean is made in steps that the root asks of all nodes. ``share``: a node takes the sums of its part from all
-others. ``settle``: it takes their mean, and sends it to all others, and to the root as its answer. ``told``: it says
-which of the others have it. Until the root begins the next round with ``kept``, no node takes a part of the mean into
-its model: if a node is lost at any moment, the root asks those that are left to share anew, and they do so as if
-nothing had been. Each time has a number, the ``turn``: a part of a mean of an earlier turn may still be on its way.
+The root makes a round's mean in three steps, each a request to all nodes. ``share``: a node takes the sums of its part
+from all other nodes. ``settle``: the node computes the mean of its part and sends it to all other nodes, and to the
+root as its answer. ``told``: the node says which other nodes have its part of the mean.
+
+No node writes a part of the mean to its model until the root begins the next round with ``kept``. So if a node is lost
+at any moment, the root can ask the remaining nodes to share again, and they begin from the same state. Each try has a
+number, the ``turn``. It distinguishes parts of an earlier try's mean, which may arrive late.
 """
 
 from __future__ import annotations
@@ -26,28 +28,28 @@ from thalweg.job.tree.others import Answer
 from thalweg.job.tree.requests import Reply
 from thalweg.trees.merging import Statement
 
-# The first byte of a part of updates, and the one past the last.
+# The range of bytes that is a node's part: the first byte, and the byte after the last.
 Part = tuple[int, int]
 
 
 class Sharing:
-    """The top for a part of the bytes, which may be another one in each round."""
+    """The top for one part of the bytes. The part may change from round to round."""
 
     def __init__(self, name: str, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
         self._name, self._model, self._options, self._sums = name, model, json.dumps(top), sums
         self._top: _core.Top | None = None
         self._part: Part | None = None
-        # The own part of the model before the mean, and the others' parts of the mean, until the round has ended.
+        # This node's part of the model before the mean, and other nodes' parts of the mean. Both until the round ends.
         self._before: np.ndarray[Any, Any] | None = None
         self._means: dict[Part, _core.Arena] = {}
         self._turn = 0
-        # What sends the own part of the mean, and what others have answered.
+        # The thread that sends this node's part of the mean, and the other nodes' answers to it.
         self._sending: tuple[threading.Thread, list[Reply]] | None = None
         self._lock = threading.Lock()
         self.others = link(self._answer)
 
     def begin(self, *, kept: bool) -> None:
-        """Begin a round: ``kept`` says that the last one's mean is the model, which the root has not sent then."""
+        """Begin a round. If ``kept``, the last round's mean is the model, and the root has not sent it again."""
         with self._lock:
             if kept:
                 for part, mean in self._means.items():
@@ -56,7 +58,7 @@ class Sharing:
             self._means = {}
 
     def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
-        """Do what the root asks."""
+        """Carry out a request of the root and return the answer."""
         if asked == "share":
             parts = {name: (int(start), int(end)) for name, (start, end) in head["parts"].items()}
             self._forget(head["turn"])
@@ -71,7 +73,7 @@ class Sharing:
         raise not_understood(asked)
 
     def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Part]) -> dict[str, Any]:
-        """Take the sums of one's own part from all nodes that count; say whose were refused, and why."""
+        """Take the sums of this node's part from all nodes that count; return the nodes whose sums were refused."""
         if self._name not in parts:
             return {"refused": {}, "between": []}
         part = parts[self._name]
@@ -94,7 +96,7 @@ class Sharing:
         return {"refused": refused, "between": between}
 
     def _settle(self, to: Sequence[str]) -> Answer:
-        """Take the mean of one's own part, and begin to send it to all others."""
+        """Compute the mean of this node's part, and begin to send it to the nodes ``to``."""
         if self._top is None or self._part is None:
             raise RoundError("this node has no part of the round's sums", "See the record's log.txt")
         own = self._bytes(self._part)
@@ -115,7 +117,7 @@ class Sharing:
         return {"fold": fold, "done": done}, mean
 
     def _told(self) -> dict[str, Any]:
-        """Wait until all others have one's own part of the mean, or are lost; say who has it."""
+        """Wait until each other node has this node's part of the mean or is lost; return the nodes that have it."""
         if self._sending is None:
             raise RoundError("this node has sent no part of a mean", "See the record's log.txt")
         sending, told = self._sending
@@ -124,7 +126,7 @@ class Sharing:
         return {"has": has, "between": [way for reply in told for way in reply.between]}
 
     def _answer(self, head: Mapping[str, Any], tensors: _core.Arena | None) -> Answer:
-        """Answer another node: give it the sums of its part, or take its part of the mean."""
+        """Answer another node: give it the sums of its part, or keep its part of the mean."""
         if "sums" in head:
             sums = self._sums(tuple(head["sums"]))
             if sums is None:
@@ -140,7 +142,7 @@ class Sharing:
         return {}, None
 
     def _forget(self, turn: int) -> None:
-        """Have the model of before, and no part of a mean of an earlier turn."""
+        """Restore the model from before the mean, and drop the means of earlier turns."""
         with self._lock:
             if self._part is not None and self._before is not None:
                 self._bytes(self._part)[:] = self._before
@@ -148,5 +150,5 @@ class Sharing:
             self._turn, self._means = turn, {}
 
     def _bytes(self, part: Part) -> np.ndarray[Any, Any]:
-        """Return these bytes of the model, to be changed."""
+        """Return a writable view of a part of the model's bytes."""
         return np.asarray(self._model)[part[0] : part[1]]

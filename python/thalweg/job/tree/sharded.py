@@ -1,4 +1,7 @@
-"""Where each node is the top for its part of the bytes: the root's side of ``thalweg.job.tree.shard``."""
+"""The root's side of a sharded top, where each node is the top for its own part of the bytes.
+
+The nodes' side is ``thalweg.job.tree.shard``.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +16,37 @@ from thalweg.errors import RoundError
 from thalweg.job.tree.tops import Ask, Heard, Node
 from thalweg.trees.merging import Part
 
-# Nodes that have sums, with their parts in the round; and the bytes that a node is the top for.
+# The nodes that have sums, with their parts in the round; and the range of bytes that each node is the top for.
 Counting = Mapping[str, tuple[Part, Node]]
 Shares = Mapping[str, tuple[int, int]]
 
 
 class Sharded:
-    """Each node takes the sums of its part from all others, and sends its part of the mean to all, and to the root.
+    """Has each node fold the sums of its range of bytes, and send that part of the mean to all nodes and to the root.
 
-    All parts count the same updates: those of the nodes that had sums when all had finished. If one of these nodes is
-    lost before the root has all parts of the mean, those that are left begin anew without it.
+    All parts of the mean contain the same updates: those of the nodes that had sums when all nodes had finished. If one
+    of these nodes is lost before the root has all parts of the mean, the remaining nodes begin again without it.
     """
 
     def __init__(self, model: _core.Arena, ask: Ask, here: Callable[[], Sequence[Node]]) -> None:
-        """Take over ``model``, into which means go. ``here`` gives the nodes that are there: they all get the mean."""
+        """Keep ``model``, to which ``finish`` writes the mean. ``here`` returns the nodes that get the mean too."""
         self._model, self._ask, self._here = model, ask, here
         self._turns = count(1)
         self._parts: list[tuple[Part, Node]] = []
 
     def begin(self) -> None:
-        """Forget what there is of an earlier round."""
+        """Forget the nodes' parts in the round before."""
         self._parts = []
 
     def take(self, part: Part, heard: Heard) -> None:
-        """Note that a node has sums, which it keeps until all have finished."""
+        """Note that a node has sums. The node keeps them until all nodes have finished."""
         if heard.head is None or not heard.head["held"]:
             part.reason = part.reason or "it has no sums"
             return
         self._parts.append((part, heard.node))
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
-        """Have all nodes share and settle, and take the parts of the mean into the model."""
+        """Have all nodes share and settle, and write the parts of the mean to the model."""
         check()
         while counting := {node.name: (part, node) for part, node in self._parts if part.outcome is not None}:
             shares = dict(zip(counting, self._model.layout.parts(len(counting)), strict=False))
@@ -54,7 +57,7 @@ class Sharded:
         raise RoundError("no node has the round's sums any more", "See the record's log.txt for who was lost")
 
     def _shared(self, counting: Counting, shares: Shares) -> bool:
-        """Have each node take the sums of its part from all that count; return whether all have."""
+        """Have each node take the sums of its range from all nodes that count; return whether all succeeded."""
         here = self._here()
         told = {
             "do": "share",
@@ -71,7 +74,7 @@ class Sharded:
                 continue
             part.between = [*part.between, *said.head["between"]]
         for name, (part, _) in counting.items():
-            # Of two that cannot reach each other one is enough.
+            # If two nodes refuse each other, drop only one: a node that was dropped above refuses nobody.
             for other, why in _refused(heard.get(name)).items() if part.outcome is not None else ():
                 refused, node = counting[other]
                 if refused.outcome is not None:
@@ -79,7 +82,7 @@ class Sharded:
         return all(part.outcome is not None for part, _ in counting.values())
 
     def _settled(self, counting: Counting, shares: Shares) -> dict[str, Any] | None:
-        """Have each node take the mean of its part; return what the folds say, or None if a part is missing."""
+        """Have each node compute the mean of its range; return the folds' figures, or None if a part is missing."""
         here = self._here()
         told = {"do": "settle", "to": [node.name for node in here]}
         heard = {one.node.name: one for one in self._ask(told, [counting[name][1] for name in shares])}
@@ -105,7 +108,7 @@ class Sharded:
         }
 
     def _told(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
-        """Wait until the nodes have the mean from each other; return those that have all of it."""
+        """Wait until the nodes have sent each other their parts of the mean; return the nodes that have all parts."""
         has = {node.name: {node.name} for node in here}
         for heard in self._ask({"do": "told"}, [counting[name][1] for name in shares]):
             part, node = counting[heard.node.name]

@@ -1,4 +1,4 @@
-"""Where the sums of a tree's nodes meet: at the root, or at the first node that has finished its round."""
+"""The tops of a tree: the sums of its nodes are folded at the root, or at the first node that finishes its round."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from thalweg.wire import Table
 
 @dataclass
 class Node:
-    """A node as the root knows it: its clients, where it listens, and what it said last."""
+    """A node as the root knows it: its clients, its addresses, and the state from its last answer."""
 
     name: str
     clients: Sequence[str]
     address: str = ""
-    # Where clients of other nodes reach it; empty if nobody has said.
+    # The address at which other nodes' clients reach it; empty if it is not known.
     reached: str = ""
-    # Where other nodes connect to.
+    # The address to which other nodes connect.
     peers: str = ""
     state: dict[str, Any] = field(default_factory=dict)
-    # What became of it, as in "is gone: killed by signal 9"; None while it is there.
+    # How the node was lost, such as "is gone: killed by signal 9"; None while it is not lost.
     loss: str | None = None
-    # The version of the model that it has from other nodes.
+    # The version of the model whose parts the node has received from other nodes.
     has: int | None = None
     # How many clients it waits for.
     expected: int = 0
@@ -39,18 +39,18 @@ class Node:
     proven: set[str] = field(default_factory=set)
     # Clients that it has named without a proof; the log says so once.
     unproven: set[str] = field(default_factory=set)
-    # It was lost, and its clients have moved to other nodes.
+    # Whether all its clients have moved to other nodes, after it was lost.
     is_empty: bool = False
 
     @property
     def reason(self) -> str:
-        """Why its clients take no part; empty while it is there."""
+        """Why the node's clients take no part in a round; empty while the node is not lost."""
         return "" if self.loss is None else f"its node {self.name} {self.loss}"
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A node's answer; without ``head`` there is none, for this reason. ``is_lost``: the node went away meanwhile."""
+    """A node's answer. If ``head`` is None there is none, and ``reason`` says why. ``is_lost``: the node was lost."""
 
     node: Node
     head: dict[str, Any] | None
@@ -60,24 +60,24 @@ class Heard:
     is_lost: bool = False
 
 
-# Asks nodes something; gives what each answers, in the order in which answers come.
+# Sends nodes a request; gives their answers in the order in which they arrive.
 Ask = Callable[[Table, Sequence[Node]], Iterator[Heard]]
 
 
 class Top(Protocol):
-    """Where sums meet."""
+    """Folds the sums of a round's nodes."""
 
     def begin(self) -> None:
-        """Forget what there is of an earlier round."""
+        """Forget the sums of the round before."""
 
     def take(self, part: Part, heard: Heard) -> None:
         """Take the sums of a node that has finished its round. If they do not count, write the reason to ``part``."""
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
-        """Take the mean into the model; return what the fold says, and with ``done`` when, on the wall clock.
+        """Write the mean to the model; return the fold's figures, and as ``done`` the wall clock time of the mean.
 
-        ``has`` may name nodes that have the whole mean already. ``check`` raises if too few updates are in it. Raises
-        CoreError if the sums come to none, RoundError if nobody has them any more.
+        In the result, ``has`` may name the nodes that have the whole mean already. ``check`` raises if the mean has too
+        few updates. Raises CoreError if the sums have no mean, RoundError if no node has them any more.
         """
 
 
@@ -106,9 +106,10 @@ class Dedicated:
 
 
 class FirstFinished:
-    """The top is the first node to finish its round: others send it their sums, and it sends the mean to the root.
+    """The top is the first node that finishes its round. Other nodes send it their sums; it sends the root the mean.
 
-    If it is lost, the first that is left takes its place, since all nodes have their sums until the next round.
+    If that node is lost, the first of the remaining nodes takes its place. This works because each node keeps its sums
+    until the next round.
     """
 
     def __init__(self, model: _core.Arena, ask: Ask) -> None:
@@ -146,7 +147,7 @@ class FirstFinished:
         raise RoundError("no node has the round's sums any more", "See the record's log.txt for who was lost")
 
     def _settle(self) -> None:
-        """Bring all sums that count to one leader."""
+        """Have one node, the leader, take the sums of all nodes whose parts count."""
         while left := [pair for pair in self._parts if pair[0].outcome is not None and pair[1].name not in self._in]:
             part, node = left[0]
             if self._leader is None:
@@ -167,13 +168,13 @@ class FirstFinished:
             self._in.add(node.name)
 
     def _add_between(self, leader: Node, heard: Heard) -> None:
-        """Count the way of the mean to the root."""
+        """Add the mean's transfer to the root to the leader's transfers."""
         for part, node in self._parts:
             if node is leader:
                 part.between = [*part.between, *heard.between]
 
     def _lost(self, leader: Node, why: str) -> None:
-        """Have no leader any more: what it took is to be brought to another one."""
+        """Give up the leader. The next leader has to take all sums again, except those of the lost leader."""
         for part, node in self._parts:
             if node is leader:
                 part.drop(leader.reason or f"its node {leader.name} could not be the top: {why}")

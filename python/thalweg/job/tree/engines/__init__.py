@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 PROGRAM: Final = "thalweg.job.tree.node"
 # Seconds that clients try to reach a node's address. Ray may start the node again, which can take a minute.
 RAY_TIMEOUT: Final = 180.0
-# How often at most the local engine starts a node again, unless the plan says it. After that its clients move.
+# Maximum number of times that the local engine starts a node again, if the plan does not give one. After that the
+# node's clients move to other nodes.
 RESTARTS: Final = 3
 
 

@@ -29,9 +29,10 @@ DRIVER: Final = "ray"
 PROGRAM: Final = "thalweg.job.tree.engines.ray_driver"
 # The oldest release of Ray with authentication by token.
 OLDEST: Final = (2, 52)
-# Seconds that Ray gets to stop, after the nodes' grace.
+# Seconds that Ray gets to stop, after the seconds that the nodes got to end.
 STOP_SECONDS: Final = 10.0
-# Longest temporary folder: the path of a Unix socket has at most 107 bytes, and Ray adds about 70 to its folder.
+# Maximum length of the temporary folder's path, in characters. The path of a Unix socket has at most 107 bytes, and Ray
+# adds about 70 to the path of its folder.
 LONGEST: Final = 30
 SHORT: Final = "/tmp"  # noqa: S108 - mkdtemp makes a folder there that nobody else can write
 

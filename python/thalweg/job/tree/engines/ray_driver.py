@@ -32,7 +32,7 @@ from thalweg.job.tree.order import NodeOrder
 LOOK_SECONDS: Final = 0.5
 # Seconds to connect to a cluster before it counts as unreachable.
 REACH_SECONDS: Final = 5.0
-# How often at most Ray starts a node again, unless the plan says it.
+# Maximum number of times that Ray starts a node again, if the plan does not give one.
 RESTARTS: Final = 10
 # Size of Ray's object store: the least that Ray accepts, since nodes put no objects there.
 STORE_BYTES: Final = 80_000_000
@@ -65,7 +65,7 @@ class Ending:
 
     @property
     def is_due(self) -> bool:
-        """Whether the nodes' grace is over, so that this process waits no longer."""
+        """Whether the time that the nodes got to end is over, so that this process waits no longer."""
         return self._due is not None and time.monotonic() >= self._due
 
     def _listen(self) -> None:
