@@ -30,7 +30,7 @@ pub struct Knobs {
     pub threshold: u32,
     /// Percentage of `concurrency` that an instance should have under way.
     pub target: u32,
-    /// Most requests that an instance may have under way.
+    /// Maximum number of requests that an instance may have under way.
     pub concurrency: u32,
     /// How long the last instance stays without requests.
     #[serde(with = "crate::seconds")]

@@ -80,7 +80,7 @@ pub struct Config {
     pub reuse: bool,
     /// Number of updates for each leaf; the paper's I.
     pub inputs: u32,
-    /// Most leaves of a node. With `split = ranges`, the exact number of its workers.
+    /// Maximum number of leaves of a node. With `split = ranges`, the exact number of its workers.
     pub workers: u32,
     /// Weight of the history in the queue's estimate, in thousandths; the paper's alpha.
     pub history: u32,

@@ -7,7 +7,7 @@ use crate::{Load, Time, UPDATE};
 /// A node as the control plane knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// The most load that it can hold at once; the paper's MC.
+    /// Maximum load that the node can hold at once; the paper's MC.
     pub capacity: Load,
     /// Load that it already has from other work: arrival rate times execution time, k * E.
     pub busy: Load,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-/// Most roles, most channels, and most groups of a channel.
+/// Maximum number of roles, of channels, and of groups of a channel.
 const MOST: usize = 1_000;
 
 /// What is wrong with a schema, where, and how to fix it.
@@ -33,7 +33,7 @@ pub struct Tag {
     pub name: String,
     /// Roles: clients first, the top last.
     pub roles: Vec<TagRole>,
-    /// Channels: those of clients first.
+    /// The tree's channels, sorted: the channels next to the clients come first.
     pub channels: Vec<Channel>,
 }
 

@@ -142,8 +142,8 @@ impl SumsHead {
         &self.runs
     }
 
-    /// The most contributions that any byte has received. Compare it with the number of participants below
-    /// the sender in the tree.
+    /// Maximum number of contributions that any byte has received. Compare it with the number of participants
+    /// below the sender in the tree.
     pub fn contributions(&self) -> u32 {
         self.runs.iter().map(|run| run.contributions).max().unwrap_or(0)
     }

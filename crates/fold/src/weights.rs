@@ -18,7 +18,8 @@ use crate::{exact, sums, FoldError};
 pub const MIN_WEIGHT: f64 = 1.0 / (1_u64 << 30) as f64;
 /// Greatest weight of a contribution.
 pub const MAX_WEIGHT: f64 = (1_u64 << 40) as f64;
-/// Most contributions to an element of merged sums. With this number, sums of no precision overflow.
+/// Maximum number of contributions to an element of merged sums. With this number, sums of no precision
+/// overflow.
 pub const MAX_CONTRIBUTIONS: u32 = 1 << 22;
 /// [`MIN_WEIGHT`] and [`MAX_WEIGHT`] in units.
 pub(crate) const MIN_UNITS: u128 = 1 << 30;
@@ -62,7 +63,8 @@ pub(crate) fn value_of(units: u128) -> f64 {
     units as f64 / UNITS
 }
 
-/// Most weight runs of a stripe. Chunks that are cut at multiples of 64 bytes need at most half of them.
+/// Maximum number of weight runs of a stripe. Chunks that are cut at multiples of 64 bytes need at most half
+/// of them.
 pub const MAX_RUNS: usize = 4096;
 
 /// Why a stripe cannot take a contribution.

@@ -77,7 +77,7 @@ impl Case {
         (out, summary)
     }
 
-    /// Means of the magnitudes. Rounding errors are relative to these.
+    /// The mean of the updates' absolute values. The allowed rounding error is a fraction of it.
     fn sizes(&self, layout: &Layout) -> Vec<u8> {
         let updates = self.updates.iter().map(|u| magnitudes(layout, u)).collect();
         let case = Case { updates, chunks: self.chunks.clone(), local: magnitudes(layout, &self.local) };

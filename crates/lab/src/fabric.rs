@@ -20,11 +20,11 @@ pub type Time = Duration;
 
 /// Segments of a superpacket stay together if their links deliver them within this time.
 const BURST: Time = Duration::from_millis(1);
-/// Most bytes in flight on one direction of a link: 400 ms at 10 Gbit/s.
+/// Maximum number of bytes in flight on one direction of a link: 400 ms at 10 Gbit/s.
 const MOST_FLYING: usize = 512 << 20;
 /// Time between two samples of a link.
 const SAMPLE: Time = Duration::from_millis(10);
-/// Most samples that are kept until [`Fabric::take_samples`] is called.
+/// Maximum number of samples that are kept until [`Fabric::take_samples`] is called.
 const MOST_SAMPLES: usize = 200_000;
 
 /// A packet that has arrived at its host.
@@ -482,7 +482,7 @@ impl Fabric {
     }
 }
 
-/// Most buffers that are kept for reuse.
+/// Maximum number of buffers that are kept for reuse.
 const SPARE: usize = 256;
 
 impl Counters {

@@ -23,10 +23,11 @@ use crate::{Error, ErrorKind, Result};
 /// Name of every host's device.
 pub(crate) const DEVICE: &str = "eth0";
 const LOOPBACK: &str = "lo";
-/// Most packets or superpackets that may wait in the device for the relay: a sender's whole window.
+/// Maximum number of packets or superpackets that may wait in the device for the relay: a sender's whole
+/// window.
 const QUEUE: u32 = 10_000;
-/// Most packets that may wait for the relay in an RDMA host's device, which sends them as fast as it can: the
-/// kernel's limit.
+/// Maximum number of packets that may wait for the relay in an RDMA host's device, which sends them as fast
+/// as it can: the kernel's limit.
 const RDMA_QUEUE: u32 = 32_767;
 const PREFIX_V4: u8 = 16;
 const PREFIX_V6: u8 = 64;

@@ -24,7 +24,7 @@ const ANSWER: u16 = 2;
 const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
 const ALIGNED: usize = 4;
-/// Most bytes of an answer: a header, an error code, and the request.
+/// Maximum number of bytes of an answer: a header, an error code, and the request.
 const LONGEST: usize = 512;
 
 /// Name of the RDMA device of the host with this index. All namespaces share one list of names.

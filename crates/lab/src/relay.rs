@@ -23,7 +23,7 @@ use crate::fabric::{Arrival, Fabric, Time};
 use crate::packet::{Packet, LARGEST};
 use crate::{Error, Result};
 
-/// Most packets that are read from one device before the other devices.
+/// Maximum number of packets that are read from one device before the other devices.
 const BATCH: usize = 16;
 /// Packets smaller than this many bytes are copied, so that they do not occupy a large buffer.
 const SMALL: usize = 16 << 10;

@@ -7,7 +7,7 @@ use thalweg_linkmodel::Shape;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Most hosts of a lab. Each has a namespace, a device and a few kernel objects.
+/// Maximum number of hosts of a lab. Each has a namespace, a device and a few kernel objects.
 pub const MOST_HOSTS: usize = 1000;
 const LONGEST_NAME: usize = 63;
 /// Bits of a byte. Also the lowest rate limit of a device in bits a second.
@@ -78,7 +78,7 @@ pub struct HostSpec {
 pub struct Egress {
     /// Rate of IP packets in bits a second.
     pub rate: u64,
-    /// Most bytes in the queue. Packets beyond are dropped.
+    /// Maximum number of bytes in the queue. Packets beyond are dropped.
     pub queue_bytes: u32,
     /// Size of the bucket in bytes: the most that leaves at once after a pause. If the kernel's timer is late
     /// by more than this, that rate is lost.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Most spare buffers that a link keeps.
+/// Maximum number of spare buffers that a link keeps.
 const SPARE: usize = 4;
 
 /// The spare buffers of a link. They may still have old content.

@@ -24,7 +24,7 @@ use crate::lane::Lane;
 use crate::wrap::{add, nothing, piece};
 use crate::{Layer, Links, Side};
 
-/// Most chunks of an update, or control messages, in flight.
+/// Maximum number of chunks of an update, or control messages, in flight.
 const UNDER_WAY: usize = 4096;
 /// How long `close` waits for control messages in flight, and how much longer than they should take.
 const FLUSH: Duration = Duration::from_secs(1);

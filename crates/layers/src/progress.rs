@@ -1,7 +1,7 @@
 //! Reports how much of an update has arrived, for layers whose chunks have another length on the wire.
 
-/// How much the sink was told of. While a chunk is arriving, that is never more than it has at least. When it
-/// has arrived, it is all of it.
+/// Counts the bytes that are reported to the sink as progress. While a chunk arrives, no more bytes are
+/// reported than the chunk has at least. When it has arrived, all its bytes are reported.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     begun: u64,
@@ -10,19 +10,22 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A chunk has begun. It has at least `bytes` plain bytes.
+    /// Counts a chunk that begins to arrive. It will have at least `bytes` bytes after it is opened and
+    /// decompressed.
     pub fn begin(&mut self, bytes: u64) {
         self.begun += bytes;
     }
 
-    /// `bytes` more bytes of a chunk have arrived. Returns how many to report to the sink.
+    /// Counts `bytes` more bytes of a chunk, as they arrive on the wire. Returns how many bytes to report to
+    /// the sink.
     pub fn arrived(&mut self, bytes: u64) -> u64 {
         let fresh = bytes.min(self.begun.saturating_sub(self.told));
         self.told += fresh;
         fresh
     }
 
-    /// A chunk of `bytes` plain bytes has arrived. Returns how many to report to the sink.
+    /// Counts a chunk that has arrived, with `bytes` bytes after it was opened and decompressed. Returns how
+    /// many bytes to report to the sink.
     pub fn finished(&mut self, bytes: u64) -> u64 {
         self.done += bytes;
         let fresh = self.done.saturating_sub(self.told);

@@ -88,7 +88,7 @@ pub struct DelayLine {
 }
 
 impl DelayLine {
-    /// Most chunks of an update in flight.
+    /// Maximum number of chunks of an update in flight.
     pub const MOST: usize = 256;
 
     /// Whether the sender has to wait.

@@ -6,8 +6,8 @@ use thalweg_rng::Rng;
 
 /// Number of cells of the distribution's table.
 const CELLS: usize = 8192;
-/// Most steps of the iteration that computes the distribution. At a correlation of 0.99 it converges much
-/// earlier.
+/// Maximum number of steps of the iteration that computes the distribution. At a correlation of 0.99 it
+/// converges much earlier.
 const STEPS: usize = 4000;
 const SETTLED: f64 = 1e-9;
 

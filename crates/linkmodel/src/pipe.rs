@@ -44,7 +44,7 @@ pub enum Fate {
 #[derive(Debug, Clone)]
 pub struct Pipe {
     shape: Shape,
-    /// Most bytes in the queue; `None` for no limit.
+    /// Maximum number of bytes in the queue; `None` for no limit.
     queue_limit: Option<u64>,
     seeds: [u64; 2],
     loss: Chain,

@@ -21,7 +21,7 @@ pub struct Shape {
     pub rate: Option<u64>,
     /// One-way delay in seconds.
     pub delay: f64,
-    /// Most seconds that are added to or subtracted from the delay; uniform.
+    /// Maximum jitter in seconds: it is added to or subtracted from the delay, uniformly distributed.
     pub jitter: f64,
     /// Correlation of a packet's jitter with the previous packet's, 0 to 0.99.
     pub delay_correlation: f64,
@@ -42,9 +42,9 @@ pub struct Shape {
     pub duplicate: f64,
     /// Correlation of a packet's duplication with the previous packet's, 0 to 0.99.
     pub duplicate_correlation: f64,
-    /// Most bytes in the queue of a link with a rate.
+    /// Maximum number of bytes in the queue of a link with a rate.
     pub queue_bytes: Option<u64>,
-    /// Most packets in the queue of a link with a rate.
+    /// Maximum number of packets in the queue of a link with a rate.
     pub queue_packets: Option<u64>,
     /// Whether the link is down: it drops every packet.
     pub down: bool,
@@ -147,8 +147,8 @@ impl Shape {
         Ok(())
     }
 
-    /// Most bytes in the queue: `queue_bytes`, else 100 ms of the rate but at least 64 KiB. `None` if only
-    /// packets are limited.
+    /// Maximum number of bytes in the queue: `queue_bytes`, else 100 ms of the rate but at least 64 KiB.
+    /// `None` if only packets are limited.
     pub fn queue_limit(&self) -> Option<u64> {
         let by_default =
             || (LONGEST_QUEUE * self.rate.unwrap_or_default() as f64 / 8.0).max(SHORTEST_QUEUE) as u64;

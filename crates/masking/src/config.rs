@@ -33,24 +33,25 @@ pub struct Config {
     pub policy: Policy,
     /// The rate controller of new flows.
     pub rate: Rate,
-    /// Most open gaps of a flow. A segment that would open another one is dropped.
+    /// Maximum number of open gaps of a flow. A segment that would open another one is dropped.
     pub gaps: usize,
-    /// Most masked holes that a flow remembers so that late data can fill them. Beyond that it forgets the
-    /// oldest.
+    /// Maximum number of masked holes that a flow remembers so that late data can fill them. Beyond that it
+    /// forgets the oldest.
     pub masks: usize,
-    /// Most bytes of a flow that wait to be sent to the client, or to be acknowledged by it.
+    /// Maximum number of bytes of a flow that wait to be sent to the client, or to be acknowledged by it.
     pub send_buffer: usize,
-    /// Most flows. The endpoint does not answer a connection beyond that.
+    /// Maximum number of flows. The endpoint does not answer a connection beyond that.
     pub flows: usize,
-    /// Most flows whose handshake is not finished. A new one beyond that replaces a random one of them.
+    /// Maximum number of flows whose handshake is not finished. A new one beyond that replaces a random one
+    /// of them.
     pub half_open: usize,
-    /// Most resets that wait to be sent.
+    /// Maximum number of resets that wait to be sent.
     pub resets: usize,
-    /// Most challenge ACKs of a flow in a second (RFC 5961 section 7).
+    /// Maximum number of challenge ACKs of a flow in a second (RFC 5961 section 7).
     pub challenges: u32,
     /// The peer counts as lost after more successive retransmission timeouts than this.
     pub tries: u32,
-    /// Most retransmissions of our SYN-ACK.
+    /// Maximum number of retransmissions of our SYN-ACK.
     pub syn_tries: u32,
     /// The flow is reset after this long without a segment from the peer; `None` for no limit.
     pub idle: Option<Time>,

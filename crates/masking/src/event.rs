@@ -49,7 +49,7 @@ pub enum What<'p> {
 pub struct Agreed {
     /// Both ends.
     pub tuple: Tuple,
-    /// Most payload bytes in a segment to the peer.
+    /// Maximum number of payload bytes in a segment to the peer.
     pub segment: u16,
     /// Timestamps (RFC 7323). Without them the sender cannot undo a reduction, and the receiver cannot
     /// recognise forged segments.

@@ -8,9 +8,9 @@ const SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const STAMPS: u8 = 8;
-/// The most bytes of options in a TCP header.
+/// Maximum number of bytes of options in a TCP header.
 pub(super) const MOST: usize = 40;
-/// The most blocks in a SACK option.
+/// Maximum number of blocks in a SACK option.
 const BLOCKS: usize = 4;
 
 /// The options of a segment from the peer.

@@ -19,7 +19,7 @@ pub(super) const CWR: u8 = 0x80;
 const TCP: u8 = 6;
 /// Offset of the checksum in the TCP header.
 pub(super) const CHECKSUM: u16 = 16;
-/// Most IPv6 extension headers that are skipped. A packet with more is dropped.
+/// Maximum number of IPv6 extension headers that are skipped. A packet with more is dropped.
 const EXTENSIONS: usize = 4;
 
 /// What the device and we tell each other about a packet (virtio 1.2 section 5.1.6, `virtio_net_hdr`).

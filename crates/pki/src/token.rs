@@ -13,7 +13,7 @@ use crate::{hex, PkiError, Role};
 
 const CREDENTIAL: &[u8] = b"thalweg credential 2";
 const PROOF: &[u8] = b"thalweg proof 2";
-/// Most bytes of the word that is a shared secret.
+/// Maximum number of bytes of the word that is a shared secret.
 pub const MAX_WORD: usize = 1024;
 const SEED: usize = 32;
 const TOKEN: usize = SEED + 64;

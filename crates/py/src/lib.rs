@@ -62,7 +62,7 @@ mod _core {
         tree_asked, tree_forked, tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate,
         tree_system, tree_work, Top,
     };
-    /// Most bytes of an update's metrics, as JSON, that the core keeps.
+    /// Maximum number of bytes of an update's metrics, as JSON, that the core keeps.
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;
 

@@ -23,7 +23,7 @@ pub struct Config {
     pub cut: Cut,
     /// How much is in flight.
     pub flight: Flight,
-    /// Most work requests in flight. The device's queues must hold as many.
+    /// Maximum number of work requests in flight. The device's queues must hold as many.
     pub pieces: usize,
     /// Number of slots for commit records; 0 if nothing is committed.
     pub slots: usize,

@@ -232,7 +232,7 @@ pub struct ServerOptions {
     pub repair: RepairRule,
     /// Number format of the sums.
     pub precision: PrecisionRule,
-    /// Most bytes of staged updates. `None`: two updates, or 64 MiB if that is more.
+    /// Maximum number of bytes of staged updates. `None`: two updates, or 64 MiB if that is more.
     pub staging: Option<u64>,
     /// A link ends after at least this many seconds without progress.
     pub liveness: f64,
@@ -286,12 +286,12 @@ pub(crate) const DEFAULT_CHUNK: u32 = 256 << 10;
 const LEAST_STAGING: u64 = 64 << 20;
 
 impl ServerOptions {
-    /// Most bytes of staged updates, if an update has `update` bytes.
+    /// Maximum number of bytes of staged updates, if an update has `update` bytes.
     pub fn staging_bytes(&self, update: u64) -> u64 {
         self.staging.unwrap_or_else(|| update.saturating_mul(2).max(LEAST_STAGING))
     }
 
-    /// Most updates of `update` bytes that are staged at a time.
+    /// Maximum number of updates of `update` bytes that are staged at a time.
     pub fn places(&self, update: u64) -> u32 {
         let places = self.staging_bytes(update) / update.max(1);
         u32::try_from(places).unwrap_or(u32::MAX).clamp(1, self.wanted().max(1))

@@ -29,18 +29,18 @@ use crate::engine::descriptor_limit;
 use crate::options::{ClientOptions, ServerOptions, DEFAULT_CHUNK};
 use crate::{random, registry, Error};
 
-/// Most bytes that one transfer of a probe moves.
+/// Maximum number of bytes that one transfer of a probe moves.
 const MOST: u64 = 256 << 20;
 /// Bytes of each read and write of a raw stream: as many as a chunk has.
 const BLOCK: usize = DEFAULT_CHUNK as usize;
 const REPETITIONS: usize = 5;
-/// Most raw streams at once. Each has a buffer for the whole update at both ends.
+/// Maximum number of raw streams at once. Each has a buffer for the whole update at both ends.
 const MOST_STREAMS: usize = 16;
 const ROUND_TRIPS: usize = 200;
 /// How long a raw stream may stand still, and how long its port stays open.
 const STALL: Duration = Duration::from_secs(10);
-/// Most probes that are answered at once. One address gets half of them. Each needs memory for an update and
-/// for its raw streams.
+/// Maximum number of probes that are answered at once. One address gets half of them. Each needs memory for
+/// an update and for its raw streams.
 const MOST_PROBES: usize = 4;
 /// How long a probe may send no question while none of its data moves.
 const SILENCE: Duration = Duration::from_secs(60);

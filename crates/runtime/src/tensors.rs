@@ -9,7 +9,7 @@ use crate::Error;
 
 /// How many similar names an error suggests.
 const NEAREST: usize = 3;
-/// Most characters of a name that are compared for that.
+/// Maximum number of characters of a name that are compared for that.
 const COMPARED: usize = 64;
 
 impl RepairRule {

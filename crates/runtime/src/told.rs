@@ -7,7 +7,7 @@ use tokio::sync::{mpsc::Receiver, watch};
 
 use crate::engine::CALLER_TIMEOUT;
 
-/// Most events that wait to be read by the owner. Beyond that, the sender of an event waits.
+/// Maximum number of events that wait to be read by the owner. Beyond that, the sender of an event waits.
 pub(crate) const UNHEARD: usize = 1024;
 /// Longest wait for one more event while the end shuts down. It must close connections and undo changes to
 /// the system.

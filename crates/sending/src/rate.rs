@@ -260,8 +260,8 @@ impl Rate {
         self.window
     }
 
-    /// Most bytes in flight: the cwnd, and those bytes that the path will lose. Lost bytes count as in flight
-    /// until their loss is detected.
+    /// Maximum number of bytes in flight: the cwnd, and those bytes that the path will lose. Lost bytes count
+    /// as in flight until their loss is detected.
     pub fn flight(&self) -> u64 {
         (self.window as f64 / (1.0 - self.made_up())) as u64
     }

@@ -36,7 +36,7 @@ pub enum PoolError {
     Pieces {
         /// Number of ranges received.
         found: usize,
-        /// Most ranges that the head has room for.
+        /// Maximum number of ranges that the head has room for.
         most: usize,
     },
 }

@@ -22,7 +22,7 @@ use crate::socket::{prepare, resolve};
 
 /// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 1024;
-/// Most handshakes at a time without an admission queue. Further connections wait in the kernel.
+/// Maximum number of handshakes at a time without an admission queue. Further connections wait in the kernel.
 const MAX_HANDSHAKES: usize = 512;
 /// Links that may wait for `accept`. Further handshakes wait.
 const MAX_READY: usize = 256;

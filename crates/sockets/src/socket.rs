@@ -15,9 +15,9 @@ use tokio::net::{lookup_host, TcpSocket, TcpStream};
 
 use crate::kernel::info;
 
-/// Most unsent bytes in the kernel for one connection of a link with several. These bytes cannot move to
-/// another connection that is free, so with more of them the slowest connection would delay the end of an
-/// update.
+/// Maximum number of unsent bytes in the kernel for one connection of a link with several. These bytes cannot
+/// move to another connection that is free, so with more of them the slowest connection would delay the end
+/// of an update.
 #[cfg(target_os = "linux")]
 const WAITING: u32 = 256 << 10;
 

@@ -14,7 +14,8 @@ use tokio::time::{sleep_until, Instant};
 use crate::unauthenticated_peers::{Bounds, Origin, UnauthenticatedPeerId, UnauthenticatedPeers};
 use crate::{Error, ErrorKind, Result};
 
-/// Most evicted peers whose connections may still exist. Until one of them has ended, no new peer is let in.
+/// Maximum number of evicted peers whose connections may still exist. Until one of them has ended, no new
+/// peer is let in.
 const LEAVING: usize = 64;
 const LINK: &str = "admit peer";
 
@@ -228,7 +229,7 @@ impl Standing {
         self.proved.load(Ordering::Acquire)
     }
 
-    /// Most bytes of payload that a frame of this kind may have now.
+    /// Maximum number of bytes of payload that a frame of this kind may have now.
     pub fn limit(&self, kind: Kind) -> u32 {
         match (self.is_proved(), kind) {
             (true, Kind::Control) => MAX_CONTROL,

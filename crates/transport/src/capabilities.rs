@@ -44,7 +44,7 @@ pub struct Capabilities {
     pub congestion: bool,
     /// Retransmissions are counted.
     pub retransmissions: bool,
-    /// Most bytes of payload in one chunk.
+    /// Maximum number of bytes of payload in one chunk.
     pub max_chunk: u32,
     /// Usual bytes of payload in a chunk, if the plan sets none. 0 leaves the choice to the session.
     pub preferred_chunk: u32,

@@ -25,9 +25,9 @@ pub struct ConnectionLimit(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Most permits in all.
+    /// Maximum number of permits in all.
     total: usize,
-    /// Most permits for one address of another machine.
+    /// Maximum number of permits for one address of another machine.
     share: usize,
     /// Number of permits held, by address.
     taken: watch::Sender<HashMap<Origin, usize>>,

@@ -56,8 +56,8 @@ pub trait Listener: Send + Sync {
         None
     }
 
-    /// Most bytes of payload in a chunk on this listener's links. It is less than the transport's
-    /// [`Capabilities::max_chunk`] if a broker has a lower limit.
+    /// Maximum number of bytes of payload in a chunk on this listener's links. It is less than the
+    /// transport's [`Capabilities::max_chunk`] if a broker has a lower limit.
     fn max_chunk(&self) -> u32 {
         u32::MAX
     }

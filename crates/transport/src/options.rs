@@ -31,12 +31,12 @@ pub struct Options {
     /// they are. `None` trusts every peer from its first byte on.
     #[serde(skip)]
     pub admission_queue: Option<AdmissionQueue>,
-    /// Most milliseconds that one attempt to connect may take, handshake included.
+    /// Maximum time of one attempt to connect, in milliseconds, handshake included.
     pub connect_timeout_ms: u64,
 }
 
 impl Options {
-    /// Most time that one attempt to connect may take, handshake included.
+    /// Maximum time of one attempt to connect, handshake included.
     pub fn connect_timeout(&self) -> Duration {
         Duration::from_millis(self.connect_timeout_ms)
     }

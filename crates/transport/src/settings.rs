@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
 
-/// Most bytes of a text value.
+/// Maximum number of bytes of a text value.
 const TEXT: usize = 200;
 
 /// A setting of a transport.

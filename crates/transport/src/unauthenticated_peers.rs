@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// Most unauthenticated peers at a time, however many descriptors the process may have.
+/// Maximum number of unauthenticated peers at a time, however many descriptors the process may have.
 const MOST: u64 = 1024;
 /// Unauthenticated peers may use the process's descriptors divided by this.
 const PART: u64 = 4;
@@ -15,9 +15,9 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Bounds on the number of unauthenticated peers and on their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Most unauthenticated peers in all.
+    /// Maximum number of unauthenticated peers in all.
     pub total: usize,
-    /// Most unauthenticated peers from one address.
+    /// Maximum number of unauthenticated peers from one address.
     pub share: usize,
     /// How long a peer may stay unauthenticated.
     pub timeout: Duration,

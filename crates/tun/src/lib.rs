@@ -18,7 +18,7 @@ use frame::FRONT;
 const PATH: &str = "/dev/net/tun";
 /// Number of bytes of the header in front of each packet.
 pub const HEADER: usize = 10;
-/// Most bytes in a device's name.
+/// Maximum number of bytes in a device's name.
 pub const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
 
 /// A hardware (MAC) address.

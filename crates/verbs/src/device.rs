@@ -34,13 +34,13 @@ pub enum Error {
 /// Limits of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes that one work request may move.
+    /// Maximum number of bytes that one work request may move.
     pub message: u64,
-    /// Most parts of memory that one work request may gather.
+    /// Maximum number of parts of memory that one work request may gather.
     pub parts: usize,
-    /// Most work requests that a pair holds.
+    /// Maximum number of work requests that a pair holds.
     pub works: usize,
-    /// Most reads that a pair has in flight; further ones wait.
+    /// Maximum number of reads that a pair has in flight; further ones wait.
     pub reads: usize,
     /// Whether it has memory windows of type 2B. Otherwise each grant registers its memory.
     pub windows: bool,
@@ -59,7 +59,7 @@ pub struct Endpoint {
     pub first: u32,
     /// Payload bytes of the longest packet that this end accepts.
     pub mtu: u32,
-    /// Most reads of the peer that this end answers at once.
+    /// Maximum number of reads of the peer that this end answers at once.
     pub reads: u32,
 }
 

@@ -74,8 +74,8 @@ impl Domain {
 
     pub(crate) fn port(&self, port: u8) -> Result<abi::PortAttr, Error> {
         let mut attributes = abi::PortAttr::zero();
-        // SAFETY: the context is open. The structure is as long as the newest one, and older libraries write
-        // less.
+        // SAFETY: the context is open. `attributes` has the size of the newest library version's struct;
+        // older versions write less of it.
         let code = unsafe { (self.functions.ibv_query_port)(self.context, port, &raw mut attributes) };
         checked("query the port", code).map(|()| attributes)
     }

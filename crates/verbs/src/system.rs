@@ -23,7 +23,7 @@ const PORT: u8 = 1;
 const WORKS: usize = 512;
 /// Maximum scatter/gather elements of a work request; fewer if the device allows fewer.
 const PARTS: usize = 16;
-/// Most reads in flight on a pair, if the device allows as many. Each may be long.
+/// Maximum number of reads in flight on a pair, if the device allows as many. Each may be long.
 const READS: usize = 16;
 /// ACK timeout if the round-trip time is unknown, as an exponent: 4.096 us x 2^16 = 0.27 s. A packet is sent
 /// seven times in all, since a retry count of 7 means "forever" on rxe.
@@ -202,7 +202,7 @@ struct SystemPair {
     events: Option<AsyncFd<Arc<Channel>>>,
     queue: Queue,
     endpoint: Endpoint,
-    /// Most reads that this end may have in flight.
+    /// Maximum number of reads that this end may have in flight.
     reads: usize,
     index: u8,
     /// Exponent of the ACK timeout.

@@ -24,12 +24,13 @@ use crate::{difference, text, Allowance, Layout, LayoutHash, Ranges, TensorSpec,
 
 /// Oldest and newest version of the session protocol that this build supports.
 pub const VERSIONS: (u16, u16) = (8, 8);
-/// Most separate holes that one message names. A receiver asks for more in a later message.
+/// Maximum number of separate holes that one message names. A receiver asks for more in a later message.
 pub const MAX_HOLES: usize = 4096;
-/// Most separate holes that a [`Hello`] names, so that it has at most [`crate::MAX_HELLO`] bytes.
+/// Maximum number of separate holes that a [`Hello`] names, so that it has at most [`crate::MAX_HELLO`]
+/// bytes.
 pub const HELLO_HOLES: usize = 128;
 
-/// Most other nodes that are named to a client.
+/// Maximum number of other nodes that are named to a client.
 pub const MAX_OTHERS: usize = 8;
 
 /// A random number, drawn anew for each connection, so that no proof can be replayed.

@@ -6,7 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::layout::{MAX_NAME, MAX_RANK};
 use crate::{text, Dtype, Tensor};
 
-/// Most bytes of a tensor's name in an error message. A name may be longer, and may have any characters.
+/// Maximum number of bytes of a tensor's name in an error message. A name may be longer, and may have any
+/// characters.
 const SHOWN: usize = 200;
 
 /// The element type and shape of a tensor.

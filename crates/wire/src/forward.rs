@@ -13,7 +13,7 @@ const POSITION_BITS: u32 = 40;
 const POSITION: u64 = (1 << POSITION_BITS) - 1;
 /// Stream numbers are less than this.
 pub const MOST_STREAMS: u32 = 1 << (64 - POSITION_BITS);
-/// Most bytes of one direction of a stream that may be granted and not yet used.
+/// Maximum number of bytes of one direction of a stream that may be granted and not yet used.
 pub const MOST_WINDOW: u64 = 1 << 30;
 
 /// A message between the two ends of forwarded streams.
@@ -23,7 +23,7 @@ pub enum Forward {
     Ready {
         /// Bytes that the far end buffers for each stream.
         window: u64,
-        /// Most streams that may be open at once.
+        /// Maximum number of streams that may be open at once.
         streams: u32,
         /// Silence for this long ends the link, in microseconds.
         liveness: u64,

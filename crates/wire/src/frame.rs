@@ -22,11 +22,11 @@ use crate::{LayoutHash, Range, WireError};
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 52;
-/// Most payload bytes of a chunk.
+/// Maximum number of payload bytes of a chunk.
 pub const MAX_CHUNK: u32 = 4 << 20;
-/// Most payload bytes of a control message.
+/// Maximum number of payload bytes of a control message.
 pub const MAX_CONTROL: u32 = 8 << 20;
-/// Most payload bytes of a control message from a peer that has not proved its identity yet. A
+/// Maximum number of payload bytes of a control message from a peer that has not proved its identity yet. A
 /// [`crate::control::Hello`] is never longer.
 pub const MAX_HELLO: u32 = 4 << 10;
 

@@ -8,11 +8,11 @@ use crate::{Difference, Dtype, Range, Ranges, TensorSpec, WireError};
 /// Every tensor starts at a multiple of this many bytes, the size of a cache line and of the widest vector
 /// register.
 pub const ALIGN: u64 = 64;
-/// Most tensors that a layout may have.
+/// Maximum number of tensors that a layout may have.
 pub const MAX_TENSORS: usize = 1 << 17;
 /// Longest name of a tensor, in bytes.
 pub(crate) const MAX_NAME: usize = 1024;
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub(crate) const MAX_RANK: usize = 16;
 const MAX_BYTES: u64 = 1 << 46;
 

@@ -32,9 +32,9 @@ pub struct Limit {
     pub tensor: String,
     /// The tensor's bytes in the update.
     pub range: Range,
-    /// Most bytes that may stay missing.
+    /// Maximum number of bytes that may stay missing.
     pub budget: u64,
-    /// Most bytes that may be lost on the way without refusing the update.
+    /// Maximum number of bytes that may be lost on the way without refusing the update.
     pub refuse: u64,
 }
 

@@ -13,7 +13,7 @@ use rustix::net::{recv, RecvFlags};
 
 use crate::note::{Kind, Note, MOST_FOLLOWING, NOTE_BYTES};
 
-/// Most messages that may wait for an earlier message from the other socket.
+/// Maximum number of messages that may wait for an earlier message from the other socket.
 const MOST_EARLY: usize = 4096;
 
 /// A note, and the bytes that follow it.

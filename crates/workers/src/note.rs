@@ -22,7 +22,8 @@ use thalweg_shm_pool::{Key, Name};
 
 /// Bytes of a note.
 pub const NOTE_BYTES: usize = 64;
-/// Most bytes that may follow a note. A head of sums with one and a half million weight runs fits.
+/// Maximum number of bytes that may follow a note. A head of sums with one and a half million weight runs
+/// fits.
 pub(crate) const MOST_FOLLOWING: u64 = 64 << 20;
 
 /// Kind of a note: an order to a worker, or its answer.

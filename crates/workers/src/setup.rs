@@ -17,7 +17,7 @@ use thalweg_fold::Precision;
 use thalweg_shm_pool::{Class, Plan};
 use thalweg_wire::{Layout, Range};
 
-/// Most bytes of an encoded [`Setup`].
+/// Maximum number of bytes of an encoded [`Setup`].
 const MOST: u64 = 256 << 20;
 
 /// Everything that a worker must know. The descriptors of [`Shared`] are sent together with it.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::systems::{DataPlane, Levels, Start, Switches};
 
-/// Most updates that one pass over the sums folds.
+/// Maximum number of updates that one pass over the sums folds.
 const MANY: u32 = 8;
 
 /// Costs on one machine; rates are in bytes a second. The defaults were measured on two cores (decision

@@ -60,7 +60,7 @@ pub struct Machine {
     /// Tasks that wait for a worker, by role.
     pub waiting: [VecDeque<usize>; 3],
     pub scalers: [Autoscaler; 3],
-    /// Most leaves that the plan allows.
+    /// Maximum number of leaves that the plan allows.
     pub leaves: u32,
     /// Rate of the link to and from other nodes, in bits a second; 0 for no limit.
     pub rate: u64,

@@ -70,7 +70,7 @@ pub struct Scenario {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// The most load that it can hold at once, MC, in thousandths of an update.
+    /// Maximum load that the node can hold at once (MC), in thousandths of an update.
     pub capacity: Load,
     /// Number of cores.
     pub cores: u32,
@@ -119,7 +119,7 @@ pub struct Outcome {
     /// Sum over all workers of the time that each existed in this round.
     #[serde(with = "crate::seconds")]
     pub worker_seconds: Duration,
-    /// Most bytes of updates and sums that existed at one moment.
+    /// Maximum number of bytes of updates and sums that existed at one moment.
     pub peak_bytes: u64,
 }
 
@@ -188,7 +188,7 @@ impl std::fmt::Display for Impossible {
 
 impl std::error::Error for Impossible {}
 
-/// Most nodes, clients and rounds of a scenario.
+/// Maximum number of nodes, clients and rounds of a scenario.
 const MOST: (usize, u32, u32) = (1_000, 100_000, 10_000);
 
 impl Scenario {

@@ -58,7 +58,7 @@ struct World {
     waiting: usize,
     heard: usize,
     sack: bool,
-    /// Most bytes in one polled piece. The segments of a piece cross the path one by one.
+    /// Maximum number of bytes in one polled piece. The segments of a piece cross the path one by one.
     most: usize,
     pieces: usize,
     bytes: u64,

@@ -87,7 +87,8 @@ impl Rival {
         self.contest.is_some()
     }
 
-    /// The window while this flow competes; `None` if it can keep the queue short.
+    /// The window for competing with other flows that fill the queue; `None` while this flow need not
+    /// compete.
     pub fn window(&mut self, sample: &Sample, seen: &Observation) -> Option<f64> {
         let now = sample.now;
         let trip = seen.trip;

@@ -10,13 +10,14 @@ const JOINED: usize = 16 << 10;
 /// The receiver sends more credit when this fraction (1/8) of the smaller of both windows is free. So the
 /// sender never waits for credit on a link whose bandwidth-delay product fits the window.
 const TOLD: u64 = 8;
-/// Most separate pieces that may wait for bytes before them. Each piece costs memory besides its bytes.
+/// Maximum number of separate pieces that may wait for bytes before them. Each piece costs memory besides its
+/// bytes.
 const MOST_AHEAD: usize = 1 << 14;
 
 /// Bytes from the peer for the program.
 #[derive(Debug)]
 pub(super) struct Inlet {
-    /// Most bytes that are buffered.
+    /// Maximum number of bytes that are buffered.
     window: u64,
     /// The receiver sends more credit after the program has taken this many bytes.
     step: u64,

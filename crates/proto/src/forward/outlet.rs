@@ -21,7 +21,7 @@ pub(super) struct Outlet {
     arrived: u64,
     /// The peer allows bytes before this position.
     limit: u64,
-    /// Most bytes that are kept, whatever the peer allows.
+    /// Maximum number of bytes that are kept, whatever the peer allows.
     window: u64,
     /// Ranges that were sent and lost.
     again: Ranges,

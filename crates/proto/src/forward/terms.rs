@@ -10,9 +10,9 @@ pub struct ForwardConfig {
     /// Bytes that the near end may send on a new stream before the other end has answered. The other end
     /// buffers as many. 0 at the far end, and where chunks may overtake messages.
     pub granted: u64,
-    /// Most streams that may be open at once.
+    /// Maximum number of streams that may be open at once.
     pub streams: u32,
-    /// Most bytes of a chunk.
+    /// Maximum number of bytes of a chunk.
     pub chunk: u32,
     /// Whether every chunk arrives, so that none needs to be sent again.
     pub reliable: bool,

@@ -14,7 +14,7 @@ use crate::session::{Admission, Roster, SessionConfig};
 use crate::transfer::Rule;
 use crate::Time;
 
-/// Most neighbours that a node may ever have.
+/// Maximum number of neighbours that a node may ever have.
 const MAX_NEIGHBOURS: u32 = 1 << 16;
 /// Stands for the last iteration where its number is unknown. No node reaches this number.
 const UNREACHABLE: u32 = 1 << 31;

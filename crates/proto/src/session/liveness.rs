@@ -1,29 +1,32 @@
-//! The rule of liveness: a transfer without progress for a time T is ended, and T follows the measured rate.
+//! The rule of liveness: a transfer ends after a time T without progress. T follows the measured rate; see
+//! [`Liveness::timeout`].
 
 use crate::Time;
 
 /// Progress means at least this many more bytes, one packet's worth. A peer that sends a byte a second makes
 /// no progress.
 const STEP: u64 = 1500;
-/// T is the usual time of a step, times this factor. It is at least `floor` and at most `floor * CEILING`.
+/// The timeout T is the smoothed time of a step, times this factor. It is at least `floor` and at most `floor
+/// * CEILING`.
 const TIMEOUT_FACTOR: u32 = 64;
 const CEILING: u32 = 12;
 
 /// Watches the progress of one direction of one link.
 #[derive(Debug, Clone)]
 pub struct Liveness {
-    /// Shortest T.
+    /// Minimum of T, the time without progress that ends the transfer.
     floor: Time,
     /// When the last progress was made.
     last: Time,
-    /// Bytes since then, fewer than a step.
+    /// Bytes that have arrived since `last`, fewer than a step.
     gathered: u64,
     /// Smoothed time of a step.
     usual: Option<Time>,
 }
 
 impl Liveness {
-    /// Starts watching at `now`; T is at least `floor`.
+    /// Starts watching at `now`. T, the time without progress after which the link counts as broken, is at
+    /// least `floor`.
     pub fn new(now: Time, floor: Time) -> Self {
         Self { floor, last: now, gathered: 0, usual: None }
     }
@@ -47,7 +50,7 @@ impl Liveness {
         self.gathered = 0;
     }
 
-    /// The present T.
+    /// The present T: how long the peer may make no progress.
     pub fn timeout(&self) -> Time {
         let followed = self.usual.map_or(self.floor, |usual| usual.saturating_mul(TIMEOUT_FACTOR));
         followed.clamp(self.floor, self.floor.saturating_mul(CEILING))

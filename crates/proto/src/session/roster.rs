@@ -131,7 +131,7 @@ pub struct SessionConfig {
     pub purpose: Purpose,
     /// A link without progress for this long, or longer on a slow link, counts as broken.
     pub liveness: Time,
-    /// Most members that the job may ever have.
+    /// Maximum number of members that the job may ever have.
     pub max_members: u32,
 }
 

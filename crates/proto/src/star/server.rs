@@ -49,7 +49,7 @@ pub struct ServerConfig {
     pub max_weight: f64,
     /// A link without progress for this long, or longer on a slow link, counts as broken.
     pub liveness: Time,
-    /// Most clients that the job may ever have.
+    /// Maximum number of clients that the job may ever have.
     pub max_clients: u32,
 }
 

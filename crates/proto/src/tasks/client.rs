@@ -14,7 +14,7 @@ use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
 use crate::transfer::{Incoming, Outgoing, Rule, Step};
 use crate::{micros, Fit, Span, Time};
 
-/// Most tasks that a client holds at once. A server normally gives it far fewer.
+/// Maximum number of tasks that a client holds at once. A server normally gives it far fewer.
 const MAX_GIVEN: usize = 1024;
 
 /// The end of a task, as the server tells the client.

@@ -28,11 +28,11 @@ pub struct TaskConfig {
     pub liveness: Time,
     /// How long a member may be away before its part in a task is lost.
     pub grace: Time,
-    /// Most members that the job may ever have.
+    /// Maximum number of members that the job may ever have.
     pub max_members: u32,
-    /// Most tasks that may be open at once.
+    /// Maximum number of tasks that may be open at once.
     pub max_open: usize,
-    /// Most tasks that a member is given at once. Its other tasks wait.
+    /// Maximum number of tasks that a member is given at once. Its other tasks wait.
     pub ahead: usize,
     /// Bytes of results that may be staged for folding at the same time. One result is always allowed.
     pub staging: u64,

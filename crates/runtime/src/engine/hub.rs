@@ -27,8 +27,8 @@ use super::turned_away::TurnedAway;
 use super::{caller_timeout, descriptors, goes_on, holding, GoOn};
 use crate::{lock, random, Error};
 
-/// Most handshakes at a time, in addition to the limit of the `AdmissionQueue`. Beyond it the next peer
-/// waits. It matters only for a transport that does not use the admission queue.
+/// Maximum number of handshakes at a time, in addition to the limit of the `AdmissionQueue`. Beyond it the
+/// next peer waits. It matters only for a transport that does not use the admission queue.
 const HANDSHAKES: usize = 2048;
 /// How long a group send waits until a member's earlier messages are sent. After that the member gets the
 /// parcel alone.

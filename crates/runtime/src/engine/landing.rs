@@ -8,7 +8,7 @@ use thalweg_wire::{ChunkHeader, Range};
 
 use crate::lock;
 
-/// Most free buffers that are kept.
+/// Maximum number of free buffers that are kept.
 const SPARE: usize = 8;
 
 /// Reusable buffers for chunks that are not received straight into their place.

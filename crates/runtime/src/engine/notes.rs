@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use thalweg_wire::text::{plain, MAX_NAME, MAX_REASON};
 
-/// Most lines that are kept until they are taken. Further lines are only counted.
+/// Maximum number of lines that are kept until they are taken. Further lines are only counted.
 const WAITING: usize = 1000;
-/// Most lines about one client in a round, and about all peers together that are not clients.
+/// Maximum number of lines about one client in a round, and about all peers together that are not clients.
 const EACH: usize = 32;
 /// Longest line in bytes: a name, a reason, and a few words.
 const LONGEST: usize = MAX_NAME + MAX_REASON + 128;

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::task_set::TaskSet;
 
-/// Most messages that may be queued for a peer. A peer that is further behind loses its link.
+/// Maximum number of messages that may be queued for a peer. A peer that is further behind loses its link.
 const CAPACITY: usize = 256;
 /// How long a closing link may take to send what is queued.
 const FLUSH: Duration = Duration::from_secs(1);

@@ -19,7 +19,7 @@ use super::{program, stop};
 use crate::engine::{descriptor_limit, Gate, Keys, Peers, TurnedAway};
 use crate::{lock, registry, Error};
 
-/// Most handshakes with near ends at a time. Beyond that the next one waits.
+/// Maximum number of handshakes with near ends at a time. Beyond that the next one waits.
 const HANDSHAKES: usize = 256;
 /// How long the target may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);

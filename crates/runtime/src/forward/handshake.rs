@@ -32,7 +32,7 @@ pub(crate) struct Identity {
 pub(crate) struct Ready {
     /// Bytes of each stream that it buffers.
     pub window: u64,
-    /// Most streams at a time.
+    /// Maximum number of streams at a time.
     pub streams: u32,
     /// How long a silence ends the link, at both ends.
     pub liveness: Duration,

@@ -15,7 +15,7 @@ use crate::Error;
 /// Largest possible limit on connections.
 const MOST_CONNECTIONS: u32 = 4096;
 const LEAST_WINDOW: u64 = 4 << 10;
-/// Most bytes of a message that answers a call.
+/// Maximum number of bytes of a message that answers a call.
 const MOST_MESSAGE: usize = 1 << 20;
 
 /// Options of one end. A near end has `via`, a far end has `to`.
@@ -43,7 +43,7 @@ pub struct ForwardOptions {
     pub issuer: Option<String>,
     /// Bytes of each direction of a connection that its receiver buffers.
     pub window: u64,
-    /// Most connections at a time; further ones wait.
+    /// Maximum number of connections at a time; further ones wait.
     pub connections: u32,
     /// Far end: a link ends, at both of its ends, after at least this many seconds of silence.
     pub liveness: f64,

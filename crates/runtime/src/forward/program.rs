@@ -11,7 +11,7 @@ use tokio::net::{tcp, TcpStream};
 use super::carrier::{Carrier, Signals};
 use super::http2::Calls;
 
-/// Most bytes of one read.
+/// Maximum number of bytes of one read.
 const BLOCK: u64 = 64 << 10;
 
 /// How a connection ended.

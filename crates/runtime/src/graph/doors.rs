@@ -22,7 +22,7 @@ use super::staging::Stages;
 use crate::engine::{Dialer, DialerMachine, DialerPolicy, Hub, HubMachine, HubPolicy, KnownAs, Lent};
 use crate::lock;
 
-/// Most events that are kept until [`Shared::take_events`]. Beyond that the oldest are dropped.
+/// Maximum number of events that are kept until [`Shared::take_events`]. Beyond that the oldest are dropped.
 const EVENTS: usize = 1000;
 
 /// The hub of a node drives the links that it accepts. A dialer drives the link to one neighbour that the

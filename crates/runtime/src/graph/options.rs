@@ -10,7 +10,7 @@ use thalweg_wire::control::Alike;
 use crate::options::{seconds, Layers, PrecisionRule};
 use crate::{ClientOptions, Error};
 
-/// Most iterations for which chunks are accepted early. Each takes the memory of a model.
+/// Maximum number of iterations for which chunks are accepted early. Each takes the memory of a model.
 const MOST_AHEAD: u32 = 16;
 /// Longest digest of a plan or graph, in bytes.
 const MOST_DIGEST: usize = 128;

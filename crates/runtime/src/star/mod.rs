@@ -40,7 +40,7 @@ pub fn kernel_routes() -> Result<(), crate::Error> {
     Err(server::no_workers())
 }
 
-/// Forwards messages, in a process of its own.
+/// Not supported on this system. On Linux, it forwards messages, in a process of its own.
 ///
 /// # Errors
 /// Always: as [`work`].
@@ -49,7 +49,7 @@ pub fn hop(_most: u64) -> Result<(), crate::Error> {
     Err(server::no_workers())
 }
 
-/// In a template process, waits for a node's request.
+/// Not supported on this system. On Linux, a template process waits in it for a node's request.
 ///
 /// # Errors
 /// Always: as [`work`].

@@ -131,8 +131,8 @@ impl Inline {
     fn fold_staged(&self, sender: u32, weight: f64, holes: &Ranges) -> Result<(), String> {
         let _folding = self.folding.read().unwrap_or_else(PoisonError::into_inner);
         let arena = self.staging.place(sender).ok_or("there is no memory")?;
-        // The sink that received the last chunk may still hold its place, and late chunks may still be
-        // written.
+        // Wait for the claim: the last chunk's sink may not have released its range yet, and late chunks may
+        // still be being written.
         let mut update = arena.claim_within(arena.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
         if self.mending.is_due(holes) {
             return self.fold_mended(sender, weight, &mut update, holes);

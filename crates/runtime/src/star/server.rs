@@ -23,7 +23,7 @@ use crate::{lock, registry, Error};
 
 /// How long a cancelled sender may keep the loan of the model before its link is closed.
 const LOAN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Most clients that a job may ever have.
+/// Maximum number of clients that a job may ever have.
 const MAX_CLIENTS: u32 = 1 << 16;
 
 /// The policy of a server of rounds.
@@ -300,8 +300,8 @@ impl HubPolicy for Star {
     }
 }
 
-/// Most bytes of updates that may be staged. With workers, the number of places in the pool decides, even if
-/// clients of other nodes come to this one.
+/// Maximum number of bytes of updates that may be staged. With workers, the number of places in the pool
+/// decides, even if clients of other nodes come to this one.
 fn staging(options: &ServerOptions, update: u64) -> u64 {
     match options.workers {
         None => options.staging_bytes(update),

@@ -17,7 +17,7 @@ use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Len
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, Error};
 
-/// Most bytes of one task.
+/// Maximum number of bytes of one task.
 const MAX_TASK: u64 = 64 << 30;
 
 /// Events for the application.

@@ -33,17 +33,18 @@ pub struct TaskServerOptions {
     pub liveness: f64,
     /// Seconds that a member may be disconnected before its part in a task is lost.
     pub grace: f64,
-    /// Most tasks that may be open at once.
+    /// Maximum number of tasks that may be open at once.
     pub max_open: usize,
-    /// Most tasks that a member gets at once; further tasks wait.
+    /// Maximum number of tasks that a member gets at once; further tasks wait.
     pub ahead: usize,
-    /// Most bytes of results in memory, arriving or waiting to be taken. Further results lie in files.
+    /// Maximum number of bytes of results in memory, arriving or waiting to be taken. Further results lie in
+    /// files.
     pub memory: u64,
     /// Folder of these files; `None`: the system's folder for temporary files.
     pub spill: Option<PathBuf>,
-    /// Most bytes of results that wait to be folded. One result is always allowed.
+    /// Maximum number of bytes of results that wait to be folded. One result is always allowed.
     pub staging: u64,
-    /// Most bytes of one result.
+    /// Maximum number of bytes of one result.
     pub max_result: u64,
     /// Number format of the sums.
     pub precision: PrecisionRule,

@@ -24,7 +24,7 @@ use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
 use crate::{lock, registry, Error};
 
-/// Most members that a job may ever have.
+/// Maximum number of members that a job may ever have.
 const MAX_MEMBERS: u32 = 1 << 16;
 
 /// Accepts a result by its member's name, its head and its weight, or returns the reason for refusing it. It

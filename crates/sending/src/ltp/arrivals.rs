@@ -6,7 +6,8 @@ use thalweg_wire::Range;
 
 use super::MAX_RANGES;
 
-/// Most ranges that are remembered. On a path that reorders, gaps stay open far behind the newest number.
+/// Maximum number of ranges that are remembered. On a path that reorders, gaps stay open far behind the
+/// newest number.
 const KEPT: usize = 1024;
 /// Each ACK reports this many of the newest ranges, whether they have changed or not.
 const NEWEST: usize = 16;

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 
 use super::repair::{Block, MAX_BLOCK};
 
-/// Most packets that the receiver keeps in case others of their block are lost.
+/// Maximum number of packets that the receiver keeps in case others of their block are lost.
 const KEPT: usize = 4 * MAX_BLOCK as usize;
-/// Most blocks of which the receiver keeps repair packets.
+/// Maximum number of blocks of which the receiver keeps repair packets.
 const BLOCKS: usize = 4;
 
 /// The repair packets of a block that have arrived.

@@ -37,5 +37,5 @@ pub use repair::{Block, MAX_BLOCK};
 pub use sender::{Ended, Packet, Sender, What};
 pub use transfer::{Part, Piece, MAX_PIECES};
 
-/// Most ranges of packet numbers in an ACK.
+/// Maximum number of ranges of packet numbers in an ACK.
 pub const MAX_RANGES: usize = 128;

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 
 use crate::Time;
 
-/// Most packets in a block. In a larger block, repair packets would protect more packets. But they would come
-/// later and cost the receiver more memory.
+/// Maximum number of packets in a block. In a larger block, repair packets would protect more packets. But
+/// they would come later and cost the receiver more memory.
 pub const MAX_BLOCK: u32 = 64;
 
-/// Most repair packets of a block, since a byte in the packet has their index.
+/// Maximum number of repair packets of a block, since a byte in the packet has their index.
 const MOST_REPAIR: f64 = 255.0;
 /// Below this path loss, only the configured share determines the number of repair packets.
 const LOSSY: f64 = 0.08;

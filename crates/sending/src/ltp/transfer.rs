@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::Closed;
 
-/// Most chunks of a transfer. A receiver keeps one bit for each.
+/// Maximum number of chunks of a transfer. A receiver keeps one bit for each.
 pub const MAX_PIECES: usize = 1 << 24;
 
 /// A chunk of a transfer, as its sender knows it.

@@ -49,12 +49,12 @@ pub struct Party {
     pub rebuilt: u64,
     /// Packets of blocks that were sent, by number.
     covered: HashMap<u64, Packet>,
-    /// The most by which an end wakes up late.
+    /// Maximum delay with which an end wakes up.
     pub late: Time,
     /// The receiver does not read until this time. Meanwhile packets wait in its buffer.
     pub asleep: Time,
     waiting: Vec<Packet>,
-    /// The most bytes that ever waited in that buffer.
+    /// Maximum delay with which an end wakes up.
     pub held: u64,
     /// When the sender and the receiver wake up next.
     timers: [Option<Time>; 2],

@@ -24,7 +24,7 @@ use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Kind, Options, 
 
 use crate::carrier::AmqpCarrier;
 
-/// Most payload of a chunk, in bytes.
+/// Maximum length of a chunk's payload, in bytes.
 pub const MAX_CHUNK: u32 = 4 << 20;
 
 /// Frame size to ask the broker for, in bytes. lapin keeps 32 frames for each direction of a connection.
@@ -35,9 +35,9 @@ const FRAME_EXTRA: usize = 8;
 const HEARTBEAT_SECONDS: u16 = 60;
 /// Longest time to close in good order.
 const CLOSING: Duration = Duration::from_secs(2);
-/// Most bytes of messages that wait for the connection.
+/// Maximum number of bytes of messages that wait for the connection.
 const ROOM: usize = 1 << 20;
-/// Most cost of chunks in flight to one reader. They wait in the broker's memory.
+/// Maximum cost of chunks in flight to one reader. They wait in the broker's memory.
 const WINDOW: u64 = 8 << 20;
 const RECEIVE: &str = "receive";
 

@@ -15,7 +15,7 @@ use crate::presence::Absent;
 use crate::ROOM;
 
 const PUBLISH: &str = "publish";
-/// Most messages without a confirm. Beyond that, publishing waits.
+/// Maximum number of messages without a confirm. Beyond that, publishing waits.
 const UNCONFIRMED: usize = 256;
 
 /// A queued message.

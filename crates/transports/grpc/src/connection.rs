@@ -14,7 +14,7 @@ use crate::shared::LinkState;
 pub(crate) const MAX_FRAME: u32 = 64 << 10;
 /// Bytes of a stream that HTTP/2 may hold, beyond one message, before it asks for the next message.
 pub(crate) const SEND_BUFFER: usize = 64 << 10;
-/// Most bytes of the headers of a request or an answer.
+/// Maximum number of bytes of the headers of a request or an answer.
 pub(crate) const MAX_HEADERS: u32 = 16 << 10;
 /// How long an ended link waits for the peer's end of the stream.
 const GOODBYE: Duration = Duration::from_millis(250);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use prost::Message;
 use thalweg_wire::FrameHeader;
 
-/// Most bytes of a control message in one gRPC message.
+/// Maximum number of bytes of a control message in one gRPC message.
 pub(crate) const CONTROL_PART: usize = 1 << 20;
 /// Bytes that gRPC puts before a message: a flag and the length.
 const PREFIX: usize = 5;

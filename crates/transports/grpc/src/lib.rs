@@ -31,9 +31,9 @@ use thalweg_transport::{
     Address, Capabilities, Error, ErrorKind, Kind, Link, Listener, Options, Result, Setting, Transport,
 };
 
-/// Most bytes of a message, set at both ends; the default of gRPC's implementations.
+/// Maximum number of bytes of a message, set at both ends; the default of gRPC's implementations.
 pub const MAX_MESSAGE: usize = 4 << 20;
-/// Most bytes of payload in a chunk: the room in a message, in whole pages.
+/// Maximum number of bytes of payload in a chunk: the room in a message, in whole pages.
 pub const MAX_CHUNK: u32 = (4 << 20) - 4096;
 /// HTTP/2's window of a stream and of its connection, in bytes. It limits the bytes in flight, and the bytes
 /// that a receiver holds but nobody has taken. It allows 1 Gbit/s at an RTT of 67 ms, or 100 Mbit/s at 670

@@ -27,7 +27,7 @@ use crate::wire::{Duplex, Wire};
 use crate::{unary, WINDOW};
 
 const ACCEPT: &str = "accept";
-/// Most calls at a time. Calls beside the link's own are short: they are unary or are refused.
+/// Maximum number of calls at a time. Calls beside the link's own are short: they are unary or are refused.
 const MAX_CALLS: u32 = 8;
 
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Door> {

@@ -118,14 +118,15 @@ impl LinkState {
         }
     }
 
-    /// Records an error of the connection. Only an error about trust is kept, because it explains most.
+    /// Records an error of the connection. Keeps only the first security error, since it explains more than
+    /// the errors that follow from it.
     pub(crate) fn blame(&self, error: Error) {
         if error.kind() == ErrorKind::Security {
             let _ = self.fault.set(error); // only the first is kept
         }
     }
 
-    /// The error about trust with which the connection has failed, if there is one.
+    /// The first security error (of a certificate or a key) that ended the connection, if one did.
     pub(crate) fn fault(&self) -> Option<Error> {
         self.fault.get().cloned()
     }

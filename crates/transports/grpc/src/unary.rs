@@ -46,9 +46,9 @@ pub(crate) struct Delivery {
 
 /// The state of a link in unary and in push mode.
 pub(crate) struct Unary {
-    /// Most bytes of one message.
+    /// Maximum number of bytes of one message.
     pub largest: usize,
-    /// Most payload bytes of an update in one call; `None` for the whole update.
+    /// Maximum number of payload bytes of an update in one call; `None` for the whole update.
     piece: Option<u64>,
     /// Held while an update is sent: one at a time, in the order of the calls.
     turn: tokio::sync::Mutex<()>,

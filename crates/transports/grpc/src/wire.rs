@@ -18,8 +18,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 /// The first bytes that a client sends (RFC 9113, section 3.4).
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Most bytes that are read from a peer that has not proved who it is: the headers of its call, its
-/// [`thalweg_wire::control::Hello`], and frames of HTTP/2. If it sends more, the link ends.
+/// Maximum number of bytes that are read from a peer that has not proved who it is: the headers of its call,
+/// its [`thalweg_wire::control::Hello`], and frames of HTTP/2. If it sends more, the link ends.
 const UNAUTHENTICATED_PEER_BYTES: u64 = 32 << 10;
 
 pub(crate) struct Wire {

@@ -29,7 +29,8 @@ use thalweg_udp::listener::listen;
 use crate::link::LtpLink;
 use crate::options::SETTINGS;
 
-/// Most bytes of payload in a chunk. With all headers, the packet fits an Ethernet frame, with IPv6 too.
+/// Maximum number of bytes of payload in a chunk. With all headers, the packet fits an Ethernet frame, with
+/// IPv6 too.
 pub const CHUNK: u32 = 1344;
 
 const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x03", settings: SETTINGS };

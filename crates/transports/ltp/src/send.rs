@@ -23,8 +23,8 @@ use crate::repair::Copies;
 use crate::CHUNK;
 
 const SEND: &str = "send update";
-/// Most reads of acknowledgements in a row. A peer may send them faster than they are read, and the task has
-/// other work.
+/// Maximum number of reads of acknowledgements in a row. A peer may send them faster than they are read, and
+/// the task has other work.
 const AT_ONCE: usize = 4;
 
 /// An update whose sender waits. The sender takes the update back when its call ends, and with it the loan of

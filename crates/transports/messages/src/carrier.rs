@@ -111,8 +111,8 @@ pub trait Carrier: Send + Sync {
         self.publish(Mailbox::Group, message).await
     }
 
-    /// Waits until everything published before is out of this carrier's hands: with a broker, until the
-    /// broker has confirmed it.
+    /// Waits until all messages that were published so far have left this carrier: with a broker, until the
+    /// broker has confirmed them.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] with the reason.
@@ -129,8 +129,8 @@ pub trait Carrier: Send + Sync {
     /// one.
     async fn next(&self) -> Result<Event>;
 
-    /// What the protocol itself knows about the reader of `mailbox` (the listener or a member): an address
-    /// for messages to people, the name in a certificate. [`Peer::binding`] stays empty.
+    /// The protocol's own knowledge about the reader of `mailbox` (the listener or a member): an address for
+    /// messages to people, the name in a certificate. [`Peer::binding`] stays empty.
     fn peer(&self, mailbox: Mailbox) -> Peer {
         Peer { address: format!("{} {mailbox}", self.address()), ..Peer::default() }
     }
@@ -141,14 +141,13 @@ pub trait Carrier: Send + Sync {
         Network::default()
     }
 
-    /// Why published messages have to wait now, for people: an alarm of the broker, say. `None` if they do
-    /// not.
+    /// Why published messages have to wait now, as a text for people: an alarm of the broker, say. `None` if
+    /// they do not.
     fn held(&self) -> Option<String> {
         None
     }
 
-    /// The address that an unauthenticated member counts for in the admission queue, if the protocol knows
-    /// it.
+    /// The address to which the admission queue counts an unauthenticated member, if the protocol knows it.
     fn origin(&self, _member: MemberId) -> Origin {
         Origin::Unknown
     }
@@ -159,15 +158,15 @@ pub trait Carrier: Send + Sync {
     /// The link with a member has ended. The carrier may drop what it keeps for that member.
     fn forget(&self, _member: MemberId) {}
 
-    /// Ends the carrier. Messages published before still go out, as far as the protocol can promise. Waiting
-    /// calls fail. Idempotent. Dropping a carrier ends it too.
+    /// Ends the carrier. Messages that were published before this call still go out, as far as the protocol
+    /// can promise. Waiting calls fail. Idempotent. Dropping a carrier ends it too.
     async fn close(&self);
 }
 
 /// The properties of a carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nature {
-    /// Most bytes of a message, head and body together.
+    /// Maximum number of bytes of a message, head and body together.
     pub max_message: usize,
     /// Whether the group has a mailbox: a message to it is published once and reaches all members.
     pub group: bool,
@@ -175,7 +174,7 @@ pub struct Nature {
     /// message (a broker drops from a full queue), the receiver notices it by its number, and the link
     /// breaks.
     pub lossy: bool,
-    /// Most cost of chunks in flight on a link, in the queues of brokers and libraries. Receivers grant no
+    /// Maximum cost of chunks in flight on a link, in the queues of brokers and libraries. Receivers grant no
     /// more. So a member's mailbox holds at most this, [`crate::CONTROL_WINDOW`] of other messages, and some
     /// heads. The listener's mailbox holds as much for each member. Messages to the group that do not address
     /// a member come on top.
@@ -183,7 +182,8 @@ pub struct Nature {
     /// How often a carrier copies each byte of a body in user space on the way out, between [`Message::body`]
     /// and the kernel. The copy that sends share is not counted here.
     pub copies_out: u64,
-    /// The same on the way in, between the kernel and [`Letter::bytes`].
+    /// How often a carrier copies each byte of a body in user space on the way in, between the kernel and
+    /// [`Letter::bytes`].
     pub copies_in: u64,
 }
 
@@ -224,11 +224,11 @@ pub struct Message<'a> {
 /// value here, if messages of the same value keep their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Care {
-    /// It must arrive: a link that loses it breaks.
+    /// The message must arrive: a link that loses it breaks.
     Control,
-    /// It is a chunk. A [`Nature::lossy`] carrier may lose it.
+    /// The message is a chunk. A [`Nature::lossy`] carrier may lose it.
     Bulk,
-    /// It only tells a time. It may get lost, and should wait for nothing.
+    /// It only says when something begins. It may get lost, and should wait for nothing.
     Hint,
 }
 
@@ -249,8 +249,8 @@ impl Message<'_> {
 pub enum Event {
     /// A message arrived.
     Letter(Letter),
-    /// A reader has gone: a member, or the listener if this is a member's carrier. Nobody reads what is
-    /// published to it.
+    /// A reader is gone: a member, or the listener if this is a member's carrier. Nobody reads messages that
+    /// are published to it.
     Gone {
         /// The reader's mailbox.
         mailbox: Mailbox,
@@ -278,7 +278,8 @@ pub struct Letter {
 }
 
 impl Letter {
-    /// The bytes behind a head of this length. `None` if the body came separately and there are such bytes.
+    /// The bytes that follow a head of this length. `None` if the body came separately but the head's buffer
+    /// has more bytes.
     pub(crate) fn behind(&self, head: usize) -> Option<Bytes> {
         match &self.body {
             None => Some(self.bytes.slice(head..)),

@@ -1,4 +1,5 @@
-//! Flow control by credit: what the other end has granted to this one, and what this end grants.
+//! Flow control by credit: how much the other end allows this end to send, and how much this end allows the
+//! other.
 
 use tokio::sync::{watch, Mutex};
 
@@ -20,7 +21,7 @@ struct Account {
 }
 
 impl Credit {
-    /// Credit of `window`, of which nothing is used.
+    /// A credit of `window`. None of it is used yet.
     pub(crate) fn new(window: u64) -> Self {
         let account = Account { used: 0, granted: window, window };
         Self { account: watch::Sender::new(account), queue: Mutex::new(()) }
@@ -35,7 +36,7 @@ impl Credit {
         });
     }
 
-    /// Reserves `bytes` of credit, or returns `None` if there are not so many.
+    /// Reserves `bytes` of credit. Returns `None` if less credit is left.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Taken<'_>> {
         let mut enough = false;
         self.account.send_if_modified(|account| {
@@ -47,7 +48,7 @@ impl Credit {
         enough.then(|| Taken { credit: self, bytes })
     }
 
-    /// Reserves `bytes` of credit; waits until there are so many.
+    /// Reserves `bytes` of credit; waits until so much credit is left.
     pub(crate) async fn take(&self, bytes: u64) -> Taken<'_> {
         let _first = self.queue.lock().await;
         let mut changed = self.account.subscribe();
@@ -66,15 +67,15 @@ impl Credit {
         account.used.saturating_add(bytes) <= account.granted
     }
 
-    /// Whether at most a quarter of the window is unconfirmed. The receiver grants in quarters of its window,
-    /// so grants tell nothing more exact.
+    /// Whether at most a quarter of the window is unconfirmed. Grants cannot show less: the receiver sends
+    /// one for each quarter of its window.
     pub(crate) fn is_drained(&self) -> bool {
         let account = *self.account.borrow();
         let taken_in = account.granted.saturating_sub(account.window);
         account.used.saturating_sub(taken_in) <= account.window / 4
     }
 
-    /// Whether grants confirm that the receiver has taken everything.
+    /// Whether the grants show that the receiver has taken everything that was sent.
     pub(crate) fn is_idle(&self) -> bool {
         let account = *self.account.borrow();
         account.used <= account.granted.saturating_sub(account.window)
@@ -88,7 +89,7 @@ pub(crate) struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// Uses the credit for good: the message went out, or may have.
+    /// Uses the credit for good: the message was sent, or may have been sent.
     pub(crate) fn keep(mut self) {
         self.bytes = 0;
     }
@@ -104,12 +105,12 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// What this end grants to the other, by cost.
+/// The credit that this end grants to the other, by cost.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     window: u64,
     granted: u64,
-    /// Total cost that was received and taken, or will never arrive.
+    /// Total cost of the messages that the application has taken or that will never arrive.
     taken_in: u64,
 }
 
@@ -124,7 +125,7 @@ impl Allowance {
         self.granted
     }
 
-    /// Most cost that may be in flight.
+    /// Maximum cost that may be in flight.
     pub(crate) fn window(&self) -> u64 {
         self.window
     }
@@ -151,7 +152,7 @@ mod tests {
         assert!(credit.try_take(41).is_none() && !credit.is_drained());
         drop(credit.try_take(40).unwrap());
         credit.try_take(40).unwrap().keep();
-        // An older total changes nothing.
+        // A grant with an older total changes nothing.
         credit.grant(90);
         assert!(!credit.has(1));
         credit.grant(175);

@@ -21,7 +21,7 @@ use crate::MemberId;
 const MAGIC: [u8; 2] = *b"tm";
 const VERSION: u8 = 1;
 const COMMON: usize = 28;
-/// Most slots in the bit set of a chunk to the group.
+/// Maximum number of slots in the bit set of a chunk to the group.
 pub(crate) const MAX_SLOTS: u32 = 1024;
 
 /// The link that a message belongs to.
@@ -43,7 +43,7 @@ pub(crate) struct Ledger {
     pub before: Before,
 }
 
-/// What was sent before a message.
+/// How far the sender had come when it published a message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Before {
     /// Number of the last chunk to this mailbox whose publication was confirmed.
@@ -68,12 +68,12 @@ pub(crate) enum Kind {
     /// A chunk for the members of the group whose slots' bits are set. `kept` says that the broker retains it
     /// for members that join later.
     GroupChunk { number: u64, previous: u64, slots: Slots, header: FrameHeader, kept: bool },
-    /// A chunk whose payload the member already holds: that of the group's chunk number `group`.
+    /// A chunk whose payload the member already holds: the payload of the group's chunk number `group`.
     KeptChunk { number: u64, previous: u64, group: u64, header: FrameHeader },
     /// Announces an update: has the header of its first chunk, which follows. Nothing depends on this
     /// message, so it has no number and uses no credit.
     Begins { header: FrameHeader },
-    /// The same, for the members of the group whose slots' bits are set.
+    /// Announces an update to the members of the group whose slots' bits are set.
     GroupBegins { slots: Slots, header: FrameHeader },
     /// A member tells which retained chunks it holds. [`crate::shelf`] defines the body.
     Holds,

@@ -30,8 +30,8 @@ type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>
 const TIMEOUT: Duration = Duration::from_millis(250);
 /// Least pause between two checks for slow members.
 const MOMENT: Duration = Duration::from_millis(1);
-/// Most bytes published to the group past a member without any message of it. Beyond that, the group send
-/// falls back to separate sends.
+/// Maximum number of bytes that are published to the group, but not for a member, since that member's last
+/// message. Beyond that, the group send falls back to separate sends.
 const MOST_PASSED: u64 = 32 << 20;
 
 /// Whether a group send pays off. Every chunk crosses the links of members that it is not for, too, so at
@@ -75,7 +75,7 @@ struct Member {
     wire: u64,
     /// How long members that had received nearly everything have waited for this one.
     awaited: Duration,
-    /// Whether it has no credit for the next chunk.
+    /// Whether the member has no credit for the next chunk.
     is_full: bool,
 }
 
@@ -86,7 +86,7 @@ struct Sending<'a> {
     tell: Done<'a>,
     /// Members in the group.
     together: Vec<Member>,
-    /// Members that have left it.
+    /// Sends to members that have left the group.
     alone: FuturesUnordered<Alone>,
     started: Instant,
     pace: Pace,
@@ -172,7 +172,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Whether too much has passed a member for which it was not meant; see [`MOST_PASSED`].
+    /// Whether too many bytes that were not for a member have crossed its link; see [`MOST_PASSED`].
     fn is_costly(&self) -> bool {
         let links = lock(&self.office.links);
         let passed = |entry: &Entry| entry.shared.passed.load(Ordering::Relaxed) > MOST_PASSED;
@@ -185,8 +185,8 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Waits until all members of the group have credit for a chunk of this cost. A member that others wait
-    /// for too long leaves, and gets the chunks from `at` on separately.
+    /// Waits until all members of the group have credit for a chunk of this cost. A member that makes the
+    /// others wait for too long leaves the group, and gets the chunks from `at` on separately.
     async fn gather(&mut self, at: usize, bytes: u64) {
         let mut since = None;
         loop {
@@ -220,13 +220,13 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Adds `waited` to the waiting time of the members that others waited for.
+    /// Charges `waited` to each member whose lack of credit made the group wait.
     fn count(&mut self, waited: Duration) {
         self.pace.waited += waited;
         self.together.iter_mut().filter(|member| member.is_full).for_each(|member| member.awaited += waited);
     }
 
-    /// Removes the members that others have waited for too long. Returns `now` if there were any; otherwise,
+    /// Removes the members that made the group wait for too long. Returns `now` if there were any; otherwise,
     /// until when to wait. If members wait for each other in turn, none of them is slow. So the least waiting
     /// time is subtracted from all.
     fn part(&mut self, at: usize, now: tokio::time::Instant) -> tokio::time::Instant {
@@ -241,7 +241,7 @@ impl<'a> Sending<'a> {
         }
         slow.into_iter().for_each(|member| self.leave(member, at));
         if self.together.len() == 1 {
-            // A group of one would send its chunks across the links of all members.
+            // Dissolve a group of one: its chunks would cross the links of all members.
             self.together.pop().into_iter().for_each(|member| self.leave(member, at));
         }
         now
@@ -333,7 +333,8 @@ async fn publish(
     Ok(true)
 }
 
-/// Counts a chunk as sent when dropped: once it is published, or if publishing is cancelled.
+/// Counts a chunk as sent when this is dropped: after the chunk was published, or when publishing was
+/// cancelled.
 struct Placed<'a> {
     members: &'a [Member],
     bytes: u64,

@@ -14,16 +14,16 @@ use crate::HEAD_BYTES;
 
 /// Cost of a control message beyond its bytes.
 pub(crate) const CONTROL_COST: u64 = 64;
-/// Most control messages, by cost, that a member may have in flight before it is admitted. It is twice the
-/// largest message, whatever the window is. Chunks are not permitted then.
+/// Maximum number of control messages, by cost, that a member may have in flight before it is admitted. It is
+/// twice the largest message, however large the window is. An unadmitted member may send no chunks.
 pub(crate) const UNAUTHENTICATED_PEER_WINDOW: u64 = 2 * (MAX_HELLO as u64 + CONTROL_COST);
 
-/// Most announcements of updates that wait to be received; further ones are dropped. A link has one for each
-/// update.
+/// Maximum number of announcements of updates that wait to be received; further ones are dropped. A link has
+/// one for each update.
 const ANNOUNCEMENTS: usize = 16;
 
-/// Cost of a chunk: its bytes and the most bytes of a head. So the window bounds the number of small chunks
-/// too.
+/// Cost of a chunk: its bytes, plus the maximum length of a head. So the window bounds the number of small
+/// chunks too.
 pub(crate) fn chunk_cost(length: u64) -> u64 {
     length + HEAD_BYTES as u64
 }
@@ -59,20 +59,20 @@ pub(crate) enum Verdict {
     Fine,
     /// A grant is due to the other end.
     Grant,
-    /// A message was lost that must not get lost.
+    /// A message was lost that must not get lost. The text says which.
     Lost(String),
     /// The other end breaks the protocol.
     Corrupt(String),
 }
 
-/// The receive queue. It holds no more than was granted.
+/// The receive queue. It holds no more than this end has granted.
 pub(crate) struct Intake {
     ledger: Mutex<Came>,
     put: mpsc::UnboundedSender<Item>,
     get: tokio::sync::Mutex<Inbox>,
 }
 
-/// The numbers and the credit of what has arrived.
+/// The numbers and the credit of the messages that have arrived.
 struct Came {
     /// Number of the last control message, of the last chunk to this end, and of the last chunk to the group.
     control: u64,
@@ -219,7 +219,7 @@ impl Intake {
     pub(crate) fn control(&self, lossy: bool, number: u64, before: &Before, part: Fragment) -> Verdict {
         let mut came = lock(&self.ledger);
         if number <= came.control {
-            // A duplicate.
+            // Drop a duplicate.
             return Verdict::Fine;
         }
         if number != came.control + 1 {
@@ -275,7 +275,7 @@ impl Intake {
 /// Checks a chunk's number against the last one. An error is the verdict on a duplicate, or on loss.
 fn in_order(last: &mut u64, lossy: bool, (number, previous): (u64, u64), what: &str) -> Result<(), Verdict> {
     if number <= *last {
-        // A duplicate.
+        // The message is a duplicate.
         return Err(Verdict::Fine);
     }
     if !lossy && previous > *last {
@@ -377,7 +377,7 @@ mod tests {
         Fragment { total: bytes as u32, offset: 0, checksum: 0, bytes: vec![0; bytes].into() }
     }
 
-    /// The other end may claim to have sent any numbers.
+    /// The other end may claim any numbers. False ones break its own link and nothing else.
     #[test]
     fn numbers_that_cannot_be_break_the_link_and_nothing_else() {
         for lossy in [false, true] {
@@ -392,7 +392,7 @@ mod tests {
         }
     }
 
-    /// Announcements use no credit, so they have a limit of their own.
+    /// Announcements use no credit, so the queue limits their number.
     #[tokio::test]
     async fn of_announcements_few_wait() {
         let intake = intake(true);

@@ -25,7 +25,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Numbers of the chunks to the group. The lock is held while a message is published to the group.
 #[derive(Debug, Default)]
 pub(crate) struct GroupNumbers {
-    /// Number of the last chunk begun.
+    /// Number of the last chunk whose publication has begun.
     pub begun: u64,
     /// Number of the last chunk whose publication was confirmed.
     pub certain: u64,
@@ -46,7 +46,7 @@ pub(crate) async fn keep(shared: Arc<LinkState>, greeting: Option<Greeting>) {
         () = stay(&shared, greeting) => {}
         error = shared.ends.standing.evicted() => shared.end(&error.reason()),
     }
-    // If nobody reads any more, this fails or times out. The other end then notices the silence.
+    // Ignore an error or a timeout: if nobody reads any more, the other end notices the silence.
     let _ = tokio::time::timeout(FAREWELL, farewell(&shared)).await;
 }
 
@@ -64,7 +64,7 @@ async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
             () = shared.tell.notified() => {}
             () = tokio::time::sleep(pause) => {
                 if shared.ends.carrier.held().is_some() {
-                    // The broker holds up messages, so silence says nothing about the other end.
+                    // The broker delays messages, so silence does not mean that the other end is gone.
                     shared.hear(0);
                 } else if shared.heard().elapsed() > SILENCE {
                     shared.end(&format!("nothing was heard of the other end for {} s", SILENCE.as_secs()));
@@ -99,10 +99,10 @@ async fn greet(shared: &LinkState, greeting: &Greeting) {
     }
 }
 
-/// Sends a welcome. The group's lock is held meanwhile, so no chunk goes to the group between reading its
-/// number and sending it: the member knows exactly where it begins.
+/// Sends a welcome. Holds the group's lock meanwhile, so that no chunk goes to the group between reading its
+/// number and sending the welcome. So the member knows exactly with which chunk it begins.
 async fn welcome(shared: &LinkState, greeting: &Greeting) -> Result<u64> {
-    // Without a group, do not take the lock: a member that does not read its welcome must hold up nobody.
+    // Without a group, do not take the lock: a member that does not read its welcome must not delay others.
     let numbers = if shared.nature.group { Some(greeting.group.lock().await) } else { None };
     let _turn = shared.turn.lock().await;
     let group = numbers.as_ref().map_or(0, |numbers| numbers.certain);

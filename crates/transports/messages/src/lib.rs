@@ -5,8 +5,8 @@
 //! transport. [`switchboard`] is a carrier within one process, for tests.
 //!
 //! Each message begins with a head: the link it belongs to, and its number. A member repeats its hello until
-//! the listener answers. A sender sends only what the receiver has granted, so queues on the way are bounded.
-//! The receiver notices a lost message by the numbers, and drops duplicates.
+//! the listener answers. A sender sends only what the receiver has granted, so the queues between them are
+//! bounded. The receiver notices a lost message by the numbers, and drops duplicates.
 #![forbid(unsafe_code)]
 
 pub mod carrier;
@@ -31,8 +31,8 @@ pub use carrier::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Natu
 pub use link::Messages;
 pub use shelf::SHELF_BYTES;
 
-/// Most bytes of a message's head. The largest chunk of a carrier is its largest message minus this.
+/// Maximum number of bytes of a message's head. A carrier's largest chunk is its largest message minus this.
 pub const HEAD_BYTES: usize = 256;
 
-/// Most control messages in flight on a link, by cost: their bytes plus 64 for each.
+/// Maximum number of control messages in flight on a link, by cost: their bytes plus 64 for each.
 pub const CONTROL_WINDOW: u64 = 1 << 20;

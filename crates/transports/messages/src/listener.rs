@@ -26,12 +26,13 @@ use crate::{
     fanout, Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES,
 };
 
-/// Most links that wait to be accepted or for their member's first message. Beyond that, hellos are ignored;
-/// members repeat them. An admission queue allows fewer.
+/// Maximum number of links that wait to be accepted or for their member's first message. Beyond that, hellos
+/// are ignored; members repeat them. An admission queue allows fewer.
 const BACKLOG: usize = 2048;
-/// Most goodbyes being sent at a time to members without a link. Beyond that, their messages are ignored.
+/// Maximum number of goodbyes being sent at a time to members without a link. Beyond that, their messages are
+/// ignored.
 const ANSWERS: usize = 16;
-/// How many members are remembered that were told that they have no link. They are not told again.
+/// Number of members that the listener remembers having turned away. It does not answer them again.
 const TOLD: usize = 64;
 /// Cost of chunks that a listener grants to all members together.
 const BUDGET: u64 = 64 << 20;
@@ -83,7 +84,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether the member is admitted. Others do not count when the listener decides how to send an update.
+    /// Whether the session has admitted the member. The listener ignores other members when it decides how to
+    /// send an update.
     pub(crate) fn is_member(&self) -> bool {
         self.shared.ends.standing.is_proved()
     }
@@ -301,12 +303,12 @@ impl Hub {
     fn take(self: &Arc<Self>, office: &Arc<Office>, letter: &Letter) {
         let Some((tag, kind, head)) = decode(&letter.bytes) else { return };
         if letter.from.is_some_and(|from| from != tag.member) {
-            // The sender uses another member's name.
+            // Drop the message: its sender uses another member's name.
             return;
         }
         let known = lock(&office.links).get(&tag.member).map(|entry| entry.shared.clone());
         match (known, kind) {
-            // The greeting is repeated in any case.
+            // Only note the message: the keeper task repeats the welcome anyway.
             (Some(shared), Kind::Hello { .. }) => shared.hear(letter.wire),
             (Some(shared), kind) if shared.ends.tag == tag => {
                 // First process the message, then let the link be accepted. So the listener knows which
@@ -339,7 +341,7 @@ impl Hub {
         }
         let admission_queue = self.options.admission_queue.as_ref();
         if admission_queue.is_some_and(|admission_queue| !admission_queue.has_room()) {
-            // Evicted members have not left yet. The member repeats its hello.
+            // Too many evicted members have not left yet. Ignore the hello; the member repeats it.
             return;
         }
         let Ok(place) = self.backlog.clone().try_reserve_owned() else { return };

@@ -20,7 +20,7 @@ use crate::shelf::Shelf;
 use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side, HEAD_BYTES};
 
 const CONNECT: &str = "connect";
-/// Longest time for messages that were published before the end to go out.
+/// Maximum time that messages have to go out if they were published before the end.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// Connects a member to the listener at `address`, within [`Options::connect_timeout`].
@@ -100,7 +100,7 @@ impl Hello<'_> {
     /// Reads the answer to a hello from an event; `None` if the event has another meaning.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] if the listener has gone or refuses; the carrier's error.
+    /// [`ErrorKind::Unreachable`] if the listener is gone or refuses; errors of the carrier.
     fn answer(&self, event: Event, shelf: &mut Shelf) -> Result<Option<Welcome>> {
         let letter = match event {
             Event::Letter(letter) => letter,

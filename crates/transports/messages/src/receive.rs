@@ -57,7 +57,7 @@ pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Let
             shared.intake.ledger(lossy, &ledger)
         }
         Kind::Bye => return shared.end(&format!("the other end has closed the link ({})", said(&body))),
-        // The listener has not heard of this member yet: send a message.
+        // The listener has not received a message of this member yet: send one.
         Kind::Welcome { .. } if member => Verdict::Grant,
         _ => Verdict::Fine,
     };
@@ -89,7 +89,7 @@ pub(crate) fn said(body: &[u8]) -> String {
 /// Returns the next control message. Until then, gives chunks to the sink.
 ///
 /// # Errors
-/// The reason of the link's end, and a sink's target of the wrong length.
+/// The reason why the link ended; an error if a sink gives a target of the wrong length.
 pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes> {
     let mut inbox = shared.intake.inbox().await;
     loop {

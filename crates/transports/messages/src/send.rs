@@ -19,14 +19,14 @@ type Publishing<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
 
 const CONTROL: &str = "send control";
 pub(crate) const UPDATE: &str = "send update";
-/// Most bytes of a control message in one part. It is the size of a large chunk, so a part holds up other
-/// messages no longer than that.
+/// Maximum number of bytes of a control message in one part. It is the size of a large chunk, so a part holds
+/// up other messages no longer than that.
 const PART: usize = 256 << 10;
 
 /// Sends one control message, in several parts if it is long.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a message that is too long; the reason of the link's end.
+/// [`ErrorKind::Unsupported`] for a message that is too long; otherwise the reason why the link ended.
 pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
@@ -95,7 +95,7 @@ pub(crate) async fn update(shared: &LinkState, update: &Outgoing) -> Result<Send
     shared.check(UPDATE)?;
     tokio::select! {
         biased;
-        // Cancelling ends no loan too early: the carrier has a copy of what is in flight.
+        // Cancelling here ends no loan too early: the carrier has its own copy of the chunks in flight.
         () = update.cancel().cancelled() => Err(SendReport::cancelled()),
         () = shared.ended() => Err(shared.closed(UPDATE)),
         report = chunks(shared, update) => report,

@@ -13,11 +13,11 @@ use crate::intake::Intake;
 use crate::shelf::{Kept, Shelf, Told};
 use crate::{Care, Carrier, Mailbox, Message, Nature, CONTROL_WINDOW};
 
-/// How far a link has ended.
+/// Whether a link has ended, and whether its messages can still be received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum State {
     Open,
-    /// Nothing more can be sent. What arrived before can still be received.
+    /// Nothing more can be sent. Messages that arrived before the end can still be received.
     Ended,
     /// Receiving fails too: this end has closed the link, or the peer broke the protocol.
     Refused,
@@ -35,10 +35,10 @@ pub(crate) struct Ends {
     pub capabilities: Capabilities,
     /// Shared by all links of a listener. Wakes the group send when a link gets credit or ends.
     pub moved: Arc<Notify>,
-    /// Cost of chunks that this end grants at first, and that the other end does.
+    /// The initial windows for chunks, by cost: this end's and the other end's.
     pub windows: (u64, u64),
-    /// Last number of a chunk to the group. At the listener: of the last confirmed one, shared by all links.
-    /// At a member: the number in the listener's welcome.
+    /// Number of a chunk to the group. At the listener: of the last confirmed one, shared by all links. At a
+    /// member: the number in the listener's welcome.
     pub group: Arc<AtomicU64>,
     /// At the listener: the chunks that the broker retains for members that join later.
     pub kept: Arc<Mutex<Kept>>,
@@ -50,7 +50,7 @@ pub(crate) struct Ends {
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
     pub control: u64,
-    /// Number of the last chunk begun.
+    /// Number of the last chunk whose publication has begun.
     pub bulk: u64,
     /// Number of the last chunk whose publication was confirmed.
     pub certain: u64,
@@ -66,7 +66,7 @@ pub(crate) struct LinkState {
     pub whole: tokio::sync::Mutex<()>,
     pub bulk: Credit,
     pub control: Credit,
-    /// Total cost of the chunks that went to the other end, or may have.
+    /// Total cost of the chunks that were sent to the other end, or may have been sent.
     pub position: AtomicU64,
     pub intake: Intake,
     /// Tells the supervising task to send this end's state.
@@ -77,13 +77,13 @@ pub(crate) struct LinkState {
     heard: Mutex<Instant>,
     /// Bytes published to the group but not for this member, since a message of it last arrived.
     pub passed: AtomicU64,
-    /// At a member: the retained chunks that it holds.
+    /// At a member: the retained chunks that the member holds.
     pub shelf: Mutex<Shelf>,
     /// At the listener: the retained chunks that the member has reported to hold.
     pub told: Mutex<Told>,
     state: watch::Sender<State>,
     why: OnceLock<Error>,
-    /// Whether the other end is known to have heard of the link.
+    /// Whether the other end has confirmed the link.
     ready: watch::Sender<bool>,
 }
 
@@ -145,7 +145,7 @@ impl LinkState {
         Error::new(kind, "link", format!("{}: {why}", self.ends.peer.address))
     }
 
-    /// Ends the link and wakes senders. What arrived before can still be received.
+    /// Ends the link and wakes senders. Messages that arrived before the end can still be received.
     pub(crate) fn end(&self, why: &str) {
         self.advance(State::Ended, self.because(ErrorKind::Closed, why));
     }
@@ -179,7 +179,7 @@ impl LinkState {
         *self.state.borrow() >= State::Ended
     }
 
-    /// The reason of the end, for the goodbye to the other end.
+    /// The reason why the link ended, for the goodbye to the other end.
     pub(crate) fn farewell(&self) -> String {
         self.why.get().map(ToString::to_string).unwrap_or_default()
     }
@@ -205,7 +205,7 @@ impl LinkState {
         }
     }
 
-    /// Notes that the other end has heard of the link. Returns whether that is new.
+    /// Notes that the other end has confirmed the link. Returns whether that is new.
     pub(crate) fn make_ready(&self) -> bool {
         self.ready.send_if_modified(|ready| !std::mem::replace(ready, true))
     }
@@ -214,10 +214,11 @@ impl LinkState {
         *self.ready.borrow()
     }
 
-    /// Waits until the other end has heard of the link.
+    /// Waits until the other end has confirmed the link.
     ///
     /// # Errors
-    /// The reason of the link's end, if it ends before: [`ErrorKind::Closed`] or [`ErrorKind::Corrupt`].
+    /// The reason why the link ended, if it ends while this waits: [`ErrorKind::Closed`] or
+    /// [`ErrorKind::Corrupt`].
     pub(crate) async fn until_ready(&self, operation: &'static str) -> Result<()> {
         let mut ready = self.ready.subscribe();
         tokio::select! {
@@ -239,7 +240,7 @@ impl LinkState {
         *lock(&self.heard)
     }
 
-    /// What was sent before the message that is about to be published. The caller holds `turn`.
+    /// What this end sent before the message that it is about to publish. The caller holds `turn`.
     pub(crate) fn before(&self, numbers: &Numbers) -> Before {
         // Read the position first. A group send may publish a chunk meanwhile, and the other end must not
         // miss it.

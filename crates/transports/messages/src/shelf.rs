@@ -9,9 +9,9 @@ use std::ops::RangeInclusive;
 use bytes::Bytes;
 use thalweg_wire::FrameHeader;
 
-/// Most bytes of payload that a member holds. The listener sends it all other chunks in full.
+/// Maximum number of bytes of payload that a member holds. The listener sends it all other chunks in full.
 pub const SHELF_BYTES: u64 = 256 << 20;
-/// Most ranges of numbers that a member reports.
+/// Maximum number of ranges of numbers that a member reports.
 const STRETCHES: usize = 4096;
 /// Encoded bytes of a range: its first and its last number.
 const STRETCH: usize = 16;

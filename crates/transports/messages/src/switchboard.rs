@@ -2,8 +2,8 @@
 //! by a seed.
 //!
 //! Each carrier has a bounded outbox. A task moves messages from there to the mailboxes, like a connection to
-//! a broker. Mailboxes are unbounded, but remember the most bytes that they have held, so tests can check
-//! windows.
+//! a broker. Mailboxes are unbounded, but each remembers the maximum number of bytes that it has held, so
+//! that tests can check windows.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,15 +18,15 @@ use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
 use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
 
-/// Messages in an outbox before its publisher has to wait.
+/// Number of messages in an outbox from which its publisher has to wait.
 const OUTBOX: usize = 16;
-/// Bytes of a message on this wire beyond its own.
+/// Bytes that framing adds to a message.
 const FRAMING: u64 = 2;
 
 /// How a switchboard behaves.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
-    /// The properties of its carriers.
+    /// The properties of the switchboard's carriers.
     pub nature: Nature,
     /// How many of a million chunks and hints get lost.
     pub loss: u32,
@@ -38,7 +38,7 @@ pub struct Habits {
     pub seed: u64,
     /// Whether the listener learns of a member's end.
     pub tells_end: bool,
-    /// Whether it retains messages.
+    /// Whether the switchboard retains messages.
     pub keeps: bool,
 }
 
@@ -108,8 +108,8 @@ impl Switchboard {
         Self(Arc::new(board))
     }
 
-    /// Ends the carrier of `mailbox`, as a broken connection does; for the group, ends all carriers, as a
-    /// broker's restart does.
+    /// Ends the carrier of `mailbox`, like a broken connection. For the group, ends all carriers, like a
+    /// broker's restart.
     pub fn cut(&self, mailbox: Mailbox, why: &str) {
         for office in self.0.offices().values_mut() {
             let members = office.members.iter().map(|(id, inbox)| (Mailbox::Member(*id), inbox.clone()));
@@ -136,7 +136,7 @@ impl Switchboard {
         self.0.offices().values().flat_map(|office| office.members.keys().copied()).collect()
     }
 
-    /// Puts a message into a mailbox that no party has sent.
+    /// Puts a forged message into a mailbox: no party has sent it.
     pub fn forge(&self, to: Mailbox, bytes: Bytes) {
         for office in self.0.offices().values() {
             office.readers(to).for_each(|inbox| self.0.put(inbox, &bytes, None));
@@ -150,7 +150,7 @@ impl Switchboard {
         self.0.offices().values().map(held).sum()
     }
 
-    /// Most bytes that any mailbox has held.
+    /// Maximum number of bytes that any mailbox has held.
     pub fn peak(&self) -> u64 {
         self.0.peak.load(Ordering::Relaxed)
     }
@@ -233,7 +233,7 @@ impl Board {
             Side::Listener => (Mailbox::Listener, Vec::new()),
             Side::Member(id) => (Mailbox::Member(id), office.listener.iter().cloned().collect()),
         };
-        // After a cut, another carrier may have taken the place.
+        // Compare the carriers: after a cut, another one may have taken this mailbox.
         let there = office.readers(whose).any(|inbox| Arc::ptr_eq(&inbox.end, mine));
         if !there {
             return;
@@ -422,7 +422,7 @@ impl Carrier for Plug {
             end.get_or_insert_with(|| "the carrier was closed here".into());
             first
         });
-        // The task still does what is in the outbox, and then leaves.
+        // The task still carries out the orders in the outbox, and then leaves.
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }

@@ -18,9 +18,9 @@ use crate::topics::{Purpose, Topics};
 
 /// Seconds after which the broker forgets the retained model of a server that was killed.
 const FORGOTTEN: u32 = 3600;
-/// Most messages that wait for the application. Beyond that, nothing more is read.
+/// Maximum number of messages that wait for the application. Beyond that, nothing more is read.
 const MAILS: usize = 1024;
-/// Most bytes of these messages.
+/// Maximum number of bytes of these messages.
 const MAIL_BYTES: u32 = 16 << 20;
 
 /// An open connection to the broker.

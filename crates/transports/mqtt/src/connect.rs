@@ -34,12 +34,12 @@ const HERE: Duration = Duration::from_millis(500);
 pub(crate) const HUNG_UP: &str = "has hung up";
 /// The message in its last will.
 const VANISHED: &str = "has lost its connection to the broker";
-/// Most unacknowledged QoS 1 and 2 messages if the broker does not state a limit. This is Mosquitto's
-/// default.
+/// Maximum number of unacknowledged QoS 1 and 2 messages if the broker does not state a limit. This is
+/// Mosquitto's default.
 const INFLIGHT: u16 = 20;
 /// The limit that this end states to the broker.
 const INFLIGHT_HERE: u16 = 1024;
-/// Most cost of chunks in flight on a link.
+/// Maximum cost of chunks in flight on a link.
 const WINDOW: u64 = 4 << 20;
 /// Least payload that a message must have room for.
 const LEAST: usize = 1 << 10;

@@ -9,7 +9,7 @@ use crate::packets::{length, too_long, Incoming, Version};
 /// Bytes to read while the length of a packet is unknown. Bytes of the next packet among them are moved once
 /// more.
 const FIRST: usize = 512;
-/// Most bytes of one read. The buffer must be initialised for as many bytes as a read asks for.
+/// Maximum number of bytes of one read. The buffer must be initialised for as many bytes as a read asks for.
 const READ: usize = 128 << 10;
 const RECEIVE: &str = "receive";
 

@@ -19,7 +19,7 @@ mod outbox;
 mod packets;
 mod topics;
 
-/// Most payload of a chunk, in bytes.
+/// Maximum length of a chunk's payload, in bytes.
 pub const MAX_CHUNK: u32 = 1 << 20;
 
 /// The settings of this transport alone.

@@ -13,11 +13,11 @@ use tokio::sync::{mpsc, oneshot, watch, OwnedSemaphorePermit, Semaphore};
 use crate::connect::LEAVE;
 use crate::packets::Small;
 
-/// Most bytes of messages in the queue. Beyond that, publishers wait.
+/// Maximum number of bytes of messages in the queue. Beyond that, publishers wait.
 pub(crate) const ROOM: u32 = 1 << 20;
 /// Messages shorter than this, in bytes, are never suspected to be too long for the broker.
 const SHORT: usize = 4 << 10;
-/// Most packets written at once.
+/// Maximum number of packets written at once.
 const BATCH: usize = 16;
 /// Keep-alive checks in a row without a byte from the broker after which the connection is lost.
 const MAX_SILENT_CHECKS: u32 = 3;

@@ -27,7 +27,7 @@ pub(crate) struct Hello<'a> {
     pub will: (String, &'static str, bool),
     /// Longest packet that this end accepts, in bytes.
     pub max_packet: u32,
-    /// Most unacknowledged QoS 1 and 2 messages that this end accepts.
+    /// Maximum number of unacknowledged QoS 1 and 2 messages that this end accepts.
     pub max_inflight: u16,
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn publish(
     packet
 }
 
-/// Most bytes of a PUBLISH packet besides its payload.
+/// Maximum number of bytes of a PUBLISH packet besides its payload.
 pub(crate) fn publish_overhead(topic: &str) -> usize {
     5 + 2 + topic.len() + 2 + 6
 }

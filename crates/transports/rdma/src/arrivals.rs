@@ -1,4 +1,5 @@
-//! What all receiving sides share: credit for chunks, the chunks that have arrived, and the tasks to wake.
+//! The state that all receiving sides share: credit for chunks, the chunks that have arrived, and the tasks
+//! to wake.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ impl Arrivals {
         self.came.push_back(came);
     }
 
-    /// How many chunks have arrived and are not delivered yet.
+    /// Number of chunks that have arrived and are not delivered yet.
     pub(crate) fn len(&self) -> usize {
         self.came.len()
     }

@@ -1,9 +1,10 @@
 //! The receiving side of FedRDMA's first version (section 3.1). Pieces arrive in one slot, each behind a
 //! header. This side copies them out and assembles the chunk elsewhere.
 //!
-//! The sender may write the next piece before the previous one was copied out (section 3.2): it waits only
-//! for its own device's completion, and perhaps for a fixed delay. A piece that was overwritten is missing.
-//! When the sender has sent all of a chunk, this side answers which ranges are missing.
+//! The sender may write the next piece before this side has copied out the previous one (section 3.2): the
+//! sender waits only for its own device's completion, and perhaps for a fixed delay. A piece that was
+//! overwritten is missing. When the sender has sent all pieces of a chunk, this side tells it which ranges
+//! are missing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::sides::{Came, Landing, Receives};
 use crate::words::{Word, RECORD};
 use crate::GRANTS;
 
-/// Most missing ranges of a chunk that one answer lists.
+/// Maximum number of missing ranges of a chunk that one answer lists.
 const MOST_MISSING: usize = 64;
 
 /// A chunk that is being assembled.
@@ -71,7 +72,8 @@ impl Assembling {
         Ok(())
     }
 
-    /// The sender has lost its pair and made another. Joins that one and opens the slot to it.
+    /// Handles the message that the sender has lost its pair and made another. Joins the new pair and opens
+    /// the slot to it.
     fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
         self.joined.check(epoch)?;
         while let Some(done) = self.joined.next_before_renewal(outbox) {
@@ -102,7 +104,8 @@ impl Assembling {
         let Some(Piece { number, range, checksum: sum }) = Piece::decode(&header) else { return };
         let Some(run) = self.runs.get_mut(&number) else { return };
         let all = Range::new(0, run.header.length() as u64);
-        // Never overwrite bytes that were copied out and whose checksum fits.
+        // Drop the piece if it lies outside its chunk, or if it overlaps bytes that were copied out with a
+        // correct checksum.
         if range.end > all.end || run.there.within(range).next().is_some() {
             return;
         }
@@ -118,7 +121,7 @@ impl Assembling {
         }
     }
 
-    /// Tells the sender what is missing of the chunks that it has sent completely.
+    /// Tells the sender which ranges are missing of the chunks that it has sent completely.
     fn answer(&mut self, outbox: &Outbox) {
         for number in std::mem::take(&mut self.asked) {
             let Some(run) = self.runs.get(&number) else { continue };
@@ -136,8 +139,8 @@ impl Receives for Assembling {
             Word::Offer { number, header } => self.handle_offer(number, header)?,
             Word::Withdraw { number, .. } => self.handle_withdraw(number)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
-            // `poll` answers it, and only `receive` calls `poll`. While nobody receives, pieces get lost in
-            // the slot and should not be sent again.
+            // `poll` answers this message, and only `receive` calls `poll`. While nobody receives, further
+            // pieces would get lost in the slot, so the sender should not send them again.
             Word::Sent { number } if self.asked.len() <= GRANTS => self.asked.push_back(number),
             _ => return Err(corrupt("a word of another mode")),
         }

@@ -39,7 +39,7 @@ impl Ends<Assembling> {
         settle(&mut self.sender);
     }
 
-    /// Asks the receiver what is missing, and returns the ranges of its answer.
+    /// Asks the receiver which ranges are missing, and returns the ranges of its answer.
     fn missing(&mut self, number: u64) -> Vec<(u64, u64)> {
         self.receiver.handle_word(Word::Sent { number }, &self.outbox).unwrap();
         self.poll().unwrap();

@@ -1,5 +1,5 @@
-//! What the sending side keeps for each offered chunk, and the buffer for commit records and headers of
-//! pieces.
+//! The state that the sending side keeps for each offered chunk, and the buffer for commit records and
+//! headers of pieces.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::settings::{Style, SLOTS};
 use crate::tracker::Tracker;
 use crate::words::RECORD;
 
-/// Records that the send buffer holds: twice the slots of the ring. The receiver may free a slot before this
-/// side sees the completion of the record that it wrote there.
+/// Number of records that the send buffer holds: twice the slots of the ring. The receiver may free a slot
+/// before this side sees the completion of the record that it wrote there.
 const RECORDS: u64 = 2 * SLOTS as u64;
 
 pub(crate) enum State {
@@ -35,9 +35,9 @@ pub(crate) struct Entry {
     pub(crate) state: State,
     pub(crate) length: u64,
     pub(crate) bytes: Bytes,
-    /// The pool arena that the bytes were copied to, if they lay in no registered arena.
+    /// The pool arena with a copy of the bytes, if the bytes were in no registered arena.
     pub(crate) staged: Option<Arena>,
-    /// Is notified when the chunk's bytes are free.
+    /// To be notified when the chunk's bytes are free.
     pub(crate) tracker: Option<Arc<Tracker>>,
 }
 

@@ -35,12 +35,12 @@ const SHAKE: &str = "shake hands";
 const REASON: usize = 600;
 /// The immediate data ("note") of the first packet.
 const PROBE: u32 = u32::MAX;
-/// Longest wait for the first packet. The device itself gives up after seven timeouts, of 0.07 s each on
-/// short paths.
+/// Maximum time to wait for the first packet. The device itself gives up after seven timeouts, of 0.07 s each
+/// on short paths.
 const PROBING: Duration = Duration::from_secs(4);
 
-/// Bytes that the handshake registers on trial: what a link needs for one chunk each way when it cannot lock
-/// the arenas' memory.
+/// Bytes that the handshake registers on trial: as many as a link needs for one chunk each way when it cannot
+/// lock the arenas' memory.
 const SPARE: u64 = 8 << 20;
 
 /// Bytes of the one slot of FedRDMA's first version (section 3.1): a header and the longest chunk.
@@ -65,7 +65,7 @@ pub(crate) struct Pairs {
     pub(crate) ring_address: usize,
     /// Whether receivers read, instead of senders writing.
     pub(crate) pulls: bool,
-    /// How the peer sends. Meaningless when receivers read.
+    /// How the peer sends. Not used when receivers read.
     pub(crate) theirs: Style,
     /// Payload bytes of the longest packet that both ends accept.
     pub(crate) mtu: u32,
@@ -122,7 +122,7 @@ impl Messages<'_> {
     }
 }
 
-/// What this end prepares before it knows anything about the peer.
+/// The pairs and memory that this end prepares before it knows anything about the peer.
 struct Ours {
     device: Arc<dyn Device>,
     outgoing: Box<dyn Pair>,
@@ -136,8 +136,8 @@ fn prepare(device: Towards) -> std::result::Result<Ours, String> {
     if works < WORKS + 1 {
         return Err(format!("{} holds {works} work requests, {} are needed", device.name(), WORKS + 1));
     }
-    // Register spare memory on trial. After the handshake a link cannot fall back to tcp any more, so a low
-    // limit on locked memory must show now.
+    // Register spare memory on trial. A link cannot fall back to tcp after the handshake, so a low limit on
+    // locked memory must show now.
     let some = Arena::new(SPARE).map_err(|error| error.to_string())?;
     device.register(&some).map_err(why)?;
     drop(some);
@@ -151,7 +151,7 @@ fn prepare(device: Towards) -> std::result::Result<Ours, String> {
 /// Shakes hands over the inner link. `device` is this end's device, or the reason why it has none.
 ///
 /// # Errors
-/// Those of the inner link, or [`ErrorKind::Corrupt`] if the peer speaks another protocol.
+/// Errors of the inner link; [`ErrorKind::Corrupt`] if the peer speaks another protocol.
 pub(crate) async fn shake(
     inner: &dyn Link,
     end: End,
@@ -229,7 +229,7 @@ async fn join(
         (Err(why), _) => return Ok(Shaken::Tcp(why)),
         (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
     };
-    // One packet, as long as the path's MTU or the ring allows.
+    // Read one packet, as long as the path's MTU or the ring allows.
     let length = u64::from(mtu).min((SLOTS * RECORD) as u64);
     let probed =
         if pulls { probe_by_read(&mut ours, to, length).await } else { probe(&mut ours, to, length).await };
@@ -292,9 +292,9 @@ async fn probe_by_read(ours: &mut Ours, from: Remote, length: u64) -> std::resul
     tokio::time::timeout(PROBING, both).await.unwrap_or_else(|_| Err(blocked("nothing comes", length)))
 }
 
-/// Writes one packet over the outgoing pair and waits for the peer's on the incoming pair. The path may carry
-/// TCP but no RDMA, or no packets of that length. This is also FedRDMA's Link-Enable (section 4.3): whatever
-/// must learn the path first does so before data is sent.
+/// Writes one packet over the outgoing pair and waits for the peer's packet on the incoming pair. The path
+/// may carry TCP but no RDMA, or no packets of that length. This is also FedRDMA's Link-Enable (section 4.3):
+/// a device that must first learn the path does so before data is sent.
 async fn probe(ours: &mut Ours, to: Remote, length: u64) -> std::result::Result<(), String> {
     let memory = Arena::new(length).map_err(|error| error.to_string())?;
     ours.device.register(&memory).map_err(|error| error.to_string())?;

@@ -30,14 +30,14 @@ enum State {
     Closing,
 }
 
-/// What the peer has done with a grant.
+/// How far the peer has come with a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// The peer may still write to it.
     Awaited,
-    /// The peer has withdrawn it, but had committed it before. The commit record is still on its way.
+    /// The peer has withdrawn the chunk after it had committed it. The commit record is still on its way.
     Trailing,
-    /// The peer has withdrawn it uncommitted.
+    /// The peer has withdrawn the chunk without having committed it.
     Withdrawn,
     /// The commit record has arrived.
     Committed,
@@ -91,8 +91,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// The sender has lost its pair and made another. Joins that one, and opens to it the memory of grants
-    /// that the sender may still write to.
+    /// Handles the message that the sender has lost its pair and made another. Joins the new pair, and opens
+    /// to it the memory of grants that the sender may still write to.
     ///
     /// # Errors
     /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the device refuses,
@@ -145,7 +145,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// A commit record has arrived. Its grant must be open; it is revoked now.
+    /// Handles a commit record. Its grant must be open; this revokes the grant.
     fn noted(&mut self, slot: u32) -> Result<()> {
         let wrong = || corrupt("a commit record of nothing that was granted");
         let mut record = [0; RECORD];
@@ -171,8 +171,7 @@ impl Incoming {
         self.joined.post(number, Work::Close { key })
     }
 
-    /// Ends a grant. If `bytes` holds the chunk, the chunk is queued for delivery; else its credit is
-    /// returned.
+    /// Ends a grant. If `bytes` holds the chunk, queues the chunk for delivery; otherwise returns its credit.
     fn over(&mut self, number: u64, grant: Granted, bytes: Option<Claim>) {
         let Granted { header, landing, .. } = grant;
         match bytes {

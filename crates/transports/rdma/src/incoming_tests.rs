@@ -69,8 +69,8 @@ fn a_write_after_the_grant_was_revoked_changes_no_byte() {
     }
 }
 
-/// A write in flight while the grant is withdrawn may have landed in part. Nothing lands once the place is
-/// free.
+/// A write that is in flight while the grant is withdrawn may have landed in part. Once the place is free, no
+/// more of the write may land there.
 #[test]
 fn a_write_under_way_lands_nowhere_once_its_place_is_free() {
     let mut cut_short = 0;
@@ -109,8 +109,8 @@ fn forged_keys_and_addresses_reach_nothing_else() {
 
 #[test]
 fn records_of_what_is_not_granted_end_the_link() {
-    // In turn: a grant never made, a number of the far future, a chunk already taken, and a slot out of
-    // range.
+    // Forge, in turn, the number of a grant that was never made, a number of the far future, the number of a
+    // chunk already taken, and a slot out of range.
     for (number, slot) in [(1, 0), (u64::MAX, 3), (0, 1), (0, SLOTS + 1)] {
         let mut ends = ends(2);
         let to = ends.granted(0, 7);

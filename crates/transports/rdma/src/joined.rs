@@ -51,12 +51,12 @@ impl Joined {
         self.pair.as_mut().map_or(Ok(()), |pair| pair.post(id, work)).map_err(|error| refused(&error))
     }
 
-    /// Copies what is at offset `at` of the memory with this key; false if it is out of range.
+    /// Copies the bytes at offset `at` of the memory with this key; false if they are out of range.
     pub(crate) fn peek(&self, key: u32, at: usize, into: &mut [u8]) -> bool {
         self.pair.as_ref().is_some_and(|pair| pair.peek(key, at, into))
     }
 
-    /// The same for the first memory.
+    /// Copies what is at offset `at` of the first memory; false if it is out of range.
     pub(crate) fn peek_first(&self, at: usize, into: &mut [u8]) -> bool {
         self.first.is_some_and(|first| self.peek(first.key, at, into))
     }
@@ -78,7 +78,7 @@ impl Joined {
         Ok(None)
     }
 
-    /// The next event that is left of a pair which the peer has lost.
+    /// The next unhandled event of a pair which the peer has lost.
     pub(crate) fn next_before_renewal(&mut self, outbox: &Outbox) -> Option<Done> {
         let mut context = Context::from_waker(Waker::noop());
         loop {
@@ -117,8 +117,9 @@ impl Joined {
         Ok(())
     }
 
-    /// The peer has lost its pair and made another. Joins that one and opens the first memory to it. Returns
-    /// all other memory that was open, by its address. Each entry is the whole claim that was opened.
+    /// Handles the message that the peer has lost its pair and made another. Joins the new pair and opens the
+    /// first memory to it. Returns all other memory that was open, by its address. Each entry is the whole
+    /// claim that was opened.
     ///
     /// # Errors
     /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if the device refuses.

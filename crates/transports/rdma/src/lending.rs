@@ -1,7 +1,7 @@
 //! The sending side of a link whose receiver reads. This side lends chunks to it.
 //!
-//! A chunk is lent, read and taken; then the loan ends. Only after that are its bytes free. The peer can read
-//! nothing but lent chunks.
+//! A chunk is lent, read and taken; then the loan ends. The chunk's bytes are free only after the loan has
+//! ended. The peer can read nothing but lent chunks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::words::Word;
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
-/// Most bytes that are lent at a time.
+/// Maximum number of bytes that are lent at one time.
 const LENT: u64 = 64 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,19 +39,19 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Wanted,
-    /// Withdrawn before the peer was notified of the chunk.
+    /// The chunk was withdrawn before the peer was notified of it.
     Unsaid,
-    /// Withdrawn. The peer may go on reading until it answers `Taken`.
+    /// The chunk was withdrawn. The peer may go on reading it until it answers `Taken`.
     Leaving,
-    /// The peer has taken it. Its loan ends next.
+    /// The peer has taken the chunk. Its loan ends next.
     Taken,
 }
 
-/// A chunk that was offered: it is lent, or will be.
+/// A chunk that was offered: it is lent, or will be lent.
 struct Entry {
     header: FrameHeader,
     bytes: Bytes,
-    /// The pool arena that the bytes were copied to, if they lay in no registered arena.
+    /// The pool arena with a copy of the bytes, if the bytes were in no registered arena.
     staged: Option<Arena>,
     tracker: Arc<Tracker>,
     state: State,
@@ -170,8 +170,8 @@ impl Lending {
         Ok(())
     }
 
-    /// The peer has lost the pair over which it reads, and made another. Joins that one and lends the
-    /// remaining chunks to it.
+    /// Handles the message that the peer has lost the pair over which it reads, and made another. Joins the
+    /// new pair and lends the remaining chunks to it.
     fn renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
         if epoch <= self.epoch {
             return Err(corrupt("an old pair"));

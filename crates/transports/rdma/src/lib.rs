@@ -67,19 +67,19 @@ use crate::link::RdmaLink;
 use crate::plain::Plain;
 use crate::settings::Choices;
 
-/// Most chunks that a sender may have offered, and that a receiver may have granted, at a time. Fewer than
-/// the ring has slots.
+/// Maximum number of chunks that a sender may have offered, and that a receiver may have granted, at a time.
+/// It is less than the number of the ring's slots.
 pub(crate) const GRANTS: usize = 240;
-/// Most work requests in flight on one pair.
+/// Maximum number of work requests in flight on one pair.
 pub(crate) const WORKS: usize = 250;
 /// Receive requests of a pair, each for one write with immediate data (a "note"): one for each slot of the
 /// ring.
 pub(crate) const NOTES: usize = settings::SLOTS;
-/// Payload bytes of a chunk, unless the job sets another size. An offer, a grant and two work requests cost
-/// little beside this.
+/// Payload bytes of a chunk, unless the job sets another size. Beside so many bytes, an offer, a grant and
+/// two work requests cost little.
 const PREFERRED_CHUNK: u32 = 1 << 20;
 
-/// The RDMA transport, for addresses `rdma://host:port`. The port is that of the inner tcp link.
+/// The RDMA transport, for addresses `rdma://host:port`. The port is the port of the inner tcp link.
 #[derive(Clone, Default)]
 pub struct Rdma(Source);
 

@@ -32,7 +32,7 @@ use crate::tracker::Tracker;
 use crate::words::{Word, RECORD};
 use crate::Rdma;
 
-/// Most control messages that are queued before `receive` is called for them.
+/// Maximum number of control messages that are queued before `receive` is called for them.
 const UNREAD: usize = 8;
 const SEND: &str = "send update";
 const RECEIVE: &str = "receive";
@@ -266,8 +266,8 @@ impl Link for RdmaLink {
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
-        // A control message must follow the `Withdraw` of every chunk that was stopped before. So wait until
-        // none is leaving.
+        // A control message must follow the `Withdraw` of every chunk that this call has stopped. So wait
+        // until no chunk is leaving.
         loop {
             let room = self.shared.room.notified();
             tokio::pin!(room);
@@ -330,7 +330,7 @@ impl Link for RdmaLink {
     fn admit(&self) {
         self.shared.inner.admit();
         self.shared.admitted.store(true, Ordering::Release);
-        // Wake the reader task: it need not wait for the next call of `receive` any more.
+        // Wake the reader task: from now on it need not wait for a call of `receive`.
         self.shared.asked.send_modify(|asked| *asked = u64::MAX / 2);
     }
 

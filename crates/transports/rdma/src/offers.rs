@@ -27,7 +27,7 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// How many offers have arrived in all.
+    /// Number of offers that have arrived in all.
     pub(crate) fn count(&self) -> u64 {
         self.next
     }
@@ -45,7 +45,7 @@ impl Offers {
         Ok(())
     }
 
-    /// The peer withdraws an offer. It may be waiting, being placed, or granted already.
+    /// Withdraws an offer for the peer. The offer may be waiting, being placed, or granted already.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
@@ -70,7 +70,8 @@ impl Offers {
         offer
     }
 
-    /// The sink has answered. Returns whether the chunk is still wanted; if not, its credit is returned.
+    /// Notes that the sink has answered. Returns whether the chunk is still wanted; if not, its credit is
+    /// returned.
     pub(crate) fn placed(&mut self, number: u64, length: u64, stock: &mut Stock) -> bool {
         let wanted = self.placing.take() == Some(number);
         if !wanted {

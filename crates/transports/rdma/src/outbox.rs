@@ -1,5 +1,5 @@
-//! What is to be sent on the inner link, in order. A control message follows all messages ([`Word`]) that
-//! were queued before it.
+//! The queue of the inner link, in order. A control message follows all messages ([`Word`]) that were queued
+//! before it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,15 +10,16 @@ use tokio::sync::{mpsc, oneshot, Notify};
 
 use crate::words::Word;
 
-/// Most bytes of messages in one chunk of the inner link.
+/// Maximum number of bytes of messages in one chunk of the inner link.
 pub(crate) const MOST_WORDS: usize = 64 << 10;
-/// Most control messages that are queued for the writer task. Further senders wait.
+/// Maximum number of control messages that are queued for the writer task. Further senders wait.
 const WAITING: usize = 8;
 
-/// A control message, and the channel that returns how sending it went.
+/// A control message, and the channel that returns whether it was sent.
 pub(crate) type Message = (Bytes, oneshot::Sender<Result<()>>);
 
-/// Messages wait here until the writer task sends them. Limits on offers also limit their number.
+/// Messages wait here until the writer task sends them. The limits on offers also limit the number of
+/// messages.
 pub(crate) struct Outbox {
     words: Mutex<Vec<Vec<u8>>>,
     said: Notify,
@@ -85,7 +86,7 @@ impl Outbox {
             }
             if let Some((message, tell)) = message {
                 let sent = inner.send_control(message).await;
-                // An error means that the caller has given up.
+                // Ignore an error: the caller has given up.
                 let _ = tell.send(sent);
             }
         }

@@ -23,9 +23,9 @@ use crate::words::{record, Word, RECORD};
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
-/// Bytes that may be offered even if the window is small: three chunks. With one chunk in flight at a time,
-/// `Taken`, the next offer and its grant take one and a half round trips. Meanwhile another chunk is written,
-/// which takes at least one round trip.
+/// Number of bytes that may be offered even if the window is small: three chunks. With one chunk in flight at
+/// a time, `Taken`, the next offer and its grant take one and a half round trips. Meanwhile another chunk is
+/// written, which takes at least one round trip.
 const LEAST_OFFERED: u64 = 3 * MAX_CHUNK as u64;
 
 /// The sending side of a link that writes.
@@ -89,8 +89,8 @@ impl Outgoing {
         }
     }
 
-    /// The last work request in flight of a chunk has completed. If the chunk was withdrawn, its bytes are
-    /// free now.
+    /// Handles the completion of a chunk's last work request in flight. If the chunk was withdrawn, its bytes
+    /// are free now.
     fn left(&mut self, number: u64, outbox: &Outbox) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         match entry.state {
@@ -113,7 +113,7 @@ impl Outgoing {
         entry.release(number);
     }
 
-    /// The peer grants memory.
+    /// Handles the grant of memory by the peer.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
@@ -133,7 +133,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer has delivered or dropped a chunk.
+    /// Handles the message that the peer has delivered or dropped a chunk.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
@@ -147,7 +147,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer has made its end of the new pair, and its ring.
+    /// Handles the message that the peer has made its end of the new pair, and its ring.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the device cannot connect to it.
@@ -162,7 +162,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer's end of the pair is lost.
+    /// Handles the message that the peer's end of the pair is lost.
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -198,7 +198,7 @@ impl Outgoing {
         }
     }
 
-    /// The pair is lost. Makes another, or ends the link.
+    /// Handles the loss of the pair: makes another one, or ends the link.
     fn lost(&mut self, fault: Fault, outbox: &Outbox) -> Result<()> {
         if let Some(mut pair) = self.pair.take() {
             pair.break_off();
@@ -263,7 +263,7 @@ impl Outgoing {
         self.records.piece(self.style, grant, range, bytes, ring)
     }
 
-    /// A range of a chunk is missing, because its piece was overwritten in the slot. Moves it again.
+    /// Sends a range of a chunk again. It is missing because its piece was overwritten in the slot.
     fn handle_missing(&mut self, number: u64, range: Range) -> Result<()> {
         let Some(entry) = self.entries.get(&number) else { return Ok(()) };
         if range.is_empty() || range.end > entry.length || self.style != Style::Slot {
@@ -283,7 +283,8 @@ impl Outgoing {
 }
 
 impl Sends for Outgoing {
-    /// Two windows may be offered, so that grants arrive before they are needed.
+    /// Whether `bytes` more bytes may be offered. Two windows may be offered at a time, so that grants arrive
+    /// before they are needed.
     fn has_room(&self, bytes: u64) -> bool {
         let most = self.mover.window().saturating_mul(2).max(LEAST_OFFERED);
         self.entries.is_empty() || (self.entries.len() < GRANTS && self.offered.saturating_add(bytes) <= most)

@@ -16,7 +16,7 @@ pub(crate) struct Piece {
     /// The chunk's number.
     pub(crate) number: u64,
     pub(crate) range: Range,
-    /// Checksum of the bytes that follow; 0 under the printed rule.
+    /// Checksum of the bytes that follow; 0 under the rule that the paper prints (see [`crate::printed`]).
     pub(crate) checksum: u32,
 }
 
@@ -34,8 +34,8 @@ impl Piece {
     }
 
     /// Decodes a header. `None` if the bytes are no valid header: none was written yet, or the next one is
-    /// being written over it. The header's own checksum finds that out. Without it, one piece's number beside
-    /// another's range and checksum would put correct bytes into the wrong chunk.
+    /// being written over it. The header's own checksum detects the latter. Without it, one piece's number
+    /// beside another's range and checksum would put correct bytes into the wrong chunk.
     pub(crate) fn decode(bytes: &[u8; RECORD]) -> Option<Self> {
         let number = |at: usize| {
             let mut number = [0; 8];

@@ -6,7 +6,7 @@ use thalweg_arena::Arena;
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::Device;
 
-/// Most free arenas that are kept for reuse.
+/// Maximum number of free arenas that are kept for reuse.
 const SPARE: usize = 8;
 
 /// A pool of registered arenas.

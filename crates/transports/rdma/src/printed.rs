@@ -1,11 +1,11 @@
-//! The receiving side of FedRDMA-E as printed (section 3.2), for comparison only. A chunk's memory begins
-//! with a header, and the receiver polls for it. The printed rule says: once the header is there, so is the
-//! whole chunk.
+//! The receiving side of FedRDMA-E by the rule that the paper prints (section 3.2), for comparison only. A
+//! chunk's memory begins with a header, and the receiver polls for it. The rule assumes that the whole chunk
+//! has arrived once the header is visible.
 //!
-//! That is not always so: the header may be visible before the end of its own piece. This side copies the
-//! bytes when it sees the header, as the rule would. The chunk's checksum then shows whether that was too
-//! early. The memory is revoked only after the commit record has arrived, behind all data. So a late write
-//! still finds its key open.
+//! That is not always so: the header may be visible before the end of its own piece has arrived. This side
+//! copies the bytes when it sees the header, as the rule would. The chunk's checksum then shows whether that
+//! was too early. The memory is revoked only after the commit record has arrived, behind all data. So a late
+//! write still finds its key open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,13 +41,14 @@ struct Run {
     seen: bool,
     /// Whether the commit record has arrived.
     sent: bool,
-    /// Whether the peer has withdrawn the chunk. If it had committed the chunk before, `wanted` stays true.
+    /// Whether the peer has withdrawn the chunk. If the peer had already committed the chunk, `wanted` stays
+    /// true.
     trailing: bool,
     wanted: bool,
     closing: bool,
 }
 
-/// The receiving side of a link whose peer follows the printed rule.
+/// The receiving side of a link that follows the rule as the paper prints it.
 pub(crate) struct Printed {
     arrivals: Arrivals,
     /// The pair; its first memory is the ring.
@@ -94,7 +95,8 @@ impl Printed {
         }
     }
 
-    /// The peer cannot reach a chunk's memory any more. Queues the copy for delivery, or drops it.
+    /// Called when the peer cannot reach a chunk's memory any more. Queues the copy for delivery, or drops
+    /// it.
     fn over(&mut self, number: u64) {
         let Some(Run { header, memory, bytes, landing, seen, wanted, .. }) = self.runs.remove(&number) else {
             return;
@@ -108,7 +110,7 @@ impl Printed {
         }
     }
 
-    /// Applies the printed rule: a valid header counts as the whole chunk. Copies the bytes of each such
+    /// Applies the paper's rule: a valid header counts as the whole chunk. Copies the bytes of each such
     /// chunk.
     fn look(&mut self) -> Result<()> {
         let mut found = Vec::new();
@@ -123,7 +125,7 @@ impl Printed {
         found.into_iter().try_for_each(|number| self.close(number))
     }
 
-    /// A commit record has arrived: all of its chunk is there.
+    /// Handles a commit record: all bytes of its chunk have arrived.
     fn noted(&mut self, slot: u32) -> Result<()> {
         let (mut record, at) = ([0; RECORD], slot as usize * RECORD);
         let found = self.joined.peek_first(at, &mut record);
@@ -155,8 +157,8 @@ impl Printed {
         Ok(())
     }
 
-    /// The sender has lost its pair and made another. Joins that one, and opens to it the memory of chunks
-    /// that the sender may still write to.
+    /// Handles the message that the sender has lost its pair and made another. Joins the new pair, and opens
+    /// to it the memory of chunks that the sender may still write to.
     fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint) -> Result<()> {
         self.joined.check(epoch)?;
         self.look()?;
@@ -226,7 +228,7 @@ impl Receives for Printed {
         let memory = self.arrivals.stock.pool.take(RECORD + length as usize)?;
         let claim = memory.claim(Range::new(0, RECORD as u64 + length));
         let mut claim = claim.map_err(|e| Error::new(ErrorKind::System, RECEIVE, e.to_string()))?;
-        // The memory may hold the header of an earlier chunk, which `look` would accept.
+        // Erase the header of an earlier chunk, which the memory may hold and `look` would accept.
         claim[..RECORD].fill(0);
         let (seen, sent, trailing, wanted, closing) = (false, false, false, true, false);
         let run = Run { header, memory, key: None, bytes, landing, seen, sent, trailing, wanted, closing };

@@ -1,4 +1,5 @@
-//! Tests of `printed` over a pretend device: the race in FedRDMA-E's printed rule (section 3.2).
+//! Tests of `printed` over a pretend device: the race in the receiver's rule as the FedRDMA-E paper prints it
+//! (section 3.2).
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::task::Waker;
@@ -47,8 +48,9 @@ impl Ends<Printed> {
     }
 }
 
-/// The header is sometimes visible before the end of its own piece. The printed rule then copies too early,
-/// and the checksum finds that out. Late bytes land in memory that nobody uses.
+/// The receiver sometimes sees a piece's header before the rest of the piece has been written. The rule as
+/// the paper prints it then copies the bytes too early, and the chunk's checksum detects this. The bytes that
+/// are written later land in memory that nobody uses.
 #[test]
 fn a_header_may_come_before_the_end_of_its_piece() {
     let mut outcomes = [0, 0];
@@ -71,7 +73,7 @@ fn a_header_may_come_before_the_end_of_its_piece() {
     assert!(outcomes[0] > 0 && outcomes[1] > 0, "{outcomes:?}");
 }
 
-/// Memory is reused. The previous chunk's header must not count as this one's.
+/// The receiver reuses memory. It must not take the previous chunk's header for the header of this chunk.
 #[test]
 fn an_old_header_is_not_taken() {
     let mut ends = ends(1);

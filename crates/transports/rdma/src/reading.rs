@@ -34,12 +34,13 @@ pub(crate) struct Reading {
     arrivals: Arrivals,
     device: Arc<dyn Device>,
     pair: Box<dyn Pair>,
-    /// Whether the pair is connected to the peer's. False from a loss until the peer's `Ring`.
+    /// Whether the pair is connected to the peer's pair. False from a loss until the peer's `Ring`.
     joined: bool,
     epoch: u32,
     mover: Mover,
     offers: VecDeque<(u64, FrameHeader)>,
-    /// Where each chunk lies that is offered or being placed. `None` if it was lent to a pair that is lost.
+    /// The remote memory of each chunk that is offered or being placed. `None` if it was lent to a pair that
+    /// is lost.
     lent: BTreeMap<u64, Option<Remote>>,
     /// The offer for which the sink is being asked for a place.
     placing: Option<u64>,
@@ -101,7 +102,8 @@ impl Reading {
         }
     }
 
-    /// The peer withdraws a chunk. Stops reading it, and answers `Taken` once none of its reads is in flight.
+    /// Handles the peer's withdrawal of a chunk. Stops reading it, and answers `Taken` once none of its reads
+    /// is in flight.
     fn handle_withdraw(&mut self, number: u64, outbox: &Outbox) -> Result<()> {
         if number >= self.next {
             return Err(corrupt("a withdrawal of what was not offered"));
@@ -151,7 +153,7 @@ impl Reading {
         }
     }
 
-    /// All of a chunk has been read. Queues it for delivery.
+    /// Called when all of a chunk has been read. Queues the chunk for delivery.
     fn over(&mut self, number: u64) -> Result<()> {
         let Some(Run { header, landing, parts, .. }) = self.runs.remove(&number) else { return Ok(()) };
         self.mover.handle_taken(number);
@@ -162,7 +164,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The pair is lost. Makes another, or ends the link.
+    /// Handles the loss of the pair: makes another one, or ends the link.
     fn lost(&mut self, fault: Fault, outbox: &Outbox) -> Result<()> {
         for (_, memory) in self.pair.break_off() {
             memory.into_claims().into_iter().for_each(|part| self.put_back(part));
@@ -276,7 +278,7 @@ impl Receives for Reading {
         let length = header.length() as u64;
         let from = self.placing.take().and_then(|placing| self.lent.remove(&placing));
         let Some(from) = from else {
-            // The chunk was withdrawn meanwhile.
+            // The peer withdrew the chunk while the sink was asked for its place: return the credit.
             self.arrivals.stock.give(length);
             return Ok(());
         };

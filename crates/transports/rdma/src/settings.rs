@@ -71,14 +71,14 @@ pub(crate) struct Choices {
 /// How an end sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// It writes each chunk to its place.
+    /// The sender writes each chunk to its place.
     Writes,
-    /// The receiver reads. If one end says so, both directions work this way.
+    /// The receiver reads. If one end chooses this, both directions work this way.
     Pull,
-    /// It writes pieces with headers into one slot (FedRDMA, section 3.1).
+    /// The sender writes pieces with headers into one slot (FedRDMA, section 3.1).
     Slot,
-    /// It writes a header in front of the first piece, which the receiver polls for (FedRDMA-E as printed,
-    /// section 3.2). The commit record only ends the grant.
+    /// The sender writes a header in front of the first piece, and the receiver polls for it (FedRDMA-E as
+    /// the paper prints it, section 3.2). The commit record only ends the grant.
     Printed,
 }
 
@@ -112,7 +112,8 @@ impl Choices {
             .then_some("updates travel in the clear over the RDMA network, as trust = \"fabric\" says")
     }
 
-    /// Why chunks may not be written by RDMA, if they may not: TLS was set, and RDMA cannot encrypt.
+    /// The reason why chunks may not be written by RDMA, if there is one: TLS was set, and RDMA cannot
+    /// encrypt.
     pub(crate) fn refusal(&self, options: &Options) -> Option<String> {
         let in_the_clear = options.tls.is_some() && options.sealed.is_none() && !self.trusts_fabric;
         in_the_clear.then(|| {

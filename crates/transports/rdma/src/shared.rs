@@ -24,13 +24,13 @@ pub(crate) struct Shared {
     pulls: bool,
     /// Notified when more chunks may be offered.
     pub(crate) room: Notify,
-    /// Why the link has ended; `None` while it lives.
+    /// The reason why the link has ended; `None` while it lives.
     ended: watch::Sender<Option<Error>>,
     /// Whether this end closed the link. Then `receive` returns an error, even if chunks are left.
     pub(crate) closed: AtomicBool,
     /// Whether the peer has authenticated itself, or need not.
     pub(crate) admitted: AtomicBool,
-    /// How often `receive` was called: each call returns one control message.
+    /// Number of calls of `receive`: each call returns one control message.
     pub(crate) asked: watch::Sender<u64>,
     pub(crate) sent: Arc<AtomicU64>,
     pub(crate) received: AtomicU64,
@@ -111,7 +111,7 @@ impl Shared {
 
     pub(crate) async fn until_ended(&self) {
         let mut ended = self.ended.subscribe();
-        // An error would mean that the sender was dropped. It lives as long as `self`.
+        // This cannot fail: the sender lives as long as `self`.
         let _ = ended.wait_for(Option::is_some).await;
     }
 
@@ -143,7 +143,7 @@ impl Shared {
     }
 }
 
-/// Sink of the inner link: it takes the messages ([`Word`]) out of the chunks there.
+/// Sink of the inner link: it takes the messages ([`Word`]) out of the link's chunks.
 struct Words<'a>(&'a Shared);
 
 impl Sink for Words<'_> {
@@ -172,14 +172,14 @@ impl Sink for Words<'_> {
 }
 
 /// Task that receives on the inner link. Until the peer is admitted, it reads a control message only when
-/// `receive` was called for it: the message before may be the one that authenticates the peer.
+/// `receive` was called for it: the previous message may be the one that authenticates the peer.
 pub(crate) async fn read(shared: Arc<Shared>, messages: mpsc::Sender<Bytes>) {
     let words = Words(&shared);
     let mut asked = shared.asked.subscribe();
     let pass_on = async {
         for delivered in 0.. {
             if !shared.admitted.load(Ordering::Acquire) {
-                // An error would mean that the link was dropped. Then it has ended.
+                // Ignore an error: the link was dropped, so it has ended.
                 let _ = asked.wait_for(|&asked| asked > delivered).await;
             }
             match shared.inner.receive(&words).await {

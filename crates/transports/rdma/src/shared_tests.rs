@@ -52,8 +52,8 @@ fn settle(shared: &Shared) {
     }
 }
 
-/// The peer may have taken all chunks before the first loan has ended. After that no message of the peer
-/// wakes the waiting senders; the end of the loans must.
+/// The peer may have taken all chunks before the first loan has ended. After that, no message of the peer
+/// wakes the waiting senders. So the end of the loans must wake them.
 #[tokio::test]
 async fn room_is_told_when_what_was_taken_is_lent_no_more() {
     let shared = full().await;

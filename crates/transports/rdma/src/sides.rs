@@ -19,18 +19,18 @@ pub(crate) trait Sends: Send {
     /// Whether a chunk of `bytes` bytes may be offered now.
     fn has_room(&self, bytes: u64) -> bool;
 
-    /// How many chunks were offered and have not ended. When the count falls, `has_room` and `is_leaving` may
-    /// change.
+    /// Number of chunks that were offered and have not ended. When the number falls, `has_room` and
+    /// `is_leaving` may change.
     fn chunks(&self) -> usize;
 
     /// Whether a withdrawn chunk still waits for a completion before its `Withdraw` can be sent.
     fn is_leaving(&self) -> bool;
 
-    /// Offers a chunk whose bytes lie in registered memory. `staged` is the pool arena that they were copied
-    /// to, if they were.
+    /// Offers a chunk whose bytes lie in registered memory. `staged` is the pool arena with a copy of the
+    /// bytes, if the bytes were copied.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn offer(
         &mut self,
         header: FrameHeader,
@@ -49,7 +49,7 @@ pub(crate) trait Sends: Send {
     /// Every error ends the link.
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()>;
 
-    /// Makes as much progress as possible. Returns when to poll again even if no event arrives before.
+    /// Makes as much progress as possible. Returns when to poll again if no event arrives earlier.
     ///
     /// # Errors
     /// Every error ends the link: three pairs were lost without progress, or the peer forbids what it
@@ -86,10 +86,10 @@ pub(crate) trait Receives: Send {
         Ok(None)
     }
 
-    /// Chunks that have arrived, with the credit for others.
+    /// The chunks that have arrived, and the credit for further chunks.
     fn arrivals(&mut self) -> &mut Arrivals;
 
-    /// How many offers have arrived in all.
+    /// Number of offers that have arrived in all.
     fn offers(&self) -> u64;
 
     /// The oldest offer that is not yet granted, if it is one of the first `offers` and there is credit for
@@ -117,7 +117,7 @@ pub(crate) trait Receives: Send {
 
 /// Where a chunk's bytes are received.
 pub(crate) enum Landing {
-    /// In the place that the sink gave.
+    /// In the place that the sink has given.
     Place,
     /// In an arena of the pool. The link then copies them to the sink's place, if it gave one.
     Pool(Arena, Option<Claim>),
@@ -130,6 +130,6 @@ pub(crate) struct Came {
     /// The chunk's bytes.
     pub(crate) bytes: Claim,
     pub(crate) landing: Landing,
-    /// How often they were copied so far.
+    /// How often the bytes were copied so far.
     pub(crate) copies: u64,
 }

@@ -12,9 +12,9 @@ use crate::pool::Pool;
 use crate::sides::Landing;
 use crate::GRANTS;
 
-/// Most bytes that are granted at a time.
+/// Maximum number of bytes that are granted at a time.
 const GRANTED: u64 = 256 << 20;
-/// Most bytes of these that lie in the link's own pool.
+/// Maximum number of granted bytes that lie in the link's own pool.
 const POOLED: u64 = 32 << 20;
 
 /// Credit for chunks, and the pool for chunks whose place the device cannot use.

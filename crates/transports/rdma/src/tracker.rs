@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-/// The chunks of one call that have not ended, and what was sent of them.
+/// The chunks of one call that have not ended, and how many of their bytes were sent.
 #[derive(Default)]
 pub(crate) struct Tracker {
     inner: Mutex<Inner>,

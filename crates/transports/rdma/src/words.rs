@@ -14,20 +14,20 @@ pub(crate) const RECORD: usize = 64;
 pub(crate) enum Word {
     /// The sender offers a chunk. Numbers count from 0.
     Offer { number: u64, header: FrameHeader },
-    /// The sender withdraws a chunk. If it had committed the chunk before, the commit record still arrives.
+    /// The sender withdraws a chunk. If it had already committed the chunk, the commit record still arrives.
     Withdraw { number: u64, committed: bool },
     /// The sender lends a chunk: the receiver may read it there. Numbers grow. After a pair was lost, the
     /// sender lends the chunk again with its place for the new pair.
     Lent { number: u64, header: FrameHeader, from: Remote },
     /// The receiver grants memory: the sender may write the chunk there.
     Grant { number: u64, to: Remote },
-    /// The sender has written all pieces of a chunk into the one slot, and asks what is missing.
+    /// The sender has written all pieces of a chunk into the one slot, and asks which ranges are missing.
     Sent { number: u64 },
     /// The receiver answers [`Word::Sent`]: this range is missing. One message for each missing range.
     Missing { number: u64, range: Range },
     /// The receiver has delivered or dropped the chunk.
     Taken { number: u64 },
-    /// The side that moves the bytes has lost the pair. This is the endpoint of its next one.
+    /// The side that moves the bytes has lost the pair. It sends the endpoint of its next pair.
     Renew { epoch: u32, endpoint: Endpoint },
     /// The other side's answer to [`Word::Renew`]: its endpoint, and where its ring or slot is. All earlier
     /// grants and loans are void.

@@ -14,10 +14,10 @@ use thalweg_wire::{FrameHeader, Range};
 
 use crate::frame::{self, Kind, Note};
 
-/// Most chunks that are lent to the peer at a time. So a control message waits behind at most this many
-/// chunks.
+/// Maximum number of chunks that are lent to the peer at a time. So a control message waits behind at most
+/// this many chunks.
 pub(crate) const WINDOW: usize = 8;
-/// Most memories that a peer may have mapped for a link at a time.
+/// Maximum number of memories that a peer may have mapped for a link at a time.
 pub(crate) const MEMORIES: usize = 64;
 /// Value of a shared word whose chunk is not lent.
 pub(crate) const REVOKED: u32 = 0;

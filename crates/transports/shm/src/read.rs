@@ -20,7 +20,7 @@ use crate::link::Shared;
 
 /// Bytes that one call reads from the connection.
 const PIECE: usize = 64 << 10;
-/// Most descriptors that may arrive before the frames that they belong to.
+/// Maximum number of descriptors that may arrive before the frames that they belong to.
 const DESCRIPTORS: usize = 4;
 const RECEIVE: &str = "receive";
 

@@ -12,7 +12,7 @@ use crate::data::{Asked, DataKey};
 use crate::link::{Shaken, TcpLink};
 use crate::preamble::{LinkId, Preamble};
 
-/// Most links that may wait for connections at a time. Further links are refused.
+/// Maximum number of links that may wait for connections at a time. Further links are refused.
 const MAX_WAITING: usize = 1024;
 const ACCEPT: &str = "accept";
 

@@ -25,7 +25,7 @@ use thalweg_sockets::socket::Socket;
 const QUICK: Duration = Duration::from_millis(20);
 /// How long the receiver waits for a large part of a chunk.
 const TIMEOUT: Duration = Duration::from_millis(50);
-/// The largest part of a chunk to wait for, in bytes.
+/// Maximum number of bytes that the kernel collects before it wakes the receiver of a quick chunk.
 const MOST: usize = 256 << 10;
 
 pub(crate) enum Inlet {

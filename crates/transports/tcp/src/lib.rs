@@ -32,7 +32,7 @@ use thalweg_transport::{
 };
 use thalweg_wire::MAX_CHUNK;
 
-/// Most connections of one link.
+/// Maximum number of connections of one link.
 pub const MAX_STREAMS: u8 = 16;
 /// Best number of payload bytes in a chunk: large enough that system calls do not matter, and small enough
 /// that the payload is still in the cache for the checksum (measured: README.md).

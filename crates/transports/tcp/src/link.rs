@@ -25,7 +25,7 @@ use crate::send::{self, Lane, Writer};
 
 use crate::Tcp;
 
-/// Most time that close() spends on sending TLS close_notify.
+/// Maximum time that close() spends on sending TLS close_notify.
 const GOODBYE: Duration = Duration::from_millis(250);
 
 /// The bytes of a connection, with or without TLS.

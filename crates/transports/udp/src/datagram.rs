@@ -57,7 +57,7 @@ pub(crate) enum Kind {
 pub(crate) struct Datagram {
     pub kind: Kind,
     pub report_wanted: bool,
-    /// Number of control messages sent before; less than 2^48.
+    /// Number of control messages that were sent before this datagram; less than 2^48.
     pub told: u64,
     pub position: u64,
 }

@@ -21,9 +21,9 @@ use crate::socket::{Buffer, Lane};
 use crate::turns::Turns;
 
 const RECEIVE: &str = "receive";
-/// Most receive calls when a link ends. They read several times what a receive buffer holds.
+/// Maximum number of receive calls when a link ends: enough to empty a receive buffer several times.
 const BEFORE_END: usize = 256;
-/// Most receive calls before other tasks may run.
+/// Maximum number of receive calls before other tasks may run.
 const AT_ONCE: usize = 4;
 /// Bytes of chunks that may wait for a control message. Beyond that the receiver sends no more reports, so
 /// the window stops the sender. The receiver still reads what is in flight: the awaited message may follow in
@@ -80,8 +80,8 @@ pub struct Intake<R> {
     buffer: Buffer,
     /// Messages of the control connection, from [`pass_on`].
     control: mpsc::Receiver<Result<Bytes>>,
-    /// A control message, or the connection's end, that is not due yet: datagrams from before it may be in
-    /// flight.
+    /// A control message, or the connection's end, that must not be delivered yet: datagrams that were sent
+    /// before it may still be in flight.
     early: Option<Result<Bytes>>,
     /// True if `next` has returned a message and has not been called again.
     given: bool,
@@ -128,7 +128,7 @@ impl<R: Reader> Intake<R> {
     /// Returns the next control message. Until then, gives chunks to `sink`.
     ///
     /// # Errors
-    /// The end of the link, and a sink's target of the wrong length.
+    /// The reason why the link ended; an error if a sink gives a target of the wrong length.
     pub async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
         if std::mem::take(&mut self.given) {
             self.turns.delivered();
@@ -159,7 +159,8 @@ impl<R: Reader> Intake<R> {
                     }
                     self.say_taken(shared);
                 }
-                // An error here comes from an ICMP message. The receive call reports and clears it.
+                // Ignore an error here: an ICMP message caused it, and the receive call reports and clears
+                // it.
                 _ = self.lane.readable(), if room => self.take(sink, shared, AT_ONCE)?,
                 () = sleep_until(wakes), if timed => self.tell(shared),
                 // The link has ended, so no probe will show any more that earlier datagrams have arrived.
@@ -193,7 +194,7 @@ impl<R: Reader> Intake<R> {
             match self.lane.receive(&mut self.buffer) {
                 Ok(()) => self.sort(sink, shared)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // An ICMP message caused the error. The datagrams behind it can still be read.
+                // Ignore the error: an ICMP message caused it, and the datagrams behind it can still be read.
                 Err(_) => {}
             }
         }
@@ -207,8 +208,8 @@ impl<R: Reader> Intake<R> {
         let mut said = false;
         for datagram in self.buffer.datagrams() {
             if let Some(Word::Message(number)) = Word::read(&self.lane.key, datagram).filter(|_| proved) {
-                // Take the message only if it is the next in order and none waits. Otherwise the peer repeats
-                // it.
+                // Take the message only if it is the next in order and no earlier message waits. Otherwise
+                // drop it, since the peer repeats it.
                 if self.early.is_none() && self.taken.by_datagram(number) {
                     self.early = Some(Ok(Word::message(datagram)));
                     self.turns.heard(number);

@@ -26,12 +26,12 @@ use crate::datagram::{Datagram, Key, Kind};
 use crate::secure::{self, End, Seal};
 use crate::socket::{Lane, Unbound, Way};
 
-/// What distinguishes one datagram transport from another.
+/// The parameters by which one datagram transport differs from another.
 #[derive(Debug)]
 pub struct Dialect {
     /// The transport's name, and the scheme of its addresses.
     pub name: &'static str,
-    /// What each handshake message begins with. The last byte is the version.
+    /// The bytes with which each handshake message begins. The last byte is the version.
     pub magic: [u8; 5],
     /// The transport's settings, which include `cipher`.
     pub settings: &'static [Setting],
@@ -43,7 +43,7 @@ pub struct Ends {
     pub inner: Arc<dyn Link>,
     /// The socket that sends chunks.
     pub outgoing: Lane,
-    /// What the peer's receiving socket holds, by [`cost`](crate::window::cost).
+    /// The cost that the peer's receive buffer holds; see [`cost`](crate::window::cost).
     pub window: u64,
     /// The socket that receives chunks.
     pub incoming: Lane,
@@ -51,7 +51,7 @@ pub struct Ends {
     pub standing: Standing,
 }
 
-/// Pause after the first hello, and the longest pause. Each pause is twice the one before.
+/// The first pause after a hello, and the longest pause. Each pause is twice as long as the previous one.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// Checks the address and refuses options that a datagram transport does not support.

@@ -15,8 +15,8 @@ use crate::connect::{control_address, resolve};
 use crate::hello::{self, Dialect, Ends};
 
 const ACCEPT: &str = "accept";
-/// Most handshakes at a time. Further connections wait at the control listener. An admission queue allows
-/// fewer.
+/// Maximum number of handshakes at a time. Further connections wait at the control listener. An admission
+/// queue allows fewer.
 const MOST: usize = 1024;
 
 /// Makes a link from the result of a handshake.

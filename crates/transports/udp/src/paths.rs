@@ -13,13 +13,13 @@ use crate::datagram::WHOLE;
 use crate::recorded;
 use crate::window::{cost, Permit, Window};
 
-/// Bytes on the network link of a datagram with a chunk, with the headers of UDP and IP.
+/// Bytes that a datagram with a chunk has on the network link, with the headers of UDP and IP.
 const BYTES: usize = WHOLE + 28;
-/// Bytes on the network link of any other datagram.
+/// Bytes that any other datagram has on the network link.
 const SMALL: usize = 32 + 28;
 /// Cost of a datagram with a chunk.
 const FULL: u64 = cost(WHOLE);
-/// What the peer's receive buffer holds, by cost.
+/// The cost that the peer's receive buffer holds.
 const BUFFER: u64 = 64 << 20;
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -87,7 +87,7 @@ impl World {
                     self.wakes = None;
                     self.send();
                 }
-                // It was replaced by an earlier timer.
+                // Ignore this timer: an earlier one has replaced it.
                 Event::Wake => {}
             }
         }

@@ -10,7 +10,7 @@ pub(crate) struct Reports {
     /// Greatest position received, and total cost received.
     seen: u64,
     received: u64,
-    /// A datagram has asked for a report since the last one.
+    /// A datagram has asked for a report since the last report.
     wanted: bool,
 }
 

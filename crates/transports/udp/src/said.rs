@@ -32,21 +32,21 @@ const MESSAGE: u8 = 6;
 const TAKEN: u8 = 7;
 /// Longest message that goes into a datagram. Longer ones travel on the control connection alone.
 const LONGEST: usize = WHOLE - PREFIX_BYTES - TAG_BYTES;
-/// Most messages kept for repetition. Beyond that, the oldest is dropped and travels on the control
-/// connection alone.
+/// Maximum number of messages kept for repetition. Beyond that, the oldest is dropped and travels on the
+/// control connection alone.
 const KEPT: usize = 64;
-/// Most messages in one repetition; the oldest go first.
+/// Maximum number of messages in one repetition. The oldest messages go first.
 const TOGETHER: usize = 4;
 /// Time before the first repetition.
 const FIRST: Duration = Duration::from_millis(100);
 /// Longest time between two repetitions.
 const RAREST: Duration = Duration::from_secs(1);
-/// Most copies of each message in one repetition.
+/// Maximum number of copies of each message in one repetition.
 const MOST_COPIES: usize = 8;
-/// Most bytes of one repetition, unless a single copy has more.
+/// Maximum number of bytes of one repetition, unless a single copy has more.
 const MOST_BYTES: usize = 8 << 10;
 
-/// The content of such a datagram.
+/// The content of a datagram that repeats or acknowledges a control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     /// The control message with this number. Its text follows the prefix.
@@ -203,7 +203,8 @@ impl Taken {
         self.count
     }
 
-    /// Notes the next message of the control connection. Returns false if a datagram has brought it before.
+    /// Notes the next message of the control connection. Returns false if a datagram has already brought this
+    /// message.
     pub fn by_connection(&mut self) -> bool {
         self.connection += 1;
         let fresh = self.connection > self.count;
@@ -278,8 +279,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each message is taken exactly once and in order, whichever way it arrives, however often datagrams
-        /// repeat it.
+        /// Each message is taken exactly once and in order, whether the connection or a datagram brings it
+        /// first, however often datagrams repeat it.
         #[test]
         fn each_is_taken_once(order in prop::collection::vec((any::<bool>(), 1..20_u64), 0..200)) {
             let (mut taken, mut came, mut next) = (Taken::default(), Vec::new(), 1);

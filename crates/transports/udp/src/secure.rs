@@ -26,7 +26,8 @@ pub const CIPHER: Setting = Setting {
     needs: &[],
 };
 
-/// The cipher's byte in the handshake, as the listening end chooses it: 0 if datagrams are not sealed.
+/// The byte that stands for the cipher in the handshake. The listening end chooses it; 0 means that datagrams
+/// are not sealed.
 pub(crate) fn choice(options: &Options, dialect: &Dialect) -> Result<u8> {
     let chosen = options.own.read(dialect.settings)?;
     Ok(match (&options.tls, chosen.text("cipher")) {
@@ -66,7 +67,7 @@ pub(crate) enum End {
     Listening,
 }
 
-/// The keys of one socket, for both directions.
+/// The keys of one socket pair, for both directions.
 pub(crate) struct Seal {
     sealer: Sealer,
     opener: Mutex<Opener>,
@@ -97,8 +98,8 @@ impl Seal {
     }
 
     /// Opens a datagram in place and restores the link's key in it. Returns its length without the tag.
-    /// Returns `None` if it belongs to another link or direction, was changed, arrived before, or is too late
-    /// for the replay window.
+    /// Returns `None` if the datagram belongs to another link or direction, was changed, has already arrived,
+    /// or is too late for the replay window.
     pub(crate) fn open(&self, key: &Key, datagram: &mut [u8]) -> Option<usize> {
         let length = datagram.len().checked_sub(TAG_BYTES)?;
         let (header, sealed) = datagram.split_at_mut_checked(PREFIX_BYTES)?;

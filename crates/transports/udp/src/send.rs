@@ -21,7 +21,8 @@ use crate::window::{cost, Permit, Window, MAX_TIMEOUT};
 use crate::MAX_CHUNK;
 
 const SEND: &str = "send update";
-/// Receive calls for reports before the sender goes on. A peer may send reports faster than we read them.
+/// Maximum number of receive calls for reports before the sender goes on. A peer may send reports faster than
+/// we read them.
 const AT_ONCE: usize = 4;
 
 /// The sending side of one direction. Its mutex is fair and is held for one batch at a time.
@@ -95,7 +96,7 @@ impl Sender {
                 Permit::Report(by) => {
                     tokio::select! {
                         biased;
-                        // An error here comes from an ICMP message. The next receive clears it.
+                        // Ignore an error here: an ICMP message caused it, and the next receive clears it.
                         _ = self.lane.readable() => {}
                         () = sleep_until(by.into()) => self.probe(shared),
                     }
@@ -202,7 +203,8 @@ pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<Shared>)) {
 /// Sends the chunks of an update.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a chunk longer than [`MAX_CHUNK`]; the link's end; cancellation.
+/// [`ErrorKind::Unsupported`] for a chunk longer than [`MAX_CHUNK`]; an error if the link ends or the update
+/// is cancelled.
 pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());

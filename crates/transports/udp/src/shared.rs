@@ -15,7 +15,7 @@ use crate::socket::Lane;
 #[derive(Debug, Clone)]
 struct End {
     why: String,
-    /// Receiving fails too, at once. True if this end closed the link or the peer broke the protocol.
+    /// Whether receiving fails at once, too: this end closed the link, or the peer broke the protocol.
     refused: bool,
 }
 
@@ -83,7 +83,7 @@ impl Shared {
         self.said_more.notify_one();
     }
 
-    /// Marks the link as ended by the peer. What arrived before can still be received.
+    /// Marks the link as ended by the peer. Messages that arrived before the end can still be received.
     pub fn ended_by_peer(&self, why: &str) {
         self.set(why, false);
     }

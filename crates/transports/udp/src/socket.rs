@@ -16,13 +16,13 @@ use crate::secure::Seal;
 
 /// Bytes of one receive buffer: the most that GRO joins.
 const SLOT: usize = 64 << 10;
-/// The same for an unauthenticated peer, from which only hellos and probes are expected.
+/// Bytes of one receive buffer for an unauthenticated peer, from which only hellos and probes are expected.
 const UNAUTHENTICATED_PEER_SLOT: usize = 2 << 10;
 /// Size of the kernel's receive buffer for an unauthenticated peer, in bytes.
 const UNAUTHENTICATED_PEER_BUFFER: usize = 16 << 10;
-/// Receive buffers of one system call.
+/// Number of receive buffers of one system call.
 const SLOTS: usize = 4;
-/// Most bytes of one send.
+/// Maximum number of bytes of one send.
 const MOST: usize = 65_000;
 /// Buffer size to ask the kernel for if the options name none. The kernel grants at most net.core.rmem_max
 /// and wmem_max.
@@ -35,7 +35,7 @@ pub struct Lane {
     peer: SocketAddr,
     /// Size of the receive buffer to ask the kernel for, in bytes.
     wanted: usize,
-    /// Most that the peer may have in flight towards this socket, by [`cost`](crate::window::cost).
+    /// Maximum cost in flight from the peer to this socket; see [`cost`](crate::window::cost).
     pub window: u64,
     /// The link's key.
     pub key: Key,
@@ -46,7 +46,7 @@ pub struct Lane {
 pub(crate) struct Unbound {
     socket: UdpSocket,
     wanted: usize,
-    /// What its receive buffer will hold, by [`cost`](crate::window::cost).
+    /// The cost that its receive buffer will hold; see [`cost`](crate::window::cost).
     pub window: u64,
     /// The port that the system has chosen.
     pub port: u16,
@@ -127,8 +127,8 @@ impl Unbound {
         self.socket.connect(peer).await.map_err(failed)?;
         let state = match way {
             Way::In => UdpSocketState::new(UdpSockRef::from(&self.socket)),
-            // Creating the state sets the don't-fragment option on its socket, but this one must send long
-            // chunks in fragments. Another socket tells just as well what the kernel supports.
+            // Creating the state sets the don't-fragment option on its socket, but this socket must send long
+            // chunks in fragments. So use another socket to find out what the kernel supports.
             Way::Out => probe(peer).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
         };
         let state = state.map_err(failed)?;
@@ -143,7 +143,7 @@ fn elsewhere(operation: &'static str, ip: IpAddr, from: SocketAddr) -> Error {
         .hint("let UDP and TCP leave the client's network by the same address, or take tcp")
 }
 
-/// A socket that is only asked what the kernel supports.
+/// A socket that is used only to find out what the kernel supports.
 fn probe(peer: SocketAddr) -> io::Result<Socket> {
     Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP))
 }
@@ -158,12 +158,12 @@ pub(crate) enum Way {
 impl Lane {
     /// Raises the receive buffer to its full size, since the peer has authenticated.
     pub fn admit(&self) {
-        // The kernel has granted this size before. If it refuses now, more datagrams may get lost; that is no
-        // error.
+        // Ignore an error: the kernel has granted this size once. If it refuses now, only more datagrams may
+        // get lost.
         let _ = SockRef::from(&self.socket).set_recv_buffer_size(self.wanted);
     }
 
-    /// Most datagrams of `length` bytes in one send; the last one may be shorter.
+    /// Maximum number of datagrams of `length` bytes in one send; the last one may be shorter.
     pub fn most_segments(&self, length: usize) -> usize {
         if length > WHOLE {
             // GSO sends each segment as one packet, but this datagram needs several.
@@ -172,8 +172,8 @@ impl Lane {
         self.state.max_gso_segments().min(MOST / length.max(1)).max(1)
     }
 
-    /// Sends datagrams of `length` bytes each; the last one may be shorter. If the network is the reason that
-    /// the system refuses them, they count as lost.
+    /// Sends datagrams of `length` bytes each; the last one may be shorter. If the system refuses them
+    /// because of the network, they count as lost.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the system sends no datagrams of this length.
@@ -247,7 +247,8 @@ impl Lane {
         self.tell_with(datagram, &[])
     }
 
-    /// The same for a datagram with a payload, `rest`.
+    /// Sends one datagram with the payload `rest`; drops it if the socket has no room. Returns the bytes
+    /// sent.
     pub fn tell_with(&self, datagram: &impl Encode, rest: &[u8]) -> usize {
         let mut bytes = Vec::with_capacity(64 + rest.len());
         self.append(datagram, rest, &mut bytes);

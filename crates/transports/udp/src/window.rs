@@ -17,8 +17,8 @@ use thalweg_sending::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Time, Trips, 
 
 use crate::datagram::WHOLE;
 
-/// Most bytes that the kernel charges a receive buffer for a packet beyond its data. Linux rounds the data up
-/// to a power of two and adds the size of its own packet structure.
+/// Maximum number of bytes that the kernel charges a receive buffer for a packet beyond its data. Linux
+/// rounds the data up to a power of two and adds the size of its own packet structure.
 pub const OVERHEAD: usize = 1024;
 /// Cost of the longest datagram that IP does not fragment.
 const FULL: u64 = cost(WHOLE);
@@ -34,16 +34,16 @@ const UNSTEADY: Duration = Duration::from_millis(20);
 /// Reports requested per window. The interval shrinks with the path's loss rate, since a lost datagram cannot
 /// ask for a report.
 const REPORTS: u64 = 8;
-/// Most report requests tracked at once.
+/// Maximum number of report requests tracked at once.
 const MARKS: usize = 64;
-/// Permit of a sender that is not paced, by cost. One system call takes less.
+/// How much a sender that is not paced may send at once, by cost. One system call takes less.
 const UNPACED: u64 = 1 << 24;
 /// Base of the report timeout. The timeout doubles after each probe, up to `MAX_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_millis(20);
 /// Longest report timeout.
 pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a datagram of `bytes` bytes counts against the peer's receive buffer, at most.
+/// The most that a datagram of `bytes` bytes takes of the peer's receive buffer.
 ///
 /// The kernel may receive a long datagram in fragments, and then it charges each packet. Or it receives it in
 /// one piece, over loopback, and then it charges the size rounded up to a power of two. The cost is the
@@ -96,7 +96,7 @@ pub(crate) struct Window {
     sent: u64,
     /// Highest position that the peer has reported.
     seen: u64,
-    /// Total cost that the peer had received by then.
+    /// Total cost that the peer had received when it reported `seen`.
     received: u64,
     /// Largest value of `seen - received` so far, which is the total cost that counts as lost.
     missing: u64,
@@ -314,7 +314,7 @@ mod tests {
         came: u64,
         reports: VecDeque<(Instant, u64, u64)>,
         queued: Duration,
-        /// If set, both ends react late, by delays drawn from this seed (xorshift64).
+        /// If set, both ends react late; the delays are drawn from this seed (xorshift64).
         late: Option<u64>,
         began: Instant,
         /// Longest time in the queue. Datagrams beyond it are dropped.

@@ -1,5 +1,5 @@
-//! Checks what unauthenticated peers cost at most, as docs/explanation/security.md states. It measures the
-//! memory of its own process, so no other test shares the file.
+//! Checks the maximum cost of unauthenticated peers, as docs/explanation/security.md states it. It measures
+//! the memory of its own process, so no other test shares the file.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use common::listen;
 const UNAUTHENTICATED_PEERS: usize = 60;
 /// Descriptors of each unauthenticated peer.
 const SOCKETS: usize = 3;
-/// Most bytes of memory for each.
+/// Maximum number of bytes of memory for each unauthenticated peer.
 const EACH: u64 = 128 << 10;
 
 /// Resident bytes of this process (proc(5), statm); `None` where the system does not say.
@@ -48,7 +48,7 @@ async fn shake(listener: &dyn Listener) -> (Arc<dyn Link>, [UdpSocket; 2]) {
     }
     for socket in &sockets {
         for _ in 0..16 {
-            // The kernel may have no room for it.
+            // Ignore an error: the kernel may have no room for the datagram.
             let _ = socket.send(&[&offer[5..21], &[1; 60_000]].concat()).await;
         }
     }

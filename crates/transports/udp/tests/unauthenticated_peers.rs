@@ -65,7 +65,7 @@ async fn shake(listener: &dyn Listener, from: Ipv4Addr) -> (Arc<dyn Link>, Vec<u
 async fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
     loop {
         if let Ok(link) = listener.accept().await.unwrap().await {
-            // An error belongs to a peer that was evicted.
+            // Skip errors: each is of a peer that was evicted.
             return link;
         }
     }

@@ -7,7 +7,7 @@ use thalweg_tcp::line::Taken;
 use thalweg_wire::{Range, Ranges, HEADER_BYTES};
 
 const BLOCK: usize = 64 << 10;
-/// Most free blocks that are kept for reuse.
+/// Maximum number of free blocks that are kept for reuse.
 const SPARE: usize = 4;
 
 #[derive(Default)]

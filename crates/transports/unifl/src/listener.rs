@@ -21,9 +21,9 @@ use crate::endpoint::{self, Front, Newcomer};
 use crate::settings::{self, Backend, Limits};
 use crate::{as_tcp, inner};
 
-/// Most connections that wait for their handshake. Further ones are reset.
+/// Maximum number of connections that wait for their handshake. Further ones are reset.
 const MAX_NEW: usize = 512;
-/// Most links that wait to be accepted. Beyond that, handshakes wait.
+/// Maximum number of links that wait to be accepted. Beyond that, handshakes wait.
 const MAX_READY: usize = 256;
 const ACCEPT: &str = "accept";
 /// Why loss is not masked under TLS unless updates are sealed.

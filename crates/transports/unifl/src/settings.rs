@@ -73,7 +73,7 @@ pub(crate) struct Limits {
     pub budget: f64,
     /// Fraction of an update whose loss ends the link.
     pub refuse: f64,
-    /// Most bytes that wait to be read.
+    /// Maximum number of bytes that wait to be read.
     pub buffer: u64,
     /// Content of the stream.
     pub content: Content,

@@ -1,4 +1,4 @@
-//! What a carrier does besides messages: it follows the events of connections, and tells new members the
+//! The work of a carrier besides messages: it follows the events of connections, and tells new members the
 //! ports that they need.
 
 use std::io;
@@ -75,7 +75,8 @@ impl ZmqCarrier {
                 }
                 Happened::Ended(descriptor) => {
                     self.visitors.ended(place, descriptor);
-                    // Ignore this at the reception: members disconnect from it once they know their ports.
+                    // Ignore this at the reception (see [`crate::lines`]): members disconnect from it once
+                    // they know their ports.
                     if place == Place::Input || self.sockets.lines.is_none() {
                         self.peers().ended(descriptor, place == Place::Input);
                     }
@@ -101,13 +102,14 @@ impl ZmqCarrier {
         }
     }
 
-    /// Answers members at the reception with their ports. The answer is empty if there is no room.
+    /// Answers each member that asks at the reception (the REP at the listener's address; see
+    /// [`crate::lines`]) with the two ports for it. The answer is empty if the admission queue has no room.
     pub(crate) fn reception(&self) -> io::Result<()> {
         let (Some(lines), Some(reception)) = (&self.sockets.lines, &self.sockets.output) else {
             return Ok(());
         };
         while let Some(parts) = reception.socket.try_receive()? {
-            // First process events that precede this request.
+            // First process the events that precede this request.
             self.watch_one(reception, Place::Output)?;
             let asked = parts.first().and_then(|part| Some((part.bytes().try_into().ok()?, part.source()?)));
             let ports = asked.and_then(|(id, descriptor)| {
@@ -127,8 +129,8 @@ impl ZmqCarrier {
             return Ok(());
         };
         while let Some(parts) = output.socket.try_receive()? {
-            // First process events that precede this subscription. A connection with the same descriptor may
-            // have ended before; its end must not count for this one.
+            // First process the events that precede this subscription. An earlier connection may have had the
+            // same descriptor, and its end must not count for this one.
             self.watch_one(output, Place::Output)?;
             let Some(part) = parts.first() else { continue };
             let Some((&SUBSCRIBED, topic)) = part.bytes().split_first() else { continue };

@@ -12,9 +12,10 @@ use libsodium_sys as _; // only to link it
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 
-/// Most I/O threads of libzmq in this process.
+/// Maximum number of I/O threads of libzmq in this process.
 const IO_THREADS: usize = 4;
-/// Most sockets of this process. A watched socket takes three: itself, and a pair for its monitor.
+/// Maximum number of sockets of this process. A watched socket takes three: itself, and a pair for its
+/// monitor.
 const MAX_SOCKETS: c_int = 16_384;
 /// Size of the block that `raise_bounds_of_malloc` allocates and frees, in bytes. glibc then keeps twice as
 /// much freed memory.

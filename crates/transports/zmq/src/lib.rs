@@ -35,13 +35,13 @@ use crate::keys::Keys;
 use crate::lines::{PartySocket, PartySockets};
 use crate::open::{bind, connect};
 
-/// Most bytes of a message. Both ends refuse longer ones.
+/// Maximum number of bytes of a message. Both ends refuse longer ones.
 pub const MAX_MESSAGE: usize = (1 << 20) + HEAD_BYTES;
 /// Default payload of a chunk, in bytes. libzmq needs two calls and a wake-up for each chunk, which speaks
 /// for large ones. But liveness sees progress only when a chunk is complete, which speaks against larger
 /// ones.
 const CHUNK: u32 = 512 << 10;
-/// Most cost of chunks in flight that a receiver grants: 1 Gbit/s with an RTT of 33 ms.
+/// Maximum cost of chunks in flight that a receiver grants: 1 Gbit/s with an RTT of 33 ms.
 pub const WINDOW: u64 = 4 << 20;
 
 const SETTINGS: &[Setting] = &[

@@ -24,8 +24,8 @@ use crate::ffi::{Kind, MessagePart};
 use crate::keys::Keys;
 use crate::open::{bind_at, Watched};
 
-/// Most members that know their ports and have sent nothing yet. Beyond that, the first of them loses its
-/// line.
+/// Maximum number of members that know their ports and have sent nothing yet. Beyond that, the first of them
+/// loses its line.
 const MOST_SILENT: usize = 128;
 /// Descriptors of a line before anybody connects to it: two of its socket, two of its monitor.
 const DESCRIPTORS: usize = 4;

@@ -7,7 +7,7 @@ use thalweg_transport::Error;
 
 use crate::ffi::MessagePart;
 
-/// Most messages returned in a row before connections' events are looked at.
+/// Maximum number of messages returned in a row before connections' events are looked at.
 pub(crate) const IN_A_ROW: u32 = 256;
 
 /// The members' connections, and events to report.

@@ -14,10 +14,10 @@ use tokio::task::AbortHandle;
 
 use crate::kernel::{self, Ends};
 
-/// Most bytes that a connection may send before its member is admitted. This is several times what an honest
-/// member needs: a CURVE handshake, a hello every 250 ms, and the session's first message.
+/// Maximum number of bytes that a connection may send before its member is admitted. This is several times
+/// what an honest member needs: a CURVE handshake, a hello every 250 ms, and the session's first message.
 pub(crate) const MOST_SAID: u64 = 64 << 10;
-/// Most bytes to the group while a connection that receives them is not admitted.
+/// Maximum number of bytes to the group while a connection that receives them is not admitted.
 const MOST_PASSED: u64 = 32 << 20;
 /// Pause between two checks of how much connections have sent.
 const LOOK: Duration = Duration::from_millis(20);

@@ -12,7 +12,7 @@ mod common;
 use common::{listen, options};
 
 const UNAUTHENTICATED_PEERS: usize = 200;
-/// Most bytes of memory for each.
+/// Maximum number of bytes of memory for each.
 const EACH: u64 = 256 << 10;
 
 /// Resident bytes of this process (proc(5), statm); `None` where the system does not say.

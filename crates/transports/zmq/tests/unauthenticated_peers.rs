@@ -16,7 +16,8 @@ mod common;
 use common::{listen, options};
 
 const PATTERNS: [&str; 4] = ["router", "pubsub", "pushpull", "reqrep"];
-/// Most places in the admission queue that one client takes: for its connections, itself and its line.
+/// Maximum number of places in the admission queue that one client takes: for its connections, itself and its
+/// line.
 const PLACES: usize = 8;
 const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -25,7 +25,7 @@ use state::State;
 
 pub use steps::{connected, settle, step, Ends};
 
-/// Most work requests that a pair holds.
+/// Maximum number of work requests that a pair holds.
 const WORKS: usize = 512;
 const MTU: u32 = 4096;
 
@@ -38,11 +38,11 @@ pub struct Behaviour {
     pub delay: f64,
     /// Which writes and reads fail, and how. They are counted from 0 over all pairs of the device.
     pub faults: Vec<(u64, Fault)>,
-    /// Most bytes that may be registered.
+    /// Maximum number of bytes that may be registered.
     pub locked: u64,
     /// Whether the device has memory windows.
     pub windows: bool,
-    /// Most reads that a pair has in flight.
+    /// Maximum number of reads that a pair has in flight.
     pub reads: usize,
 }
 

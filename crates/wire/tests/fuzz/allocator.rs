@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The most bytes that this thread has allocated at one time during `work`, beyond those before it.
+/// Maximum number of bytes that this thread has allocated at one time during `work`, beyond those before it.
 pub fn peak<T>(work: impl FnOnce() -> T) -> (usize, T) {
     let before = NOW.get();
     PEAK.set(before);

@@ -41,7 +41,7 @@ struct Update {
 #[derive(Debug)]
 pub struct Ledger {
     split: Split,
-    /// Most updates that may be done and still lie in the pool.
+    /// Maximum number of updates that may be done and still lie in the pool.
     reserve: usize,
     workers: Vec<Share>,
     /// With [`Split::Clients`], only the first `active` workers get updates.

@@ -19,9 +19,9 @@ use crate::hearing::{Heard, Hearing, Message};
 use crate::note::{Kind, Note};
 use crate::setup::{Setup, Shared};
 
-/// Most updates that the worker folds in one pass over its sums.
+/// Maximum number of updates that the worker folds in one pass over its sums.
 const PASS: usize = 8;
-/// Most bytes of the reason in a [`Kind::Refused`] answer.
+/// Maximum number of bytes of the reason in a [`Kind::Refused`] answer.
 const MOST_REASON: usize = 2048;
 
 /// How far a worker is in its work; see [`work_with`].
@@ -136,7 +136,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Most updates in one pass. If updates are copied, there is a buffer for only one.
+    /// Maximum number of updates in one pass. If updates are copied, there is a buffer for only one.
     fn pass(&self) -> usize {
         if self.copying.is_some() {
             1

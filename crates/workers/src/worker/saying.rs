@@ -8,8 +8,8 @@ use rustix::net::{send, SendFlags};
 
 use crate::note::Note;
 
-/// Most bytes of a message that goes inside the kernel. It is sent with one call, and the receiver has room
-/// for it.
+/// Maximum number of bytes of a message that goes inside the kernel. It is sent with one call, and the
+/// receiver has room for it.
 const MOST_ROUTED: usize = 4096;
 
 /// Collects a worker's messages until [`Saying::flush`] sends them.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::routes::Count;
 
-/// Most recent times that are kept.
+/// Maximum number of recent times that are kept.
 const MOST: usize = 4096;
 /// Upper bounds of the histogram's classes, in nanoseconds. One more class holds all longer times.
 pub const HANDOVER_BOUNDS: [u64; 11] = [

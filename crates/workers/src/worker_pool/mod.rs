@@ -50,7 +50,7 @@ pub struct WorkerPoolConfig {
     pub workers: usize,
     /// How updates are divided among the workers.
     pub split: Split,
-    /// Most updates that may be done and still lie in the pool. A commit releases them.
+    /// Maximum number of updates that may be done and still lie in the pool. A commit releases them.
     pub reserve: usize,
     /// A worker that owes an answer for this long is replaced.
     pub timeout: Duration,

@@ -8,8 +8,8 @@ use super::{Shared, WorkerPoolConfig};
 use crate::ledger::{Base, Split};
 use crate::setup::Setup;
 
-/// Most workers of a node. The maps of the kernel program have room for this many, and the 16-bit numbers
-/// too.
+/// Maximum number of workers of a node. The maps of the kernel program have room for this many, and the
+/// 16-bit numbers too.
 const MOST: usize = 1024;
 
 /// Returns each worker's set-up and the shared memory of its sums.

@@ -1,6 +1,6 @@
 //! Records when workers did what, for one round.
 
-/// Most stretches that are kept of a round. Later ones are only counted.
+/// Maximum number of stretches that are kept of a round. Later ones are only counted.
 const MOST: usize = 1024;
 
 /// What a worker did during a stretch.

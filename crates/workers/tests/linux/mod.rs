@@ -129,7 +129,7 @@ struct Case {
     timeout: Duration,
     /// Whether notes go inside the kernel.
     routes: bool,
-    /// Most notes that go inside the kernel to and from each process.
+    /// Maximum number of notes that go inside the kernel to and from each process.
     budget: u64,
     plane: DataPlane,
     start: Start,

@@ -15,10 +15,10 @@ use crate::{micros, Liveness, Time};
 
 /// Bytes that one stream may send in its turn, before the next stream's turn comes.
 const TURN: u64 = 64 << 10;
-/// Most messages that wait to be sent, besides those of each stream. A peer that reads no messages ends the
-/// link.
+/// Maximum number of messages that wait to be sent, besides those of each stream. A peer that reads no
+/// messages ends the link.
 const UNREAD: usize = 1024;
-/// Most messages of one stream that wait: 8 credits, and a few others.
+/// Maximum number of messages of one stream that wait: 8 credits, and a few others.
 const UNREAD_OF_STREAM: usize = 16;
 /// Each end sends this many pings in one liveness timeout.
 const BEATS: u32 = 4;

@@ -126,7 +126,7 @@ pub struct ServerParty {
     /// Events of clients in order: joined (+), left (-), turned away (!), and notes; all but the first with a
     /// reason.
     pub log: Vec<String>,
-    /// Most updates that were being sent or staged at one time.
+    /// Maximum number of updates that were being sent or staged at one time.
     pub busiest: usize,
     /// Links that the machine closed, or of whose end it was told.
     pub dead: BTreeSet<LinkId>,

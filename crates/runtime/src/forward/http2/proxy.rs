@@ -13,11 +13,11 @@ use super::End;
 
 /// The connection preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Most calls of a connection at a time. Further calls wait at the program.
+/// Maximum number of calls of a connection at a time. Further calls wait at the program.
 const CALLS: u32 = 256;
-/// Most bytes of a call that wait to be written to a connection.
+/// Maximum number of bytes of a call that wait to be written to a connection.
 const UNSENT: usize = 256 << 10;
-/// Most bytes of a call's headers, and of its trailers.
+/// Maximum number of bytes of a call's headers, and of its trailers.
 const HEADERS: u32 = 64 << 10;
 const FRAME: u32 = 64 << 10;
 /// How many windows the calls of a connection share.

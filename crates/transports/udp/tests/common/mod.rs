@@ -11,7 +11,7 @@ pub use certificates::Trust;
 use thalweg_transport::{Address, Link, Listener, Options, Transport};
 use thalweg_udp::Udp;
 
-/// The options that certificates are added to.
+/// Options without certificates.
 pub fn plain() -> Options {
     small()
 }

@@ -20,7 +20,7 @@ pub(super) type Words = [u64; WORDS];
 /// `struct critical`.
 pub(super) type Critical = [u64; 1 + 2 * CRITICAL];
 
-/// Most critical ranges of a flow.
+/// Maximum number of critical ranges of a flow.
 const CRITICAL: usize = 64;
 /// Words of a flow besides its holes, and two words for each hole.
 const WORDS: usize = 44 + 2 * 256;

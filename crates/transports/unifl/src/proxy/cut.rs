@@ -8,7 +8,7 @@
 
 use thalweg_wire::Range;
 
-/// Most bytes that are buffered.
+/// Maximum number of bytes that are buffered.
 const BLOCK: usize = 64 << 10;
 /// The largest unit.
 pub(super) const MOST_UNIT: u64 = 4096;

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 #[cfg(unix)]
 use super::readers::attend;
 
-/// Most lines that wait to be written. Beyond that, callers wait.
+/// Maximum number of lines that wait to be written. Beyond that, callers wait.
 const WAITING: usize = 256;
 /// How long the proxy waits for the last lines when it ends.
 const GRACE: Duration = Duration::from_secs(1);

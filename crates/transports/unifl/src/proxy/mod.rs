@@ -41,7 +41,7 @@ use record::{Ends, Record, Totals};
 pub use settings::ProxySettings;
 
 const OPEN: &str = "open the proxy";
-/// Most masked connections that wait for others to end. Further ones are reset.
+/// Maximum number of masked connections that wait for others to end. Further ones are reset.
 const WAITING: usize = 64;
 /// How long connections may take to end when the proxy stops.
 const GRACE: Duration = Duration::from_secs(1);

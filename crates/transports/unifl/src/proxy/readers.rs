@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::map::MapEntry;
 
-/// Most readers at a time. Further ones wait.
+/// Maximum number of readers at a time. Further ones wait.
 const MOST: usize = 16;
 /// A reader that does not read a line for this long is dropped, since it delays all connections.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -15,7 +15,8 @@ use super::cut::MOST_UNIT;
 use crate::settings::{self, Content, Limits};
 
 const OPEN: &str = "open the proxy";
-/// Most connections. The endpoint has room for twice as many, since it remembers ended ones for a while.
+/// Maximum number of connections. The endpoint has room for twice as many, since it remembers ended ones for
+/// a while.
 const MOST_CONNECTIONS: usize = 2048;
 /// How long a client may continue to send after the server has closed its side. In effect there is no limit.
 const EVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -40,7 +41,7 @@ pub struct ProxySettings {
     pub align: u64,
     /// Whether to serve as an ordinary TCP proxy if loss cannot be masked.
     pub plain: bool,
-    /// Most connections at a time, 1 to 2048. Further ones wait.
+    /// Maximum number of connections at a time, 1 to 2048. Further ones wait.
     pub connections: usize,
     /// Seconds that a client may take from its connection to its first byte.
     pub first_byte: f64,

@@ -68,7 +68,7 @@ pub async fn connect(listener: &dyn Listener, options: &Options) -> Result<Arc<d
 pub async fn link(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc<dyn Link>) {
     let accept = async {
         loop {
-            // An error belongs to a peer that was refused before.
+            // Skip errors: each is of a peer that the listener has refused.
             if let Ok(link) = listener.accept().await.unwrap().await {
                 return link;
             }
