@@ -49,7 +49,7 @@ AGREES: Final = 1.25
 MORE: Final = 1 + ALIKE
 # The least Jain index at which flows count as equal.
 EVEN: Final = 0.9
-# Largest rounding error of a sum of floats.
+# Maximum rounding error of a sum of floats.
 ROUNDED: Final = 1e-9
 # The numbers of a cell that a claim may be about, each with the factor and the unit in which it is written.
 NUMBERS: Final[Mapping[str, tuple[float, str]]] = {

@@ -38,7 +38,7 @@ COMMAND: Final = ("ss", "--tcp", "--info", "--numeric", "--no-header", "--onelin
 # Of all bytes acknowledged: below the first share a connection is being set up, above the second it is closing.
 BEGUN: Final = 0.005
 ENDED: Final = 0.999
-# Most points of a timeline. A longer one is thinned out.
+# Maximum number of points of a timeline. A timeline with more points is thinned out.
 POINTS: Final = 400
 
 _ENDS: Final = re.compile(r"\S+:(\d+)\s+\S+:\d+\s+(\S.*)")

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-# Most bytes of a text, if the caller gives no other limit. It is the limit of a head on the wire.
+# Maximum size of a text in bytes, if the caller gives no other limit. It is the limit of a head on the wire.
 MOST_BYTES: Final = 1 << 20
-# Most lists and objects around a value. A test checks that pydantic's parser has the same limit.
+# Maximum number of lists and objects around a value. A test checks that pydantic's parser has the same limit.
 MOST_DEPTH: Final = 200
-# Most digits of an integer. Every integer within this limit can be converted to a float.
+# Maximum number of digits of an integer. Every integer within this limit can be converted to a float.
 MOST_DIGITS: Final = 40
 _BEYOND: Final = 10**MOST_DIGITS
 # Finds a number that may be too large. Text within quotes may match too, so after a match all values are checked.

@@ -27,7 +27,7 @@ MOST: Final = 64
 LONGEST_NAME: Final = 64
 LONGEST_TEXT: Final = 256
 LARGEST: Final = 2**63 - 1
-# Most notes on one client; a client that makes up new names each round is not worth more.
+# Maximum number of notes on one client, because a client may make up new names in each round.
 MOST_NOTES: Final = 8
 # What usage has, with the most that each can be: a year of processors, a petabyte.
 LIMITS: Final[Mapping[str, float]] = {"train_seconds": 1e9, "cpu_seconds": 1e9, "peak_rss_bytes": 2**50}

@@ -33,12 +33,12 @@ from thalweg.lab.state import is_alive, start_time
 from thalweg.machine import Usage
 from thalweg.machine.grace import is_hurried
 
-# Longest start of a broker, in seconds; RabbitMQ takes more than a minute on a machine whose cores are busy.
+# Seconds that a broker may take to start. RabbitMQ takes more than a minute on a machine whose cores are busy.
 READY_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 5.0
 # A port that was free may be taken before the broker listens.
 MOST_TRIES: Final = 5
-# Most restarts of a broker in one run, each after it has died.
+# Maximum number of times that a run starts its broker again after it has died.
 MOST_RESTARTS: Final = 3
 # Lines of the log that are kept, and how many of them an error quotes.
 KEPT_LINES: Final = 50
@@ -137,7 +137,7 @@ class Site:
     port: int
     login: Login
     tls: Tls | None = None
-    # Largest message, and most bytes of messages that wait for one client.
+    # Maximum size of a message, and maximum size of all messages that wait for one client, in bytes.
     message_bytes: int = 8 << 20
     queue_bytes: int = 64 << 20
 

@@ -26,7 +26,7 @@ COLUMNS: Final = ("time", "communication", "down", "up", "participants", "goodpu
 WHOSE: Final = {"": "", "client_": "clients' "}
 
 
-# Most rounds in the table. Each round also had a line of its own when it ended.
+# Maximum number of rounds in the table. Each round also had a line of its own when it ended.
 SHOWN: Final = 100
 
 

@@ -1,4 +1,4 @@
-"""Turns replies into Flower's messages: with the content that a node sent, or with an error and a code of Flower's."""
+"""Turns replies into Flower's messages: with the content that a node sent, or an error with a code of Flower."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ Values: TypeAlias = npt.NDArray[Any]
 
 NUMPY: Final = "numpy.ndarray"
 _MAGIC: Final = b"\x93NUMPY"
-#: Most bytes of a ``.npy`` header that are read: that of an array with 16 dimensions is shorter.
+#: Maximum number of bytes that are read of a ``.npy`` header. The header of an array with 16 dimensions is shorter.
 _HEADER: Final = 4096
-#: Most dimensions of an array that travels as a tensor.
+#: Maximum number of dimensions of an array that travels as a tensor.
 MOST_DIMENSIONS: Final = 16
 
 

@@ -89,7 +89,7 @@ class _Source:
                 self.constants[target.id] = text if known and isinstance(text, str) else None
 
     def full_name(self, node: ast.expr) -> str | None:
-        """Return the full name, ``package.name``, of the import that an expression refers to; None if of none."""
+        """Return the full name, ``package.name``, of an expression's import; None if it has none."""
         if isinstance(node, ast.Name):
             return self.imported.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -116,7 +116,7 @@ class _Source:
             )
 
     def text(self, node: ast.expr, sources: Mapping[str, _Source], config: Mapping[str, Any]) -> str | None:
-        """Return the text that an expression stands for, or None if the source does not show it."""
+        """Return the string that is an expression's value, or None if the source does not show it."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else None
         if (

@@ -34,7 +34,7 @@ CANNOT_LOAD: Final = 1
 RAISED: Final = 2
 #: The reason of a refusal by which a node says that its reply cannot be folded, and must be fetched by another task.
 ASK: Final = "its reply cannot be folded"
-#: Most characters of an exception's text that are sent.
+#: Maximum number of characters that are sent of an exception's text.
 LONGEST_REASON: Final = 4096
 
 
@@ -228,7 +228,7 @@ def _copied(state: RecordDict) -> RecordDict:
 
 
 def _place(error: BaseException, folder: Path | None) -> str:
-    """Return the last place of an error's traceback that is in the app's folder, as " at FILE:LINE", or ""."""
+    """Return the last line of an error's traceback in the app's folder, as " at FILE:LINE"; "" if there is none."""
     if folder is None:
         return ""
     lines = traceback.walk_tb(error.__traceback__)

@@ -89,7 +89,7 @@ class Made:
     name: str
     #: Calls in the app, as ``file:line``.
     where: tuple[str, ...]
-    #: ``written``; ``kept`` if the folder existed before; or ``missing``.
+    #: ``written``; ``kept`` if the folder existed already; or ``missing``.
     state: str
     #: A description of the folder's data.
     source: str | None = None

@@ -29,9 +29,9 @@ from thalweg.flower.records import Packed, housed
 if TYPE_CHECKING:
     from thalweg.tasks import Tensors
 
-#: Least bytes of arrays for which a garbage collection, to free them, is worth its time.
+#: Minimum size of arrays, in bytes, for which a garbage collection that frees them is worth its time.
 WORTH_A_SEARCH: Final = 32 << 20
-#: Most bytes of integers that are folded: as float64 they may take eight times as many.
+#: Maximum size of integer arrays that are folded, in bytes: as float64 they may take eight times as many.
 MOST_INTEGERS: Final = 1 << 20
 #: Least and largest weight that the core takes, except 0.
 WEIGHTS: Final = (2.0**-30, 2.0**40)
@@ -190,7 +190,7 @@ class Loop:
         if initial is None or arrays is None or arrays is initial:
             return
         self._initial = None
-        gc.collect(1)  # free unused messages that still refer to the record
+        gc.collect(1)  # free unused messages, which still refer to the record
         if all(one is self._arguments or _namesonly(one) for one in gc.get_referrers(initial)):
             initial.clear()
 

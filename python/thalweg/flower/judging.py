@@ -114,10 +114,10 @@ def _stated_weight(slots: Slots, content: RecordDict, key: str) -> float:
 
 
 def _check(name: str, array: Array) -> None:
-    """Raise HeadError for an array that cannot be read, or whose type or shape differs from the head's."""
+    """Raise HeadError for an array that cannot be read, or whose type or shape is not the one in the head."""
     if isinstance(array, View) and array.values is not None:
         own = str(array.values.dtype), array.values.shape
-        if (array.dtype, tuple(array.shape)) not in (own, ("", ())):  # legacy records give neither type nor shape
+        if (array.dtype, tuple(array.shape)) not in (own, ("", ())):  # legacy records have neither type nor shape
             raise HeadError(f"its array {name!r} is said to be {array.dtype} {list(array.shape)}, and is not")
     elif array.stype == NUMPY and (why := why_unreadable(array.data)):
         raise HeadError(f"its array {name!r} cannot be read: {why}")

@@ -22,11 +22,11 @@ from thalweg import bounded_json
 from thalweg.flower.arrays import MOST_DIMENSIONS, NUMPY, Folded, Values, View, values_of
 from thalweg.tensors.arena import ARRAY_TYPES
 
-#: Longest bytes value of a ConfigRecord that is put into the head; a longer one becomes a tensor.
+#: Maximum length of a ConfigRecord's bytes value in the head; a longer value becomes a tensor.
 INLINE: Final = 1024
-#: Most bytes of JSON about records in the head; longer JSON becomes a tensor.
+#: Maximum size in bytes of the JSON about records in the head; longer JSON becomes a tensor.
 LONGEST_HEAD: Final = 256 << 10
-#: Most bytes of JSON about records that are accepted at all.
+#: Maximum size in bytes of received JSON about records; longer JSON is refused.
 LONGEST_RECORDS: Final = 16 << 20
 #: Numbers that JSON does not have, as Python writes them.
 NOT_FINITE: Final = ("nan", "inf", "-inf")

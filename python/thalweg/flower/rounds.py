@@ -96,7 +96,7 @@ class _Round:
 
     @property
     def main(self) -> _Phase:
-        """The phase whose times are the round's: training, or else the first phase."""
+        """The phase whose times become the round's times: training, or else the first phase."""
         return self.phases.get("train") or next(iter(self.phases.values()))
 
 
@@ -191,7 +191,7 @@ class Rounds:
         ]
 
     def _number(self, sent: Sent, kind: str) -> int:
-        """Return the number of the round that a message belongs to."""
+        """Return the number of a message's round."""
         said = round_of(sent)
         current = 0 if self._round is None else self._round.number
         if said is not None:

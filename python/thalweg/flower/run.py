@@ -104,7 +104,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
             fleet.start(
                 list(shares), _Orders(plan, found, server, network, broker.trusting(client_trust), shares, names)
             )
-            host.load()  # while the nodes' processes start
+            host.load()  # imported while the nodes' processes start
             host.wait(lambda: _look(fleet, network))
             network.begin(record)
             host.serve()

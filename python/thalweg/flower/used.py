@@ -40,7 +40,7 @@ class UsedReplies:
         alone = [Replies()]
         unnamed = sys.getrefcount(alone[0])
         for at in range(len(self._lists)):
-            if sys.getrefcount(self._lists[at]) <= unnamed + 1:  # one more: the loop's variable
+            if sys.getrefcount(self._lists[at]) <= unnamed + 1:  # one more reference: the loop's variable
                 found = [reply.content for reply in self._lists[at] if reply.has_content()]
                 freed += sum(map(bytes_of, found))
                 contents += map(weakref.ref, found)

@@ -28,7 +28,7 @@ def serve(order: ProcessOrder, note: Note) -> None:
     from thalweg.flower import app
     from thalweg.flower.client import Apps, Node
 
-    # Not seeded inside the server's own process: there the ServerApp uses the same random generators.
+    # Do not seed inside the server's process: the ServerApp uses the same random generators there.
     found = app.read(Path(order.app))
     apps = Apps(found.load_client, seeded=order.parent != os.getpid(), folder=found.path)
     nodes = [(Node(one.name, apps, one.config, _noting(one.name, note)), one) for one in order.nodes]

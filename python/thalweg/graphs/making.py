@@ -12,7 +12,7 @@ from thalweg.graphs import edges
 from thalweg.graphs.graph import Graph
 from thalweg.graphs.words import Word
 
-# Most edges: such a graph takes some hundred megabytes while it is made.
+# Maximum number of edges. Making a graph of this size takes some hundred megabytes.
 MOST_EDGES: Final = 1_000_000
 # Draws until one is connected. A ring of 100 nodes comes out of 2-regular about every fourth time.
 DRAWS: Final = 1_000

@@ -19,7 +19,7 @@ Rule: TypeAlias = Literal["metropolis", "paper", "renormalise", "symmetric"]
 RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 # Iterations over which the gap of a graph is taken that never comes again.
 DRAWN: Final = 32
-# Most nodes for which the gap is computed: 1,024 take some seconds.
+# Maximum number of nodes for which the spectral gap is computed: for 1,024 nodes it takes some seconds.
 MOST_NODES: Final = 1_024
 
 

@@ -25,7 +25,7 @@ NOT_FOUND: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a process is to enter before it becomes a program, and the process id of the parent with which it ends."""
+    """What a process enters before it becomes a program. When the process ``parent`` ends, the kernel ends it too."""
 
     namespace: str | None = None
     hosts_file: str | None = None
@@ -95,7 +95,7 @@ def main() -> int:
     """Become the program. Returns only if it cannot be started."""
     order, program = Place(**wire.plain(sys.argv[1])), sys.argv[2:]
     settle(order)
-    # The program would inherit the signals that Python ignores, and the blocked SIGINT.
+    # Restore what the program would inherit: signals that Python ignores, and the blocked SIGINT.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

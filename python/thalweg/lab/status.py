@@ -69,7 +69,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A lab's status. ``elapsed`` is the time since its clock was started; None before."""
+    """A lab's status. ``elapsed`` is the time since the lab's clock was started; None if it was not."""
 
     elapsed: float | None = None
     relay: Relay = Relay()

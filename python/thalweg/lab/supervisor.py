@@ -233,7 +233,7 @@ def _error(kind: str, cause: str, hint: str) -> str:
 def main() -> int:
     """Supervise a lab until it ends. Returns the exit code."""
     order = Order(**wire.plain(sys.stdin.buffer.readline()))
-    # Before the lab is made, so that no signal is lost meanwhile. The relay's threads block these signals.
+    # Handle signals before the lab is made, so that none is lost meanwhile. The relay's threads block these signals.
     wake = _wake_by_signals()
     try:
         reaper.reap()

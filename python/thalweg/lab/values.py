@@ -51,7 +51,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A supervisor's answer: ``ready`` after it has started, ``ok`` with what was asked for, or an error."""
+    """A supervisor's answer: ``ready`` after it has started, ``ok`` with the result of a request, or an error."""
 
     ok: Any = None
     error: Failure | None = None

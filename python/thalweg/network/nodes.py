@@ -15,7 +15,7 @@ PLACE = "[nodes]"
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes that clients send to. ``homes`` maps each client to its node.
+    """The nodes to which clients send. ``homes`` maps each client to its node.
 
     ``link`` is the rate of the link between the switch and a node or the server, in bits a second each way. ``ingress``
     is the rate that all clients of a node share on their way to it. None is no limit.

@@ -30,7 +30,7 @@ LIMITER_SECONDS: Final = 0.001
 # Default length of a link's queue, in seconds at its rate, and its least size in bytes. The core has the same.
 QUEUE_SECONDS: Final = 0.1
 SHORTEST_QUEUE: Final = 64 << 10
-# Longest queue of a device's limiter: the kernel counts its bytes in 32 bits.
+# Maximum length of the queue of a device's limiter: the kernel counts the queue's bytes in 32 bits.
 MOST_LIMITED: Final = (1 << 32) - 1
 CONGESTION: Final = "net.ipv4.tcp_congestion_control"
 
@@ -85,7 +85,7 @@ class Spec:
     broker: str | None = None
     # Whether clients exchange updates with each other, and not with the server.
     peers: bool = False
-    # The node that each client exchanges updates with, if that is not the server.
+    # The node with which each client exchanges updates, if that is not the server.
     homes: Mapping[str, str] = field(default_factory=dict)
     # The kind of the hosts' devices, as the core names it. None: devices for IP packets.
     devices: str | None = None
@@ -98,7 +98,7 @@ class Spec:
 
     @property
     def broker_host(self) -> str:
-        """The host of a run's broker: the network's host for it, else the server's."""
+        """The host of a run's broker: the network's host for brokers, or else the server's host."""
         return self.broker or SERVER
 
     @property

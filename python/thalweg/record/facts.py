@@ -1,4 +1,4 @@
-"""Reads tables of JSON in records, which may be older, damaged or somebody else's."""
+"""Reads tables of JSON in records. A record may be older than this version, damaged, or from another person."""
 
 from __future__ import annotations
 

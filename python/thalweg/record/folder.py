@@ -51,7 +51,7 @@ CHECKPOINT: Final = "checkpoint.safetensors"
 MARKED: Final = "checkpoint_iteration"
 # Size of the longest journal whose tables are still written while a signal ends the command: about two seconds' work.
 HURRIED_BYTES: Final = 4 << 20
-# Longest line of the log, in bytes: an error may name many clients.
+# Maximum length of a line of the log, in bytes: an error may name many clients.
 LONGEST_LINE: Final = 16_384
 
 

@@ -34,7 +34,7 @@ class Log:
             lines.insert(0, f"{self._missing} notes could not be written here: {self._why}")
         try:
             write_all(self._file, "".join(f"{self._now()} {line}\n" for line in lines).encode())
-        except (OSError, ValueError) as error:  # ValueError: the file is closed
+        except (OSError, ValueError) as error:  # ValueError if the file is closed
             self._missing += 1
             self._why = str(error)
         else:

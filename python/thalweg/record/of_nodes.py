@@ -28,7 +28,7 @@ class Due:
     """Decides which models are checkpoints: those after every ``every`` iterations, and the last."""
 
     def __init__(self, every: int, rounds: int, *, done: int = 0) -> None:
-        """Save models of every ``every``-th iteration (0: none) of ``rounds``; those up to ``done`` are saved."""
+        """Save models of every ``every``-th iteration (0: none) of ``rounds``; those up to ``done`` exist."""
         self._every, self._rounds, self._kept = every, rounds, done
 
     def after(self, number: int) -> int | None:

@@ -19,13 +19,13 @@ from thalweg.errors import RecordError
 if TYPE_CHECKING:
     import pyarrow
 
-# Most bytes of a JSON document, such as a manifest. The manifest of a run with 10,000 emulated clients has 10 MB.
+# Maximum size in bytes of a JSON document. The manifest of a run with 10,000 emulated clients has 10 MB.
 LONGEST_DOCUMENT: Final = 64 << 20
-# Most bytes of a line of a journal. A round of 10,000 clients takes 20 MB.
+# Maximum size in bytes of a line of a journal. A round of 10,000 clients takes 20 MB.
 LONGEST_LINE: Final = 128 << 20
-# Most bytes of a table in memory, however small its compressed file is.
+# Maximum size in bytes of a table in memory, however small its compressed file is.
 LARGEST_TABLE: Final = 1 << 30
-# Most rows and bytes of a table that are decoded at once; the longer the texts, the fewer the rows.
+# Maximum number of rows, and of bytes, that are decoded at once. The longer the texts, the fewer the rows.
 ROWS_AT_ONCE: Final = 1 << 16
 BYTES_AT_ONCE: Final = 256 << 20
 # The last round: rounds are 32-bit numbers on the wire and in tables.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 NAME: Final = re.compile(r"round-(\d{8})\.safetensors")
-# Number of checkpoints that stay: an older one too, in case the newest one is damaged.
+# Number of checkpoints that are kept: more than one, in case the newest checkpoint is damaged.
 KEPT: Final = 2
 # Filesystems of pyarrow in which an object appears only when it is whole, and in which a rename copies the object.
 OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})

@@ -21,7 +21,7 @@ from thalweg.ui.strict_json import number
 
 # Name of the server among the parties.
 SERVER: Final = "server"
-# Most rows of a table in memory at a time; also the size of a row group of the file.
+# Maximum number of rows of a table in memory at a time; also the number of rows of a row group in the file.
 GROUP: Final = 2_000
 # Tables that can be made from the journal at any time: for a job with a server, and for a job on a graph.
 JOURNALED: Final = ("rounds", "transfers", "losses", "participants")

@@ -23,7 +23,7 @@ GREY: Final = "#8a94a0"
 SPLIT_COLOURS: Final = {TRAINING: GREY, COMMUNICATION: "#3f7fbf", WAITING: "#d9b44a"}
 BOUND: Final = "lower bound"
 BAR: Final = 30
-# Most characters of a name in a legend beside a plot, and most points of a line that are marked with symbols.
+# Maximum number of characters of a name in a legend beside a plot; maximum number of points of a line with symbols.
 BESIDE: Final = 24
 MOST_MARKERS: Final = 100
 
@@ -193,7 +193,7 @@ def client_accuracy_rounds(runs: Sequence[Compared]) -> Chart:
 
 
 def accuracy_time(runs: Sequence[Compared]) -> Chart:
-    """Return it against the sum of rounds' times, and where it would be with communication at its lower bound."""
+    """Return a plot of the accuracy against the sum of the rounds' times, measured and with the lower bound instead."""
     shown: tuple[Number, Number] = (lambda row: row.elapsed_seconds, _accuracy)
     chart = lines("accuracy-time", runs, shown, (lambda row: row.bound_elapsed_seconds, _accuracy), 100)
     chart.layout.update(axes("time of all rounds so far (s)", "accuracy (%)", xaxis={"rangemode": "tozero"}))

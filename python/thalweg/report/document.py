@@ -16,7 +16,7 @@ from thalweg.report.text import LONGEST_SENTENCE, embedded, escaped
 from thalweg.report.values import RunNumbers
 from thalweg.ui import strict_json
 
-# Most runs whose timelines and links are drawn. Tables and comparisons include all runs.
+# Maximum number of runs whose timelines and links are drawn. Tables and comparisons include all runs.
 MOST_RUNS: Final = 12
 SCALED: Final = frozenset({"communication-time", "communication-rounds", "round-time"})
 # Plotly's basic bundle, from the npm package plotly.js-basic-dist-min (decision 0073).

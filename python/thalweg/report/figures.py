@@ -43,7 +43,7 @@ HEIGHT: Final = 2.3
 DOTS: Final = 300
 MARKERS: Final = "osD^vX*P"
 LINES: Final = {"ba": ":"}
-# Most characters of a name below an axis, and in a legend.
+# Maximum number of characters of a name below an axis, and of a name in a legend.
 TICK: Final = 28
 LEGEND: Final = 56
 # Limits for names below an axis: characters of all names side by side, lines of one name, names that may be slanted,

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # its iterations but this share. So times that scatter much make no node slow.
 SLOW: Final = 1.5
 MAY_BE_FAST: Final = 0.1
-# Most slow nodes that a sentence names.
+# Maximum number of slow nodes that a sentence names.
 NAMED: Final = 5
-# Most nodes that are placed by a force-directed layout, which takes about a second; more nodes are put on a circle.
+# Maximum number of nodes for a force-directed layout, which then takes about a second. More nodes form a circle.
 MOST_SPRINGS: Final = 400
 RED: Final = "#d02020"
 BLUE: Final = "#0a84c6"

@@ -178,8 +178,9 @@ def transport(run: Run) -> str:
 
 
 def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None = None) -> str:
-    """Return the same for a plan. ``tls``: whether links were encrypted, None if only the plan says so.
+    """Return a plan's transport with its congestion control, such as ``tcp cubic``.
 
+    ``tls``: whether links were encrypted, None if only the plan says so.
     ``congestion``: the congestion control of the senders, None for the one in the plan.
     """
     section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
@@ -196,7 +197,7 @@ def repair(run: Run) -> str:
 
 
 def repair_of(plan: Plan) -> str:
-    """Return the same for a plan."""
+    """Return the text that lost bytes are not all resent, for a plan; "" if they are."""
     return "" if plan.repair.resend else KEPT_LOST
 
 

@@ -109,7 +109,7 @@ def _one(told: Mapping[str, Any], measured: Mapping[str, Any], entry: Mapping[st
         if way["direction"] == "up" and way["receive_end"] is not None
     }
     first = min(ends.values(), default=0.0)
-    # The first of two rounds starts the workers. In the run they have started before.
+    # Simulate two rounds: the first one starts the workers, as the run had done when its rounds began.
     scenario = {**told, "rounds": 2, "costs": measured, "arrivals": sorted(end - first for end in ends.values())}
     _, outcome = json.loads(_core.tree_simulate(json.dumps(scenario)))
     return float(outcome["completion_seconds"])

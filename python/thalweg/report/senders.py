@@ -32,7 +32,8 @@ def asked(plan: Plan) -> str | None:
 def congestion(run: Run) -> str | None:
     """Return the congestion control of a run's senders; None if it is unknown, or if there is none.
 
-    It is the one in the plan, else the one that the clients' kernels reported, else the server's, else the system's.
+    The first of these that is known counts: the plan's, the one that the clients' kernels reported, the server's, and
+    the system's default.
     """
     for way in ("up", "down"):
         ways = (row.congestion_control for row in run.transfers if row.direction == way)

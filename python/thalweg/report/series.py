@@ -220,7 +220,7 @@ def _transfer(row: Transfer) -> Bar | None:
 
 
 def _training(run: Run, transfers: Sequence[Transfer]) -> list[Bar]:
-    """Return the bars of training: from the end of the model's transfer to the start of the update's."""
+    """Return the bars of training: each from the end of the model's transfer to the start of the update's transfer."""
     if run.trains_nothing:
         return []
     trained = {(part.round, part.client) for part in run.participants if part.train_seconds is not None}

@@ -9,7 +9,7 @@ from typing import Final
 from thalweg.ui import strict_json
 
 LONGEST: Final = 200
-# Longest reason of a failure, in characters.
+# Maximum length of the reason of a failure, in characters.
 LONGEST_SENTENCE: Final = 600
 
 

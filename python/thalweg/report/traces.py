@@ -19,9 +19,9 @@ from thalweg.report.text import plain, table
 from thalweg.report.values import TracedLink
 from thalweg.ui.units import format_bytes, format_seconds
 
-# Most lines of a link that are stored. Of a longer trace, every second line is stored, or every fourth, and so on.
+# Maximum number of stored lines of a link. If there are more, every second line is stored, or every fourth etc.
 MOST_LINES: Final = 20_000
-# Most points of a link in a plot, and most links in a file.
+# Maximum number of points of a link in a plot; maximum number of links in a file.
 MOST_POINTS: Final = 500
 MOST_LINKS: Final = 1024
 # Seconds without a line that count as a pause: after a line that says "idle", and after any line.

@@ -47,7 +47,7 @@ class TreeNode:
 
     @property
     def workers(self) -> int:
-        """How many workers it had."""
+        """How many workers the node had."""
         return len(self.numbers)
 
 

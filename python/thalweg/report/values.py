@@ -59,7 +59,7 @@ class RoundNumbers:
 
 @dataclass(frozen=True, slots=True)
 class LinkNumbers:
-    """A direction of a link, its configured shape, and the shares of packets that it lost or had no queue for."""
+    """A direction of a link, its configured shape, and the shares of packets that were lost or overflowed its queue."""
 
     row: Link
     nominal: Mapping[str, object]
@@ -147,7 +147,7 @@ class GraphNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What a cell needs of a run, whether or not it left a record."""
+    """The numbers of a run that a cell needs, whether or not the run left a record."""
 
     record: str
     status: str

@@ -18,7 +18,7 @@ from thalweg.ui.units import format_bytes
 
 # Where the near end listens if only a port is given. Others must not speak with the near end's token.
 THIS_MACHINE: Final = "127.0.0.1"
-# Most bytes of the message of an answer; the core refuses a longer one.
+# Maximum size of the message of an answer, in bytes; the core refuses a longer one.
 MOST_MESSAGE: Final = 1 << 20
 
 

@@ -13,12 +13,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from thalweg import _core
 from thalweg.bounded_json import JsonError
 
-# Most bytes of a reason or a note. The core has the same limit.
+# Maximum size of a reason or a note, in bytes. The core has the same limit.
 LONGEST_LINE: Final = 1300
 # The core keeps 1000 notes until they are read. One more note has the number of dropped ones.
 MOST_NOTES: Final = 1001
 MOST_CLIENTS: Final = 1_000_000
-# Largest count: a float represents every whole number up to this one.
+# Maximum of a count: a float represents every whole number up to this one.
 LARGEST: Final = 2**53
 
 

@@ -26,7 +26,7 @@ from typing import Final
 ALPHA: Final = 0.05
 # Ratios within this of 1 count as equal.
 ALIKE: Final = 0.02
-# Most divisions of runs between two transports that are tried; if there are more, this many random ones are.
+# Maximum number of divisions of runs between two transports that are tried. If there are more, random ones are tried.
 MOST_DEALS: Final = 20_000
 # A verdict never asks for more repetitions than this.
 MOST_RUNS: Final = 100

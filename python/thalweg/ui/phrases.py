@@ -25,7 +25,7 @@ def listed(names: Sequence[str]) -> str:
     return few if len(names) <= FEW else f"{few} and {len(names) - FEW} more"
 
 
-# Most names in a sentence.
+# Maximum number of names in a sentence.
 FEW: Final = 6
 SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
     "rate": format_rate,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SHOWN_CLIENTS: Final = 8
-# Longest line, in bytes.
+# Maximum length of a line, in bytes.
 LONGEST: Final = 4096
 FINAL_PHASES: Final = ("whole", "partial", "rejected", "lost", "late")
 

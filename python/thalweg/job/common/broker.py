@@ -71,7 +71,8 @@ def attached(plan: Plan, network: Session, trust: Mapping[str, Any], note: Calla
             f"{plan.scheme} needs a broker, and {wanted} is not installed",
             f"Install it (as root: make system), or give a broker's address as {plan.scheme}://HOST:PORT",
         )
-    # The broker runs on the network's host for it, else on the server's, as in FedComm. No CPU quota applies to it.
+    # The broker runs on the network's host for brokers. If there is none, it runs on the server's host, as in FedComm.
+    # It has no CPU quota.
     spec = network.spec
     party = SERVER if network.lab is None or spec is None else spec.broker_host
     place = Place(network.address(party), network.namespace(party), network.groups.outside, party)

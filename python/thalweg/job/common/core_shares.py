@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A user who sets this variable has chosen the threads of all programs that use OpenMP, such as PyTorch.
 CHOSEN: Final = "OMP_NUM_THREADS"
 _PART: Final = ".part-"
-# Files of this name are a client's, whichever version it has.
+# The file names of clients begin with this, in all versions of thalweg.
 _FILE: Final = "seat-"
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -105,7 +105,7 @@ class CoreShare:
 
 
 class ThreadLimited:
-    """A client's party that trains with its share of the cores, which is looked up each round."""
+    """A client's party that trains with the client's share of the cores, which it reads again for each training."""
 
     def __init__(self, party: ClientParty, threads: Callable[[], int]) -> None:
         """Wrap ``party``. ``threads`` returns how many threads the next training may use."""
@@ -118,7 +118,7 @@ class ThreadLimited:
         return self._party.train(config)
 
     def evaluation(self, config: Mapping[str, Any]) -> Metrics:
-        """Evaluate with the same threads."""
+        """Evaluate with the number of threads that the training before had."""
         return self._party.evaluation(config)
 
 
@@ -130,7 +130,10 @@ def limit(threads: int) -> None:
 
 
 def threads_of(share: CoreShare, threads: int | None, note: Callable[[str], None]) -> Callable[[], int] | None:
-    """Return what says how many threads the next training has: ``threads``, or the share; None: the environment's."""
+    """Return a function for the next training's number of threads: ``threads``, or the share.
+
+    Returns None if the user has chosen the number by ``OMP_NUM_THREADS``.
+    """
     if threads is not None:
         return lambda: threads
     if os.environ.get(CHOSEN):
@@ -141,7 +144,7 @@ def threads_of(share: CoreShare, threads: int | None, note: Callable[[str], None
 
 
 def limited(maker: PartyMaker, share: CoreShare, threads: int | None, note: Callable[[str], None]) -> PartyMaker:
-    """Return a maker of parties that train with so many threads, as the environment says, or with the share."""
+    """Return a maker of parties that train with the number of threads that ``threads_of`` gives."""
     limit_of = threads_of(share, threads, note)
     if limit_of is None:
         return maker
@@ -151,12 +154,12 @@ def limited(maker: PartyMaker, share: CoreShare, threads: int | None, note: Call
 def _held(folder: int, name: str) -> set[int] | None:
     """Return the cores that a client's file names; None if that client has ended, and then the file is removed."""
     try:
-        # Without O_NONBLOCK a pipe of that name would wait for a writer.
+        # With O_NONBLOCK, because opening a pipe of that name would wait for a writer.
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return None
     try:
-        # Shared, so that two that look at once do not take each other for its owner.
+        # A shared lock, so that two clients that check a file at the same time do not take each other for its owner.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _named(file)

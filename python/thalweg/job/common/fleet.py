@@ -66,7 +66,7 @@ class Member:
 class ClientOrder(Order):
     """What a client's process reads when it starts: where it connects to, its options for the core and what it trains.
 
-    ``config`` is that of the first round. ``app`` is the user's own app, and ``tensors`` are patterns of the tensors
+    ``config`` is the first round's config. ``app`` is the user's own app, and ``tensors`` are patterns of the tensors
     that travel.
     """
 
@@ -100,7 +100,7 @@ class Orders:
     congestion: Mapping[str, str | None] = field(default_factory=dict)
     app: NamedApp | None = None
     tensors: Sequence[str] | None = None
-    # The URL that each client connects to, where it is not `url`.
+    # The URL to which a client connects, for each client that does not connect to `url`.
     urls: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, name: str, number: int) -> ClientOrder:
@@ -262,7 +262,7 @@ class Fleet(Generic[AnyOrder]):
     def _received(self, member: Member, line: Line) -> None:
         """Pass a line with ``say`` to ``on_line``. A line without it may be the client's final report."""
         if "say" not in line:
-            with suppress(KeyError, TypeError):  # what an app printed
+            with suppress(KeyError, TypeError):  # the line is output of the app
                 member.report = Report.of(line)
         elif self._on_line is not None:
             self._on_line(member.name, line)

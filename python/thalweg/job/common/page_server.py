@@ -24,7 +24,7 @@ from typing import Final
 MOST: Final = 16
 TIMEOUT: Final = 5.0
 LONGEST_REQUEST: Final = 8192
-#: Most connections that the kernel queues until they are accepted, and most bytes of one send.
+#: Maximum number of connections that the kernel queues until they are accepted; maximum number of bytes of one send.
 BACKLOG: Final = 64
 AT_ONCE: Final = 1 << 16
 #: Seconds without accepting after the process ran out of descriptors.

@@ -73,7 +73,7 @@ class Session:
 
     @property
     def url(self) -> str:
-        """The URL where the server listens: the plan's, with the server's address in the lab if there is a lab."""
+        """The URL where the server listens: the plan's URL, with the server's address in the lab if there is a lab."""
         if self.lab is None:
             return self.plan.url
         scheme, _, authority = self.plan.url.partition("://")
@@ -99,7 +99,7 @@ class Session:
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes of a tree that clients send to; empty unless there are several."""
+        """The nodes of a tree to which clients connect; empty unless the tree has several nodes."""
         return list(dict.fromkeys(self.homes.values()))
 
     def address(self, party: str, *, v6: bool = False) -> str:
@@ -131,7 +131,7 @@ class Session:
 
         def timed() -> T:
             made = make()
-            self._clock = time.monotonic()  # when the core's clock of the server began
+            self._clock = time.monotonic()  # the time at which the clock of the server's core began
             return made
 
         return timed() if namespace is None else namespaces.within(namespace, timed)
@@ -256,7 +256,7 @@ class Session:
             try:
                 record.sample(lab.samples(), shift)
             except ThalwegError:
-                return  # the lab is gone, or the disk is full; the thread that runs the rounds reports that
+                return  # the lab is gone, or the disk is full: the thread that runs the rounds reports that
 
 
 @contextmanager

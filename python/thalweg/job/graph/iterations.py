@@ -41,7 +41,7 @@ class Swap(Protocol):
     """Replaces the model in the arena by what an algorithm sends, and turns the exchange's mean into the next model."""
 
     def before(self) -> None:
-        """Put into the arena what is to be sent. Called after training."""
+        """Put into the arena the values to send. Called after training."""
 
     def after(self, report: Mapping[str, Any]) -> None:
         """Put the mixed model into the arena. Called after the exchange, whose result the arena holds."""
@@ -77,7 +77,7 @@ class Turns:
         return self.by_turns[(iteration - 1) % len(self.by_turns)]
 
     def to(self, iteration: int) -> Sequence[str] | None:
-        """Return the nodes to send to in ``iteration``; None for those whose models this node takes."""
+        """Return the nodes to which this node sends in ``iteration``; None means those whose models it takes."""
         return self.sends[(iteration - 1) % len(self.sends)] if self.sends else None
 
     def core_weights(self, iteration: int, ahead: int) -> tuple[str, str | None]:

@@ -82,7 +82,7 @@ class Standing:
     def tell(self, note: Note) -> None:
         """Give ``note`` the events of the node's links since the last call."""
         for event in json.loads(self.node.events()):
-            note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # a stranger's name is ""
+            note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # "" if it is no neighbour
 
     def iterations(
         self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None, *, done: int = 0

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # The module that a node's process runs.
 PROGRAM: Final = "thalweg.job.graph.node"
-# How often at most all nodes are started again because one was killed before all had met.
+# Maximum number of times that all nodes are started again because one was killed before all were connected.
 RESTARTS: Final = 3
 # Lines of nodes that wait to be recorded; a node that says more waits.
 MOST_LINES: Final = 1024

@@ -13,7 +13,7 @@ from thalweg.machine import Usage
 
 COUNTED: Final = ("whole", "partial")
 USED: Final = ("cpu_seconds", "peak_rss_bytes")
-# Most absent clients that get a line each at the end of a job. The others are only counted.
+# Maximum number of absent clients that get a line each at the end of a job. The others are only counted.
 NAMED: Final = 10
 
 

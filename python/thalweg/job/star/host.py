@@ -80,7 +80,7 @@ class Result:
     emulation_reason: str | None = None
     # Why this transport was chosen, if the plan left the choice.
     transport_reason: str | None = None
-    # What workers did, in a job whose updates were folded by workers.
+    # The counters of the workers' work, in a job whose updates were folded by workers.
     tree: Table | None = None
 
     def table(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Host:
     intake: Intake = field(default_factory=Intake)
     attendance: Attendance = field(default_factory=Attendance)
     cpu_before: float | None = field(default_factory=machine.cpu_seconds)
-    # What workers did: filled when the job is done, and empty in a job without workers.
+    # The counters of the workers' work: filled when the job is done, and empty in a job without workers.
     tree: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -142,7 +142,7 @@ class Host:
             missing = lost()
             if missing and isinstance(self.server, _core.Server) and self._are_here(missing):
                 left = job.clients - len(missing)
-                self.server.place_clients(left, "{}")  # so that no round waits for more
+                self.server.place_clients(left, "{}")  # so that no round waits for a missing client
                 whys = "; ".join(f"{name} is missing: {why}" for name, why in sorted(missing.items()))
                 self._tell([f"going on with {left} of {job.clients} clients: {whys}"])
                 return
@@ -301,7 +301,7 @@ def hosting(
     server = listen() if session is None else session.listen(listen)
     try:
         facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
-        # Known when the last round is over; a run that does not come so far leaves null.
+        # Filled when the last round is over. It stays null if the run ends earlier.
         facts |= {"resent": None}
         facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}
         facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
@@ -340,7 +340,7 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Table) -> 
 
 
 def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) -> None:
-    """If a resumed run has another app than before, report that and record the new one."""
+    """If a resumed run has another app than the record, report that and record the new app."""
     if "app" not in facts:
         return
     change = apps.changed(record.manifest.get("app"), facts["app"])

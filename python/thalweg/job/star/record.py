@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from thalweg.job.star.attendance import Attendance
     from thalweg.plan import Plan
 
-# The number of rounds of a record that is resumed: how many there will be is not known yet.
+# The number of rounds to resume a record with, as long as the final number is not known.
 MOST: Final = 2**32 - 1
 
 

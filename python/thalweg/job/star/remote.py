@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def listen_url(plan: Plan) -> str:
-    """Return the URL where a server of ``plan`` listens: that of hosts.server, else transport.url."""
+    """Return the URL where a server of ``plan`` listens: the URL in hosts.server, or else transport.url."""
     return plan.url if plan.hosts.server is None else f"{plan.scheme}://{plan.hosts.server}"
 
 
@@ -129,7 +129,7 @@ def join_job(
         tensors=tensors or (None if plan is None else plan.model.tensors),
         note=note,
     )
-    # Taken before it joins: when the first round begins all clients of the job have theirs.
+    # Taken before the client joins, so that all clients of the job have their shares when the first round begins.
     with core_shares.CoreShare() as share:
         arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
         client = _core.Client(url, name, json.dumps(options), arena)
@@ -172,7 +172,7 @@ def _token_file(plan: Plan | None) -> Path | None:
 
 
 def _app(named: str | None, plan: Plan | None) -> Any:
-    """Return the app that the command line names, else the plan's; None if neither names one."""
+    """Return the app that the command line names, or else the plan's app; None if neither names an app."""
     planned = None if plan is None else plan.app
     if named is None and planned is None:
         return None

@@ -51,7 +51,7 @@ def _run(table: Line, find: Find[AnyOrder]) -> Failure | None:
     from thalweg.job.common.farewell import reason
 
     name = table["name"]
-    # It keeps to its own number of threads; clients that choose theirs see that it is there.
+    # This client has a fixed number of threads. It takes a share nevertheless, so that other clients count it.
     share = None if table["threads"] is None else core_shares.CoreShare()
     try:
         if table.get("place"):

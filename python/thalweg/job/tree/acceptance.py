@@ -16,9 +16,9 @@ from thalweg.job.tree.tops import Heard, Node
 from thalweg.trees.merging import Part
 from thalweg.wire import Table
 
-# Most proofs in one request: a proof has about 400 bytes, and a head at most 1 MiB.
+# Maximum number of proofs in one request. A proof has about 400 bytes, and the head with all of them at most 1 MiB.
 MOST_PROOFS: Final = 1000
-# Most lines of a node's log that are kept in a round: so many, and so many more for each of its clients.
+# Maximum number of lines of a node's log that are kept in a round: for the node, and for each of its clients.
 MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 

@@ -31,9 +31,9 @@ JOB: Final = Path("/run/guest/job")
 MEMORY: Final = "3G"
 #: The kind of a lab's devices inside the guest. Only the guest kernel serves RDMA in each host's namespace.
 DEVICES: Final = "rdma"
-#: Most unacknowledged packets of an RDMA device: two bandwidth-delay products (100 Gbit/s, 20 ms) of 4096-byte packets.
+#: Maximum number of unacknowledged packets of an RDMA device: two bandwidth-delay products of 100 Gbit/s and 20 ms.
 WINDOW: Final = 131_072
-#: Most packets that it hands to its network device at once. The device holds 32767 and drops the rest.
+#: Maximum number of packets that an RDMA device hands to its network device at once, which drops more than 32767.
 AT_ONCE: Final = 16_384
 #: Seconds of the host's time after which a job is ended: a program that polls without sleeping stops virtual time.
 LIMIT: Final = 1800.0
