@@ -78,7 +78,7 @@ pub(crate) enum Kind {
     /// A member tells which retained chunks it holds. [`crate::shelf`] defines the body.
     Holds,
     /// A part of a control message. The body begins at `offset` of the message's `total` bytes; `checksum` is
-    /// that of the whole message.
+    /// the checksum of the whole message.
     Control { number: u64, before: Before, total: u32, offset: u32, checksum: u32 },
     /// The sender's state; also a keep-alive.
     Ledger(Ledger),

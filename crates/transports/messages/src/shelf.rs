@@ -47,8 +47,8 @@ impl Shelf {
         }
     }
 
-    /// Keeps only chunks of this `instance`, up to the group's number `last`. Others do not belong to the
-    /// link.
+    /// Keeps only chunks of this `instance`, up to the group's number `last`. Other chunks do not belong to
+    /// the link.
     pub(crate) fn of(mut self, instance: u64, last: u64) -> Self {
         self.chunks.retain(|number, (of, _)| *of == instance && *number <= last);
         self.bytes = self.chunks.values().map(|(_, payload)| payload.len() as u64).sum();

@@ -1,5 +1,5 @@
-//! What a masking receiver estimates about a connection, as a line of a trace. Senders of `udp` and `ltp`
-//! write more fields, by the same names.
+//! A masking receiver's estimates about a connection, as a line of a trace. Senders of `udp` and `ltp` write
+//! more fields, by the same names.
 
 use std::fmt::Write;
 

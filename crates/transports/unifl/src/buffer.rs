@@ -28,7 +28,7 @@ impl Buffer {
         self.start
     }
 
-    /// Stores bytes that have arrived. Ignores those before the next byte to take.
+    /// Stores bytes that have arrived. Ignores bytes before the next byte to take.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         let late = self.start.saturating_sub(offset).min(bytes.len() as u64);
         let (mut at, mut left) = (offset + late, &bytes[late as usize..]);

@@ -1,6 +1,6 @@
-//! Decides which bytes of a connection's stream may be lost. Of a tcp link these are the payloads of chunks,
-//! except for critical tensors. Under TLS they are only sealed chunks; nothing else may be lost. Of an
-//! unknown protocol they are all bytes but the first ones.
+//! Decides which bytes of a connection's stream may be lost. In a tcp link these are the payloads of chunks,
+//! except for critical tensors. Under TLS, only sealed chunks may be lost. In an unknown protocol, all bytes
+//! may be lost except for the first ones.
 
 use std::sync::Arc;
 
@@ -12,8 +12,9 @@ use crate::place::Place;
 use crate::scout::Scout;
 use crate::settings::{Content, Limits};
 
-/// Bytes that may be lost in any case: 32 segments. Beyond them, the budget is a fraction of what has arrived
-/// so far. If a path loses half of the budget, one update in thousands exceeds this too early.
+/// Number of bytes that may be lost in any case: 32 segments. Beyond them, the budget is a fraction of the
+/// bytes that have arrived so far. Even so, if a path loses half as much as the budget allows, about one
+/// update in thousands exceeds its budget too early.
 const FIRST: u64 = 48 << 10;
 
 /// Changes for a flow because of new data. The driver applies them to the flow's policy.
@@ -21,7 +22,7 @@ const FIRST: u64 = 48 << 10;
 pub(crate) struct Permits {
     /// Bytes that may be lost from now on.
     pub ranges: Vec<Range>,
-    /// If a new update begins: its budgets, first that of the whole, then those of tensors.
+    /// If a new update begins: its budgets, first the budget of the whole update, then those of tensors.
     pub budgets: Option<Vec<Budget>>,
     /// Ranges that belong to tensors with budgets, each with the index of its budget.
     pub shares: Vec<(usize, Range)>,
@@ -35,13 +36,13 @@ impl Permits {
         self.ranges.is_empty() && self.budgets.is_none() && self.shares.is_empty() && self.expects.is_none()
     }
 
-    /// A new update begins, and its budgets replace those of the previous one.
+    /// Begins a new update, whose budgets replace those of the previous one.
     fn begin(&mut self, budgets: Vec<Budget>) {
         self.budgets = Some(budgets);
         self.shares.clear();
     }
 
-    /// Adds what may be lost of a chunk that the scout has found.
+    /// Adds the bytes that may be lost of a chunk that the scout has found.
     fn add(&mut self, chunk: &Place, tolerance: &Tolerance) {
         let bytes = chunk.bytes();
         let critical: Ranges = tolerance.critical().within(bytes).map(|part| chunk.of(part)).collect();
@@ -51,7 +52,7 @@ impl Permits {
     }
 }
 
-/// Follows the content of a stream, and finds what may be lost.
+/// Follows the content of a stream, and finds the bytes that may be lost.
 #[derive(Debug)]
 pub(crate) enum Watch {
     /// A tcp link. `scout` is set once the link has said that frames follow, and how they are sealed. The
@@ -60,11 +61,11 @@ pub(crate) enum Watch {
         scout: Option<Scout>,
         sealed: Option<Sealed>,
         update: Option<(u32, u32)>,
-        /// One past the last byte of the update that any chunk so far had. A chunk below it was requested
+        /// The end of the part of the update that all chunks so far have. A chunk below it was requested
         /// again.
         top: u64,
         tolerance: Arc<Tolerance>,
-        /// Number of connections that carry an update.
+        /// Number of connections that together carry an update.
         lines: u64,
     },
     /// Another protocol. This many bytes at its beginning must not be lost; `None` after that has been
@@ -99,21 +100,22 @@ impl Watch {
         *self = Self::of_frames(Some(scout), sealed, told, lines);
     }
 
-    /// Sets what may be lost of updates that begin from now on. Each update uses `together` connections.
+    /// Sets the loss that is tolerated in updates that begin from now on. Each update uses `together`
+    /// connections.
     pub(crate) fn tolerate(&mut self, told: &Arc<Tolerance>, together: usize) {
         if let Self::Frames { tolerance, lines, .. } = self {
             (*tolerance, *lines) = (told.clone(), together as u64);
         }
     }
 
-    /// The name of the tensor that a budget is for. `None` for the budget of the whole.
+    /// The name of the tensor to which a budget applies. `None` for the budget of the whole update.
     pub(crate) fn tensor(&self, budget: usize) -> Option<String> {
         let Self::Frames { tolerance, .. } = self else { return None };
         Some(tolerance.limits().get(budget.checked_sub(1)?)?.tensor.clone())
     }
 
-    /// Adds to `permits` what may be lost, now that more has arrived. `header` returns the bytes of a header
-    /// at an offset, if all of them have arrived.
+    /// Adds to `permits` the bytes that may be lost, now that more bytes have arrived. `header` returns the
+    /// bytes of a header at an offset, if all of them have arrived.
     pub(crate) fn advance(
         &mut self,
         limits: &Limits,
@@ -156,15 +158,16 @@ impl Watch {
     }
 }
 
-/// How many bytes of an update of `bytes` may be lost in any case. Beyond them, the budget is a fraction of
-/// what has arrived. The result is at most the budget of the whole, and at most what `refuse` allows.
+/// How many bytes of an update with `bytes` bytes may be lost in any case. Beyond them, the budget is a
+/// fraction of the bytes that have arrived. The result is at most the budget of the whole update, and at most
+/// as many bytes as `refuse` allows.
 pub(crate) fn first(limits: &Limits, bytes: u64) -> u64 {
     FIRST.min((limits.budget.min(limits.refuse) * bytes as f64) as u64)
 }
 
-/// The budget of everything from `start` on, which has at least `bytes` bytes. It is a fraction of what has
-/// arrived. Otherwise all retransmissions would be at the end. A fraction of the first few bytes is less than
-/// a segment, so at first a fixed amount may be lost.
+/// The budget of everything from `start` on, which has at least `bytes` bytes. It is a fraction of the bytes
+/// that have arrived. If it were a fraction of the whole, all retransmissions would be at the end. A fraction
+/// of the first few bytes is less than a segment, so at first a fixed number of bytes may be lost.
 fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
     let ranges: Ranges = [Range::new(start, u64::MAX)].into_iter().collect();
     let at_least = first(limits, bytes);
@@ -173,9 +176,9 @@ fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
 
 /// The budget of a tensor, before any of its ranges is known.
 ///
-/// If a sealed record has any byte of the tensor, all its bytes count. So `refuse` tolerates two records
-/// more: bytes of other tensors in the tensor's first and last record must not end the link. The session
-/// knows exactly what is missing, and refuses by that.
+/// If a sealed record has any byte of the tensor, all bytes of the record count. So `refuse` tolerates two
+/// records more: bytes of other tensors in the tensor's first and last record must not end the link. The
+/// session knows exactly which bytes are missing, and refuses the update if they are too many.
 fn of_tensor(limit: &Limit, sealed: Option<Sealed>) -> Budget {
     let whole = limit.range.len().max(1);
     let share = |bytes: u64| bytes as f64 / whole as f64;
@@ -254,7 +257,7 @@ mod tests {
         (bytes, places)
     }
 
-    /// What a watch permits. The stream arrives in steps, up to each place of `comes`.
+    /// The permits of a watch. The stream arrives in steps, up to each offset of `comes`.
     fn permitted(tolerance: &Tolerance, bytes: &[u8], comes: &[usize]) -> Permits {
         let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
         watch.tolerate(&Arc::new(tolerance.clone()), 1);

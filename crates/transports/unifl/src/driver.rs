@@ -97,7 +97,7 @@ impl DriverState {
                 theirs.fail(&error);
             }
             way.close();
-            // Drop the device first. Then the receiver may report that it is gone.
+            // Drop the device first, so that the receiver reports its end only after it is gone.
             drop(theirs);
             drop(running);
         })?;
@@ -142,7 +142,7 @@ impl DriverState {
 
     /// Wakes the thread.
     fn rouse(&self) {
-        // This fails only if the counter is full, and then the thread is about to wake anyway.
+        // Ignore an error: the counter is full, so the thread is about to wake anyway.
         let _ = self.wake.write(1);
     }
 
@@ -172,7 +172,7 @@ impl DriverState {
         }
     }
 
-    /// Whether no connection is left, and the last ones have had time to end.
+    /// Whether no connection is left, and the last connections have had time to end.
     fn is_deserted(&self, since: &mut Option<Instant>) -> bool {
         let core = self.core();
         if !core.pipes.is_empty() {
@@ -208,13 +208,13 @@ impl DriverState {
             return Ok(None);
         }
         let idle = core.endpoint.poll_timeout().map_or(IDLE, |at| at.saturating_sub(now).min(IDLE));
-        // Set this while the lock is held. A caller that then sets an earlier timer sees how long the thread
-        // sleeps, and wakes it.
+        // Set this while the lock is held. A caller that later sets an earlier timer then sees how long the
+        // thread sleeps, and wakes it.
         self.sleeps_until.store((now + idle).as_micros() as u64, Ordering::Release);
         Ok(Some(idle))
     }
 
-    /// The device has failed. Ends all connections.
+    /// Ends all connections, because the device has failed.
     fn fail(&self, error: &io::Error) {
         let mut core = self.core();
         core.pipes.values().for_each(|pipe| pipe.ended(End::Device(error.to_string())));
@@ -292,7 +292,7 @@ impl Core {
         }
     }
 
-    /// Updates what may be lost of flows with new data.
+    /// Updates the bytes that may be lost of flows with new data.
     fn after(&mut self, now: Time, touched: &[FlowId]) {
         for &flow in touched {
             self.note(flow);

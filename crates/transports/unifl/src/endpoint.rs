@@ -13,7 +13,7 @@ pub(crate) use linux::{Front, Newcomer};
 #[cfg(not(target_os = "linux"))]
 pub(crate) use other::{Front, Newcomer};
 
-/// Why loss cannot be masked, and what can be done about it.
+/// Why loss cannot be masked, and what a user can do about it.
 pub(crate) struct Obstacle {
     pub cause: String,
     pub hint: Option<&'static str>,
@@ -75,7 +75,7 @@ mod linux {
 
         /// Waits until the last connection has ended and the system settings are restored.
         pub(crate) async fn gone(self) {
-            // An error means that the thread has ended, so there is nothing to wait for.
+            // Ignore an error: the thread has ended, so there is nothing to wait for.
             let _ = self.gone.await;
         }
     }
@@ -122,7 +122,7 @@ mod other {
     use crate::proxy::Caller;
 
     pub(crate) struct Front(std::convert::Infallible);
-    /// Other systems never have one.
+    /// Other systems never have a new connection.
     pub(crate) type Newcomer = (Nobody, String);
     pub(crate) struct Nobody(std::convert::Infallible);
 

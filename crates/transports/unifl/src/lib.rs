@@ -11,7 +11,7 @@
 //!         +--- permits <-- scout <-------+      what may be lost
 //! ```
 //!
-//! If the endpoint cannot be put in front, the listener is plain tcp and says why.
+//! If the endpoint cannot be put in front of the kernel's listener, the listener is plain tcp and says why.
 //!
 //! The [`proxy`] puts the same endpoint in front of any TCP server. The server gets zeros for lost bytes, and
 //! a map of these holes.

@@ -143,7 +143,7 @@ async fn next(
     new.recv().await
 }
 
-/// Hands over the link that is pending, or why there is none.
+/// Hands over the link that is pending, or the error if there is none.
 async fn shake(
     lines: HoledStreams,
     line: impl HoledStream + 'static,
@@ -166,7 +166,7 @@ async fn shake(
         Err(error) => Box::pin(std::future::ready(Err(error))),
     };
     tokio::select! {
-        // This fails if the listener is gone. The connection then ends as well.
+        // Ignore an error: the listener is gone. The connection then ends as well.
         _ = ready.send(pending) => {}
         _ = evicted(unauthenticated_peer.as_ref()) => {}
     }
@@ -188,7 +188,7 @@ impl Listener for Unifl {
         }
         let mut ready = self.ready.lock().await;
         tokio::select! {
-            // The kernel's listener gets connections by another way, which our routing rules do not cover.
+            // Some connections reach the kernel's listener by a path that our routing rules do not cover.
             pending = self.kernel.accept() => pending,
             Some(pending) = ready.recv() => Ok(pending),
         }

@@ -15,14 +15,14 @@ use crate::driver::DriverState;
 use crate::proxy::Caller;
 use crate::settings::Limits;
 
-/// The reader must take this fraction (1/8) of the buffer before the window is updated.
+/// The window is updated only after the reader has taken this fraction of the buffer (1/8).
 const OFFER: u64 = 8;
 
 /// Why the connection ended.
 #[derive(Debug, Clone)]
 pub(crate) enum End {
     Flow(Ended),
-    /// Too much was lost of the tensor with this name, or of the whole.
+    /// Too many bytes were lost: of the tensor with this name, or of the whole update.
     Lossy(Excess, Option<String>),
     Device(String),
 }
@@ -42,7 +42,7 @@ struct Inside {
     /// Length of the stream, once its end is known.
     length: Option<u64>,
     ended: Option<End>,
-    /// Whether this side has closed: then drop what still arrives.
+    /// Whether this side has closed the connection. Data that still arrives is then dropped.
     shut: bool,
     reader: Option<Waker>,
     writers: Vec<Waker>,
@@ -86,7 +86,8 @@ impl Pipe {
         let end = offset + bytes.len() as u64;
         let kept = Range::new(inside.buffer.start().clamp(offset, end), end);
         inside.buffer.write(offset, bytes);
-        // Do this now, because the reader removes headers from the buffer when it takes bytes.
+        // Let the watch read headers now, because the reader removes them from the buffer when it takes
+        // bytes.
         let Inside { buffer, watch, permits, .. } = &mut *inside;
         watch.advance(&self.limits, |at| buffer.header(at), permits);
         kept
@@ -101,7 +102,7 @@ impl Pipe {
         }
     }
 
-    /// Returns what may be lost now that more has arrived, and wakes the reader.
+    /// Returns the bytes that may be lost, now that more bytes have arrived, and wakes the reader.
     pub(crate) fn survey(&self) -> Permits {
         let mut inside = self.inside();
         inside.wake_reader();
@@ -115,12 +116,12 @@ impl Pipe {
         inside.wake_all();
     }
 
-    /// Sets what may be lost of updates that begin from now on.
+    /// Sets the loss that is tolerated in updates that begin from now on.
     pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>, lines: usize) {
         self.inside().watch.tolerate(tolerance, lines);
     }
 
-    /// The flow has ended.
+    /// Notes that the flow has ended.
     pub(crate) fn over(&self, ended: Ended) {
         let end = match ended {
             Ended::Lossy(excess) => End::Lossy(excess, self.inside().watch.tensor(excess.budget)),
@@ -135,7 +136,8 @@ impl Pipe {
         inside.wake_all();
     }
 
-    /// Drops what has arrived and what still arrives. Returns whether this side had already closed.
+    /// Drops the data that has arrived and the data that still arrives. Returns whether this side had already
+    /// closed.
     fn shut(&self) -> bool {
         let mut inside = self.inside();
         let before = std::mem::replace(&mut inside.shut, true);
@@ -169,7 +171,7 @@ impl Inside {
         self.writers.drain(..).chain(self.mourners.drain(..)).for_each(Waker::wake);
     }
 
-    /// What the reader gets if nothing is left to take.
+    /// The reader's result when no data is left to take.
     fn end(&self) -> Option<io::Result<Taken>> {
         let at_end = self.length.is_some_and(|length| self.buffer.start() >= length);
         if at_end || self.shut {
@@ -235,7 +237,8 @@ impl HoledStream for Handle {
             inside.admitted = place;
         }
         drop(inside);
-        // The reader has passed a hole, so late data can no longer fill it. The hole stays in the budget.
+        // The reader has passed a hole, so late data can no longer fill it. The hole still counts in the
+        // budget.
         if offer.is_some() || matches!(taken, Taken::Hole(_)) {
             self.shared.act(|core, now| {
                 core.endpoint.forget(now, self.pipe.flow, start);
@@ -301,7 +304,7 @@ impl HoledStream for Handle {
     fn tell(&self, counters: &mut Counters) {
         let core = self.shared.core();
         counters.round_trip = core.endpoint.stats(self.pipe.flow).and_then(|stats| stats.rtt);
-        // Our own code sends to the client. Its cwnd follows the delivery rate.
+        // Our own code, not the kernel's TCP, sends to the client. Its cwnd follows the delivery rate.
         counters.congestion = Some("delivery-rate".into());
     }
 }

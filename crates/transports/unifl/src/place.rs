@@ -8,7 +8,7 @@ use crate::scout::Payload;
 /// Place of a chunk in the stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    /// The range that may be lost. Of a sealed chunk these are the records after its head.
+    /// The range that may be lost. In a sealed chunk, it consists of the records after the chunk's head.
     pub stream: Range,
     offset: u64,
     /// Bytes of the update in a record, and bytes of the record in the stream. Both are 1 if the chunk is not
@@ -31,7 +31,7 @@ impl Place {
         Range::new(self.offset, self.offset.saturating_add(plain))
     }
 
-    /// The range of the stream that has a part of these bytes: all records with any byte of it.
+    /// The range of the stream that contains these bytes: all records with any byte of them.
     pub(crate) fn of(&self, part: Range) -> Range {
         let (start, end) = (part.start - self.offset, part.end - self.offset);
         let (first, after) = (start / self.record, end.div_ceil(self.record));
@@ -62,7 +62,8 @@ mod tests {
     }
 
     proptest! {
-        /// If only bytes outside the returned range are lost, all records with the part can be opened.
+        /// If only bytes outside the returned range are lost, all records with a byte of the part can be
+        /// opened.
         #[test]
         fn a_sealed_part_is_where_its_records_are(
             offset in 0..1_u64 << 40, total in 1..5000_u64, record in 1..2000_u32, edges in (0..5000_u64, 0..5000_u64),

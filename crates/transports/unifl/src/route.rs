@@ -32,7 +32,7 @@ const TABLES: u32 = 0x7468_0000;
 const FORWARDING_V6: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 const NO_FORWARDING_V6: &str = "packets of IPv6 can be led to the endpoint only where it is forwarded; set \
     net.ipv6.conf.all.forwarding = 1 (and accept_ra = 2 where addresses come from a router)";
-/// Queue length of the device: most superpackets that wait to be read.
+/// Queue length of the device: the maximum number of superpackets that wait to be read.
 const QUEUE: u32 = 10_000;
 
 /// The routing rules of a port, and the settings that were changed for them.
@@ -198,7 +198,7 @@ impl Way {
         });
     }
 
-    /// Restores what it can. What stays has no effect without the device.
+    /// Restores all settings that it can. The others have no effect without the device.
     async fn undo(&self, handle: &Handle) {
         for &at in &self.addresses {
             let _ = handle.rule().del(self.rule(at)).execute().await;
@@ -217,9 +217,9 @@ impl Way {
     }
 }
 
-/// Whether packets to `at`, an address of this machine, are for a listener at `address`.
+/// Whether a listener at `address` gets the packets to `at`, an address of this machine.
 fn wanted(address: IpAddr, at: IpAddr) -> bool {
-    // A link-local address is ambiguous without its interface, so leave it out.
+    // Leave out link-local addresses: they are ambiguous without their interface.
     let any = address.is_unspecified() && !at.is_loopback() && !is_link_local(at);
     at == address || (any && at.is_ipv4() == address.is_ipv4())
 }
@@ -294,7 +294,8 @@ async fn own_addresses(handle: &Handle) -> io::Result<Vec<(IpAddr, String)>> {
     for message in all {
         let name = if_indextoname(message.header.index).map_err(io::Error::from)?;
         let name = name.to_string_lossy().into_owned();
-        // On a point-to-point link, IPv4's `Address` is that of the other end. IPv6 has no `Local` otherwise.
+        // On a point-to-point link, IPv4's `Address` is the address of the other end, and `Local` is ours.
+        // IPv6 has no `Local` on other links.
         let local = message.attributes.iter().find_map(|attribute| match attribute {
             AddressAttribute::Local(at @ IpAddr::V4(_)) | AddressAttribute::Address(at @ IpAddr::V6(_)) => {
                 Some(*at)

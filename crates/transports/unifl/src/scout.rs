@@ -5,8 +5,8 @@
 //! retransmitted, the scout could not know later frames. Their losses would be retransmitted too, for a whole
 //! round trip. So the scout looks ahead. The chunks of an update have one length and follow each other, so
 //! the scout knows where headers should be. If there is a header with a valid checksum and the expected
-//! content, all frames before it are as expected. A sealed chunk is longer than its part of the update. Two
-//! successive chunks show by how much.
+//! content, all frames before it are as expected. A sealed chunk is longer than its part of the update. The
+//! scout learns the difference from two successive chunks.
 
 use thalweg_wire::{ChunkHeader, FrameHeader, Kind, Range, HEADER_BYTES};
 
@@ -257,7 +257,7 @@ mod tests {
 
     proptest! {
         /// Any bytes are missing, and the others arrive in any order. No byte of a header or control message
-        /// may be lost. In the end all payloads may be.
+        /// may be lost. At the end, all payloads may be lost.
         #[test]
         fn only_payloads_are_ever_permitted(
             kinds in prop::collection::vec((any::<bool>(), 0..3_u32), 1..20),

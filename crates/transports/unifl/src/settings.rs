@@ -51,10 +51,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
     TRACE,
 ];
 
-/// Default of `receive_buffer`: bytes of a connection that wait to be read, or for a retransmission. At 700
-/// Mbit/s and 40 ms, 20 MB arrive behind a segment that was lost three times.
+/// Default of `receive_buffer`: maximum number of bytes of a connection that wait to be read, or for a
+/// retransmission. At 700 Mbit/s and 40 ms, 20 MB arrive behind a segment that was lost three times.
 const BUFFER: u64 = 32 << 20;
-/// Default of `send_buffer`: bytes of a connection that wait to be sent or acknowledged.
+/// Default of `send_buffer`: maximum number of bytes of a connection that wait to be sent or acknowledged.
 const SEND_BUFFER: usize = 4 << 20;
 
 /// Which TCP receiver is used.
@@ -62,7 +62,7 @@ const SEND_BUFFER: usize = 4 << 20;
 pub(crate) enum Backend {
     /// Our own receiver, behind a TUN device.
     Tun,
-    /// The kernel's own, with eBPF programs in front of it.
+    /// The kernel's own receiver, with eBPF programs in front of it.
     Ebpf,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Limits {
 pub(crate) enum Content {
     /// Frames of a tcp link. Payloads of chunks may be lost.
     Frames,
-    /// An unknown protocol. All bytes may be lost but this many at its beginning.
+    /// An unknown protocol. All bytes may be lost except for this many at its beginning.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     Plain { reliable: u64 },
 }

@@ -49,7 +49,7 @@ fn on_a_host() -> Option<thalweg_lab::Lab> {
     }
 }
 
-/// The same, on a host that forwards IPv6.
+/// Moves the test's thread to a host of its own that forwards IPv6. The runtime's threads follow.
 fn on_a_router() -> Option<thalweg_lab::Lab> {
     let lab = on_a_host()?;
     common::forward_ipv6();

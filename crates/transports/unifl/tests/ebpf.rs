@@ -11,7 +11,7 @@ use thalweg_unifl::Unifl;
 
 mod common;
 
-/// Runs a transfer with this back end and these options. `None` if this machine cannot.
+/// Runs a transfer with this back end and these options. `None` if this machine cannot do that.
 fn send(own: &str, transfer: Transfer) -> Option<(Came, Arena)> {
     Transfer { own: format!(r#"{{"backend": "ebpf", {own}}}"#), ..transfer }.run()
 }
@@ -51,7 +51,7 @@ fn no_more_is_masked_than_the_budget_has() {
     let Some((came, source)) = send(r#""budget": 0.01"#, transfer) else { return };
     assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
     came.recorder.check(&source);
-    // Up to 7 bytes more are missing at either end of each hole.
+    // Up to 7 further bytes are missing at either end of each hole.
     let holes = came.recorder.seen().ranges.holes(UPDATE).count() as u64;
     let missing = missing(&came);
     assert!(missing > 0 && missing <= UPDATE / 100 + 14 * holes, "{missing} of {UPDATE} bytes are missing");
@@ -69,8 +69,8 @@ fn critical_tensors_come_whole_while_others_lose() {
     sending::critical_tensors("ebpf");
 }
 
-/// The link loses 4 %. The sender retransmits each segment with a header, and what is lost behind it until
-/// the next header has arrived.
+/// The link loses 4 %. The sender retransmits each lost segment with a header. It also retransmits the losses
+/// behind that segment until the next header has arrived.
 #[test]
 fn a_lost_header_costs_little_more_than_its_own_segment() {
     let transfer = Transfer { loss: 0.04, ..Transfer::default() };

@@ -26,7 +26,8 @@ fn loss_is_masked_and_the_rest_comes_right() {
     for hole in came.recorder.seen().ranges.holes(UPDATE).iter() {
         assert_eq!((hole.start % 8, hole.end % 8), (0, 0), "a value is cut");
     }
-    // All bytes are copied into the connection's buffer, and those of chunks with holes twice more.
+    // All bytes are copied into the connection's buffer; the bytes of chunks with holes are copied twice
+    // more.
     assert!(came.counters.copied > UPDATE && came.counters.round_trip.is_some(), "{:?}", came.counters);
 }
 
@@ -44,7 +45,7 @@ fn no_more_is_masked_than_the_budget_has() {
     assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
     came.recorder.check(&source);
     let missing = UPDATE - came.recorder.seen().ranges.bytes();
-    // Up to 7 bytes more are missing at either end of each hole.
+    // Up to 7 further bytes are missing at either end of each hole.
     let holes = came.recorder.seen().ranges.holes(UPDATE).count() as u64;
     assert!(missing > 0 && missing <= UPDATE / 100 + 14 * holes, "{missing} of {UPDATE} bytes are missing");
 }

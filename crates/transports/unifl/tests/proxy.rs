@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 mod common;
 
 const STREAM: usize = 8 << 20;
-/// File descriptors of this process, as the proxy is told.
+/// Number of file descriptors that the proxy is told that this process may have.
 const DESCRIPTORS: u64 = 1024;
 const LOOPBACK: &str = "127.0.0.1";
 
@@ -61,7 +61,7 @@ fn enter(lab: Option<&Lab>, host: &str) {
 }
 
 /// Lets a client and a server talk through a proxy. Stops the proxy after the first event `last`. `None` if
-/// there is no such network.
+/// this machine has no such network.
 fn talk<S: Send + 'static, C: Send + 'static>(
     (network, last): (Network, &'static str),
     settings: Value,
@@ -154,7 +154,7 @@ fn forwarding() -> Option<String> {
     std::fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/forwarding").ok()
 }
 
-/// Bytes of which none is zero.
+/// Test bytes, none of which is zero.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251) as u8 + 1).collect()
 }
@@ -195,7 +195,7 @@ fn broken(stream: &mut TcpStream) -> ErrorKind {
     }
 }
 
-/// What the server must have got of a stream with these holes.
+/// The bytes that the server must have received from a stream with these holes.
 fn with_holes(length: usize, holes: &[(usize, usize)]) -> Vec<u8> {
     let mut expected = pattern(length);
     for &(start, end) in holes {
@@ -260,7 +260,7 @@ fn holes_are_widened_to_whole_values() {
     );
     let (expected, came) = (with_holes(STREAM, &holes), &outcome.server.0);
     assert_eq!(came.len(), STREAM);
-    // A byte in a hole is zero, or is what was sent if it is at the edge of the hole.
+    // A byte in a hole is zero. At the edge of a hole, it may instead be the byte that was sent.
     assert!(expected.iter().zip(came).all(|(expected, came)| expected == came || *expected == 0));
 }
 
@@ -404,7 +404,7 @@ fn a_server_that_is_slow_slows_the_client_and_gets_all() {
     let (full, seen) = channel();
     let server = move |listener: TcpListener| {
         let mut stream = accepted(&listener);
-        // The server reads nothing before the client cannot send any more.
+        // The server reads nothing until the client cannot send any more.
         seen.recv().unwrap();
         let mut count = 0;
         let mut block = [0; 10_000];

@@ -44,7 +44,8 @@ pub(crate) fn topic(member: MemberId) -> Vec<u8> {
     [b"m", &member.0[..]].concat()
 }
 
-/// Bytes of the parts on the wire: with flags and lengths of frames (ZMTP 3.1, RFC 37) and CURVE's overhead.
+/// Bytes that the parts have on the wire, with flags and lengths of frames (ZMTP 3.1, RFC 37) and CURVE's
+/// overhead.
 fn wire(overhead: u64, parts: &[MessagePart]) -> u64 {
     let frame = |part: &MessagePart| {
         let length = part.bytes().len() as u64 + overhead;
@@ -56,8 +57,8 @@ fn wire(overhead: u64, parts: &[MessagePart]) -> u64 {
 /// A carrier of a listener or a member.
 pub(crate) struct ZmqCarrier {
     pub(crate) sockets: Sockets,
-    /// `reqrep`, at a member: whether it has sent the request that the listener's next message answers. At a
-    /// listener it stays false.
+    /// With `reqrep`, at a member: whether the member has sent the request that the listener's next message
+    /// answers. At a listener it stays false.
     asked: AtomicBool,
     peers: Mutex<Peers>,
     pub(crate) visitors: Visitors,
@@ -75,7 +76,8 @@ pub(crate) struct Sockets {
     pub overhead: u64,
     /// The socket that is read.
     pub input: Watched,
-    /// The socket that is written, if it is another one. At a listener with lines, the reception.
+    /// The socket that is written, if it is not `input`. At a listener with lines, the reception (see
+    /// [`crate::lines`]).
     pub output: Option<Watched>,
     /// At a member, with `pushpull` and `reqrep`: its line to the listener.
     pub line: Option<PartySocket>,
@@ -88,7 +90,8 @@ pub(crate) struct Sockets {
 }
 
 impl ZmqCarrier {
-    /// A carrier of these sockets. With an admission queue, the connections of a listener take places in it.
+    /// Makes a carrier of these sockets. With an admission queue, the connections of a listener take places
+    /// in it.
     pub(crate) fn new(sockets: Sockets, admission_queue: Option<AdmissionQueue>) -> Self {
         Self {
             sockets,
@@ -159,10 +162,10 @@ impl ZmqCarrier {
             let (Some(head), body) = (parts.next(), parts.next()) else { continue };
             let mut from = None;
             if let (None, Some(id)) = (self.sockets.member, &envelope) {
-                // A foreign peer: ids of our members have 16 bytes.
+                // Ignore a foreign peer: the ids of our members have 16 bytes.
                 let Ok(id) = id.bytes().try_into().map(MemberId) else { continue };
                 if !self.peers().knows(id, &head) {
-                    // First process events of connections that precede this message.
+                    // First process the events of connections that precede this message.
                     self.watch()?;
                     self.peers().heard(id, &head);
                     head.source()
@@ -228,7 +231,8 @@ impl ZmqCarrier {
         };
         match outcome {
             Ok(()) => Ok(copies * sent),
-            // The reader is gone: ROUTER_MANDATORY or a closed line says so. `next` reports its end.
+            // Not an error: the reader is gone, as ROUTER_MANDATORY or a closed line shows. `next` reports
+            // its end.
             Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(copies * sent),
             Err(error) => Err(self.fail(PUBLISH, &error)),
         }
@@ -243,7 +247,7 @@ impl ZmqCarrier {
                 line.send(parts).await.map_err(|_| nobody())
             }
             _ if self.writer().send(&mut parts)? => Ok(()),
-            // The connection has ended; the monitor reports that.
+            // Wait for ever: the connection has ended, and the monitor reports that.
             _ => std::future::pending().await,
         }
     }
@@ -286,8 +290,8 @@ impl Carrier for ZmqCarrier {
         let operation = "receive";
         let mut end = self.end.subscribe();
         loop {
-            // Return messages that arrived before the end of a connection first. But after many messages in a
-            // row, look at connections in any case.
+            // First return the messages that arrived before the end of a connection. But after many messages
+            // in a row, look at connections in any case.
             let overdue = self.peers().row >= IN_A_ROW;
             if !overdue {
                 if let Some(letter) = self.take().map_err(|e| self.fail(operation, &e))? {

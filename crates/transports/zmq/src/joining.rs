@@ -9,11 +9,11 @@ use thalweg_messages::MemberId;
 use crate::ffi::MessagePart;
 use crate::socket::Socket;
 
-/// Pause before a member asks again at a reception that has no room.
+/// Pause before a member asks the reception again (see [`crate::lines`]) if the admission queue had no room.
 const AGAIN: Duration = Duration::from_millis(250);
 /// First byte of a subscription that an XPUB receives.
 pub(crate) const SUBSCRIBED: u8 = 1;
-/// Begins the message that tells a member its ports.
+/// The beginning of the message that tells a member its ports.
 pub(crate) const PORT: &[u8] = b"thalweg zmq port ";
 
 /// At a member: waits until the listener has sent its second port.
@@ -30,7 +30,7 @@ pub(crate) async fn second_port(socket: &Socket) -> io::Result<u16> {
     }
 }
 
-/// At a member: waits until the listener has subscribed to it.
+/// At a member: waits until the listener has subscribed to the member's messages.
 pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
     loop {
         while let Some(parts) = socket.try_receive()? {

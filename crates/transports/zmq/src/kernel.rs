@@ -1,9 +1,9 @@
 //! Asks the kernel about libzmq's connections, and ends them, by their descriptors.
 //!
-//! libzmq's monitor reports the descriptors of its connections, but libzmq closes them when it likes. When we
+//! libzmq's monitor reports the descriptors of its connections, but libzmq closes them at any time. When we
 //! read the report, a descriptor may belong to any other socket of this process. So before we act on a
 //! connection, we check its two [`Ends`]: no other connection has the same two at the same time. Functions
-//! without this check only read statistics, which may rarely be those of another connection.
+//! without this check only read statistics. In rare cases these are statistics of another connection.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(ends_of(descriptor), Some(ends));
         assert_eq!(ends_of(theirs.as_raw_fd()), Some(Ends { local: peer, peer: ours }));
         assert_eq!(ends_of(listener.as_raw_fd()), None, "it is no connection");
-        // The descriptor belongs to another connection now, so nothing may happen.
+        // The descriptor belongs to another connection now, so the call must not change it.
         for other in
             [Ends { local: peer, peer: ours }, Ends { local: ours, peer: ours }, Ends { local: peer, peer }]
         {

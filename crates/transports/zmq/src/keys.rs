@@ -7,7 +7,7 @@ use thalweg_transport::{Error, ErrorKind, Options, Result};
 use crate::ffi::{key_pair, public_key, z85, Key, Opt, RawSocket};
 
 /// Labels of the blocks with CURVE keys. The listener's public key is in the authority's file, which clients
-/// have. Its secret key is in the file of the server's key.
+/// have. The listener's secret key is in the file of the server's key.
 const PUBLIC: &str = "THALWEG CURVE PUBLIC KEY";
 const SECRET: &str = "THALWEG CURVE SECRET KEY";
 
@@ -15,7 +15,7 @@ const SECRET: &str = "THALWEG CURVE SECRET KEY";
 pub(crate) enum Keys {
     /// No encryption.
     None,
-    /// At the listener: its secret key.
+    /// At the listener: the listener's secret key.
     Listener(Key),
     /// At a member: the listener's public key. The member creates a key pair of its own for each socket.
     Member(Key),
@@ -59,7 +59,7 @@ impl Keys {
     /// The keys of a listener.
     ///
     /// # Errors
-    /// [`ErrorKind::Security`] if there is no key, or another one than clients expect;
+    /// [`ErrorKind::Security`] if there is no key, or a key that clients do not expect;
     /// [`ErrorKind::Unsupported`] for `require_client`, which CURVE cannot do.
     pub(crate) fn listener(options: &Options) -> Result<Self> {
         let (operation, Some(tls)) = ("listen", &options.tls) else { return Ok(Self::None) };

@@ -37,9 +37,9 @@ use crate::open::{bind, connect};
 
 /// Maximum number of bytes of a message. Both ends refuse longer ones.
 pub const MAX_MESSAGE: usize = (1 << 20) + HEAD_BYTES;
-/// Default payload of a chunk, in bytes. libzmq needs two calls and a wake-up for each chunk, which speaks
-/// for large ones. But liveness sees progress only when a chunk is complete, which speaks against larger
-/// ones.
+/// Default payload of a chunk, in bytes. libzmq needs two calls and a wake-up for each chunk, so chunks
+/// should be large. But liveness sees progress only when a chunk is complete, so they should not be larger
+/// than this.
 const CHUNK: u32 = 512 << 10;
 /// Maximum cost of chunks in flight that a receiver grants: 1 Gbit/s with an RTT of 33 ms.
 pub const WINDOW: u64 = 4 << 20;

@@ -24,18 +24,18 @@ use crate::ffi::{Kind, MessagePart};
 use crate::keys::Keys;
 use crate::open::{bind_at, Watched};
 
-/// Maximum number of members that know their ports and have sent nothing yet. Beyond that, the first of them
-/// loses its line.
+/// Maximum number of members that know their ports and have sent nothing yet. Beyond that, the member that
+/// has been silent for longest loses its line.
 const MOST_SILENT: usize = 128;
-/// Descriptors of a line before anybody connects to it: two of its socket, two of its monitor.
+/// Number of descriptors of a line before a member connects to it: two of its socket, two of its monitor.
 const DESCRIPTORS: usize = 4;
 
 /// A socket that sends to one party: a PUSH, a REQ or a REP.
 pub(crate) struct PartySocket {
     pub watched: Watched,
     push: bool,
-    /// Whether the socket may send now. A PUSH always may; a REQ unless it waits for an answer; a REP once it
-    /// has received a request.
+    /// Whether the socket may send now. A PUSH may always send, a REQ unless it waits for an answer, and a
+    /// REP once it has received a request.
     turn: tokio::sync::Mutex<bool>,
 }
 
@@ -44,8 +44,8 @@ impl PartySocket {
         Self { watched, push: kind == Kind::Push, turn: tokio::sync::Mutex::new(kind != Kind::Rep) }
     }
 
-    /// Sends a message. First waits until the socket may send and is connected. Dropping the future before
-    /// that sends nothing.
+    /// Sends a message. First waits until the socket may send and is connected. Dropping the future while it
+    /// waits sends nothing.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] once the line is closed.
@@ -66,7 +66,7 @@ impl PartySocket {
     }
 }
 
-/// The lines of a listener, with what it needs to open more.
+/// The lines of a listener, and the settings to open more.
 pub(crate) struct PartySockets {
     kind: Kind,
     /// The listener's address, with the port of the socket that reads all members' messages.
@@ -74,7 +74,7 @@ pub(crate) struct PartySockets {
     options: Options,
     keys: Keys,
     open: Mutex<Open>,
-    /// Wakes the carrier when something may have happened to a line's connection.
+    /// Wakes the carrier when an event of a line's connection may have occurred.
     pub changed: Arc<Notify>,
 }
 
@@ -89,7 +89,7 @@ struct Open {
 struct Given {
     line: Arc<PartySocket>,
     port: u16,
-    /// A place in the admission queue for each descriptor, until the member is admitted.
+    /// The line's places in the admission queue, one for each descriptor, until the member is admitted.
     unauthenticated_peers: Vec<UnauthenticatedPeer>,
     admitted: bool,
 }
@@ -195,7 +195,7 @@ impl PartySockets {
         self.open().lines.get(&member).is_some_and(|given| given.admitted)
     }
 
-    /// Closes the line to a member. Messages sent before still go out.
+    /// Closes the line to a member. Messages that were sent before this call still go out.
     pub(crate) fn close(&self, member: MemberId) {
         self.open().close(member);
         self.changed.notify_one();

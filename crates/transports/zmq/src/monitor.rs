@@ -24,11 +24,11 @@ const KEYS: [u32; 2] = [0x1100_0001, 0x1100_0002];
 /// An event of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Happened {
-    /// There is a connection, with this descriptor.
+    /// A connection was made; it has this descriptor.
     Connected(i32),
     /// The handshake has succeeded.
     Ready,
-    /// The handshake has failed; `keys` says whether because of keys.
+    /// The handshake has failed; `keys` says whether the keys were the cause.
     Refused { keys: bool },
     /// The connection with this descriptor has ended.
     Ended(i32),
@@ -49,7 +49,7 @@ impl Monitor {
             CONNECTED | ACCEPTED | CLOSED | DISCONNECTED | FAILED | SUCCEEDED | FAILED_PROTOCOL | FAILED_AUTH;
         socket.monitor(&endpoint, events.into())?;
         let mut pair = RawSocket::new(Kind::Pair)?;
-        // Unlimited: events have a few bytes and are read at once.
+        // Set no limit: events have a few bytes and are read at once.
         pair.set(Opt::ReceiveHighWater, 0)?;
         pair.connect(&endpoint)?;
         Socket::new(pair, With { also, ..With::default() }).map(Self)

@@ -18,11 +18,12 @@ use crate::monitor::{Happened, Monitor};
 use crate::socket::{Socket, With};
 use crate::MAX_MESSAGE;
 
-/// Messages of one peer that libzmq queues before it stops reading from that peer. Windows bound the bytes.
+/// Number of messages of one peer that libzmq queues before it stops reading from that peer. Windows bound
+/// the bytes.
 const QUEUE: i32 = 64;
-/// Longest time after a close for messages to go out.
+/// Maximum time that messages have to go out after a close.
 const LINGER: Duration = Duration::from_secs(5);
-/// Longest time of a ZMTP handshake.
+/// Maximum time of a ZMTP handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Pause between libzmq's heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -76,7 +77,7 @@ fn milliseconds(duration: Duration) -> i32 {
 /// Creates a socket with the options that listener and member share.
 fn plain(kind: Kind, options: &Options, keys: &Keys, id: Option<&[u8]>) -> io::Result<RawSocket> {
     let mut socket = RawSocket::new(kind)?;
-    // Unlimited: with a limit, a PUB would drop messages. The windows bound what is sent.
+    // Set no limit: with one, a PUB would drop messages. The windows bound the bytes that are sent.
     socket.set(Opt::SendHighWater, 0)?;
     socket.set(Opt::ReceiveHighWater, QUEUE)?;
     socket.set(Opt::Linger, milliseconds(LINGER))?;
@@ -115,7 +116,7 @@ pub(crate) async fn bind(
     let operation = "listen";
     let mut last = None;
     for mut place in resolve(operation, &Address { port: Some(port), ..address.clone() }).await? {
-        // Fails for every address, so do not try another.
+        // This fails for every address, so do not try another.
         prepare(operation, place, options)?;
         place.set_port(port);
         match bind_at(kind, place, options, keys, None) {

@@ -1,4 +1,4 @@
-//! A listener's table of members: their connections, and which members have gone.
+//! A listener's table of members: their connections, and which members are gone.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -26,12 +26,12 @@ pub(crate) struct Peers {
 #[derive(Default)]
 pub(crate) struct Known {
     pub address: String,
-    /// The descriptor of the connection over which the listener writes to it.
+    /// The descriptor of the connection over which the listener writes to the member.
     pub writing: Option<i32>,
 }
 
 impl Peers {
-    /// Whether the message came over a connection already known to be the member's.
+    /// Whether the message came over a connection that is already known as the member's connection.
     pub(crate) fn knows(&self, member: MemberId, message: &MessagePart) -> bool {
         message.source().is_some_and(|descriptor| self.reading.get(&descriptor) == Some(&member))
     }
@@ -44,7 +44,7 @@ impl Peers {
     /// Notes over which connection a member's message came.
     pub(crate) fn heard(&mut self, member: MemberId, message: &MessagePart) {
         if self.leaving.contains(&member) {
-            // The message was sent before its connection ended.
+            // Ignore the message: its connection has ended in the meantime.
             return;
         }
         if let Some(descriptor) = message.source() {
@@ -62,7 +62,7 @@ impl Peers {
         self.known.entry(member).or_default().writing = descriptor;
     }
 
-    /// Notes that a connection has ended; `reading` says that its member sent over it.
+    /// Notes that a connection has ended; `reading` says that the member sent over it.
     pub(crate) fn ended(&mut self, descriptor: i32, reading: bool) {
         if reading {
             self.leaving.extend(self.reading.remove(&descriptor));
@@ -78,7 +78,7 @@ impl Peers {
         self.leaving.push_back(member);
     }
 
-    /// The next member that has gone, or connection that was refused.
+    /// The next event to report: a member is gone, or a connection was refused.
     pub(crate) fn news(&mut self) -> Option<Event> {
         self.row = 0;
         if let Some(member) = self.leaving.pop_front() {

@@ -1,4 +1,4 @@
-//! libzmq's sockets under tokio. They are woken by the descriptor that libzmq provides, without threads or
+//! libzmq's sockets under tokio. The descriptor that libzmq provides wakes them; they need no threads or
 //! timers of ours.
 //!
 //! The descriptor is edge-triggered: it signals once that something has changed (zmq_getsockopt(3), ZMQ_FD).
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use crate::ffi::{watch, Bell, MessagePart, Opt, RawSocket, POLL_IN};
 
-/// Parts of a message that are kept: sender or reader, head, body. Further parts are dropped.
+/// Number of parts of a message that are kept: sender or reader, head, body. Further parts are dropped.
 const PARTS: usize = 3;
 
 /// Options of a socket under tokio.
@@ -23,9 +23,9 @@ const PARTS: usize = 3;
 pub(crate) struct With {
     /// A value that must live as long as the socket.
     pub _keep: Option<Arc<dyn Any + Send + Sync>>,
-    /// Events to wake on, besides a message to receive.
+    /// Events that wake the receiver, besides a message to receive.
     pub events: c_int,
-    /// Also woken, for a task that waits for many sockets.
+    /// To be woken as well, for a task that waits for many sockets.
     pub also: Option<Arc<Notify>>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct With {
 struct SocketState {
     raw: Mutex<Option<RawSocket>>,
     with: With,
-    /// Woken when there is a message, or another event to wake on.
+    /// Woken when there is a message, or another event for which the receiver waits.
     input: Notify,
     closing: Notify,
 }
@@ -43,7 +43,7 @@ impl SocketState {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks the socket's events, and wakes whoever waits for one.
+    /// Checks the socket's events, and wakes the tasks that wait for one.
     fn look(&self, raw: &mut RawSocket) {
         if raw.get(Opt::Events).is_ok_and(|events| events & (POLL_IN | self.with.events) != 0) {
             self.wake();
@@ -70,7 +70,7 @@ impl Watch {
                 () = self.shared.closing.notified() => break,
                 rung = self.bell.readable() => match rung {
                     Ok(mut rung) => rung.clear_ready(),
-                    // The runtime shuts down. The socket is closed with its last user.
+                    // Stop watching: the runtime shuts down. The socket is closed with its last user.
                     Err(_) => return,
                 },
             }
@@ -98,7 +98,7 @@ impl Socket {
         let (input, closing) = (Notify::new(), Notify::new());
         let shared = Arc::new(SocketState { raw: Mutex::new(Some(raw)), with, input, closing });
         tokio::spawn(Watch { bell, shared: shared.clone() }.run());
-        // Messages may have arrived before.
+        // Wake the receiver: messages may have arrived before the descriptor was watched.
         shared.wake();
         Ok(Self(shared))
     }
@@ -113,7 +113,8 @@ impl Socket {
         sent
     }
 
-    /// Receives the first parts of a message, if there is one. The caller goes on until there is none.
+    /// Receives the first parts of a message, if there is one. The caller must call this until there is no
+    /// message left.
     pub(crate) fn try_receive(&self) -> io::Result<Option<Vec<MessagePart>>> {
         let mut guard = self.0.raw();
         receive(guard.as_mut().ok_or_else(gone)?)
@@ -124,7 +125,7 @@ impl Socket {
         self.0.input.notified().await;
     }
 
-    /// Closes the socket. Messages sent before still go out.
+    /// Closes the socket. Messages that were sent before this call still go out.
     pub(crate) fn close(&self) {
         self.0.closing.notify_one();
         self.0.input.notify_one();

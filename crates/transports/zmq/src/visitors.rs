@@ -1,7 +1,8 @@
 //! A listener's connections whose member is not admitted yet. libzmq accepts every connection and reports it
 //! only afterwards, and it keeps any number of parts of one message. So each connection takes a place in the
-//! admission queue until its member is admitted. Its socket is shut down in three cases: the queue evicts it,
-//! it sends more than an honest member does, or too many bytes go to the group before it is admitted.
+//! admission queue until its member is admitted. Its socket is shut down in three cases: the queue evicts the
+//! connection, the connection sends more than an honest member does, or too many bytes go to the group before
+//! the member is admitted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,14 +28,14 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) enum Place {
     /// The socket that reads members' messages.
     Input,
-    /// The socket bound at the listener's address, if that is another one.
+    /// The socket that is bound at the listener's address, if it is not `Input`.
     Output,
     /// The line to a member.
     Line(MemberId),
 }
 
-/// A connection: its socket and descriptor. A socket may use a descriptor again, but it reports the end of
-/// the first connection before.
+/// A connection: its socket and descriptor. A socket may use a descriptor again, but only after it has
+/// reported the end of the connection that had it earlier.
 type Key = (Place, i32);
 
 /// A connection that is not admitted yet.
@@ -82,7 +83,7 @@ impl Here {
 }
 
 impl Visitors {
-    /// No connections yet.
+    /// Starts with no connections.
     pub(crate) fn new(admission_queue: Option<AdmissionQueue>) -> Self {
         let here = Arc::new(Here::default());
         let looking = admission_queue.is_some().then(|| tokio::spawn(look(here.clone())).abort_handle());
@@ -154,8 +155,7 @@ impl Visitors {
         self.here.table().retain(|(place, _), _| !matches!(place, Place::Line(member) if !open(*member)));
     }
 
-    /// Notes that this many bytes went to the group. They wait in the queue of a peer that does not read
-    /// them.
+    /// Notes that this many bytes went to the group. They take memory while a peer does not read them.
     pub(crate) fn passed(&self, bytes: u64) {
         for ((place, _), visitor) in self.here.table().iter_mut() {
             visitor.passed += if *place == Place::Output { bytes } else { 0 };
@@ -163,7 +163,7 @@ impl Visitors {
         self.here.shut(|_, visitor| visitor.passed > MOST_PASSED);
     }
 
-    /// The address that a connection counts for in the admission queue.
+    /// The address to which the admission queue counts a connection.
     pub(crate) fn origin(&self, place: Place, descriptor: i32) -> Origin {
         self.here
             .table()
@@ -178,7 +178,7 @@ impl Drop for Visitors {
     }
 }
 
-/// While there are such connections, checks regularly how much they have sent.
+/// Checks regularly, while there are connections that are not admitted, how much they have sent.
 async fn look(here: Arc<Here>) {
     loop {
         if here.table().is_empty() {

@@ -1,5 +1,5 @@
-//! Checks what connections of unauthenticated peers cost at most, as docs/explanation/security.md states. It
-//! measures the memory of its own process, so no other test shares the file.
+//! Checks the maximum cost of unauthenticated peers' connections, as docs/explanation/security.md states it.
+//! It measures the memory of its own process, so no other test shares the file.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ mod common;
 use common::{listen, options};
 
 const UNAUTHENTICATED_PEERS: usize = 200;
-/// Maximum number of bytes of memory for each.
+/// Maximum number of bytes of memory for each connection.
 const EACH: u64 = 256 << 10;
 
 /// Resident bytes of this process (proc(5), statm); `None` where the system does not say.
@@ -25,8 +25,8 @@ fn descriptors() -> Option<usize> {
     std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count)
 }
 
-/// What a peer sends (ZMTP 3.1, RFC 37): the handshake of a DEALER; then a message of 60 parts and a PING.
-/// The PONG shows that the listener has read the rest.
+/// The bytes that a peer sends (ZMTP 3.1, RFC 37): the handshake of a DEALER; then a message of 60 parts and
+/// a PING. The PONG shows that the listener has read the rest.
 fn said(number: u8) -> (Vec<u8>, Vec<u8>) {
     let property = |name: &str, value: &[u8]| {
         [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()

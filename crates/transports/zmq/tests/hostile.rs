@@ -50,10 +50,10 @@ async fn intrude(listener: &dyn Listener, bytes: &[u8], hangs_up: bool) {
     let _ = stream.write_all(bytes).await;
     if hangs_up {
         let mut rest = Vec::new();
-        // A reset is an end, too.
+        // Ignore an error: a reset also ends the connection.
         let _ = stream.read_to_end(&mut rest).await;
     } else {
-        // A reset is an answer, too.
+        // Ignore an error: a reset also counts as an answer.
         let _ = stream.read(&mut [0; 64]).await;
     }
 }
@@ -116,14 +116,14 @@ async fn nonsense_of_a_proper_peer_is_dropped() {
         let mut stream = TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap();
         stream.write_all(&ready(identity)).await.unwrap();
         let mut answer = [0; 64 + 28];
-        // Its greeting, and READY with its socket type and no identity.
+        // Read the listener's greeting, and its READY with socket type and no identity.
         stream.read_exact(&mut answer).await.unwrap();
         let mut bytes = Vec::new();
         for length in [0_u8, 1, 28, 100] {
             bytes.extend([0, length]);
             bytes.extend(vec![b't'; length.into()]);
         }
-        // A message of five parts and a PING. The PONG shows that the listener has read the rest.
+        // Send a message of five parts and a PING. The PONG shows that the listener has read the rest.
         bytes.extend([1, 1, 7, 1, 1, 7, 1, 1, 7, 1, 1, 7, 0, 1, 7]);
         bytes.extend(command("PING", &[0, 0]));
         stream.write_all(&bytes).await.unwrap();

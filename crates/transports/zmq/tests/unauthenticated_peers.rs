@@ -117,7 +117,7 @@ async fn a_message_without_end_ends_its_own_connection() {
     for size in [0_usize, 1, 200, 1 << 20] {
         let mut stream = dial(&*listener).await;
         stream.write_all(&ready(&[0x81; 16])).await.unwrap();
-        // Its greeting, and READY with its socket type and no identity.
+        // Read the listener's greeting, and its READY with socket type and no identity.
         stream.read_exact(&mut [0; 64 + 28]).await.unwrap();
         // A long frame, with the flag that more parts follow.
         let part = [&[3], &(size as u64).to_be_bytes()[..], &vec![7; size]].concat();

@@ -1,4 +1,4 @@
-//! One connection of the eBPF back end: its holes, its window, and what the programs may mask.
+//! One connection of the eBPF back end: its holes, its window, and the bytes that the programs may mask.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,8 +20,7 @@ use crate::settings::Limits;
 
 /// The largest unscaled window (RFC 7323, section 2.2).
 const UNSCALED: u64 = 65_535;
-/// Segment size if the peer announced none (RFC 9293, section 3.7.1), and the bytes that timestamps take of
-/// it.
+/// Segment size if the peer announced none (RFC 9293, section 3.7.1). Timestamps take some bytes of it.
 const UNSAID: u16 = 536;
 const STAMPS: u16 = 12;
 const MICROSECONDS: f64 = 1e6;
@@ -29,7 +28,7 @@ const MICROSECONDS: f64 = 1e6;
 pub(super) struct Flow {
     programs: Arc<Programs>,
     key: Key,
-    /// Its number in the group of flows that share the path.
+    /// The connection's number in the group of flows that share the path.
     member: u32,
     segment: u32,
     limits: Limits,
@@ -42,7 +41,8 @@ struct Inside {
     /// Number of holes that have been passed to the link.
     told: u64,
     delivered: u64,
-    /// Without timestamps: a round trip ends when this offset arrives; and when the round trip began.
+    /// For senders without timestamps: the offset whose arrival ends the current round trip, and when the
+    /// round trip began.
     round: Option<(u64, Time)>,
     /// The reader's position in the frames, and the offset up to which the programs have followed frames.
     frames: Frames,
@@ -51,8 +51,9 @@ struct Inside {
 }
 
 impl Flow {
-    /// Adds a connection whose preamble has not been answered yet. The client sends nothing that may be lost
-    /// before that. `None` if the programs did not see the connection begin, or have no room for it.
+    /// Adds a connection whose preamble has not been answered yet. Until it is answered, the client sends
+    /// nothing that may be lost. `None` if the programs did not see the connection begin, or have no room for
+    /// it.
     pub(super) fn open(
         programs: &Arc<Programs>,
         (remote, local): (SocketAddr, SocketAddr),
@@ -126,7 +127,7 @@ impl Holes for Flow {
         if inside.followed < offset {
             inside.followed = inside.frames.head;
             inside.wish.frames = inside.frames;
-            // If this fails, the programs mask nothing, and the next call of `take` reports the error.
+            // Ignore an error: the programs then mask nothing, and the next call of `take` reports the error.
             let _ = self.programs.wish(self.key, &inside.wish);
         }
     }
@@ -134,10 +135,10 @@ impl Holes for Flow {
     fn tolerate(&self, tolerance: &Tolerance, lines: usize) {
         let mut inside = self.inside();
         inside.wish.first = first(&self.limits, tolerance.bytes() / (lines as u64).max(1)) as u32;
-        // If this fails, the next call of `take` fails as well.
+        // Ignore an error: the next call of `take` fails as well.
         let _ = self.programs.wish(self.key, &inside.wish);
-        // If the programs have no room for it, they may mask critical data, and the session requests that
-        // again.
+        // Ignore an error: if the programs have no room for the ranges, they may mask critical data, and the
+        // session requests that data again.
         let _ = self.programs.protect(self.key, tolerance.critical());
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn port(port: u16) -> u32 {
     u16::from_ne_bytes(port.to_be_bytes()).into()
 }
 
-/// What the programs learned from the handshake.
+/// The values that the programs learned from the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Handshake {
     /// Sequence number of the stream's first byte.
@@ -70,8 +70,7 @@ impl Handshake {
         }
     }
 
-    /// The initial state of a connection on which at most the preamble has arrived. So the programs miss no
-    /// header.
+    /// The initial state of a connection. At most its preamble has arrived, so the programs miss no header.
     pub(super) fn flow(&self) -> Words {
         let mut words = [0; WORDS];
         words[0] = join(0, self.first);
@@ -94,7 +93,7 @@ pub(super) struct Frames {
     pub update_from: u64,
     /// Offset of the last chunk within the update.
     pub offset: u64,
-    /// One past the last byte of the update that any chunk so far had.
+    /// The end of the part of the update that all chunks so far have.
     pub top: u64,
 }
 
@@ -109,19 +108,19 @@ impl Frames {
     }
 }
 
-/// What the back end asks of the programs for a flow (`struct wish`).
+/// The settings that the back end gives the programs for a flow (`struct wish`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Wish {
     /// Bytes that the sender may send beyond the highest one that has arrived.
     pub window: u32,
-    /// How much of an update may be masked, in millionths.
+    /// The share of an update that may be masked, in millionths.
     pub budget: u32,
     pub frames: Frames,
     /// Microseconds per tick of the sender's clock; 0 while unknown.
     pub tick: u64,
     pub scale: u16,
-    /// Bytes of an update that may be masked in any case. Beyond them, the budget is a fraction of what has
-    /// arrived.
+    /// Number of bytes of an update that may be masked in any case. Beyond them, the budget is a fraction of
+    /// the bytes that have arrived.
     pub first: u32,
     /// Minimum RTT in microseconds; 0 while unknown.
     pub trip: u64,
@@ -155,8 +154,8 @@ pub(super) struct FlowReport {
     pub ended: bool,
     /// Whether the sender uses timestamps.
     pub stamped: bool,
-    /// For how long the programs have watched the sender's clock, in microseconds, and by how many ticks it
-    /// advanced.
+    /// How long the programs have watched the sender's clock, in microseconds, and by how many ticks it
+    /// advanced meanwhile.
     pub watched: u64,
     pub ticks: i64,
     /// Number of the newest span of measurements; minimum RTT in microseconds; minimum one-way delay.
@@ -232,7 +231,7 @@ fn split(word: u64) -> (u32, u32) {
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }
 
-/// The programs have the length of a frame header built in.
+/// The programs contain the length of a frame header as a constant.
 const _: () = assert!(HEADER_BYTES == 52);
 
 #[cfg(test)]

@@ -29,8 +29,8 @@ use crate::settings::Limits;
 use flow::Flow;
 use programs::Programs;
 
-/// Listens at `address`, which resolves to `at`, with the programs in front. The inner error says why this
-/// machine cannot do that.
+/// Listens at `address`, which resolves to `at`, with the programs in front of the kernel's TCP. The inner
+/// error says why this machine cannot do that.
 ///
 /// # Errors
 pub(crate) async fn listen(

@@ -22,13 +22,13 @@ use crate::route::{self, Interface};
 
 /// Flag of a map lookup: take the flow's lock (BPF_F_LOCK).
 const LOCKED: u64 = 4;
-/// For how long the programs serve closed connections, if not both ends have closed them before.
+/// How long the programs serve connections that this end has closed, unless both ends close them earlier.
 const LINGER: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_millis(10);
 /// How long the state of a closed connection is kept for retransmissions (2 MSL).
 const KEPT: Duration = Duration::from_secs(60);
-/// How often to look in the ring buffer for a hole that the program has counted. Another processor is just
-/// about to write it. If it does not show up, it counts as lost.
+/// How often to look in the ring buffer for a hole that the program has counted. Another processor is about
+/// to write that hole. If the hole does not appear, it counts as lost.
 const TRIES: u32 = 1 << 20;
 
 /// The attached programs. Dropping this removes them, but only after the last connections have ended.
@@ -79,7 +79,7 @@ impl Programs {
         act(attached).map_err(|e| io::Error::other(format!("eBPF: {}", explain(&e))))
     }
 
-    /// What the handshake of a connection said. `None` if the programs did not see it.
+    /// The values from the handshake of a connection. `None` if the programs did not see it.
     pub(super) fn handshake(&self, key: &Key) -> Option<Handshake> {
         let opening = self.with(|attached| attached.openings.get(key, 0)).ok()?;
         Some(Handshake::read(&opening))
@@ -92,8 +92,7 @@ impl Programs {
             attached.wishes.insert(key, wish.write(), 0)?;
             attached.flows.insert(key, handshake.flow(), 0)?;
             attached.heard.insert(key, Vec::new());
-            // New handshakes evict old ones from this map. If this one was evicted already, that does not
-            // matter.
+            // Ignore an error: newer handshakes evict old ones from this map, so this one may be gone.
             let _ = attached.openings.remove(&key);
             Ok(())
         })
@@ -127,7 +126,7 @@ impl Programs {
         holes.map(|holes| (seen, holes)).ok_or_else(lost)
     }
 
-    /// The link has closed this connection.
+    /// Notes that the link has closed this connection.
     pub(super) fn leave(&self, key: Key, member: u32) {
         if let Some(attached) = self.attached().as_mut() {
             attached.heard.remove(&key);
@@ -214,8 +213,8 @@ impl Attached {
         left.retain(|(other, since)| {
             let keep = *other != key && since.elapsed() < KEPT;
             if !keep {
-                // If a new connection has the same addresses and ports, the programs have already forgotten
-                // the old one.
+                // Ignore an error: if a new connection has the same addresses and ports, the programs have
+                // already forgotten the old one.
                 let _ = flows.remove(other);
                 let _ = wishes.remove(other);
                 let _ = criticals.remove(other);
@@ -242,7 +241,7 @@ impl Drop for Programs {
                 std::thread::sleep(GLANCE);
             }
         };
-        // If no thread can be started, the programs are removed at once.
+        // Ignore an error: if no thread can be started, the programs are removed at once.
         let _ = std::thread::Builder::new().name("thalweg-unifl".into()).spawn(wait);
     }
 }

@@ -1,4 +1,5 @@
-//! The client's end of a proxied connection. It may have holes, or be an ordinary kernel connection.
+//! The client's end of a proxied connection: a masked connection, which may have holes, or an ordinary kernel
+//! connection.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -11,19 +12,20 @@ use thalweg_transport::Counters;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 
-/// What the proxy needs of a connection, besides what a link needs.
+/// The methods that the proxy needs of a connection, besides those that a link needs.
 pub(crate) trait Caller: HoledStream {
-    /// Closes our direction. The client still gets what was written before, and its data is still read.
+    /// Closes our direction. The client still gets the bytes that were written before this call, and its own
+    /// data is still read.
     fn finish(&self);
 
     /// Resets the connection, at the latest when this value is dropped.
     fn abort(&self);
 
-    /// Waits until the connection breaks, and returns the error. It is for times when nothing is read.
+    /// Waits until the connection breaks, and returns the error. The proxy calls this while it reads nothing.
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<io::Error>;
 
-    /// Waits until the first byte, the first hole or the end can be read, but reads nothing. It is for times
-    /// when nothing is read.
+    /// Waits until the first byte, the first hole or the end can be read, but reads nothing. The proxy calls
+    /// this while it reads nothing.
     fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Bytes that were lost and retransmitted, if that is known.
@@ -60,7 +62,7 @@ impl HoledStream for Direct {
     }
 
     fn shut(&self) {
-        // This fails if the peer has closed the connection. Then nothing is left to do.
+        // Ignore an error: the peer has closed the connection, so nothing is left to do.
         let _ = SockRef::from(&self.0).shutdown(Shutdown::Both);
     }
 
@@ -69,7 +71,7 @@ impl HoledStream for Direct {
 
 impl Caller for Direct {
     fn finish(&self) {
-        // This fails for the same reason.
+        // Ignore an error: the peer has closed the connection.
         let _ = SockRef::from(&self.0).shutdown(Shutdown::Write);
     }
 
@@ -94,6 +96,6 @@ impl Caller for Direct {
 
 /// Resets the connection when it is closed. A FIN would look like the end of the stream.
 pub(super) fn reset(stream: &TcpStream) {
-    // This fails if the connection is gone. Then there is nothing to reset.
+    // Ignore an error: the connection is gone, so there is nothing to reset.
     let _ = stream.set_zero_linger();
 }

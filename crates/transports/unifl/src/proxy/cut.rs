@@ -10,7 +10,7 @@ use thalweg_wire::Range;
 
 /// Maximum number of bytes that are buffered.
 const BLOCK: usize = 64 << 10;
-/// The largest unit.
+/// Maximum number of bytes of a unit.
 pub(super) const MOST_UNIT: u64 = 4096;
 
 pub(super) struct Cut {
@@ -90,7 +90,7 @@ impl Cut {
         &self.block[..self.filled]
     }
 
-    /// Whether a part of a unit is buffered and waits for the rest.
+    /// Whether a part of a unit is buffered, which waits for the rest of the unit.
     pub(super) fn holds(&self) -> bool {
         self.filled > 0
     }
@@ -128,7 +128,7 @@ mod tests {
         (at % 255) as u8 + 1
     }
 
-    /// Passes a stream on in pieces. Each says whether it is lost, and whether nothing follows it for a
+    /// Passes a stream on in pieces. Each piece says whether it is lost, and whether nothing follows it for a
     /// while.
     fn hand(unit: u64, base: u64, pieces: &[(usize, bool, bool)]) -> (Vec<u8>, Vec<Range>, u64) {
         let (mut cut, mut sent, mut map) = (Cut::new(unit, base), Vec::new(), Vec::new());
@@ -178,9 +178,9 @@ mod tests {
     }
 
     proptest! {
-        /// The whole stream is passed on, in its full length. Outside the holes of the map it is what was
-        /// sent. Every lost byte is in the map. The holes of the map are whole units, in ascending order.
-        /// Without pauses, or with units of one byte, all bytes in the map's holes are zero.
+        /// The whole stream is passed on, in its full length. Outside the holes of the map, it equals the
+        /// stream that was sent. Every lost byte is in the map. The holes of the map are whole units, in
+        /// ascending order. Without pauses, or with units of one byte, all bytes in the map's holes are zero.
         #[test]
         fn what_is_not_in_the_map_is_what_was_sent(
             unit in prop::sample::select(vec![1_u64, 2, 4, 8, 12, 4096]),

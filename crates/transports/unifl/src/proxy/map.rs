@@ -1,4 +1,4 @@
-//! Writes the hole map to standard output, to a file, or to everybody who connects to a Unix socket.
+//! Writes the hole map to standard output, to a file, or to every process that connects to a Unix socket.
 //!
 //! One writer writes all lines, so no line is broken. The proxy sends the bytes of a hole to the server only
 //! after the hole's line is written. So a slow writer delays them, and a writer that fails ends the
@@ -25,9 +25,9 @@ const SOCKET: &str = "unix:";
 /// A line to write.
 pub(super) struct MapEntry {
     pub text: String,
-    /// Whether the line must be written: then it waits for a reader.
+    /// Whether the line must be written: if so, it waits until there is a reader.
     pub needed: bool,
-    /// Gets the result. It is closed if nobody waits for the result.
+    /// The channel for the result. It is closed if nobody waits for the result.
     pub written: oneshot::Sender<io::Result<()>>,
 }
 
@@ -40,7 +40,7 @@ impl Map {
     /// Opens `place`: `-` is standard output, `unix:PATH` a socket, and anything else a file to append to.
     ///
     /// # Errors
-    /// [`ErrorKind::Address`] for a place that cannot be written.
+    /// [`ErrorKind::Address`] if the place cannot be written.
     pub(super) async fn open(place: &str) -> Result<Self> {
         let failed = |error: io::Error| {
             Error::new(ErrorKind::Address, "open the hole map", format!("{place}: {error}"))
@@ -66,7 +66,7 @@ impl Map {
         self.put(text, true).await.ok_or_else(ended)?.await.map_err(|_| ended())?
     }
 
-    /// Queues a line that only those get who read the map now.
+    /// Queues a line for those that read the map now. It waits for no reader.
     pub(super) async fn mention(&self, text: String) {
         drop(self.put(text, false).await);
     }
@@ -75,7 +75,7 @@ impl Map {
     pub(super) async fn flush(&self) {
         let last = async {
             if let Some(written) = self.put(String::new(), false).await {
-                // The caller of the line that failed has already got the error.
+                // Ignore an error: the caller of the line that failed has already got it.
                 let _ = written.await;
             }
         };
@@ -91,7 +91,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if let Some(path) = &self.socket {
-            // Another process may have removed the socket.
+            // Ignore an error: another process may have removed the socket.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -101,7 +101,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
-        // To open a FIFO blocks until it has a reader, and Ctrl-C could not interrupt that.
+        // Refuse a FIFO: opening it would block until it has a reader, and Ctrl-C could not interrupt that.
         if std::fs::metadata(path).is_ok_and(|there| there.file_type().is_fifo()) {
             return Err(io::Error::other("is a named pipe"));
         }
@@ -115,7 +115,7 @@ fn start(mut to: impl Write + Send + 'static, mut lines: mpsc::Receiver<MapEntry
     thread.spawn(move || {
         while let Some(line) = lines.blocking_recv() {
             let done = to.write_all(line.text.as_bytes()).and_then(|()| to.flush());
-            // This fails if the caller does not wait for the result.
+            // Ignore an error: the caller does not wait for the result.
             let _ = line.written.send(done);
         }
     })?;

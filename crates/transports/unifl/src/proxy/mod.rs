@@ -112,7 +112,7 @@ impl Proxy {
         Ok(Self { listen, holes: settings.holes, why, kernel, new, front, shared, acceptor })
     }
 
-    /// Its address and mode, as a line of JSON.
+    /// The proxy's address and mode, as a line of JSON.
     pub fn listening(&self) -> String {
         let record = Record::Listening {
             listen: &self.listen,
@@ -164,7 +164,7 @@ impl Proxy {
         self.close(calls, connections).await;
     }
 
-    /// The device has failed, so the kernel gets the packets of the port again.
+    /// Gives the packets of the port back to the kernel, because the device has failed.
     async fn fall_back(&mut self) {
         self.front = None;
         self.why = Some("the TUN device has failed".into());
@@ -180,7 +180,7 @@ impl Proxy {
         while let Ok((caller, _)) = self.new.try_recv() {
             caller.abort();
         }
-        // The connections' tasks see the stop signal too. They only write that they have ended.
+        // The connections' tasks see the stop signal too. Wait for them: they still have to report their end.
         let ended = async { while calls.join_next().await.is_some() {} };
         if timeout(GRACE, ended).await.is_err() {
             calls.shutdown().await;
@@ -223,7 +223,7 @@ async fn in_front(
     }
 }
 
-/// The error that loss cannot be masked.
+/// The error that says that loss cannot be masked.
 fn unmasked(at: SocketAddr, why: Obstacle) -> Error {
     const PLAIN: &str = "give --plain for an ordinary TCP proxy";
     let hint = why.hint.map_or(PLAIN.to_owned(), |hint| format!("{hint}, or {PLAIN}"));
@@ -270,8 +270,8 @@ impl ProxyState {
         cut: &mut Cut,
         totals: &mut Totals,
     ) -> std::result::Result<(), String> {
-        // The client must not count as silent while the proxy connects to the server. So note its first byte
-        // meanwhile.
+        // The client must not count as silent while the proxy connects to the server. So note here that its
+        // first byte has arrived.
         let begun = async {
             poll_fn(|cx| pair.caller.poll_begun(cx)).await;
             accepted.admit();
@@ -298,7 +298,7 @@ impl ProxyState {
     async fn say(&self, record: &Record<'_>) {
         let line = record.line();
         self.map.mention(line.clone()).await;
-        // This fails after the proxy's owner is gone.
+        // Ignore an error: the proxy's owner is gone.
         let _ = self.events.send(line).await;
     }
 }

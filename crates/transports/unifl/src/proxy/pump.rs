@@ -23,8 +23,8 @@ const BLOCK: usize = 64 << 10;
 /// How long a part of a unit waits for the rest.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Both connections. Unless both have ended properly, both are reset. Otherwise a part of a stream would look
-/// like all of it.
+/// Both connections. If one of them does not end properly, both are reset, so that a part of a stream does
+/// not look like all of it.
 pub(super) struct Pair<C: Caller> {
     pub caller: C,
     pub server: Option<TcpStream>,
@@ -40,7 +40,7 @@ impl<C: Caller> Drop for Pair<C> {
     }
 }
 
-/// Where to report holes, and for which connection.
+/// Where to report holes, and of which connection they are.
 pub(super) struct Told<'a> {
     pub map: &'a Map,
     pub ends: &'a Ends,
@@ -79,7 +79,7 @@ pub(super) async fn carry<C: Caller>(
         ended.notify_one();
         Ok::<(), String>(())
     };
-    // After the client's stream has ended, nothing else would notice that the client is gone.
+    // Watch the client: after its stream has ended, nothing else would notice that it is gone.
     let broken = async {
         ended.notified().await;
         poll_fn(|cx| caller.poll_broken(cx)).await

@@ -14,7 +14,7 @@ use super::map::MapEntry;
 
 /// Maximum number of readers at a time. Further ones wait.
 const MOST: usize = 16;
-/// A reader that does not read a line for this long is dropped, since it delays all connections.
+/// Time after which a reader that does not read a line is dropped, since it delays all connections.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, so that the task does not spin while the system has no file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ pub(super) fn attend(path: &Path, lines: mpsc::Receiver<MapEntry>) -> io::Result
     Ok(())
 }
 
-/// Binds the socket. Replaces one that a killed process has left behind.
+/// Binds the socket. Replaces a socket that a killed process has left behind.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path) => {
@@ -73,7 +73,7 @@ async fn write(listener: &UnixListener, readers: &mut Vec<UnixStream>, mut line:
         }
         to_all(readers, line.text.as_bytes()).await;
     }
-    // This fails if the caller does not wait for the result.
+    // Ignore an error: the caller does not wait for the result.
     let _ = line.written.send(Ok(()));
 }
 

@@ -13,12 +13,12 @@ pub(super) struct Ends {
     pub local: Option<String>,
 }
 
-/// What a connection has carried.
+/// The byte counts of a connection.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Totals {
     /// Length of the client's stream, holes included.
     pub bytes: u64,
-    /// Bytes of that stream in holes.
+    /// Bytes of the client's stream that are in holes.
     pub missing: u64,
     /// Number of reported holes.
     pub holes: u64,
@@ -28,7 +28,7 @@ pub(super) struct Totals {
     pub returned: u64,
 }
 
-/// One line.
+/// One line of the proxy's events or of its hole map.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(super) enum Record<'a> {
@@ -38,7 +38,7 @@ pub(super) enum Record<'a> {
         to: &'a str,
         /// Whether loss is masked.
         masks: bool,
-        /// Why loss is not masked, if so.
+        /// The reason why loss is not masked; `None` if it is masked.
         why: Option<&'a str>,
         holes: &'a str,
     },

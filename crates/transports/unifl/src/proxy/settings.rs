@@ -20,7 +20,7 @@ const OPEN: &str = "open the proxy";
 const MOST_CONNECTIONS: usize = 2048;
 /// How long a client may continue to send after the server has closed its side. In effect there is no limit.
 const EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Default hosts: to listen at, and of the server.
+/// Default hosts: the host to listen at, and the host of the server.
 const ANYWHERE: &str = "0.0.0.0";
 const HERE: &str = "127.0.0.1";
 
@@ -47,7 +47,8 @@ pub struct ProxySettings {
     pub first_byte: f64,
     /// A client is disconnected after this many seconds without a packet from it; `None` for no limit.
     pub idle: Option<f64>,
-    /// Bytes of a connection that may wait for the server; also the largest window. The default is 32 MiB.
+    /// Maximum number of bytes of a connection that wait for the server; also the largest window. The default
+    /// is 32 MiB.
     pub buffer: Option<u32>,
     /// Options of the `unifl` transport.
     pub own: Settings,
@@ -90,11 +91,11 @@ impl ProxySettings {
         Ok((limits, Config { fin_wait: EVER, idle: self.timeout()?, ..config }))
     }
 
-    /// The admission queue, where connections wait for their first byte, and then room for `connections`.
-    /// Each needs two file descriptors.
+    /// The admission queue, in which connections wait for their first byte, and the limit of `connections`
+    /// that are served. Each connection needs two file descriptors.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`], naming what is not possible.
+    /// [`ErrorKind::Unsupported`], with the setting that is not possible.
     pub(super) fn acceptor(&self, descriptors: u64) -> Result<Acceptor> {
         let Ok(timeout) = Duration::try_from_secs_f64(self.first_byte) else {
             return Err(unsupported(format!("first_byte is {} seconds", self.first_byte))

@@ -18,7 +18,7 @@ use super::Trust;
 pub const UPDATE: u64 = 8 << 20;
 pub const CHUNK: u32 = 64 << 10;
 
-/// What arrived at the server.
+/// The data and counters that arrived at the server.
 pub struct Came {
     pub recorder: Recorder,
     pub message: Result<Bytes, ErrorKind>,
@@ -72,9 +72,9 @@ pub struct Transfer {
     pub streams: u8,
     /// Congestion control of the sender.
     pub congestion: &'static str,
-    /// How updates are sealed. If they are, everything else is under TLS.
+    /// How updates are sealed. If updates are sealed, all other data is under TLS.
     pub layer: Option<Seal>,
-    /// What may be lost, by tensor.
+    /// The loss that is tolerated, by tensor.
     pub tolerance: Tolerance,
 }
 
@@ -86,13 +86,13 @@ impl Default for Transfer {
 }
 
 /// A client on one host sends an update and a message to a server on the other host. The link loses the
-/// fraction `loss` of the packets to the server. `None` if there are no such networks.
+/// fraction `loss` of the packets to the server. `None` if this machine cannot emulate networks.
 pub fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
     Transfer { loss, own: own.into(), streams, ..Transfer::default() }.run()
 }
 
 impl Transfer {
-    /// Runs the transfer. `None` if there are no such networks.
+    /// Runs the transfer. `None` if this machine cannot emulate networks.
     pub fn run(self) -> Option<(Came, Arena)> {
         let Self { host, loss, own, streams, congestion, layer, tolerance } = self;
         let way = |loss: f64| json!({"rate": 100_000_000, "delay": 0.005, "loss": loss});

@@ -26,7 +26,7 @@ pub fn factory(host: &str, listen: Options, connect: Options) -> Factory {
     factory
 }
 
-/// What `thalweg pki init` writes.
+/// The files that `thalweg pki init` writes.
 pub struct Trust {
     pub authority: String,
     pub server: Identity,
@@ -35,7 +35,7 @@ pub struct Trust {
 impl Trust {
     pub fn new() -> Self {
         let authority = Authority::new("test", 1).unwrap();
-        // Through the files, as users do it.
+        // Load the keys from files, as users do.
         let loaded = Authority::load(authority.certificate_pem(), &authority.key_pem()).unwrap();
         let server = loaded.issue("server", &["127.0.0.1".into()], 1, thalweg_pki::Role::Server).unwrap();
         let server = Identity { certificate: server.certificate, key: server.key };
