@@ -12,8 +12,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// Whether it can be the address of a single host. False for the unspecified address, multicast addresses
-    /// and, in IPv4, everything above them (RFC 9293 section 3.9.2.3).
+    /// Whether this can be the address of a single host. False for the unspecified address, multicast
+    /// addresses and, in IPv4, everything above them (RFC 9293 section 3.9.2.3).
     pub fn is_unicast(&self) -> bool {
         match self {
             Address::V4(bytes) => bytes[0] < 224 && *bytes != [0; 4],
@@ -25,9 +25,9 @@ impl Address {
 /// One end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Peer {
-    /// Its address.
+    /// The host's address.
     pub address: Address,
-    /// Its TCP port.
+    /// The host's TCP port.
     pub port: u16,
 }
 

@@ -3,7 +3,8 @@
 
 use super::Address;
 
-/// Sums the bytes as 32-bit words; missing bytes at the end count as zero. [`fold`] makes 16 bits of it.
+/// Sums the bytes as 32-bit words; missing bytes at the end count as zero. [`fold`] reduces the sum to 16
+/// bits.
 pub(super) fn sum(bytes: &[u8]) -> u64 {
     // Sums of 32-bit words fold to the same value as sums of 16-bit words (RFC 1071 section 2), for half the
     // work.

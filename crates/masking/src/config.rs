@@ -29,7 +29,7 @@ pub struct Config {
     pub reorder: Reorder,
     /// How a sender learns that a loss was not congestion.
     pub undo: Undo,
-    /// What new flows may lose.
+    /// The loss policy of new flows.
     pub policy: Policy,
     /// The rate controller of new flows.
     pub rate: Rate,
@@ -40,9 +40,9 @@ pub struct Config {
     pub masks: usize,
     /// Maximum number of bytes of a flow that wait to be sent to the client, or to be acknowledged by it.
     pub send_buffer: usize,
-    /// Maximum number of flows. The endpoint does not answer a connection beyond that.
+    /// Maximum number of flows. Beyond that, the endpoint does not answer new connections.
     pub flows: usize,
-    /// Maximum number of flows whose handshake is not finished. A new one beyond that replaces a random one
+    /// Maximum number of flows whose handshake is not finished. Beyond that, a new one replaces a random one
     /// of them.
     pub half_open: usize,
     /// Maximum number of resets that wait to be sent.
@@ -93,13 +93,14 @@ pub struct Reorder {
 pub struct Undo {
     /// Echo a timestamp from before the retransmission (Eifel, RFC 3522). The sender needs timestamps.
     pub eifel: bool,
-    /// Report the retransmission as a duplicate (D-SACK, RFC 2883), although it was none.
+    /// Report the retransmission as a duplicate (D-SACK, RFC 2883), although the receiver had not received
+    /// its data.
     pub duplicates: bool,
     /// Report data that arrives after a silence as a duplicate, since it may be a tail loss probe. The sender
     /// then concludes that the probe was unnecessary (RFC 8985 section 7.4.2) and keeps its window.
     pub probes: bool,
-    /// The greatest age of the echo that `eifel` uses, while one recovery follows another. It is four round
-    /// trips if that is longer. A newer echo undoes nothing until the sender has paused. But if an ACK
+    /// The maximum age of the echo that `eifel` uses, while one recovery follows another. The limit is four
+    /// round trips if that is longer. A newer echo undoes nothing until the sender has paused. But if an ACK
     /// reports nothing new, the sender takes the age of the echo for an RTT, and its next timeout is longer.
     pub oldest: Time,
 }

@@ -83,8 +83,8 @@ impl Drop for Turn<'_, '_> {
 }
 
 impl Endpoint {
-    /// Creates an endpoint without flows. `secret` determines the initial sequence numbers: others must be
-    /// unable to predict it, and each endpoint needs another one.
+    /// Creates an endpoint without flows. `secret` determines the initial sequence numbers: nobody else may
+    /// be able to predict it, and each endpoint needs its own secret.
     pub fn new(config: Config, secret: [u64; 2]) -> Self {
         Self {
             config,
@@ -277,9 +277,9 @@ impl Endpoint {
         Turn { endpoint: self, packet: &[] }.poll_event()
     }
 
-    /// Writes the next IP packet into `packet`. Returns what the device has to do with it, which is nothing
-    /// unless `Config::offload` is set. Returns `None` if there is no packet. Call it after a batch of
-    /// packets, so that one ACK covers the batch.
+    /// Writes the next IP packet into `packet`. Returns the work that the device has to do on it (none unless
+    /// `Config::offload` is set), or `None` if there is no packet. Call it after a batch of packets, so that
+    /// one ACK covers the batch.
     pub fn poll_packet(&mut self, now: Time, packet: &mut Vec<u8>) -> Option<Offload> {
         if let Some(reset) = self.resets.pop_front() {
             return Some(write_reset(&reset, packet));
@@ -317,7 +317,7 @@ impl Endpoint {
         self.with(now, flow, |flow, _| flow.send(bytes))
     }
 
-    /// Closes our side. The peer still receives what was sent before.
+    /// Closes our side. The peer still receives the bytes that were sent before this call.
     pub fn close(&mut self, now: Time, flow: FlowId) {
         self.with(now, flow, |flow, _| flow.close());
     }
@@ -327,7 +327,7 @@ impl Endpoint {
         self.with(now, flow, |flow, cx| flow.abort(cx, Ended::Aborted));
     }
 
-    /// Changes what a flow may lose, and judges its open gaps again.
+    /// Changes the loss policy of a flow, and judges its open gaps again.
     pub fn change(&mut self, now: Time, flow: FlowId, change: impl FnOnce(&mut Policy)) {
         self.with(now, flow, |flow, cx| flow.change(cx, change));
     }
@@ -342,32 +342,33 @@ impl Endpoint {
         self.change(now, flow, |policy| policy.permit(range));
     }
 
-    /// Adds a budget to what the flow may lose.
+    /// Adds a budget to the flow's loss policy.
     pub fn limit(&mut self, now: Time, flow: FlowId, budget: Budget) {
         self.change(now, flow, |policy| policy.limit(budget));
     }
 
-    /// The application could still use late bytes that filled a masked hole. Budgets stop counting them.
+    /// Notes that the application could still use late bytes that filled a masked hole. Budgets stop counting
+    /// them as lost.
     pub fn filled(&mut self, now: Time, flow: FlowId, part: Range) {
         self.with(now, flow, |flow, _| flow.filled(part));
     }
 
-    /// The application needs no late data before `offset`, and will not change the policy for bytes before
-    /// it.
+    /// Notes that the application needs no late data before `offset`, and will not change the policy for
+    /// bytes before it.
     pub fn forget(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.forget(offset));
     }
 
-    /// The application has room for the stream up to `offset`. Until the first call, it has room for all of
-    /// the stream. A smaller offset does not take back a window that was advertised before. Each ACK may
-    /// still move the right edge by less than one unit of the scaled window.
+    /// Notes that the application has room for the stream up to `offset`. Until the first call, it has room
+    /// for all of the stream. A smaller offset does not take back a window that was already advertised. Each
+    /// ACK may still move the right edge by less than one unit of the scaled window.
     pub fn admit(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.admit(offset));
     }
 
-    /// Whether the application expects more data soon. While it does, the receiver delays the ACK of the last
-    /// segment. The sender then has more than one segment in flight, so it sends a tail loss probe after two
-    /// round trips (RFC 8985 section 7.2).
+    /// Sets whether the application expects more data soon. While it does, the receiver delays the ACK of the
+    /// last segment. The sender then has more than one segment in flight, so it sends a tail loss probe after
+    /// two round trips (RFC 8985 section 7.2).
     pub fn expect(&mut self, now: Time, flow: FlowId, more: bool) {
         self.with(now, flow, |flow, _| flow.expect(more));
     }

@@ -14,9 +14,9 @@ pub struct FlowId {
 /// An event of a flow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Event<'p> {
-    /// Which flow.
+    /// The flow of the event.
     pub flow: FlowId,
-    /// The event.
+    /// The event itself.
     pub what: What<'p>,
 }
 
@@ -31,11 +31,11 @@ pub enum What<'p> {
         offset: u64,
         /// The bytes. They borrow from the packet that was just handed in, so copy them.
         bytes: &'p [u8],
-        /// Whether they fill a hole that was reported before. If the application can still use them, it calls
-        /// [`super::Endpoint::filled`].
+        /// Whether the bytes fill a hole that was already reported. If the application can still use them, it
+        /// calls [`super::Endpoint::filled`].
         late: bool,
     },
-    /// The receiver has masked these bytes. The sender will hardly send them again.
+    /// The receiver has masked these bytes. The sender will probably not send them again.
     Hole(Range),
     /// The sender has closed its side, and this is the length of the stream. Each byte has arrived or is a
     /// hole.
@@ -44,7 +44,7 @@ pub enum What<'p> {
     Ended(Ended),
 }
 
-/// What the handshake agreed on.
+/// The features on which the handshake agreed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
     /// Both ends.
@@ -73,7 +73,7 @@ pub enum Ended {
     Aborted,
     /// The peer sent nothing for too long, or did not acknowledge.
     Silent,
-    /// More was lost than a budget of the flow allows.
+    /// More bytes were lost than a budget of the flow allows.
     Lossy(Excess),
 }
 
@@ -101,7 +101,7 @@ pub struct Stats {
     pub highest: u64,
     /// One past the last byte that may be acknowledged.
     pub acknowledged: u64,
-    /// Bytes beyond the highest one that the rate controller allows.
+    /// Window of the rate controller: bytes that it allows beyond the highest byte that has arrived.
     pub window: u64,
     /// Delivery rate in bytes a second; 0 if the rate controller does not know it.
     pub rate: f64,
@@ -122,15 +122,15 @@ pub struct Stats {
 pub struct Counters {
     /// Packets handed in.
     pub packets: u64,
-    /// Not TCP over IP, a fragment, or cut short.
+    /// Packets that are not TCP over IP, are a fragment, or are cut short.
     pub senseless: u64,
-    /// Wrong checksum.
+    /// Packets with a wrong checksum.
     pub checksum: u64,
     /// Segments beyond a gap that do not echo a recent timestamp of ours.
     pub forged: u64,
     /// Segments from an earlier time (PAWS, RFC 7323 section 5).
     pub outdated: u64,
-    /// Segments of no connection, except a SYN to a port that we listen on.
+    /// Segments that belong to no connection, except a SYN to a port that we listen on.
     pub stray: u64,
     /// Unfinished handshakes that a new one replaced.
     pub evicted: u64,

@@ -9,9 +9,9 @@
 //! `docs/explanation/masking.md` explains the states of a flow, each constant, and the words. The code is
 //! frozen: bugs are fixed, but no heuristics are added.
 //!
-//! An [`Endpoint`] has no IO and no clock. The caller passes IP packets to [`Endpoint::handle_packet`] and
-//! gets those to send from [`Endpoint::poll_packet`]. The caller runs timers by [`Endpoint::handle_timeout`],
-//! when [`Endpoint::poll_timeout`] says so.
+//! An [`Endpoint`] has no IO and no clock. The caller passes incoming IP packets to
+//! [`Endpoint::handle_packet`] and gets outgoing ones from [`Endpoint::poll_packet`]. The caller runs timers
+//! by [`Endpoint::handle_timeout`], when [`Endpoint::poll_timeout`] says so.
 //!
 //! ```text
 //! packet -> segment -> flow/input   does it belong here, and is it recent?      RFC 9293, 5961, 7323
@@ -22,10 +22,10 @@
 //!           packet  <- flow/output  ACKs, window, data to the client (`outgoing`)     RFC 2018, 6298, 8985
 //! ```
 //!
-//! The receiver never acknowledges bytes beyond the highest one that has arrived. That would be an optimistic
-//! ACK (Savage et al. 1999), which firewalls drop and senders defend against. One forged segment masks at
-//! most [`Policy::largest`] bytes. If the flow has timestamps, a forged segment masks nothing unless it
-//! echoes our clock.
+//! The receiver never acknowledges bytes beyond the highest byte that has arrived. That would be an
+//! optimistic ACK (Savage et al. 1999), which firewalls drop and senders defend against. One forged segment
+//! masks at most [`Policy::largest`] bytes. If the flow has timestamps, a forged segment masks nothing unless
+//! it echoes our clock.
 
 #![forbid(unsafe_code)]
 

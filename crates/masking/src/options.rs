@@ -104,7 +104,7 @@ impl Written {
         self.put(&[PAD, PAD, STAMPS, 10, v[0], v[1], v[2], v[3], e[0], e[1], e[2], e[3]]);
     }
 
-    /// How many SACK blocks still fit.
+    /// Number of SACK blocks that still fit.
     pub fn room_for_blocks(&self) -> usize {
         (MOST - self.length).saturating_sub(4) / 8
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use thalweg_wire::{Range, Ranges};
 
-/// What a flow may lose.
+/// The loss policy of a flow: which bytes may be lost, and how many.
 #[derive(Debug, Clone)]
 pub struct Policy {
     critical: Steps,
@@ -25,14 +25,14 @@ pub struct Policy {
 pub struct Budget {
     /// The bytes that the budget covers: those of an update, or of a tensor.
     pub ranges: Ranges,
-    /// Fraction of them that may be masked. Holes beyond it are retransmitted.
+    /// Fraction of these bytes that may be masked. Holes beyond it are retransmitted.
     pub mask: f64,
-    /// The flow ends when more than this fraction of them is lost, be it masked or retransmitted.
+    /// The flow ends when more than this fraction of these bytes is lost, whether masked or retransmitted.
     pub refuse: f64,
     /// Lower bound of both limits, in bytes.
     pub at_least: u64,
-    /// Total bytes, if the application knows it before it knows all ranges. Otherwise the total is that of
-    /// `ranges`.
+    /// Total bytes of the budget, if the application knows them before it knows all ranges. Otherwise the
+    /// total is the length of `ranges`.
     pub of: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ struct Spent {
     lost: u64,
 }
 
-/// More was lost than a budget allows.
+/// Says that more bytes were lost than a budget allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
     /// Bytes lost.
@@ -59,7 +59,7 @@ pub struct Excess {
 pub(super) enum Verdict {
     Mask,
     Repair,
-    /// Too much is lost; end the flow.
+    /// Too many bytes are lost; end the flow.
     Refuse(Excess),
 }
 
@@ -80,18 +80,18 @@ impl Policy {
         Self { critical: Steps::new(false), ..Self::default() }
     }
 
-    /// Makes `range` critical: its holes are retransmitted, never masked. What was masked before stays
+    /// Makes `range` critical: its holes are retransmitted, never masked. Holes that are already masked stay
     /// masked.
     pub fn protect(&mut self, range: Range) {
         self.critical.set(range, true);
     }
 
-    /// Holes in `range` may be masked.
+    /// Allows holes in `range` to be masked.
     pub fn permit(&mut self, range: Range) {
         self.critical.set(range, false);
     }
 
-    /// Adds a budget. Holes that were judged before do not count.
+    /// Adds a budget. It does not count holes that were judged before this call.
     pub fn limit(&mut self, budget: Budget) {
         self.budgets.push(Spent { budget, masked: 0, lost: 0 });
     }
@@ -103,7 +103,7 @@ impl Policy {
         }
     }
 
-    /// Removes all budgets and what was spent of them.
+    /// Removes all budgets, and forgets how much of them was spent.
     pub fn unlimit(&mut self) {
         self.budgets.clear();
     }
@@ -151,7 +151,7 @@ impl Policy {
         Verdict::Mask
     }
 
-    /// Late data filled a masked hole, so budgets stop counting these bytes.
+    /// Notes that late data has filled a masked hole, so budgets stop counting these bytes.
     pub(super) fn filled(&mut self, part: Range) {
         self.masked(part, false);
     }

@@ -1,21 +1,21 @@
 //! A model of the sender's loss recovery. It predicts which ACK ends the recovery.
 //!
-//! A recovery lasts until the receiver has acknowledged all that had been sent when it began (RFC 6675
-//! section 5,
-//! `RecoveryPoint`). The ACK that ends it echoes a timestamp from before the retransmissions, so the sender
-//! undoes the reduction of its window (Eifel, RFC 3522). A partial ACK must not echo such a timestamp. Linux
-//! would then assume that the path reorders, forget its loss marks, and wait a quarter of a round trip or
-//! more before it marks anything as lost again (`tcp_try_undo_partial`, RFC 8985 section 6.2).
+//! A recovery lasts until the receiver has acknowledged all bytes that had been sent when it began (RFC 6675
+//! section 5, `RecoveryPoint`). The ACK that ends it echoes a timestamp from before the retransmissions, so
+//! the sender undoes the reduction of its window (Eifel, RFC 3522). A partial ACK must not echo such a
+//! timestamp. Linux would then assume that the path reorders, forget its loss marks, and wait a quarter of a
+//! round trip or more before it marks anything as lost again (`tcp_try_undo_partial`, RFC 8985 section 6.2).
 
 use super::sequence::before;
 
-/// What the receiver knows of the sender's current recovery.
+/// The receiver's knowledge about the sender's current recovery.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Recovery {
     /// The earliest and the latest value of our clock at which this recovery can have begun. They are equal
-    /// if it began with our report of a loss. If it follows another recovery, they are our clock at the first
-    /// and at the last ACK that may have ended the other one. Data whose TSecr is below the first was sent
-    /// before this recovery. A retransmission whose TSecr is at least the second was sent in it.
+    /// if it began with our report of a loss. If it follows another recovery, they are the values of our
+    /// clock at the first and at the last ACK that may have ended the other one. Data whose TSecr is below
+    /// the earliest value was sent before this recovery. A retransmission whose TSecr is at least the latest
+    /// value was sent in this recovery.
     told: (u32, u32),
     /// One past the last byte acknowledged when this recovery began.
     from: u64,
@@ -28,7 +28,7 @@ pub(super) struct Recovery {
     /// Set once an ACK may have ended the recovery: our clock, and one past the highest byte, at the first
     /// such ACK.
     over: Option<(u32, u64)>,
-    /// Whether it follows another recovery without a pause.
+    /// Whether this recovery follows another one without a pause.
     follows: bool,
 }
 
@@ -65,7 +65,7 @@ impl Recovery {
     }
 
     /// Whether an ACK up to `acknowledged` may end the recovery; false for a partial ACK. An ACK that makes
-    /// no progress repeats the one before, which may have ended the previous recovery, so it counts too.
+    /// no progress counts too: it repeats the previous ACK, which may have ended the previous recovery.
     pub fn may_end(&mut self, clock: u32, acknowledged: u64, highest: u64) -> bool {
         if acknowledged > self.from && acknowledged < self.surely {
             return false;
@@ -128,7 +128,7 @@ mod tests {
         let mut recovery = told();
         assert!(recovery.may_end(150, 139_500, 149_000));
         let mut next = recovery.after(155, 141_000, 154_000, true).unwrap();
-        // All data that had arrived by then may have been sent before the second recovery began.
+        // All data that has arrived so far may have been sent before the second recovery began.
         assert_eq!((next.surely, next.perhaps), (149_000, 154_000));
         // The ACK that ended the first recovery may be lost, so its repetition counts too.
         assert!(next.may_end(156, 141_000, 155_000) && !next.may_end(156, 142_000, 155_000));

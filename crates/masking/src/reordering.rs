@@ -9,15 +9,15 @@ const HOLES: u32 = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Reordering {
-    /// The longest time until a gap was filled, and the most segments that arrived meanwhile.
+    /// The longest time until a gap was filled, and the greatest number of segments that arrived meanwhile.
     late: Time,
     distance: u64,
     holes: u32,
 }
 
 impl Reordering {
-    /// A gap was filled `late` after it opened, and `distance` segments arrived meanwhile. If `late` exceeds
-    /// `most`, the segment was retransmitted and does not count.
+    /// Notes that a gap was filled: `late` after it opened, and after `distance` other segments had arrived.
+    /// If `late` exceeds `most`, the segment was retransmitted and does not count.
     pub fn filled(&mut self, late: Time, distance: u64, most: Time) {
         if late <= most {
             self.late = self.late.max(late);
@@ -26,7 +26,7 @@ impl Reordering {
         }
     }
 
-    /// A gap has become a hole.
+    /// Notes that a gap has become a hole.
     pub fn hole(&mut self) {
         self.holes += 1;
         if self.holes >= HOLES {
@@ -34,7 +34,7 @@ impl Reordering {
         }
     }
 
-    /// How long gaps wait on this path. Neither limit is less than in `set`.
+    /// How long gaps wait on this path. Each limit is at least the one in `set`.
     pub fn reorder_window(&self, set: ReorderWindow) -> ReorderWindow {
         let time = (self.late * 5 / 4).min(set.most).max(set.time);
         let seen = u32::try_from(self.distance).unwrap_or(u32::MAX).saturating_add(1);

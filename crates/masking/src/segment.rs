@@ -22,7 +22,7 @@ pub(super) const CHECKSUM: u16 = 16;
 /// Maximum number of IPv6 extension headers that are skipped. A packet with more is dropped.
 const EXTENSIONS: usize = 4;
 
-/// What the device and we tell each other about a packet (virtio 1.2 section 5.1.6, `virtio_net_hdr`).
+/// The data about a packet that the device and we exchange (virtio 1.2 section 5.1.6, `virtio_net_hdr`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Offload {
     /// State of the TCP checksum.
@@ -34,10 +34,10 @@ pub struct Offload {
 /// The state of a packet's TCP checksum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// Complete, and still to be verified.
+    /// The checksum is complete, and still to be verified.
     #[default]
     Complete,
-    /// Complete, and the device has verified it (`DATA_VALID`).
+    /// The checksum is complete, and the device has verified it (`DATA_VALID`).
     Verified,
     /// The checksum field holds only the sum of the pseudo-header (`NEEDS_CSUM`). The packet never left this
     /// machine.
@@ -84,7 +84,7 @@ impl Offload {
 /// Why a packet was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Senseless {
-    /// Not TCP over IP, or cut short.
+    /// The packet is not TCP over IP, or is cut short.
     Form,
     /// A checksum is wrong.
     Checksum,
@@ -225,7 +225,7 @@ impl Ip {
 }
 
 /// The length of an IPv4 packet, or of an IPv6 packet whose length field is 0. That field is 0 in a
-/// superpacket over 64 KiB; then the length is that of what was read.
+/// superpacket over 64 KiB; the packet then has as many bytes as were read.
 fn length(said: usize, there: usize, offload: Offload) -> usize {
     if said == 0 && offload.segment > 0 {
         there

@@ -27,7 +27,8 @@ use super::recovery::Recovery;
 use super::sequence::before;
 use crate::Time;
 
-/// An echo may be this many ticks older than the newest echo that has come back. Older ones count as forged.
+/// An echo may be this many ticks older than the newest echo that has come back. An older echo counts as
+/// forged.
 const SLACK: u32 = 10_000;
 /// After 24 idle days the peer's clock may have wrapped, so the last timestamp says nothing (RFC 7323 section
 /// 5.5).
@@ -52,7 +53,7 @@ pub(super) struct Stamps {
     recent_at: Time,
     /// The newest timestamp that has arrived: the sender's clock.
     pub newest: u32,
-    /// The second newest.
+    /// The second newest timestamp that has arrived.
     second: u32,
     repair: Option<Repair>,
     /// At the last ACK that was sent during a recovery: our clock, the acknowledged offset, and `repair`.
@@ -67,7 +68,7 @@ pub(super) struct Stamps {
     pub unsent: bool,
 }
 
-/// What an ACK reports, by which the receiver chooses its echo.
+/// The content of an ACK, by which the receiver chooses the timestamp to echo.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Said {
     /// One past the last byte acknowledged, and one past the highest byte that has arrived.
@@ -77,16 +78,16 @@ pub(super) struct Said {
     pub holding: bool,
     /// Whether the sender seems to have more data to send.
     pub goes_on: bool,
-    /// If the sender has none: the age in milliseconds beyond which an echo is too old.
+    /// If the sender has no more data: the age in milliseconds beyond which an echo is too old.
     pub oldest: u32,
 }
 
-/// The sender may be in recovery: holes are held, or were until recently.
+/// State while the sender may be in recovery: holes are held, or were held until recently.
 #[derive(Debug, Clone, Copy)]
 struct Repair {
     /// Our clock when we reported the loss to the sender, or when the previous echo became too old.
     since: u32,
-    /// The newest two timestamps of data that was sent before that report reached the sender.
+    /// The two newest timestamps of data that was sent before our report reached the sender.
     newest: u32,
     second: u32,
     /// Whether a retransmission has arrived. Data that arrives later then no longer changes the echo.
@@ -135,13 +136,14 @@ impl Stamps {
         before(value, least) && now.saturating_sub(self.recent_at) < OUTDATED
     }
 
-    /// Whether a segment echoes a recent timestamp of ours. An attacker off the path cannot know one.
+    /// Whether a segment echoes a recent timestamp of ours. An attacker off the path cannot know such a
+    /// timestamp.
     pub fn is_ours(&self, now: Time, echo: u32) -> bool {
         !before(self.value(now), echo) && !before(echo, self.echoed.wrapping_sub(SLACK))
     }
 
-    /// Data has arrived while no hole is held. `stays`: it is not the first unacknowledged data, so do not
-    /// echo its timestamp.
+    /// Notes data that has arrived while no hole is held. `stays`: it is not the first unacknowledged data,
+    /// so its timestamp is not echoed.
     pub fn came(&mut self, now: Time, value: u32, stays: bool) {
         self.repair = None;
         self.see(value);
@@ -151,9 +153,9 @@ impl Stamps {
         self.unsent = true;
     }
 
-    /// Data has arrived after a silence, so it may be an RTO retransmission. After a `long` silence, it may
-    /// be the second one. The echo must be older than the first one, which the sender sent at least
-    /// [`SHORTEST`] after the data before the silence.
+    /// Notes data that has arrived after a silence, so it may be an RTO retransmission. After a `long`
+    /// silence, it may be the second one. The echo must be older than the first retransmission, which the
+    /// sender sent at least [`SHORTEST`] after the last data before the silence.
     pub fn woke(&mut self, now: Time, value: u32, long: bool) {
         let ticks = self.unit.map(|unit| (unit * SHORTEST) as u32).filter(|_| long);
         let first = ticks.map(|ticks| self.newest.wrapping_add(ticks)).filter(|&first| before(first, value));
@@ -162,9 +164,9 @@ impl Stamps {
         self.see(value);
     }
 
-    /// The receiver is about to report a hole to the sender. `acknowledged` and `highest`: offsets at that
-    /// time. If the last recovery ended just now and at the same offset, the next one begins without a pause.
-    /// Then keep the earlier echo, since only that one undoes both reductions.
+    /// Called when the receiver is about to report a hole to the sender. `acknowledged` and `highest`:
+    /// offsets at that time. If the last recovery ended just now and at the same offset, the next recovery
+    /// begins without a pause. Then this keeps the earlier echo, since only that echo undoes both reductions.
     pub fn hold(&mut self, now: Time, acknowledged: u64, highest: u64, rtt: Time) {
         let (since, newest, second) = (self.value(now), self.newest, self.second);
         let recovery = Recovery::new(since, acknowledged, highest);
@@ -197,9 +199,9 @@ impl Stamps {
         self.repair.is_some()
     }
 
-    /// Data up to `end` has arrived while the sender may be in recovery. `value` and `echo`: its TSval and
-    /// TSecr.
-    /// `fills`: it is a retransmission. `oldest`: greatest age of an echo, in milliseconds of our clock.
+    /// Notes that data up to `end` has arrived while the sender may be in recovery. `value` and `echo`: its
+    /// TSval and TSecr. `fills`: it is a retransmission. `oldest`: maximum age of an echo, in milliseconds of
+    /// our clock.
     pub fn held(&mut self, now: Time, (value, echo): (u32, u32), end: u64, fills: bool, oldest: u32) {
         self.see(value);
         self.unsent = true;
@@ -240,8 +242,8 @@ impl Stamps {
         Some(Time::from_millis(u64::from(self.value(now).wrapping_sub(echo))))
     }
 
-    /// One-way delay in seconds, relative to that of the peer's first segment. `None` until the unit of the
-    /// peer's clock is known.
+    /// One-way delay in seconds, relative to the delay of the peer's first segment. `None` until the unit of
+    /// the peer's clock is known.
     pub fn one_way(&mut self, now: Time, value: u32) -> Option<f64> {
         let (first, at) = self.first;
         let ticks = f64::from(value.wrapping_sub(first) as i32);
@@ -296,7 +298,7 @@ mod tests {
         stamps.came(110 * MS, 1090, false);
         let mut end = 5000;
         stamps.hold(110 * MS, 0, end, 40 * MS);
-        // Sent before our report reached the sender, and after.
+        // Two segments were sent before our report reached the sender, and others after it.
         for (at, value, echo) in [(111, 1091, 71), (140, 1120, 100), (149, 1129, 109), (151, 1131, 111)] {
             end += 1000;
             stamps.held(at * MS, (value, echo), end, false, 600);

@@ -1,8 +1,8 @@
-//! The incoming stream: which bytes have come, and the state of each gap between them.
+//! The incoming stream: which bytes have arrived, and the state of each gap between them.
 //!
 //! A gap opens when a segment arrives and bytes in front of it are missing. The gap *waits* as long as
-//! reordering may explain it. Meanwhile the receiver does not tell the sender. After that the gap is a hole,
-//! and the policy decides what happens. The receiver acknowledges a *masked* hole, reports it to the
+//! reordering may explain it. Meanwhile the receiver does not report it to the sender. After that the gap is
+//! a hole, and the policy decides what happens. The receiver acknowledges a *masked* hole, reports it to the
 //! application, and remembers it so that late data can still fill it. The cumulative ACK stops in front of a
 //! *held* hole, and SACK blocks show it (RFC 2018), so that the sender retransmits it. Gaps in critical
 //! ranges are held at once.
@@ -25,12 +25,12 @@ struct Gap {
     range: Range,
     /// When the gap opened, or when its reordering timer last restarted.
     since: Time,
-    /// Number of segments that had arrived by then. All segments of the superpacket that opened the gap count
-    /// as one: if one of them has overtaken the missing ones, all have.
+    /// Number of segments that had arrived when the gap opened or its timer restarted. All segments of the
+    /// superpacket that opened the gap count as one: if one of them has overtaken the missing ones, all have.
     seen: u64,
     clocks: Clocks,
     held: bool,
-    /// Whether budgets have counted it as lost.
+    /// Whether budgets have counted the gap as lost.
     counted: bool,
 }
 
@@ -48,10 +48,10 @@ struct Mask {
 /// The sender's timestamps (TSval) around a gap; 0 if the flow has no timestamps.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clocks {
-    /// The newest timestamp before the segment that opened the gap. Data with an older one cannot fill the
-    /// gap.
+    /// The newest timestamp before the segment that opened the gap. Data with an older timestamp cannot fill
+    /// the gap.
     pub before: u32,
-    /// The timestamp of the segment that opened the gap. Data with a newer one was retransmitted.
+    /// The timestamp of the segment that opened the gap. Data with a newer timestamp was retransmitted.
     pub now: u32,
 }
 
@@ -59,11 +59,11 @@ pub(super) struct Clocks {
 #[derive(Debug, Clone, Copy)]
 struct Filling {
     now: Time,
-    /// Number of segments that had arrived before this one.
+    /// Number of segments that had arrived before this segment.
     before: u64,
-    /// Its timestamp (TSval), or 0.
+    /// The segment's timestamp (TSval), or 0.
     clock: u32,
-    /// Whether it fills a held hole.
+    /// Whether the segment fills a held hole.
     repairs: bool,
 }
 
@@ -80,9 +80,9 @@ pub(super) struct ReorderWindow {
 /// Result of an arrived segment.
 #[derive(Debug, Default)]
 pub(super) struct Arrival {
-    /// Ranges that had not arrived before. The flag says whether the range fills a masked hole.
+    /// Ranges that have arrived for the first time. The flag says whether the range fills a masked hole.
     pub pieces: Vec<(Range, bool)>,
-    /// Whether the segment opened a gap or filled part of one.
+    /// Whether the segment opened a gap, or filled a part of a gap.
     pub moved_gaps: bool,
     /// The first range of the segment that had already arrived.
     pub duplicate: Option<Range>,
@@ -114,7 +114,8 @@ pub(super) struct Stream {
     reordering: Reordering,
     /// The longest delay that counts as reordering. Data that fills a gap later was retransmitted.
     latest: Time,
-    /// The application wants no late data before this offset. Such data only updates the reordering estimate.
+    /// Offset before which the application wants no late data. Such data only updates the reordering
+    /// estimate.
     forgotten: u64,
     segments: u64,
     pub fin: Option<u64>,
@@ -240,8 +241,8 @@ impl Stream {
         Ok(arrival)
     }
 
-    /// Whether `range` splits a gap in two. A sender retransmits a hole from its first byte, and that does
-    /// not.
+    /// Whether `range` splits a gap in two. An honest sender retransmits a hole from its first byte, which
+    /// does not split the gap.
     fn splits(&self, range: Range) -> bool {
         let first = self.gaps.partition_point(|gap| gap.range.end <= range.start);
         let inside = |gap: &Gap| gap.range.start < range.start && range.end < gap.range.end;
@@ -355,7 +356,7 @@ impl Stream {
         first
     }
 
-    /// The application could still use these late bytes, so budgets stop counting them.
+    /// Notes that the application could still use these late bytes, so budgets stop counting them.
     pub fn filled(&mut self, part: Range) {
         self.policy.filled(part);
     }
@@ -413,7 +414,7 @@ impl Stream {
         self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + reorder_window.time).min()
     }
 
-    /// Changes what may be lost, and judges open gaps again. Held gaps before `told` stay held: SACK blocks
+    /// Changes the loss policy, and judges open gaps again. Held gaps before `told` stay held: SACK blocks
     /// have shown them to the sender, which is retransmitting them.
     pub fn change(&mut self, told: u64, change: impl FnOnce(&mut Policy)) {
         change(&mut self.policy);
@@ -426,7 +427,7 @@ impl Stream {
         }
     }
 
-    /// The application needs no late data before `offset`.
+    /// Notes that the application needs no late data before `offset`.
     pub fn forget(&mut self, offset: u64) {
         self.forgotten = self.forgotten.max(offset.min(self.acknowledged()));
         self.policy.forget(self.forgotten);

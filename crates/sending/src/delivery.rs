@@ -5,7 +5,7 @@ use crate::Time;
 /// State of the estimate at the time when a packet was sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
-    /// Bytes delivered by then, and when the last of them were acknowledged.
+    /// Number of bytes delivered when the packet was sent, and when the last of them were acknowledged.
     pub delivered: u64,
     delivered_at: Time,
     /// When the first packet of this flight was sent.
@@ -52,7 +52,8 @@ impl Delivery {
         self.idle_until = (self.delivered + under_way).max(1);
     }
 
-    /// Counts a newly acknowledged packet. It was sent at `sent`, and [`Self::sent`] returned `stamp`.
+    /// Counts a newly acknowledged packet. `sent` is its send time, and `stamp` the result of [`Self::sent`]
+    /// for it.
     pub fn arrived(&mut self, now: Time, bytes: u64, sent: Time, stamp: Stamp) {
         self.delivered += bytes;
         self.delivered_at = now;

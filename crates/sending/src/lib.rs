@@ -1,5 +1,5 @@
-//! When and how much a sender sends, for senders that retransmit but do not slow down for loss. This crate
-//! has no IO and no clock.
+//! Decides when and how much a sender sends, for senders that retransmit but do not slow down for loss. This
+//! crate has no IO and no clock.
 //!
 //! [`ltp`] has both ends of the transport `ltp`. `thalweg-masking` uses the same parts for its data to the
 //! client, and the transport `udp` uses them for its cwnd.

@@ -11,19 +11,19 @@ const ACK_DELAY: Time = Time::from_millis(20);
 /// Initial packet threshold: a packet is lost if one this many numbers later was acknowledged
 /// (kPacketThreshold).
 const PACKETS: u64 = 3;
-/// Greatest packet threshold. It rises on a path that reorders.
+/// Maximum of the packet threshold, which rises on a path that reorders.
 const MOST_PACKETS: u64 = 1024;
 /// Initial time threshold in eighths of an RTT: a packet is lost if a later one was acknowledged and this
 /// time has passed (kTimeThreshold).
 const EIGHTHS: u32 = 9;
-/// Greatest time threshold in eighths of an RTT. It rises on a path that reorders.
+/// Maximum of the time threshold in eighths of an RTT. The threshold rises on a path that reorders.
 const MOST_EIGHTHS: u32 = 16;
 /// The delay of a packet that wrongly counted as lost raises the time threshold, to at most this many RTTs.
 const MOST_LATE: u32 = 4;
 /// With each RTT sample, that delay decays by one part in this many.
 const FADES: u32 = 256;
-/// Unanswered probes become rarer and rarer. The pause between them is at most this, or one probe timeout if
-/// that is longer.
+/// Maximum pause between unanswered probes, which become rarer and rarer. It is one probe timeout if that is
+/// longer.
 const RAREST: Time = Time::from_secs(1);
 
 /// RTT and reordering of a path.
@@ -106,16 +106,17 @@ impl Trips {
         (trip * self.eighths / 8).max(self.late.min(MOST_LATE * trip)).max(GRANULARITY)
     }
 
-    /// A packet that had counted as lost was acknowledged after a packet `distance` numbers later. Raises
-    /// both thresholds. RFC 9002, section 6.1.1, allows that, and RACK does it (RFC 8985, section 6.2).
+    /// Notes that a packet that had counted as lost was acknowledged after a packet `distance` numbers later.
+    /// Raises both thresholds. RFC 9002, section 6.1.1, allows that, and RACK does it (RFC 8985, section
+    /// 6.2).
     pub fn reordered(&mut self, distance: u64) {
         self.packets = self.packets.max(distance + 1).min(MOST_PACKETS);
         self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
     }
 
-    /// A packet that had counted as lost was acknowledged `trip` after it was sent. From now on the time
-    /// threshold is at least that, until it decays. So it follows the reordering of the path, as in RACK (RFC
-    /// 8985, section 6.2, step 4).
+    /// Notes that a packet that had counted as lost was acknowledged `trip` after it was sent. From now on
+    /// the time threshold is at least `trip`, until it decays. So it follows the reordering of the path, as
+    /// in RACK (RFC 8985, section 6.2, step 4).
     pub fn late(&mut self, trip: Time) {
         self.late = self.late.max(trip + trip / 8);
     }
@@ -127,12 +128,12 @@ impl Trips {
         (first * (1 << self.unanswered.min(10))).min(RAREST.max(first))
     }
 
-    /// A probe was sent. The next one waits twice as long.
+    /// Notes that a probe was sent. The next probe waits twice as long.
     pub fn probed(&mut self) {
         self.unanswered = self.unanswered.saturating_add(1);
     }
 
-    /// An ACK arrived. The next probe waits no longer than the first.
+    /// Notes that an ACK arrived. The next probe again waits only as long as the first one.
     pub fn answered(&mut self) {
         self.unanswered = 0;
     }

@@ -43,19 +43,19 @@ const SLOW: u8 = 3;
 /// This many packets may always be in flight (BBRMinPipeCwnd).
 const FLOOR: u64 = 4;
 /// To make up for loss, the sender raises its rate by the recent loss rate while no queue builds up.
-/// Otherwise the loss would slow it down. This is the greatest such loss rate, unless the caller [sets
-/// another](Rate::making_up). It is also the most that a sender can lose because of it, in queues too short
-/// to be seen.
+/// Otherwise the loss would slow it down. This is the maximum of that loss rate, unless the caller [sets
+/// another](Rate::making_up). It is also the maximum loss that a sender can cause in this way, in queues too
+/// short to be seen.
 const MADE_UP: f64 = 0.1;
-/// A path that loses more than this is treated as very lossy: see [`MOST_MADE_UP`].
+/// A path that loses a greater fraction than this is treated as very lossy: see [`MOST_MADE_UP`].
 const HALF: f64 = 0.5;
-/// On a very lossy path, a sender [with its own limit](Rate::making_up) makes up for up to this loss rate at
-/// least. Otherwise, on a path that loses 70 %, the cwnd would shrink for ever, since it is at most 1.3 times
-/// what a round trip delivered.
+/// On a very lossy path, a sender [with its own limit](Rate::making_up) makes up for at least this loss rate,
+/// if the path loses that much. Otherwise, on a path that loses 70 %, the cwnd would shrink for ever, since
+/// it is at most 1.3 times the bytes that a round trip delivered.
 const MOST_MADE_UP: f64 = 0.62;
 /// If the path loss is greater than this, the sender makes up for nothing in the second and third phase of
-/// each cycle. Otherwise it would be faster than the path in every phase, and could take the loss that it
-/// causes for the path's.
+/// each cycle. Otherwise it would be faster than the path in every phase, and could mistake the loss that it
+/// causes for loss of the path.
 const DOUBTED: f64 = 0.4;
 /// On a path whose jitter hides a queue, one round without growth ends start-up if the last loss sample
 /// exceeds the path loss by this.
@@ -66,7 +66,7 @@ const WORSE: f64 = 0.3;
 const SIGNS: u8 = 8;
 /// On a path that reorders, the median of this many RTT samples counts.
 const TRIPS: usize = 7;
-/// Fewest packets in a sample of the loss rate.
+/// Minimum number of packets in a sample of the loss rate.
 const SAMPLED: f64 = 16.0;
 /// A busy host makes successive RTT samples vary by up to this much. Only variation beyond it counts as the
 /// path's jitter.
@@ -101,7 +101,7 @@ pub struct Heard {
     pub now: Time,
     /// Newly acknowledged bytes.
     pub bytes: u64,
-    /// Bytes that arrived and bytes that were lost, as found out since the last ACK. Packets that may have
+    /// Bytes that arrived and bytes that were lost, as detected since the last ACK. Packets that may have
     /// been rebuilt from others do not count, since their ACKs say nothing about loss.
     pub fates: (u64, u64),
     /// Bytes delivered so far.
@@ -139,19 +139,19 @@ pub struct Rate {
     late_trips: VecDeque<Time>,
     /// The last two RTT samples, the older one first.
     turns: Option<[Time; 2]>,
-    /// By how much RTT samples go up and down, smoothed.
+    /// The smoothed amount by which successive RTT samples go up and down.
     shakes: Time,
     /// The maximum of `shakes` since the minimum RTT was measured.
     jitter: Time,
     /// Smoothed RTT.
     smooth: Time,
-    /// Start-up: the most bytes that a round trip carried, without those that waited in a queue.
+    /// Start-up: the maximum number of bytes that a round trip carried, without those that waited in a queue.
     carried: u64,
     /// Start-up: whether jitter was known at the last ACK of start-up.
     jittery: bool,
     /// Start-up: the delivery rate at the last growth. The next growth must reach 1.25 times this.
     reached: f64,
-    /// Start-up: rounds in a row without such growth.
+    /// Start-up: number of rounds in a row without growth to 1.25 times `reached`.
     plateau: u8,
     /// Number of ACKs in a row that show a queue.
     queued: u8,
@@ -223,15 +223,15 @@ impl Rate {
         }
     }
 
-    /// Makes up for loss of up to this fraction, but only for [the path's](Self::path_loss). The sender must
-    /// not make up for loss that its own rate causes.
+    /// Makes up for loss of up to this fraction, but only for the [path loss](Self::path_loss). The sender
+    /// must not make up for loss that its own rate causes.
     #[must_use]
     pub fn making_up(self, most: f64) -> Self {
         Self { most_made_up: Some(most), ..self }
     }
 
-    /// Starts faster, and overflows short queues by more. It is for senders that retransmit what is lost
-    /// there.
+    /// Starts faster, and overflows short queues by more. Meant for senders that retransmit the packets that
+    /// are lost there.
     #[must_use]
     pub fn starting_fast(self) -> Self {
         Self { growth: GROWTH, ..self }
@@ -276,7 +276,7 @@ impl Rate {
         let base = self.base.filter(|&base| base >= PACED)?;
         let mut rate = self.rates.front()?.1;
         if matches!(self.mode, Mode::Starting | Mode::Checking(_)) {
-            // A few small messages do not show the path's rate, and must not slow down what follows.
+            // A few small messages do not show the path's rate, and must not slow down the data that follows.
             let carried = if self.growth > 0.0 { self.carried } else { 0 };
             rate = rate.max((self.initial * self.full).max(carried) as f64 / base.as_secs_f64());
         }
@@ -304,7 +304,7 @@ impl Rate {
         }
     }
 
-    /// The estimates of this controller and of `trips`. The sender fills in the rest.
+    /// Returns the estimates of this controller and of `trips`. The sender fills in the other fields.
     pub fn believes(&self, trips: &Trips) -> Belief {
         Belief {
             phase: match self.mode {
@@ -345,7 +345,7 @@ impl Rate {
         Some((self.rates.front()?.1 * trip.as_secs_f64()) as u64)
     }
 
-    /// `gain` times the BDP, and what arrives during [`QUEUE`] and the jitter allowance, in bytes.
+    /// `gain` times the BDP, plus the bytes that arrive during [`QUEUE`] and the jitter allowance.
     fn target(&self, gain: f64) -> Option<u64> {
         let (rate, base) = (self.rates.front()?.1, self.base?);
         let more = QUEUE + self.held_up();
@@ -390,7 +390,7 @@ impl Rate {
         let aged = heard.trip.is_some_and(|trip| self.tripped(heard.now, trip));
         match self.mode {
             Mode::Starting => self.starting(heard, new_round),
-            // If the path's jitter shows only now, what looked like a queue was jitter.
+            // If the path's jitter shows only now, the apparent queue was jitter: go on with start-up.
             Mode::Checking(_) if self.calm >= QUEUED || self.found_jitter() => self.mode = Mode::Starting,
             Mode::Checking(until) if self.round >= until => self.mode = Mode::Draining,
             Mode::Checking(_) => {}
@@ -492,8 +492,9 @@ impl Rate {
         trips.get(trips.len() / 2).copied().unwrap_or(trip)
     }
 
-    /// A packet or an ACK has overtaken others. The current minimum RTT may come from one that did so too. So
-    /// the first few times, raise it to the smoothed RTT and measure it anew.
+    /// Notes that a packet or an ACK has overtaken others. The one from which the current minimum RTT comes
+    /// may have done so too. So the first few times, raise the minimum RTT to the smoothed RTT and measure it
+    /// anew.
     pub fn overtaken(&mut self) {
         if self.overtaken < SIGNS {
             self.overtaken += 1;
@@ -512,9 +513,9 @@ impl Rate {
         self.crowded |= self.queued >= QUEUED;
     }
 
-    /// Measures how many bytes a round trip carries. If a flight took long to send, its delivery rate is less
-    /// than the path's. By the delivery rate alone, the cwnd would then grow only by half in a round trip.
-    /// Bytes that waited in a queue do not count.
+    /// Measures how many bytes a round trip carries. If it took long to send a flight, its delivery rate is
+    /// less than the path's rate. With the delivery rate alone, the cwnd would then grow only by half in a
+    /// round trip. Bytes that waited in a queue do not count.
     fn see_carried(&mut self, heard: &Heard) {
         let (Some(trip), Some(base), Some(measured)) = (heard.trip, self.base, heard.measured) else {
             return;
@@ -525,8 +526,8 @@ impl Rate {
     }
 
     /// Detects that the path has become slower than the rates that are still valid. Those rates fill a queue,
-    /// and so make rounds longer; [`ROUNDS`] of them would take seconds. So forgets all rates but those of
-    /// the last round.
+    /// and so make rounds longer; [`ROUNDS`] of them would take seconds. So this forgets all rates except
+    /// those of the last round.
     fn see_slow_path(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         self.slow = if trip > 2 * (base + QUEUE) + self.held_up() { self.slow.saturating_add(1) } else { 0 };
@@ -556,7 +557,7 @@ impl Rate {
         }
     }
 
-    /// Whether jitter of the path shows that was not known when start-up saw a queue.
+    /// Whether the path shows jitter that was not known when start-up saw a queue.
     fn found_jitter(&self) -> bool {
         !self.jittery && !self.held_up().is_zero()
     }
@@ -605,7 +606,7 @@ mod tests {
     use super::*;
 
     const MS: Time = Time::from_millis(1);
-    /// So many bytes that the sampling error of a loss rate is small.
+    /// A number of bytes so large that the sampling error of a loss rate is small.
     const MANY: f64 = 1e9;
 
     fn heard(now: Time, rate: f64, trip: Time, round: u64) -> Heard {
@@ -834,8 +835,8 @@ mod tests {
         assert!(rate.base() > Some(25 * MS), "{:?}", rate.base());
     }
 
-    /// The path has a tenth of the rate, behind the queue that earlier packets have left. Three such rounds
-    /// are enough.
+    /// The path's rate has fallen to a tenth, behind the queue that earlier packets have left. Three such
+    /// rounds are enough to detect it.
     #[test]
     fn a_path_that_has_become_slower_is_believed_after_three_rounds() {
         let mut rate = cruising();

@@ -81,7 +81,7 @@ impl CopyingPlane {
 
     /// Queues an update to be sent, and returns at once.
     pub fn ship(&self, object: Arc<Object>) {
-        // If the worker has ended, the thread that reads from it finds out.
+        // Ignore an error: if the worker has ended, the thread that reads from it finds out.
         _ = self.outgoing.send(object);
     }
 
@@ -109,7 +109,7 @@ fn connected() -> io::Result<(TcpStream, TcpStream)> {
     let own = near.local_addr()?;
     loop {
         let (far, peer) = listener.accept()?;
-        // Any process on this machine may have connected.
+        // Compare the addresses: any process on this machine may have connected.
         if peer == own {
             return Ok((near, far));
         }
@@ -142,7 +142,7 @@ pub(crate) fn receive_within(stream: &mut TcpStream, into: &mut [u8], timeout: D
 /// on.
 ///
 /// # Errors
-/// If a message has more than `most` bytes, or memory for one cannot be allocated.
+/// An error if a message has more than `most` bytes, or if memory for a message cannot be allocated.
 pub fn hop(one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<()> {
     let (one, other) = (TcpStream::from(one), TcpStream::from(other));
     let (up, down) = ((other.try_clone()?, one.try_clone()?), (one, other));

@@ -1,5 +1,6 @@
 //! Receives messages from another process: over its Unix socket and, if notes go inside the kernel, also over
-//! a TCP connection. The message numbers restore the order in which the messages of both were sent.
+//! a TCP connection. The message numbers restore the order in which the messages of both connections were
+//! sent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;

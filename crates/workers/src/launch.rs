@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 
 /// A process of a worker or a hop.
 pub trait Process: Send {
-    /// Kills the process if it still runs, and waits until it has ended. After that it writes nowhere any
-    /// more.
+    /// Kills the process if it still runs, and waits until it has ended. After that it writes to no memory
+    /// any more.
     fn end(&mut self);
     /// Kills the process. Does not wait.
     fn kill(&mut self);
@@ -45,13 +45,13 @@ pub trait Launcher: Send + Sync {
     /// Starts a worker process.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn launch(&self) -> io::Result<Launched>;
 
     /// Starts a process that calls [`hop`](crate::hop) with these arguments.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>>;
 }
 

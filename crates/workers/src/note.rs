@@ -32,7 +32,7 @@ pub(crate) const MOST_FOLLOWING: u64 = 64 << 20;
 pub enum Kind {
     /// To a worker: a round begins.
     Begin = 1,
-    /// To a worker: discard what is not committed.
+    /// To a worker: discard the updates that are not committed.
     Rollback = 2,
     /// To a worker: commit the sums.
     Commit = 3,
@@ -85,7 +85,7 @@ pub struct Note {
     /// Number of earlier notes from this sender to this receiver, modulo 2^16. It restores the order of notes
     /// that took two connections.
     pub number: u16,
-    /// Name of the object. In [`Kind::Committed`] the slot is that of the sums.
+    /// Name of the object. In [`Kind::Committed`], its slot is the slot of the sums.
     pub name: Name,
     /// The update's weight.
     pub weight: f64,
@@ -111,7 +111,7 @@ impl Note {
         }
     }
 
-    /// The note's bytes, as the module's table says.
+    /// The note's bytes, in the format of the module's table.
     pub fn encode(&self) -> [u8; NOTE_BYTES] {
         let mut out = [0; NOTE_BYTES];
         out[0..2].copy_from_slice(&self.destination.to_le_bytes());

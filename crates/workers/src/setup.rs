@@ -20,10 +20,10 @@ use thalweg_wire::{Layout, Range};
 /// Maximum number of bytes of an encoded [`Setup`].
 const MOST: u64 = 256 << 20;
 
-/// Everything that a worker must know. The descriptors of [`Shared`] are sent together with it.
+/// All settings that a worker needs. The descriptors of [`Shared`] are sent together with them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// Number of the process. Each process of a node gets another one.
+    /// Number of the process. No two processes of a node get the same number.
     pub number: u16,
     pub layout: Layout,
     /// 0 is f32, 1 is f64, 2 is exact.
@@ -32,12 +32,12 @@ pub(crate) struct Setup {
     pub part: Range,
     /// Size classes of the pool: slot size in bytes and number of slots.
     classes: Vec<(u64, u32)>,
-    /// Size in bytes of the memory for its sums, both slots together.
+    /// Size in bytes of the memory for the worker's sums, both slots together.
     pub sums_bytes: u64,
     /// Whether updates are copied. If so, the third descriptor is the worker's end of the connection for
     /// copies.
     pub copies: bool,
-    /// The last commit of its predecessor: the slot and the encoded head of the sums.
+    /// The last commit of the worker's predecessor: the slot and the encoded head of the sums.
     pub base: Option<(u32, Vec<u8>)>,
 }
 

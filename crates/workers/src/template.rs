@@ -35,9 +35,9 @@ const GRACE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Request byte from the node to the template: fork one worker.
 const FORK: u8 = 1;
 
-/// Launches workers by a template process, which is started at once. If the template dies, another takes its
-/// place. If that one does not answer either, the worker's program is started directly. So the death of a
-/// template costs time, but no worker.
+/// Launches workers by a template process, which is started at once. If the template dies, another template
+/// takes its place. If that one does not answer either, the worker's program is started directly. So the
+/// death of a template costs time, but no worker.
 pub struct Template {
     /// The template's program. It calls [`asked`] and [`forked`] in turn.
     template: Program,
@@ -118,7 +118,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         _ = self.socket.shutdown(Shutdown::Both);
-        // The child was not waited for yet, so no other process can have its id.
+        // Nobody has waited for the child yet, so no other process can have its id.
         if let Ok(descriptor) = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()) {
             _ = poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&GRACE));
         }
@@ -156,7 +156,7 @@ impl Process for Forked {
 
     fn cpu(&self) -> u64 {
         let told = cpu_of(self.id);
-        // The process still exists, so the times read by its id were its own.
+        // If the process still exists, the times that were read by its id belong to it.
         if self.has_ended(Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             0
         } else {
@@ -172,7 +172,7 @@ impl Process for Forked {
 /// and calls [`work`](crate::work).
 ///
 /// # Errors
-/// What the system says, or `InvalidData` if the node sent something else.
+/// The system's error, or `InvalidData` if the node sent something else.
 pub fn asked(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut what = [0];
     match receive_with(socket, &mut what) {
@@ -190,7 +190,7 @@ pub fn asked(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 /// for the child yet.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn forked(socket: &UnixStream, process: u32) -> io::Result<()> {
     let id = i32::try_from(process).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
     let descriptor = pidfd_open(id, PidfdFlags::empty())?;

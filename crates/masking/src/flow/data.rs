@@ -155,13 +155,14 @@ impl Flow {
 
     /// Whether a segment arrives so late that it may be a tail loss probe. The sender sends one two round
     /// trips or more after the last segment (RFC 8985 section 7.2). New data after a pause of the application
-    /// looks the same. Reporting that as a duplicate does no harm, since the sender has sent it only once.
+    /// looks the same. Reporting such data as a duplicate does no harm, since the sender has sent it only
+    /// once.
     fn may_be_probe(&self, cx: &Context<'_>, range: Range) -> bool {
         let timeout = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
         cx.config.undo.probes && range.len() <= u64::from(self.segment) && self.silence(cx.now) >= timeout
     }
 
-    /// For how long no data has arrived.
+    /// The time since data last arrived.
     fn silence(&self, now: Time) -> Time {
         self.last_data.map_or(Time::ZERO, |last| now.saturating_sub(last))
     }
@@ -187,8 +188,8 @@ impl Flow {
         }
     }
 
-    /// The same while a hole is held, or was held until this segment arrived. `fills`: it is a
-    /// retransmission.
+    /// Passes the segment's timestamp on while a hole is held, or was held until this segment arrived.
+    /// `fills`: the segment is a retransmission.
     fn stamp_held(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, fills: bool) {
         let (Some(stamps), Some(both)) = (&mut self.stamps, segment.options.stamps) else { return };
         let undo = &cx.config.undo;
@@ -201,7 +202,7 @@ impl Flow {
     }
 
     /// Masks or holds the gaps that have waited long enough. Reports masked holes to the application, and
-    /// held ones to the sender.
+    /// held holes to the sender.
     pub(super) fn resolve(&mut self, cx: &mut Context<'_>) {
         let progress = self.stream.acknowledged();
         let resolved = self.stream.resolve(cx.now, self.reorder_window(cx.config));
@@ -224,7 +225,7 @@ impl Flow {
     fn sample(&mut self, now: Time, segment: &Segment, leaps: bool) {
         let (mut rtt, mut one_way) = (None, None);
         if leaps {
-            // Take no RTT sample.
+            // Take no RTT sample from this segment.
         } else if let (Some(stamps), Some((value, echo))) = (&mut self.stamps, segment.options.stamps) {
             rtt = stamps.round_trip(now, echo);
             one_way = stamps.one_way(now, value);

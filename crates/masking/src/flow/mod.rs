@@ -1,5 +1,5 @@
 //! A flow: one TCP connection with masking. It is the passive side of RFC 9293. Submodules process incoming
-//! segments (`input`), their bytes (`data`), and what the flow sends (`output`).
+//! segments (`input`) and their bytes (`data`), and build the packets to send (`output`).
 
 mod data;
 mod input;
@@ -39,7 +39,7 @@ pub(super) enum State {
     Established,
     /// The peer has closed its side.
     CloseWait,
-    /// The peer has closed its side, then we ours.
+    /// The peer has closed its side, and then we have closed ours.
     LastAck,
     /// We have closed our side.
     FinWait1,
@@ -78,7 +78,7 @@ impl Context<'_> {
     }
 }
 
-/// State of our ACKs: what they have reported, and what is due.
+/// State of our ACKs: what they have reported, and what they still have to report.
 #[derive(Debug, Default)]
 struct Acks {
     /// Whether to send an ACK at the next poll.
@@ -90,7 +90,7 @@ struct Acks {
     division: Option<AckDivision>,
     /// The offset that the last ACK acknowledged; the FIN counts as one byte.
     sent: u64,
-    /// Bytes that have become acknowledgeable since then.
+    /// Bytes that have become acknowledgeable since the last ACK.
     bytes: u64,
     /// When the last ACK was sent, and when the current train of ACKs began (HyStart).
     at: Time,
@@ -103,7 +103,7 @@ struct Acks {
     duplicate: Option<Range>,
     /// Whether the application expects more data soon.
     expecting: bool,
-    /// If present: bytes from this offset on have arrived, but their ACK is delayed on purpose.
+    /// If present, bytes from this offset on have arrived, but their ACK is delayed on purpose.
     kept: Option<u64>,
     /// Whether to echo ECN marks. Set by a mark; cleared when the sender says that it has reduced its window
     /// (CWR).
@@ -119,7 +119,7 @@ struct AckDivision {
     end: u64,
     step: u64,
     left: u64,
-    /// When the receiver acknowledges the rest at the latest.
+    /// Latest time at which the receiver acknowledges the rest.
     ends: Time,
 }
 
@@ -162,7 +162,7 @@ pub(super) struct Flow {
     admitted: u64,
     segment: u32,
     control: Box<dyn Control>,
-    /// The rate and target of its group.
+    /// The rate and target of the flow's group.
     pub share: Option<GroupRate>,
     pub group: Option<u32>,
     /// Minimum RTT so far.
@@ -175,9 +175,10 @@ pub(super) struct Flow {
     trickled: u64,
     /// The longest silence in the current recovery that may be a retransmission timeout of the sender.
     waited: Time,
-    /// When the highest byte that has arrived last rose.
+    /// When a byte beyond the highest one last arrived.
     last_new: Time,
-    /// Without timestamps: a round trip ends when this offset arrives; and when the round trip began.
+    /// For senders without timestamps: the offset whose arrival ends the current round trip, and when the
+    /// round trip began.
     round: Option<(u64, Time)>,
     last_heard: Time,
     out: Outgoing,
@@ -255,7 +256,7 @@ impl Flow {
         self.control.share()
     }
 
-    /// One past the sequence numbers that the peer has used, as far as we acknowledge them. A SYN beyond it
+    /// The sequence number after those that the peer has used, as far as we acknowledge them. A SYN beyond it
     /// belongs to another connection.
     pub fn next_sequence(&self) -> u32 {
         self.acknowledgement()
@@ -325,18 +326,18 @@ impl Flow {
         self.close_now(cx, ended);
     }
 
-    /// Changes what may be lost.
+    /// Changes the loss policy.
     pub fn change(&mut self, cx: &mut Context<'_>, change: impl FnOnce(&mut Policy)) {
         self.stream.change(self.acks.reported, change);
         self.resolve(cx);
     }
 
-    /// The application needs no late data before `offset`.
+    /// Notes that the application needs no late data before `offset`.
     pub fn forget(&mut self, offset: u64) {
         self.stream.forget(offset);
     }
 
-    /// Whether the application expects more data at once.
+    /// Sets whether the application expects more data at once.
     pub fn expect(&mut self, more: bool) {
         self.acks.expecting = more;
         if !more {
@@ -344,12 +345,12 @@ impl Flow {
         }
     }
 
-    /// The application could still use these late bytes.
+    /// Notes that the application could still use these late bytes.
     pub fn filled(&mut self, part: Range) {
         self.stream.filled(part);
     }
 
-    /// The application has room for the stream up to `offset`.
+    /// Notes that the application has room for the stream up to `offset`.
     pub fn admit(&mut self, offset: u64) {
         self.admitted = offset;
         let room = self.right_edge.saturating_sub(self.stream.highest());
@@ -422,8 +423,8 @@ impl Flow {
     }
 }
 
-/// The reset that answers a segment of no connection (RFC 9293 section 3.10.7.1). `None` for a reset, which
-/// gets no answer.
+/// The reset that answers a segment without a connection (RFC 9293 section 3.10.7.1). `None` if the segment
+/// is itself a reset, which gets no answer.
 pub(super) fn refusal(segment: &Segment) -> Option<Reset> {
     let (tuple, sequence) = (segment.tuple, segment.acknowledgement);
     match (segment.has(RST), segment.has(ACK)) {

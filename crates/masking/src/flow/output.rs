@@ -24,7 +24,7 @@ use crate::Time;
 const TRAIN: Time = Time::from_millis(2);
 /// A pause between ACKs that ends a train, even if the path to the sender shortens the pause.
 const PAUSE: Time = Time::from_millis(3);
-/// The longest delay of the last segment's ACK. Linux's shortest RTO is one round trip longer.
+/// The maximum delay of the last segment's ACK. Linux's minimum RTO is one round trip longer.
 const DELAYED: Time = Time::from_millis(200);
 /// For a sender that may depend on its retransmission timer: the oldest echo, or four round trips if that is
 /// longer. An older echo would make that timer too long. After a silence that may be a timeout, the echo may
@@ -50,7 +50,7 @@ impl Flow {
         number(self.irs.wrapping_add(1), self.acknowledged() + end)
     }
 
-    /// The same as a stream offset, without the FIN.
+    /// The acknowledgement as a stream offset, without the FIN.
     pub(super) fn acknowledged(&self) -> u64 {
         let limits = [self.acks.kept, self.acks.division.map(|division| division.end)];
         limits.into_iter().flatten().fold(self.stream.acknowledged(), u64::min)
@@ -71,7 +71,7 @@ impl Flow {
             && self.acks.duplicate.is_none()
     }
 
-    /// Ends the delay: the next ACK acknowledges all that has arrived.
+    /// Ends the delay of the last segment's ACK: the next ACK acknowledges all bytes that have arrived.
     pub(super) fn release(&mut self) {
         if self.acks.kept.take().is_some() {
             self.acks.now = true;
@@ -281,8 +281,8 @@ impl Flow {
         (chosen, clipped)
     }
 
-    /// Whether this flow retransmits every hole. That is so if no masked byte is missing, the sender learns
-    /// of holes by SACK, and it undoes its reductions.
+    /// Whether the sender retransmits every hole of this flow. That is so if no masked byte is missing, the
+    /// sender learns of holes by SACK, and it undoes its reductions.
     pub(super) fn repairs_all(&self) -> bool {
         self.sack && self.undoes && self.stream.missing == 0
     }
@@ -304,12 +304,12 @@ impl Flow {
     /// Begins ACK division for a retransmitted segment, if other holes are left. Each ACK acknowledges a part
     /// of the segment, and reports something new.
     ///
-    /// In recovery, a sender sends as much as was delivered and nothing for what was lost. So its flight
-    /// shrinks with each loss. An ACK that advances, reports something new and shows no new loss allows one
-    /// more packet (RFC 6937, PRR-SSRB). Newly reported segments also give the sender an RTT sample; without
-    /// one, the sender takes the age of the echo. The receiver never divides bytes that SACK blocks have
-    /// reported. The sender would think that the receiver had dropped them (Linux,
-    /// `tcp_check_sack_reneging`), and wait.
+    /// In recovery, a sender sends as many bytes as were delivered, and none in place of those that were
+    /// lost. So its flight shrinks with each loss. An ACK that advances, reports something new and shows no
+    /// new loss allows one more packet (RFC 6937, PRR-SSRB). Newly reported segments also give the sender an
+    /// RTT sample; without one, the sender takes the age of the echo. The receiver never divides the
+    /// acknowledgement of bytes that SACK blocks have reported. The sender would think that the receiver had
+    /// dropped them (Linux, `tcp_check_sack_reneging`), and wait.
     pub(super) fn start_ack_division(&mut self, now: Time, repaired: Range) {
         let soon = self.rtt.unwrap_or_default() / WHOLE;
         let comes = self.stream.holding() && now.saturating_sub(self.last_new) < soon;

@@ -21,7 +21,7 @@ pub(super) struct SentRange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     UnderWay,
-    /// Acknowledged by SACK.
+    /// A SACK block has acknowledged the segment.
     Kept,
     Lost,
 }
@@ -33,7 +33,8 @@ struct Sent {
     /// Time and number of the latest transmission.
     at: Time,
     number: u64,
-    /// Sent more than once, so its ACK gives no RTT sample (Karn and Partridge 1987).
+    /// Whether the segment was sent more than once. Then its ACK gives no RTT sample (Karn and Partridge
+    /// 1987).
     again: bool,
     state: State,
     stamp: Stamp,
@@ -59,7 +60,7 @@ pub(super) struct Flight {
     lost_bytes: u64,
     pub trips: Trips,
     pub delivery: Delivery,
-    /// When the next segment counts as lost, unless an ACK arrives before.
+    /// When the next segment counts as lost, unless an ACK arrives earlier.
     pub loss_at: Option<Time>,
 }
 
@@ -142,7 +143,7 @@ impl Flight {
         self.transmissions
     }
 
-    /// Adds a segment to what is in flight (`by` is 1), or subtracts it (-1).
+    /// Adds a segment to the counts of bytes and segments in flight (`by` is 1), or subtracts it (-1).
     fn count(&mut self, part: SentRange, by: i64) {
         self.under_way = self.under_way.saturating_add_signed(by * part.range.len() as i64);
         self.segments = self.segments.saturating_add_signed(by);
@@ -232,8 +233,8 @@ impl Flight {
         first.part.range.start = una;
     }
 
-    /// A segment was acknowledged. If it was sent only once and is the newest such one, `trip` becomes its
-    /// number and RTT.
+    /// Notes that a segment was acknowledged. If it was sent only once and has the highest number of all such
+    /// segments, `trip` becomes its number and RTT.
     fn came(&mut self, now: Time, index: usize, trip: &mut Option<(u64, Time)>) {
         let Some(sent) = self.sent.get(index) else { return };
         let (part, at, number, stamp) = (sent.part, sent.at, sent.number, sent.stamp);

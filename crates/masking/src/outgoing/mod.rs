@@ -20,7 +20,7 @@ use thalweg_sending::{Pacer, Rate};
 
 const FIRST_TIMEOUT: Time = Time::from_secs(1);
 const LONGEST_TIMEOUT: Time = Time::from_secs(60);
-/// As in Linux; RFC 6298 says one second.
+/// Minimum retransmission timeout, as in Linux; RFC 6298 says one second.
 const SHORTEST_TIMEOUT: Time = Time::from_millis(200);
 /// Allowance for a delayed ACK, if one segment is in flight (RFC 8985 section 7.2).
 const DELAYED: Time = Time::from_millis(200);
@@ -63,7 +63,7 @@ pub(super) struct Outgoing {
     written: u64,
     closing: bool,
     pub segment: u64,
-    /// The peer's window, and the largest that it has advertised.
+    /// The peer's window, and the largest window that it has advertised.
     window: u64,
     widest: u64,
     flight: Flight,
@@ -129,7 +129,7 @@ impl Outgoing {
         taken
     }
 
-    /// The application will write no more. A FIN follows the last byte.
+    /// Notes that the application will write no more. A FIN follows the last byte.
     pub fn close(&mut self) {
         self.closing = true;
     }
@@ -170,7 +170,7 @@ impl Outgoing {
         self.written + u64::from(self.closing)
     }
 
-    /// The peer's window is now `window` bytes.
+    /// Notes that the peer's window is now `window` bytes.
     pub fn opened(&mut self, now: Time, window: u64) {
         if self.window == 0 && window > 0 && self.una < self.end() {
             self.persist = false;
@@ -187,8 +187,8 @@ impl Outgoing {
         self.next = self.una;
     }
 
-    /// Processes an ACK. The caller has checked that it acknowledges nothing unsent, and is not older than
-    /// the last one.
+    /// Processes an ACK. The caller has checked that it acknowledges no unsent byte, and is not older than
+    /// the last ACK.
     pub fn acknowledged(&mut self, now: Time, heard: Ack<'_>) {
         let advanced = heard.offset > self.una;
         let news = self.flight.acknowledged(now, heard.offset, heard.blocks, self.rate.base());
@@ -287,7 +287,7 @@ impl Outgoing {
         Some(self.paced(part))
     }
 
-    /// One byte beyond a closed window, or the FIN. It does not count as sent.
+    /// Returns one byte beyond a closed window, or the FIN. It does not count as sent.
     fn beyond(&mut self) -> Piece {
         let length = self.written.saturating_sub(self.una).min(1);
         self.sent = self.sent.max(self.una + 1);

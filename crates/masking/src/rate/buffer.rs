@@ -7,7 +7,7 @@
 const MORE: f64 = 6.0;
 /// Prior of the usual loss rate: segments delivered and lost (1 % loss).
 const BEFORE: (f64, f64) = (990.0, 10.0);
-/// Fraction of the buffer depth that a flow uses at most.
+/// Maximum fraction of the buffer depth that a flow uses.
 const KEPT: f64 = 0.5;
 /// Decay of the recent maximum, per decision. The controller learns the losses of a round trip only after it.
 const FADES: f64 = 0.85;

@@ -28,12 +28,12 @@ use crate::Time;
 const TICKS: usize = 8;
 /// Ticks in a round trip.
 const QUARTERS: usize = 4;
-/// Fewest segments in a round trip from which a loss rate is computed.
+/// Minimum number of segments in a round trip for which a loss rate is computed.
 const ENOUGH: f64 = 64.0;
 /// The controller remembers arrivals at this many points of a round trip.
 const MARKS: f64 = 32.0;
-/// After a silence of this many seconds plus a round trip, a sender is in slow start again. It is Linux's
-/// shortest RTO.
+/// After a silence of this many seconds plus a round trip, a sender is in slow start again. The value is
+/// Linux's minimum RTO.
 const SILENCE: f64 = 0.2;
 /// A queue below this fraction of the target counts as empty.
 const SHORT: f64 = 0.25;
@@ -46,14 +46,15 @@ const MARKED: f64 = 0.05;
 /// the bounds of that factor.
 const LEAN: f64 = 2.0;
 const LEANS: RangeInclusive<f64> = 0.5..=2.0;
-/// At this rate in bytes a second and above, the target is as set. For slower flows it rises by this power,
-/// up to twice. So of flows that are in no common group, the slower one gets more (as in Swift, SIGCOMM 2020,
-/// section 3.1).
+/// At this rate (bytes a second) and above, the target is as configured. For slower flows it rises by this
+/// power, to at most twice the configured value. So of two flows that are in no common group, the slower one
+/// gets more (as in Swift, SIGCOMM 2020, section 3.1).
 const FAIR: f64 = 12.5e6;
 const FAIRNESS: f64 = 0.25;
 /// While no queue shows, the window may grow by this fraction of a round trip.
 const ROOM: f64 = 0.25;
-/// How often the queue is drained, for how many ticks, and with which fraction of what a round trip carries.
+/// How often the controller drains the queue, for how many ticks, and with which window (as a fraction of the
+/// bytes that a round trip carries).
 const DRY: Time = Time::from_secs(10);
 const DRY_TICKS: u32 = 3;
 const DRIED: f64 = 0.75;
@@ -71,13 +72,15 @@ pub struct DelaySettings {
     pub least: u32,
     /// Window during the start, as a multiple of the bytes that the last round trip delivered.
     pub gain: f64,
-    /// The same while a queue shows. It is less, since bursts build short queues before the path is full.
+    /// Window during the start while a queue shows, as a multiple of the same bytes. It is less than `gain`,
+    /// since bursts build short queues before the path is full.
     pub crowded: f64,
     /// Shortest time between two decisions.
     pub tick: Time,
-    /// The base delay and the minimum RTT expire after one to two times this.
+    /// The base delay and the minimum RTT expire after one to two times this period.
     pub base: Time,
-    /// Above this loss rate in a round trip, the window shrinks to three quarters of what the path carries.
+    /// Above this loss rate in a round trip, the window shrinks to three quarters of the bytes that the path
+    /// carries.
     pub loss: f64,
 }
 
@@ -108,7 +111,7 @@ pub struct Delay {
     ramping: bool,
     rtt: Least,
     base: Least,
-    /// The least one-way delay and the least RTT, in seconds: since the last tick, and in the tick before.
+    /// The least one-way delay and the least RTT, in seconds: since the last tick, and in the previous tick.
     way: f64,
     trip: f64,
     before: (f64, f64),
@@ -124,9 +127,11 @@ pub struct Delay {
     aimed: f64,
     /// Number of successive ticks with a delay above the target.
     over: u32,
-    /// Advertised windows, newest last. The data that arrives now was sent by the first of them.
+    /// Advertised windows, newest last. The sender sent the data that arrives now when the first of them was
+    /// in effect.
     windows: VecDeque<(Time, u64)>,
-    /// Draining: index of the current ten-second period, ticks left to drain, and the window meanwhile.
+    /// Draining: index of the current ten-second period, the number of ticks left to drain, and the window
+    /// while draining.
     dried: Option<u128>,
     dry: u32,
     low: f64,
@@ -135,8 +140,8 @@ pub struct Delay {
     burst: Burst,
 }
 
-/// With this many segments in a round trip, a burst can be told from pacing. It is a burst if it is this many
-/// times faster than the mean rate. BBR paces its start at 2.89 times the delivery rate.
+/// With at least this many segments in a round trip, a burst can be distinguished from pacing. It is a burst
+/// if it is this many times faster than the mean rate. BBR paces its start at 2.89 times the delivery rate.
 const MANY: f64 = 64.0;
 const FASTER: f64 = 6.0;
 
@@ -144,7 +149,7 @@ const FASTER: f64 = 6.0;
 /// early.
 #[derive(Debug, Clone, Default)]
 struct Burst {
-    /// When the current part began, and bytes delivered by then.
+    /// When the current part began, and the number of bytes that were delivered by then.
     since: Time,
     from: u64,
     /// Bytes a second.
@@ -174,7 +179,7 @@ impl Delay {
     pub fn new(settings: DelaySettings, most: u64, segment: u32, rtt: Option<Time>) -> Self {
         let segments = |count: u32| f64::from(count) * f64::from(segment);
         let mut least = Least::new(settings.base);
-        // One-way delays are relative to that of the SYN, so 0 is the first value.
+        // One-way delays are relative to the delay of the SYN, so 0 is the first value.
         let mut base = Least::new(settings.base);
         base.add(Time::ZERO, 0.0);
         if let Some(rtt) = rtt {
@@ -257,7 +262,7 @@ impl Delay {
         }
     }
 
-    /// What happened since about one round trip ago: seconds, bytes delivered, bytes lost.
+    /// The interval since about one round trip ago: seconds, bytes delivered, bytes lost.
     fn carried(&self, sample: &Sample) -> (f64, f64, f64) {
         let (at, delivered, lost) =
             self.past.front().copied().unwrap_or((sample.now, sample.delivered, sample.lost));

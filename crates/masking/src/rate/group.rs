@@ -28,7 +28,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Takes the values of a member, and returns those of the group. `None` if no other member sends.
+    /// Takes the values of a member, and returns the values of the group. `None` if no other member sends.
     pub fn publish(&mut self, now: Time, member: u32, own: GroupRate) -> Option<GroupRate> {
         let known = self.members.insert(member, (own, now)).is_some();
         if !known || now.saturating_sub(self.made) >= FRESH {
@@ -44,12 +44,12 @@ impl Group {
         self.share
     }
 
-    /// A member has ended.
+    /// Notes that a member has ended.
     pub fn leave(&mut self, member: u32) {
         self.members.remove(&member);
     }
 
-    /// Number of members that have published recently and not ended.
+    /// Number of members that have published recently and have not ended.
     pub fn members(&self) -> usize {
         self.members.len()
     }

@@ -16,7 +16,7 @@ pub use paper::{Paper, PaperSettings};
 
 use crate::Time;
 
-/// What a controller learns when data arrives.
+/// The measurements that a controller gets when data arrives.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
     /// Current time.
@@ -42,7 +42,7 @@ pub struct Sample {
 pub trait Control: std::fmt::Debug + Send {
     /// Processes a sample, when data has arrived.
     fn arrived(&mut self, sample: &Sample);
-    /// Bytes that the sender may send beyond the highest one that has arrived.
+    /// Bytes that the sender may send beyond the highest byte that has arrived.
     fn window(&self) -> u64;
     /// Whether the sender seems to be in slow start.
     fn ramping(&self) -> bool {
@@ -125,7 +125,7 @@ impl Least {
         self.now = self.now.min(value);
     }
 
-    /// Forgets nothing for another span.
+    /// Keeps all values for another span.
     fn hold(&mut self, now: Time) {
         self.turned = now;
     }

@@ -16,12 +16,13 @@
 use super::{Control, GroupRate, Least, Sample};
 use crate::Time;
 
-/// The parameters of the paper, and those that it leaves open.
+/// The parameters of the paper's controller, including those that the paper leaves open.
 #[derive(Debug, Clone)]
 pub struct PaperSettings {
     /// Length of LSW and ARW in round trips. The paper leaves it open; 1 is the literal reading.
     pub round_trips: f64,
-    /// Fewest segments in an LSW or ARW, so that it can show a loss rate. The paper leaves it open.
+    /// Minimum number of segments in an LSW or ARW, so that it can show a loss rate. The paper leaves it
+    /// open.
     pub segments: u64,
     /// Number of equal loss rates in a row that make the equilibrium (3).
     pub equal: u32,
@@ -57,15 +58,15 @@ impl Default for PaperSettings {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
-    /// No loss yet.
+    /// No loss has occurred yet.
     Free,
     /// This many equal loss rates in a row.
     Sampling(u32),
-    /// The first ARW, and the window before it.
+    /// The first ARW, with the window that preceded it.
     Up(f64),
-    /// The second ARW, and the window before the first.
+    /// The second ARW, with the window that preceded the first ARW.
     Down(f64),
-    /// This many ARWs of rest to go.
+    /// The ARWs of rest; this many are left.
     Rest(u32),
 }
 
@@ -94,7 +95,8 @@ impl Paper {
         Self { settings, phase: Phase::Free, window, most, loss: 0.0, rtt: least, since: None, rate: 0.0 }
     }
 
-    /// Ends an LSW or ARW. `loss`: loss rate of its `segments`. `bytes`: what arrives in a round trip.
+    /// Ends an LSW or ARW. `loss`: loss rate of its `segments`. `bytes`: number of bytes that arrive in a
+    /// round trip.
     pub fn step(&mut self, loss: f64, segments: f64, bytes: f64) {
         let settings = &self.settings;
         let spread = |p: f64| settings.tolerance * (p * (1.0 - p) / segments.max(1.0)).max(0.0).sqrt();

@@ -3,15 +3,17 @@
 //! competes as they do. Copa has the same two modes (NSDI 2018, section 2.2).
 //!
 //! In this mode the window grows by Cubic's curve (RFC 9438) from one congestion event to the next. Loss
-//! alone is no such event, since paths lose packets anyway. The queue becoming shorter is one, since another
-//! flow has then reduced its window. So is more loss than the path usually has. After each event the flow
-//! yields for two round trips: its window is less than the path carries. If the queue then drains, the other
-//! flows have ended or were flows like this one. The flow then keeps the queue short again.
+//! alone is no congestion event, since paths lose packets anyway. It is an event if the queue becomes
+//! shorter, since another flow has then reduced its window. It is also an event if more packets are lost than
+//! the path usually loses. After each event the flow yields for two round trips: its window is less than the
+//! path carries. If the queue then drains, the other flows have ended or were flows like this one. The flow
+//! then keeps the queue short again.
 
 use super::Sample;
 use crate::Time;
 
-/// A queue this many targets long shows another flow, if it stays for this many round trips.
+/// A queue that is this many times as long as the target shows another flow, if it stays so for this many
+/// round trips.
 const CROWDED: f64 = 1.5;
 const IN_VAIN: f64 = 6.0;
 /// Multiplicative decrease after an event, and growth constant (beta_cubic and C of RFC 9438, section 4.1).
@@ -25,9 +27,9 @@ const FALLEN: f64 = 0.85;
 const LOST: f64 = 0.01;
 /// Smoothing factor of the queue, per decision.
 const SMOOTH: f64 = 0.25;
-/// A queue below this many targets counts as drained.
+/// A queue shorter than this many times the target counts as drained.
 const DRY: f64 = 0.25;
-/// Window while yielding, as a fraction of what a round trip without queue carries.
+/// Window while yielding, as a fraction of the bytes that a round trip without a queue carries.
 const YIELDS: f64 = 0.9;
 /// No event counts for this many round trips after the flow has started to compete or has yielded.
 const SETTLES: f64 = 2.0;
@@ -44,7 +46,7 @@ pub(super) struct Observation {
     /// The longest target in the group.
     pub longest: f64,
     pub rtt: f64,
-    /// Current RTT with its queues.
+    /// Current RTT, including queuing delay.
     pub trip: f64,
     /// The window in bytes.
     pub window: f64,
@@ -59,10 +61,10 @@ pub(super) struct Observation {
     pub usual: f64,
 }
 
-/// What this flow knows of other flows in the queue.
+/// This flow's knowledge about other flows in the queue.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rival {
-    /// Since when the queue has been long although this flow reduces its window; and its window then.
+    /// Since when the queue has been long although this flow reduces its window, and the window at that time.
     crowded: Option<(Time, f64)>,
     contest: Option<Contest>,
     /// The window at the last event.

@@ -1,4 +1,4 @@
-//! Records which packet numbers have arrived, and chooses those that an ACK reports.
+//! Records which packet numbers have arrived, and chooses the numbers that an ACK reports.
 
 use std::collections::VecDeque;
 
@@ -60,7 +60,7 @@ impl Arrivals {
         ranges.truncate(KEPT);
     }
 
-    /// The ranges that the next ACK reports, descending: the newest ones, and those that have changed
+    /// The ranges that the next ACK reports, descending: the newest ranges, and the ranges that have changed
     /// recently. (A receiver reports recent arrivals in the same way in RFC 2018, section 4.)
     pub(super) fn tell(&mut self) -> Vec<Range> {
         let told = self.told;
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// Found by the fuzzer.
+    /// A fuzzer found this case: the largest number has no number after it.
     #[test]
     fn the_last_number_is_of_no_range() {
         let mut arrivals = Arrivals::default();

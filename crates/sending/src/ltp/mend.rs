@@ -7,7 +7,7 @@ use super::repair::{Block, MAX_BLOCK};
 
 /// Maximum number of packets that the receiver keeps in case others of their block are lost.
 const KEPT: usize = 4 * MAX_BLOCK as usize;
-/// Maximum number of blocks of which the receiver keeps repair packets.
+/// Maximum number of blocks whose repair packets the receiver keeps.
 const BLOCKS: usize = 4;
 
 /// The repair packets of a block that have arrived.
@@ -26,7 +26,7 @@ struct Coming {
 pub struct Rebuild<'a> {
     /// The block.
     pub block: Block,
-    /// Packets that arrived, ascending: their position in the block, and what was
+    /// Packets that arrived, ascending: their position in the block, and the symbol that was
     /// [kept](super::Receiver::keep).
     pub packets: Vec<(u32, &'a [u8])>,
     /// Repair packets: their index and symbol.
@@ -43,7 +43,7 @@ pub(super) struct Mender {
 }
 
 impl Mender {
-    /// A packet that may belong to a block has arrived. `write` appends its symbol.
+    /// Keeps the symbol of a packet that has arrived and may belong to a block. `write` appends the symbol.
     pub(super) fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
         self.fresh |= self.blocks.iter().any(|one| !one.done && one.block.position(number).is_some());
         let oldest = if self.kept.len() < KEPT { None } else { self.kept.pop_front() };
@@ -53,7 +53,7 @@ impl Mender {
         self.kept.push_back((number, symbol));
     }
 
-    /// A repair packet has arrived.
+    /// Keeps a repair packet that has arrived.
     pub(super) fn repair(&mut self, block: Block, which: u32, symbol: &[u8]) {
         if block.count == 0 || block.count > MAX_BLOCK {
             return;
@@ -97,7 +97,7 @@ impl Mender {
         None
     }
 
-    /// The block was rebuilt, so its repair packets are dropped.
+    /// Drops the repair packets of a block that was rebuilt.
     pub(super) fn done(&mut self, block: Block) {
         if let Some(coming) = self.blocks.iter_mut().find(|coming| coming.block == block) {
             (coming.done, coming.repair) = (true, Vec::new());

@@ -4,7 +4,7 @@
 //! The sender sends each chunk of a [transfer](Part) once, and retransmits lost chunks while time permits.
 //! Each packet has its own number, and the receiver acknowledges packets by number, in any order. The sender
 //! retransmits critical chunks until they arrive. The receiver closes a transfer early, by fraction or
-//! deadline ([`Rule`]). What is missing then stays missing. Loss does not slow a sender down: its rate
+//! deadline ([`Rule`]). Chunks that are missing then stay missing. Loss does not slow a sender down: its rate
 //! follows the delivery rate and the minimum RTT.
 //!
 //! With forward error correction (FEC), the sender adds repair packets to some [blocks](Block) of packets.
@@ -12,8 +12,8 @@
 //! many symbols of a block as the block has packets, it rebuilds the missing packets. The transport does the
 //! coding. The receiver acknowledges rebuilt packets. That saves the round trips of retransmissions.
 //!
-//! [`Sender`] and [`Receiver`] have no IO and no clock. `handle_*` methods take what happened, and `poll_*`
-//! methods return what to do.
+//! [`Sender`] and [`Receiver`] have no IO and no clock. `handle_*` methods process an event, and `poll_*`
+//! methods return what the caller has to do.
 //!
 //! ```text
 //! chunks -> transfer  which is next: critical, new, lost          UniFL, section 2.2

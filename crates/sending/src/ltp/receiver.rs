@@ -11,8 +11,8 @@ use crate::Time;
 /// When the receiver closes a transfer before all chunks have arrived.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rule {
-    /// Fraction of the chunks, 0 to 1. When it has arrived, the sender retransmits only critical chunks. 1
-    /// waits for all chunks.
+    /// Fraction of the chunks, 0 to 1. When this fraction has arrived, the sender retransmits only critical
+    /// chunks. 1 waits for all chunks.
     pub fraction: f64,
     /// Time after the first packet at which the sender stops sending chunks that are not critical; `None` for
     /// never.
@@ -101,7 +101,7 @@ impl Receiver {
         self.mender.poll()
     }
 
-    /// The block was rebuilt, so its symbols are no longer needed.
+    /// Drops the symbols of a block that was rebuilt.
     pub fn rebuilt(&mut self, block: Block) {
         self.mender.done(block);
     }
@@ -164,7 +164,8 @@ impl Receiver {
         }
     }
 
-    /// The ACK to send, if there is anything new. If it is lost, the next one reports the same.
+    /// The ACK to send, if there is anything new to report. If this ACK is lost, the next one reports the
+    /// same.
     pub fn poll_ack(&mut self) -> Option<Ack> {
         let owes = std::mem::take(&mut self.owes);
         owes.then(|| Ack { ranges: self.arrivals.tell(), closed: self.closed })

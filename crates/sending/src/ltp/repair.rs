@@ -1,5 +1,6 @@
 //! The sender's side of repair packets (FEC). It decides which packets they protect, and how many there are.
-//! It also says how long a lost packet may still be rebuilt, and so does not count as lost.
+//! It also says how long the receiver may still rebuild a lost packet. Until then the packet does not count
+//! as lost.
 //!
 //! A block is a run of consecutive packet numbers. So blocks protect retransmitted chunks like new ones, and
 //! the receiver acknowledges a rebuilt packet like one that arrived.
@@ -47,7 +48,7 @@ impl Block {
 pub(super) enum Hope {
     /// Not all repair packets of the block have been sent.
     Open,
-    /// Number and send time of its last repair packet.
+    /// The number and the send time of the block's last repair packet, which has been sent.
     Until(u64, Time),
 }
 
@@ -83,8 +84,9 @@ impl Blocks {
         Self { share: share.clamp(0.0, 1.0), ..Self::default() }
     }
 
-    /// Sets the path loss. If it is high, a block gets repair packets for it, whatever the share is. They are
-    /// sent when there is nothing else to send, and a retransmission would probably be lost again.
+    /// Sets the path loss. If it is high, a block gets repair packets in proportion to it, whatever the
+    /// configured share is. They are sent when there is nothing else to send, and on such a path a
+    /// retransmission would probably be lost again.
     pub(super) fn expect(&mut self, loss: f64) {
         self.loss = if loss < LOSSY { 0.0 } else { loss };
     }
@@ -97,8 +99,8 @@ impl Blocks {
         (count * self.share).max(expected).ceil().min(MOST_REPAIR) as u32
     }
 
-    /// Adds a packet to the current block. If there is none and `begins` is set, the packet begins one.
-    /// Returns the first packet number of its block.
+    /// Adds a packet to the current block. If there is no current block and `begins` is set, the packet
+    /// begins one. Returns the first packet number of the block.
     pub(super) fn covers(&mut self, number: u64, bytes: u32, begins: bool) -> Option<u64> {
         if self.open.is_none() && begins && (self.share > 0.0 || self.loss > 0.0) {
             self.open = Some((Block { first: number, count: 0 }, 0));
@@ -126,7 +128,7 @@ impl Blocks {
         self.due.map(|due| (due.block, due.sent, due.longest))
     }
 
-    /// The packet of [`Self::next`] has been sent.
+    /// Notes that the packet of [`Self::next`] has been sent.
     pub(super) fn repaired(&mut self, number: u64, now: Time) {
         let Some(due) = &mut self.due else { return };
         due.sent += 1;

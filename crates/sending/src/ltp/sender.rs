@@ -15,10 +15,10 @@ use crate::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Trips, Waits};
 const PROBE_BYTES: u32 = 64;
 /// Initial cwnd in packets. TCP starts with 10 (RFC 6928) and retransmits all that is lost.
 const INITIAL: u64 = 32;
-/// The greatest fraction of the sent bytes that makes up for path loss. If a short queue is full of other
-/// senders' packets, a sender cannot tell that loss from the path's. With this limit it sends at most 2.6
-/// times what arrives. With a lower one, the cwnd would shrink for ever on a path that loses 70 %, since it
-/// is at most 1.3 times what a round trip delivered.
+/// The maximum fraction of the sent bytes that makes up for path loss. If a short queue is full of other
+/// senders' packets, a sender cannot distinguish that loss from the path's loss. With this limit it sends at
+/// most 2.6 times the bytes that arrive. With a lower limit, the cwnd would shrink for ever on a path that
+/// loses 70 %, since it is at most 1.3 times the bytes that a round trip delivered.
 const MADE_UP: f64 = 0.62;
 
 /// A packet to send.
@@ -38,7 +38,7 @@ pub struct Packet {
 pub enum What {
     /// A chunk.
     Chunk(Part),
-    /// No data. It asks for an ACK.
+    /// A packet without data. It asks for an ACK.
     Probe,
     /// A repair packet: its block, and its index from 0.
     Repair(Block, u32),
@@ -55,7 +55,7 @@ pub struct Ended {
     pub again: u64,
     /// Number of repair packets sent.
     pub repair: u64,
-    /// Number of chunks that are not acknowledged. That is an upper bound of what is missing.
+    /// Number of chunks that are not acknowledged: an upper bound of the number of missing chunks.
     pub missing: usize,
 }
 
@@ -82,7 +82,7 @@ enum Load {
 enum Fate {
     /// The packet was acknowledged, or already counts as lost.
     Decided,
-    /// The packet may still arrive. If the time is known, it counts as lost then.
+    /// The packet may still arrive. If the time is known, the packet counts as lost from then on.
     Open(Option<Time>),
     /// The packet is lost now.
     Lost,
@@ -96,8 +96,8 @@ struct Sent {
     load: Load,
     /// Whether the packet may be rebuilt from others. Then its ACK does not prove that it arrived.
     covered: bool,
-    /// Whether it was sent twice under the same number. Then it gives no RTT sample (Karn and Partridge
-    /// 1987).
+    /// Whether the packet was sent twice under the same number. Then it gives no RTT sample (Karn and
+    /// Partridge 1987).
     twice: bool,
     stamp: Stamp,
 }
@@ -131,8 +131,8 @@ pub struct Sender {
     probe: bool,
     /// Whether to send the last probe again, because nothing has answered it.
     again: bool,
-    /// Whether a chunk was sent and no probe after it. A probe follows the last chunk, so that the loss of
-    /// that chunk is detected.
+    /// Whether a chunk was sent and no probe has been sent after it. A probe follows the last chunk, so that
+    /// the loss of that chunk is detected.
     tail: bool,
     last_sent: Time,
     last_heard: Time,
@@ -143,8 +143,7 @@ pub struct Sender {
     waits: Waits,
     lost: u64,
     lost_bytes: u64,
-    /// Bytes that arrived and bytes that were lost, as found out since the last update of the rate
-    /// controller.
+    /// Bytes that arrived and bytes that were lost, as detected since the last update of the rate controller.
     fates: (u64, u64),
     blocks: Blocks,
     /// Number of repair packets of this transfer.
@@ -195,7 +194,7 @@ impl Sender {
         Self { blocks: Blocks::new(share), ..self }
     }
 
-    /// Begins a transfer. If another one has not ended, gives that one up.
+    /// Begins a transfer. If another transfer has not ended, gives it up.
     pub fn begin(&mut self, pieces: Vec<Piece>) -> u16 {
         self.transfers = self.transfers.wrapping_add(1);
         self.rate.carry(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).into());
@@ -212,8 +211,8 @@ impl Sender {
         self.blocks.give_up();
     }
 
-    /// Sends a probe at the next poll, whatever the cwnd allows. It has a number of its own, so its ACK says
-    /// nothing about other packets.
+    /// Sends a probe at the next poll, whatever the cwnd allows. The probe has its own number, so its ACK
+    /// says nothing about other packets.
     pub fn tell(&mut self) {
         self.probe = true;
     }
@@ -245,7 +244,7 @@ impl Sender {
         Belief { in_flight, delivered, lost, waits, ..self.rate.believes(&self.trips) }
     }
 
-    /// The packet to send now, if any.
+    /// Returns the packet to send now, if there is one.
     pub fn poll_packet(&mut self, now: Time) -> Option<Packet> {
         self.pace_at = None;
         if std::mem::take(&mut self.probe) {
@@ -351,7 +350,7 @@ impl Sender {
         self.send(now, PROBE_BYTES, What::Probe)
     }
 
-    /// Adds a packet to what is in flight (`by` is 1), or subtracts it (-1).
+    /// Adds a packet to the counts of bytes in flight (`by` is 1), or subtracts it (-1).
     fn count(&mut self, bytes: u32, by: i64) {
         let cost = u64::from(bytes) + self.overhead;
         self.under_way = self.under_way.saturating_add_signed(by * i64::from(bytes));
@@ -388,9 +387,9 @@ impl Sender {
         self.forget(now);
     }
 
-    /// Processes the ranges of an ACK. Returns the RTT of the newest packet, if that is newly acknowledged.
-    /// There is no sample while the packet before the newest may still arrive. The newest may then have
-    /// overtaken it, so its RTT would be too short.
+    /// Processes the ranges of an ACK. Returns the RTT of the newest packet, if this ACK is the first to
+    /// acknowledge it. There is no sample while the packet before the newest may still arrive. The newest may
+    /// then have overtaken it, so its RTT would be too short.
     fn acknowledge(&mut self, now: Time, ack: &Ack) -> Option<Time> {
         let (mut trip, largest) = (None, ack.ranges.first()?.end - 1);
         if self.largest.is_some_and(|newer| newer > largest) {
@@ -414,7 +413,7 @@ impl Sender {
         trip
     }
 
-    /// A packet is acknowledged. Returns whether that is new and may give an RTT sample.
+    /// Notes that a packet is acknowledged. Returns whether that is new and may give an RTT sample.
     fn came(&mut self, now: Time, number: u64) -> bool {
         let Some(packet) = self.sent.get_mut((number - self.base) as usize) else { return false };
         let was = std::mem::replace(&mut packet.state, State::Done);
@@ -465,8 +464,8 @@ impl Sender {
         }
     }
 
-    /// What is known about a packet, if `largest` is the largest number acknowledged. A packet that may still
-    /// be rebuilt counts as lost when the last repair packet of its block does.
+    /// The state of a packet, if `largest` is the largest number acknowledged. A packet that may still be
+    /// rebuilt counts as lost when the last repair packet of its block counts as lost.
     fn fate(&self, now: Time, largest: u64, number: u64) -> Fate {
         let packet = self.sent.get((number - self.base) as usize).filter(|p| p.state == State::UnderWay);
         let Some(packet) = packet else { return Fate::Decided };
@@ -501,8 +500,8 @@ impl Sender {
         }
     }
 
-    /// Forgets the oldest packets that can tell nothing more. Lost ones are kept for three times the time
-    /// threshold after they were sent, since they may still be acknowledged.
+    /// Forgets the oldest packets whose ACKs can give no more information. Keeps lost packets for three times
+    /// the time threshold after they were sent, since they may still be acknowledged.
     fn forget(&mut self, now: Time) {
         let late = 3 * self.trips.time_threshold();
         let over = |packet: &Sent| match packet.state {
@@ -542,7 +541,8 @@ impl Sender {
         if self.packets > 0 && now >= probe {
             self.trips.probed();
             self.again = true;
-            // All packets in flight seem to be lost. To wait for repair packets would keep the cwnd full.
+            // All packets in flight seem to be lost. Do not wait for repair packets: they would keep the cwnd
+            // full.
             self.blocks.give_up();
         }
     }

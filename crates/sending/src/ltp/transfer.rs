@@ -10,7 +10,7 @@ pub const MAX_PIECES: usize = 1 << 24;
 /// A chunk of a transfer, as its sender knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Bytes of its packet.
+    /// Bytes of the chunk's packet.
     pub bytes: u32,
     /// Whether the sender retransmits it until it arrives, even after the transfer is closed.
     pub critical: bool,
@@ -63,8 +63,8 @@ impl Transfer {
         Self { id, pieces, fresh: 0, lost, missing, critical, waiting, closed, again: 0 }
     }
 
-    /// The chunk to send now: lost critical chunks first, then new ones, then other lost ones. It then counts
-    /// as in flight.
+    /// Returns the chunk to send now: lost critical chunks first, then new chunks, then other lost chunks.
+    /// The chunk then counts as in flight.
     pub(super) fn next(&mut self) -> Option<(Part, Piece)> {
         let index = self.next_lost(true).or_else(|| self.next_fresh()).or_else(|| self.next_lost(false))?;
         let of = self.pieces.len() as u32;
@@ -95,7 +95,7 @@ impl Transfer {
         None
     }
 
-    /// A packet of the chunk was acknowledged.
+    /// Notes that a packet of the chunk was acknowledged.
     pub(super) fn arrived(&mut self, index: u32) {
         let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
         if *state != State::Here {
@@ -106,7 +106,7 @@ impl Transfer {
         }
     }
 
-    /// A packet of the chunk was lost.
+    /// Notes that a packet of the chunk was lost.
     pub(super) fn lost(&mut self, index: u32) {
         let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
         if *state == State::UnderWay {
@@ -116,7 +116,7 @@ impl Transfer {
         }
     }
 
-    /// How the transfer ended, if it did.
+    /// How the transfer ended; `None` if it has not ended.
     pub(super) fn ended(&self) -> Option<Closed> {
         // If the receiver says that all chunks have arrived, ACKs of single packets are not needed.
         if self.missing == 0 || self.closed == Some(Closed::Whole) {

@@ -71,8 +71,8 @@ impl Ledger {
         }
     }
 
-    /// Marks updates as done once all their workers have folded them. At most `reserve` done updates may stay
-    /// in the pool; one more makes a commit due.
+    /// Marks updates as done once all their workers have folded them. At most `reserve` updates that are done
+    /// may stay in the pool; one more makes a commit due.
     pub(super) fn finish_updates(&mut self) {
         let mut done = self.updates.values().filter(|update| update.is_done).count();
         let mut fresh = Vec::new();
@@ -123,7 +123,7 @@ impl Ledger {
     pub(super) fn release_committed(&mut self) {
         self.commits += 1;
         let all: Vec<u32> = self.updates.iter().filter(|(_, u)| u.is_given).map(|(&s, _)| s).collect();
-        // Release slots first: whoever is notified by `Done` may want a slot at once.
+        // Release slots first: a caller that `Done` notifies may want a slot at once.
         for &sequence in &all {
             self.actions.push_back(Action::Release { sequence });
         }

@@ -9,8 +9,8 @@
 //! - Workers are ordered to commit when each has folded all that it was given, because a commit cannot be
 //!   undone.
 //! - Objects are released when all workers have committed.
-//! - When a worker refuses an update, the update's workers discard what they have not committed. They get all
-//!   of it again except that update.
+//! - When a worker refuses an update, all workers that got it discard the updates that they have not
+//!   committed. The node gives them these updates again, except the refused one.
 //! - When a worker dies, its successor takes over the last commit and gets all later updates again.
 
 mod advance;
@@ -90,7 +90,7 @@ impl Ledger {
         self.round
     }
 
-    /// How many times all workers have committed.
+    /// Number of times that all workers have committed.
     pub fn commits(&self) -> u64 {
         self.commits
     }
@@ -121,9 +121,9 @@ impl Ledger {
         self.updates.values().filter(|update| !update.is_done).count()
     }
 
-    /// Whether a worker must commit in this round. With [`Split::Ranges`] all must; with [`Split::Clients`]
-    /// those that were assigned an update. Worker 0 always must, so that a round without updates has sums
-    /// too.
+    /// Whether a worker must commit in this round. With [`Split::Ranges`] all workers must; with
+    /// [`Split::Clients`], the workers to which an update was assigned. Worker 0 always must, so that a round
+    /// without updates has sums too.
     pub fn is_part(&self, worker: usize) -> bool {
         self.split == Split::Ranges || worker == 0 || self.workers[worker].assigned > 0
     }
@@ -174,7 +174,8 @@ impl Ledger {
         chosen
     }
 
-    /// A worker's process has started. It took over the commit that [`Ledger::base`] returned in `round`.
+    /// Notes that a worker's process has started. It has taken over the commit that [`Ledger::base`] returned
+    /// in `round`.
     pub fn started(&mut self, worker: usize, round: u32) {
         let of = &mut self.workers[worker];
         of.is_alive = true;
@@ -186,13 +187,13 @@ impl Ledger {
         self.advance();
     }
 
-    /// A worker's process has ended on request.
+    /// Notes that a worker's process has ended on request.
     pub fn left(&mut self, worker: usize) {
         self.workers[worker].is_alive = false;
         self.workers[worker].forget();
     }
 
-    /// A worker's process has ended without a request.
+    /// Notes that a worker's process has ended without a request.
     pub fn died(&mut self, worker: usize) {
         self.left(worker);
         self.workers[worker].deaths += 1;
@@ -201,7 +202,7 @@ impl Ledger {
         }
     }
 
-    /// A worker reports that it has added an update to its sums.
+    /// Processes a worker's report that it has added an update to its sums.
     ///
     /// # Errors
     /// [`Lie`] if the worker was not given this update.
@@ -220,7 +221,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A worker reports that it cannot add an update to its sums, and has not added it.
+    /// Processes a worker's report that it cannot add an update to its sums, and has not added it.
     ///
     /// # Errors
     /// [`Lie`] if the worker was not given this update.
@@ -233,8 +234,8 @@ impl Ledger {
             return Err(Lie("that it refuses an update that it was not given"));
         }
         let Some(update) = self.updates.get(&sequence) else { return Ok(()) };
-        // The update is done, or a commit is under way: another worker's commit may contain it. It cannot be
-        // undone.
+        // Fail the round: the update is done, or a commit that may contain it is under way in another worker.
+        // Neither can be undone.
         if update.is_done || self.is_committing() {
             self.fail(format!("an update that counts already cannot be added again: {why}"));
             return Ok(());
@@ -253,10 +254,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A worker reports that it has committed its sums.
+    /// Processes a worker's report that it has committed its sums.
     ///
     /// # Errors
-    /// [`Lie`] if the worker was not ordered to commit, or if its sums cannot be as it states.
+    /// [`Lie`] if the worker was not ordered to commit, or if its statement about its sums cannot be true.
     pub fn committed(&mut self, worker: usize, task: u32, base: Base) -> Result<(), Lie> {
         let of = &mut self.workers[worker];
         if of.task != task || !of.is_alive {
@@ -292,7 +293,7 @@ impl Ledger {
         self.advance();
     }
 
-    /// Begins a round. Updates of the round before are dropped.
+    /// Begins a round. Drops the updates of the previous round.
     pub fn begin(&mut self) {
         for sequence in self.updates.keys().copied().collect::<Vec<_>>() {
             self.drop_update(sequence, Err("the round is over".into()));

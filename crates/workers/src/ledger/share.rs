@@ -9,18 +9,18 @@ pub(super) struct Share {
     pub is_alive: bool,
     pub task: u32,
     pub base: Option<Base>,
-    /// Sequence numbers of updates that its last commit contains and that are not released yet.
+    /// Sequence numbers of updates that the worker's last commit contains and that are not released yet.
     pub in_base: BTreeSet<u32>,
-    /// Sequence numbers of updates that it has folded since its last commit.
+    /// Sequence numbers of updates that the worker has folded since its last commit.
     pub folded: BTreeSet<u32>,
-    /// Sequence numbers of updates that it was given and has not folded yet.
+    /// Sequence numbers of updates that the worker was given and has not folded yet.
     pub given: BTreeSet<u32>,
     pub is_asked: bool,
     pub has_committed: bool,
-    /// Number of updates in its last commit, released ones included.
+    /// Number of updates in the worker's last commit, including those that are released.
     pub counted: u32,
     pub deaths: u32,
-    /// Number of this round's updates that were assigned to it.
+    /// Number of this round's updates that were assigned to the worker.
     pub assigned: u32,
 }
 
@@ -34,7 +34,7 @@ impl Share {
         self.base.is_none() && self.folded.is_empty() && self.given.is_empty()
     }
 
-    /// Discards what is not committed. Answers to earlier orders become out of date.
+    /// Discards the updates that are not committed. Answers to earlier orders become out of date.
     pub fn forget(&mut self) {
         self.task += 1;
         self.folded.clear();

@@ -30,12 +30,13 @@ use thalweg_ebpf::explain;
 pub use outlet::NodeRoutes;
 pub(crate) use outlet::{inlet, Outlet};
 
-/// Added to a process's number: key of the node's end of the connection to it. As in `route.c`.
+/// Added to a process's number, this gives the key of the node's end of the connection to that process. It is
+/// as in `route.c`.
 const ENDS_OF_NODE: u32 = 1 << 16;
-/// Key of the outlet. As in `route.c`.
+/// Key of the outlet, as in `route.c`.
 const OUTLET: u32 = 2 << 16;
 
-/// What one process has sent to another.
+/// The notes that one process has sent to another.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
     /// Notes that the program routed, past TCP.
@@ -43,7 +44,7 @@ pub struct Count {
     /// Notes that were allowed but went through the node, because the budget was used up or the receiver was
     /// gone.
     pub passed: u64,
-    /// Bytes of both, including the bytes that follow notes.
+    /// Bytes of both kinds of notes, including the bytes that follow notes.
     pub bytes: u64,
     /// When the first note was sent, in nanoseconds of the monotonic clock; 0 if none was.
     pub first: u64,
@@ -87,7 +88,7 @@ impl Routes {
     /// Loads the program into the kernel.
     ///
     /// # Errors
-    /// Why the system does not allow it, and what to do.
+    /// The reason why the system does not allow it, and what to do about it.
     pub fn load() -> Result<Self, String> {
         let loaded = Loaded::new(thalweg_ebpf::route()).map_err(|e| explain(&*e))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| format!("loopback: {e}"))?;
@@ -99,7 +100,7 @@ impl Routes {
     /// Returns the node's outlet, over which the node sends to all processes, and its inlet.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn outlet(&self) -> io::Result<(TcpStream, TcpStream)> {
         let mut loaded = self.lock();
         let (outlet, inlet) = self.pair()?;
@@ -112,7 +113,7 @@ impl Routes {
     /// process's end.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn join(&self, party: u16) -> io::Result<(TcpStream, TcpStream)> {
         let mut loaded = self.lock();
         let (own, node) = self.pair()?;
@@ -126,7 +127,7 @@ impl Routes {
     /// node.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn allow(&self, source: u16, destination: u16, notes: u64) -> io::Result<()> {
         let pair = pair_of(source, destination);
         let mut loaded = self.lock();
@@ -142,24 +143,24 @@ impl Routes {
         for pair in [pair_of(0, party), pair_of(party, 0)] {
             let count = loaded.count(pair);
             loaded.gone.add(&count);
-            // The entry is missing if the pair was never allowed.
+            // Ignore an error: the entry is missing if the pair was never allowed.
             _ = loaded.allowed.remove(&pair);
             _ = loaded.counts.remove(&pair);
         }
         if let Some(port) = loaded.by_party.remove(&party) {
             _ = loaded.ports.remove(&port);
         }
-        // The kernel has already removed sockets that are closed.
+        // Ignore an error: the kernel has already removed sockets that are closed.
         _ = loaded.sockets.remove(&u32::from(party));
         _ = loaded.sockets.remove(&(ENDS_OF_NODE | u32::from(party)));
     }
 
-    /// What one process has sent to another; all zero if that was not allowed.
+    /// The notes that one process has sent to another; all zero if it was not allowed to.
     pub fn count(&self, source: u16, destination: u16) -> Count {
         self.lock().count(pair_of(source, destination))
     }
 
-    /// What went between the node and all processes, including those that are gone.
+    /// The notes between the node and all processes, including processes that are gone.
     pub fn total(&self) -> Count {
         let loaded = self.lock();
         let pairs = loaded.by_party.keys().flat_map(|&party| [pair_of(0, party), pair_of(party, 0)]);
@@ -177,8 +178,8 @@ impl Routes {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a loopback connection. Returns the connecting end, which has a port of its own, and the
-    /// accepting end. Callers must hold the lock: otherwise one might accept the other's connection.
+    /// Opens a loopback connection. Returns the connecting end, which has its own port, and the accepting
+    /// end. Callers must hold the lock: otherwise one caller might accept the connection of another.
     fn pair(&self) -> io::Result<(TcpStream, TcpStream)> {
         let own = TcpStream::connect(self.listener.local_addr()?)?;
         let name: SocketAddr = own.local_addr()?;

@@ -1,5 +1,5 @@
-//! The node's own connection to the kernel program: the outlet sends notes, the inlet receives those that
-//! were not routed.
+//! The node's own connection to the kernel program: the outlet sends notes, the inlet receives the notes that
+//! the program did not route.
 
 use std::io::Read;
 use std::net::{Shutdown, TcpStream};
@@ -22,7 +22,7 @@ impl NodeRoutes {
     /// Loads the program and opens the node's connection.
     ///
     /// # Errors
-    /// Why the system does not allow it, and what to do.
+    /// The reason why the system does not allow it, and what to do about it.
     pub fn open() -> Result<Self, String> {
         let routes = Routes::load()?;
         let (outlet, inlet) = routes.outlet().map_err(|e| format!("loopback: {e}"))?;
@@ -47,8 +47,8 @@ impl Outlet {
         Self { socket, is_cut: AtomicBool::new(false) }
     }
 
-    /// Sends a note with one call. `false` if it was not sent and must go over the Unix socket. One caller at
-    /// a time.
+    /// Sends a note with one call. `false` if it was not sent and must go over the Unix socket. Only one
+    /// caller may send at a time.
     pub fn send(&self, note: &[u8; NOTE_BYTES]) -> bool {
         if self.is_cut.load(Ordering::Relaxed) {
             return false;
@@ -56,8 +56,8 @@ impl Outlet {
         match send(&self.socket, note, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(NOTE_BYTES) => true,
             Ok(_) => {
-                // After a part of a note the kernel would not find the next one. The part itself is not
-                // routed either.
+                // Send no more notes here: after a part of a note, the kernel could not find the next note.
+                // It does not route the part either.
                 self.is_cut.store(true, Ordering::Relaxed);
                 false
             }

@@ -24,7 +24,7 @@ const PASS: usize = 8;
 /// Maximum number of bytes of the reason in a [`Kind::Refused`] answer.
 const MOST_REASON: usize = 2048;
 
-/// How far a worker is in its work; see [`work_with`].
+/// The point that a worker has reached in its work; see [`work_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// The worker has mapped its memory.
@@ -40,7 +40,7 @@ pub enum Step {
 /// Works for the node at the other end of `socket` until the node closes it.
 ///
 /// # Errors
-/// Why this process cannot go on. The process should then end; its node starts another one.
+/// The reason why this process cannot go on. The process should then end; its node starts another one.
 pub fn work(socket: UnixStream) -> Result<(), String> {
     work_with(socket, &mut |_| {})
 }
@@ -48,7 +48,7 @@ pub fn work(socket: UnixStream) -> Result<(), String> {
 /// Like [`work`], but calls `at` at each step. Tests end the process there.
 ///
 /// # Errors
-/// As [`work`].
+/// The same as [`work`].
 pub fn work_with(socket: UnixStream, at: &mut dyn FnMut(Step)) -> Result<(), String> {
     let (setup, Shared { pool, sums, copying, route }) =
         Setup::receive(&socket).map_err(|e| e.to_string())?;
@@ -136,7 +136,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Maximum number of updates in one pass. If updates are copied, there is a buffer for only one.
+    /// Maximum number of updates in one pass: one if updates are copied, since there is only one buffer for
+    /// copies.
     fn pass(&self) -> usize {
         if self.copying.is_some() {
             1
@@ -177,8 +178,8 @@ impl Worker {
                 let reply = self.reply(note, Kind::Folded);
                 self.saying.say(reply, &since.to_le_bytes());
             } else {
-                // The sums are spoilt. The node answers a refusal with a rollback, which discards all of
-                // them.
+                // Refuse the update: the sums now contain wrong bytes. The node answers a refusal with a
+                // rollback, which discards them.
                 self.refuse(note, "the object went away while it was read");
             }
         }

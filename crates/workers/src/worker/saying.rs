@@ -16,7 +16,7 @@ const MOST_ROUTED: usize = 4096;
 pub(super) struct Saying {
     unix: UnixStream,
     route: Option<TcpStream>,
-    /// Number of messages so far, modulo 2^16: the number of the next one.
+    /// Number of messages so far, modulo 2^16, which is also the number of the next message.
     said: u16,
     messages: Vec<Vec<u8>>,
 }

@@ -8,7 +8,8 @@ use thalweg_wire::Range;
 
 use crate::setup::Setup;
 
-/// Two slots for sums: one holds the last commit, the other the commit and the updates folded since.
+/// Two slots for sums: one holds the last commit, the other holds that commit with the updates folded since
+/// then.
 pub(super) struct TwoSums {
     slots: [Accumulator; 2],
     base: Option<usize>,

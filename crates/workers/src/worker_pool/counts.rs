@@ -26,12 +26,12 @@ pub const HANDOVER_BOUNDS: [u64; 11] = [
 pub struct Counts {
     /// Number of processes started.
     pub started: u64,
-    /// Number of these that a template forked.
+    /// Number of processes that a template forked.
     pub forked: u64,
     /// Start times in nanoseconds: from the node's launch of a process until the process reports ready.
     pub starts: Handovers,
     /// Recovery times in nanoseconds: from the moment at which the node found a worker dead until its
-    /// successor reports ready. The successor then folds again what was not committed.
+    /// successor reports ready. The successor then folds the uncommitted updates again.
     pub resumes: Handovers,
     /// Number of processes that ended without a request.
     pub died: u64,
@@ -42,7 +42,7 @@ pub struct Counts {
     /// Number of workers that began a round with the process of an earlier round. This is not LIFL's reuse
     /// (section 5.3), in which an aggregator takes over the work of another level.
     pub warm: u64,
-    /// CPU time of the workers in nanoseconds, as each reported at its last commit.
+    /// CPU time of the workers in nanoseconds, as each worker reported it at its last commit.
     pub cpu: u64,
     /// CPU time in nanoseconds of the processes between the node and its workers (brokers and side
     /// processes).

@@ -9,11 +9,11 @@ use super::Shared;
 use crate::copying::receive_within;
 use crate::ledger::Base;
 
-/// How many times a worker may be replaced while it sends, before the round fails.
+/// Number of times that a worker may be replaced while it sends, before the round fails.
 const TRIES: usize = 4;
 
 impl Shared {
-    /// Receives a copy of the sums of each worker that has committed some. All workers send at the same time.
+    /// Receives a copy of the sums of each worker that has committed sums. All workers send at the same time.
     pub(super) fn gather(&self, bases: &[Option<Base>]) -> io::Result<()> {
         let workers = (0..self.setups.len()).filter(|&worker| bases.get(worker).is_some_and(Option::is_some));
         let streams: Vec<_> = workers.map(|worker| (worker, self.fetch(worker))).collect();
@@ -46,7 +46,7 @@ impl Shared {
             if received.is_ok() {
                 return Ok(());
             }
-            // Its successor has the same commit and sends it instead.
+            // Replace the worker: its successor has the same commit and sends it instead.
             self.replace(worker);
             stream = self.fetch(worker);
         }

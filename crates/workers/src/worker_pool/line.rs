@@ -45,12 +45,12 @@ pub(super) struct Line {
     began: u64,
     /// Number of notes sent to the worker, modulo 2^16.
     sent: u16,
-    /// Notes for which the Unix socket had no room. The ledger sends each update once, and again after a
-    /// refusal or a death, so the slots of the pool bound this.
+    /// Notes for which the Unix socket had no room. The number of slots in the pool bounds them: the ledger
+    /// sends each update once, and again only after a refusal or a death.
     outbox: Vec<u8>,
     /// Number of fold orders that the worker has not answered.
     owed: usize,
-    /// The last fold order that the worker got while it had none to do: its sequence number and the time of
+    /// The last fold order that the worker got while it had no other: its sequence number and the time of
     /// sending.
     told: Option<(u32, u64)>,
     /// When the worker was ordered to commit; `None` if it owes no commit.
@@ -91,7 +91,7 @@ impl Line {
         self.process.kill();
     }
 
-    /// Kills the process and waits until it has ended. After that it writes nowhere any more.
+    /// Kills the process and waits until it has ended. After that it writes to no memory any more.
     pub fn end(mut self) {
         self.process.end();
         self.copying.into_iter().for_each(CopyingPlane::end);
@@ -154,7 +154,8 @@ impl Line {
         self.flush();
     }
 
-    /// Sends what the socket has room for. If the worker has ended, the thread that reads from it finds out.
+    /// Sends as many bytes as the socket has room for. If the worker has ended, the thread that reads from it
+    /// finds out.
     pub fn flush(&mut self) {
         while !self.outbox.is_empty() {
             match send(&self.socket, &self.outbox, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -166,7 +167,7 @@ impl Line {
         }
     }
 
-    /// The stretch of work that ends with this answer, if any.
+    /// The stretch of work that ends with this answer, if there is one.
     pub fn stretch(&mut self, worker: usize, Message { note, following }: &Message) -> Option<Stretch> {
         let end = clock::now();
         let (doing, start, updates) = match note.kind {

@@ -60,11 +60,12 @@ pub struct WorkerPoolConfig {
     pub plane: DataPlane,
     /// When the workers' processes start.
     pub start: Start,
-    /// Decides how many leaves get updates. `None`: all do.
+    /// Decides how many leaves get updates. `None`: all leaves get updates.
     pub autoscaler: Option<Knobs>,
 }
 
-/// An update that the worker pool has not finished. It ends when its slot is released and `done` was called.
+/// An update that the worker pool has not finished. It is finished when its slot is released and `done` was
+/// called.
 struct Job {
     object: Option<Arc<Object>>,
     done: Option<Done>,
@@ -123,7 +124,7 @@ impl WorkerPool {
     /// Starts the workers' threads. The threads start the processes.
     ///
     /// # Errors
-    /// If the memory for the sums cannot be allocated.
+    /// An error if the memory for the sums cannot be allocated.
     pub fn new(mut config: WorkerPoolConfig, launcher: Box<dyn Launcher>) -> Result<Self, ArenaError> {
         let (setups, sums) = sums::shares(&config)?;
         let copies = sums::copies(&config, &setups)?;
@@ -190,7 +191,7 @@ impl WorkerPool {
     /// contain all updates.
     ///
     /// # Errors
-    /// Why there are no sums.
+    /// The reason why there are no sums.
     pub fn close(&self) -> Result<Vec<Accumulator>, String> {
         let mut state = self.shared.lock();
         state.closed = None;
@@ -212,7 +213,7 @@ impl WorkerPool {
         sums::committed(shared, &shared.sums, &bases)
     }
 
-    /// Begins the next round and drops what is left of this one. The sums that [`WorkerPool::close`] returned
+    /// Begins the next round and drops the updates of this one. The sums that [`WorkerPool::close`] returned
     /// must not be used any more.
     pub fn begin(&self) {
         let mut state = self.shared.lock();
@@ -291,7 +292,8 @@ impl State {
         self.timeline.add(stretch);
     }
 
-    /// Reserves a number for a process that no process has that may still exist. Never 0, which is the node.
+    /// Reserves the number of a process. No other process that may still exist has this number. It is never
+    /// 0, which is the node's number.
     fn number(&mut self) -> u16 {
         loop {
             self.last_party = self.last_party.wrapping_add(1);

@@ -9,11 +9,11 @@ use super::{Shared, State};
 /// When a worker's process starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Start {
-    /// Together with the worker pool. It stays.
+    /// The process starts together with the worker pool, and stays.
     #[default]
     Always,
-    /// With its first work in a round. It ends after the round or, with an autoscaler, when that wants fewer
-    /// workers.
+    /// The process starts with its first work in a round. It ends after the round or, with an autoscaler,
+    /// when the autoscaler wants fewer workers.
     Cold,
 }
 

@@ -16,7 +16,7 @@ use crate::launch::{Launched, Origin};
 use crate::ledger::Base;
 use crate::note::Kind;
 
-/// A process that was started and sent its set-up.
+/// A process that was started and to which its set-up was sent.
 struct Started {
     origin: Origin,
     line: Line,
@@ -47,8 +47,7 @@ impl Shared {
         }
     }
 
-    /// Fails the round because no process could be started. Waits for the next round before it is tried
-    /// again.
+    /// Fails the round because no process could be started. Waits for the next round before it tries again.
     fn give_up(&self, worker: usize, round: u32, error: &io::Error) {
         let mut state = self.lock();
         state.died_at[worker] = None;

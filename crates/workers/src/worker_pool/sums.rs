@@ -8,14 +8,14 @@ use super::{Shared, WorkerPoolConfig};
 use crate::ledger::{Base, Split};
 use crate::setup::Setup;
 
-/// Maximum number of workers of a node. The maps of the kernel program have room for this many, and the
-/// 16-bit numbers too.
+/// Maximum number of workers of a node. The maps of the kernel program have room for this many, and 16-bit
+/// numbers suffice for them.
 const MOST: usize = 1024;
 
 /// Returns each worker's set-up and the shared memory of its sums.
 ///
 /// # Errors
-/// If the memory for the sums cannot be allocated.
+/// An error if the memory for the sums cannot be allocated.
 pub(super) fn shares(config: &WorkerPoolConfig) -> Result<(Vec<Setup>, Vec<Arena>), ArenaError> {
     let (layout, precision) = (&config.layout, config.precision);
     let whole = Range::new(0, layout.bytes());
@@ -42,7 +42,7 @@ pub(super) fn shares(config: &WorkerPoolConfig) -> Result<(Vec<Setup>, Vec<Arena
 /// Memory for a copy of each worker's sums; empty if the data plane does not copy.
 ///
 /// # Errors
-/// If the memory cannot be allocated.
+/// An error if the memory cannot be allocated.
 pub(super) fn copies(config: &WorkerPoolConfig, setups: &[Setup]) -> Result<Vec<Arena>, ArenaError> {
     let own = |setup: &Setup| Arena::shared(setup.sums_bytes / 2, Access::Write);
     setups.iter().filter(|_| config.plane.copies()).map(own).collect()
@@ -52,7 +52,7 @@ pub(super) fn copies(config: &WorkerPoolConfig, setups: &[Setup]) -> Result<Vec<
 /// [`Split::Clients`] the sums of all workers are merged into one.
 ///
 /// # Errors
-/// If the contents of an arena are not valid sums, or if no worker has committed any.
+/// An error if the contents of an arena are not valid sums, or if no worker has committed sums.
 pub(super) fn committed(
     shared: &Shared,
     arenas: &[Arena],

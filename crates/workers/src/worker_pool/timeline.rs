@@ -3,16 +3,16 @@
 /// Maximum number of stretches that are kept of a round. Later ones are only counted.
 const MOST: usize = 1024;
 
-/// What a worker did during a stretch.
+/// The kind of work that a worker did during a stretch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
-    /// The node started its process.
+    /// The node started the worker's process.
     Start,
-    /// It added updates to its sums.
+    /// The worker added updates to its sums.
     Fold,
-    /// It committed its sums. The stretch is from the order to the answer.
+    /// The worker committed its sums. The stretch lasts from the order to the answer.
     Commit,
-    /// Its process ended without a request.
+    /// The worker's process ended without a request.
     Died,
 }
 
@@ -34,7 +34,7 @@ pub struct Stretch {
 /// What the workers did in a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Timeline {
-    /// In the order in which they ended.
+    /// The stretches, in the order in which they ended.
     pub stretches: Vec<Stretch>,
     /// Number of stretches that were not kept.
     pub left_out: u64,
