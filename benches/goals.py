@@ -27,7 +27,7 @@ TENSORS: Final = 10
 TENSORS_MIB: Final = 230
 LOSS: Final = 0.01
 RATE: Final = 700e6
-# At that rate: while a retransmission is lost and sent again, a sender keeps five bandwidth-delay products.
+# Buffer of a sender at this rate: it keeps five bandwidth-delay products if a retransmission is lost and sent again.
 SEND_BUFFER: Final = "32MiB"
 MASKED: Final = "budget = 0.05"
 PATH: Final = NetworkPath(RATE, loss=LOSS, send_buffer=SEND_BUFFER)

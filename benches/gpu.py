@@ -27,7 +27,7 @@ from thalweg.tensors.binding import bind
 
 REPETITIONS: Final = 15
 ROUNDS: Final = 9
-#: Of the rate of the plain copies.
+#: The goal, as a share of the rate of the plain copies.
 LIMIT: Final = 0.9
 
 
@@ -47,7 +47,7 @@ MODELS: Final[dict[str, Callable[[], Any]]] = {"VGG-16": vgg16, "GPT-2-mini": gp
 
 
 def gpu() -> list[Figure]:
-    """All figures; a single one that says so if there is no CUDA device."""
+    """Measure all figures. Without a CUDA device there is a single one, which says so."""
     import torch
 
     if not torch.cuda.is_available():
@@ -60,7 +60,7 @@ def gpu() -> list[Figure]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds until the device has ended what ``work`` asks of it."""
+    """Return the seconds until the device has ended the work that ``work`` queues."""
     import torch
 
     torch.cuda.synchronize()
@@ -80,12 +80,12 @@ class Plain:
         self.host = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in self.device]
 
     def down(self) -> None:
-        """From the device."""
+        """Copy from the device."""
         for host, there in zip(self.host, self.device, strict=True):
             host.copy_(there, non_blocking=True)
 
     def up(self) -> None:
-        """To the device."""
+        """Copy to the device."""
         for host, there in zip(self.host, self.device, strict=True):
             there.copy_(host, non_blocking=True)
 
@@ -98,7 +98,7 @@ class Flower:
         self.message: dict[str, bytes] = {}
 
     def down(self) -> None:
-        """From the model to the bytes of a message."""
+        """Convert the model to the bytes of a message."""
         self.message = {name: self._saved(tensor) for name, tensor in self.model.state_dict().items()}
 
     @staticmethod
@@ -108,7 +108,7 @@ class Flower:
         return buffer.getvalue()
 
     def up(self) -> None:
-        """From the bytes of a message to the model."""
+        """Convert the bytes of a message to the model."""
         import torch
 
         arrays = {name: np.load(io.BytesIO(data), allow_pickle=False) for name, data in self.message.items()}
@@ -116,7 +116,7 @@ class Flower:
 
 
 class Ours:
-    """What a round does before and after training."""
+    """The copies and checks of a round, before and after training."""
 
     def __init__(self, model: Any) -> None:
         self.bound = bind(model)
@@ -232,7 +232,7 @@ class Job:
 
 
 def _rounds(name: str, build: Callable[[], Any], link: str) -> Figure:
-    """Rounds of two jobs by turns: their client's model is on CUDA, and on the CPU."""
+    """Run rounds of two jobs in turn: one client's model is on CUDA, the other's on the CPU."""
     import torch
 
     jobs = {where: Job(build, where, f"{link}://127.0.0.1:0") for where in ("cuda", "cpu")}
@@ -261,7 +261,7 @@ def _rounds(name: str, build: Callable[[], Any], link: str) -> Figure:
 
 
 def _failure() -> Figure:
-    """What a refused pin does: nothing but slower copies. Memory that is pinned already cannot be pinned again."""
+    """Check that a refused pin gives a reason and no later error. CUDA refuses to pin memory that is pinned already."""
     import torch
 
     model = torch.nn.Linear(1024, 1024).cuda()

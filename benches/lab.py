@@ -74,7 +74,7 @@ class Net:
 
         def make() -> socket.socket:
             made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            # Beyond the limit of the system, as root may.
+            # Root may exceed the system's limit.
             made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 * MIB)
             made.bind((self.hosts[host]["ipv4"], 0))
             return made

@@ -111,7 +111,7 @@ def _loss() -> Figure:
 
 
 def _times(what: str, network: str, mib: int, other: tuple[str, Way], least: float) -> Figure:
-    """Return the figure of how many times faster the window is than another way."""
+    """Return the figure that says how many times faster the window is than another way."""
     name = f"rdma, window, {what}, beside {other[0]}"
     try:
         ours, theirs = _last(WINDOW, mib, network, rounds=1), _last(other[1], mib, network, rounds=1)

@@ -20,7 +20,7 @@ from thalweg.trees import live
 KILLS: Final = 25
 SIZE: Final = 8 * MIB
 CLIENTS: Final = 4
-# Limits in milliseconds: from the request to a worker that takes orders, and from a kill to the next such worker.
+# Limits in milliseconds: from the request for a worker until it takes orders, and from a kill until its successor does.
 START: Final = 5.0
 RESUME: Final = 20.0
 # Values of tree.start.

@@ -46,7 +46,7 @@ def beside_rounds(size: int, clients: int, repetitions: int) -> list[Figure]:
 
 
 def many_open(count: int, size: int, clients: int) -> Figure:
-    """So many open tasks at once, each to all clients: seconds, and the growth of the server's process.
+    """Measure many open tasks at once, each to all clients: seconds, and the growth of the server's process.
 
     The kernel takes back pages of a file when it needs memory, so what lies in files is told apart.
     """

@@ -133,7 +133,7 @@ def peers() -> list[Figure]:
 def beside(
     name: str, ours: list[float], reference: tuple[str, ...], theirs: list[float], first: tuple[str, ...]
 ) -> Figure:
-    """Return the figure that compares our rounds with a reference's."""
+    """Return the figure that compares our rounds with the rounds of a reference."""
     mine, other = Spread.of(ours), Spread.of(theirs)
     ratio = mine.median / other.median
     value = f"{mine.text(1e3)} ms, {' '.join(reference)} {other.text(1e3)} ms, ratio {ratio:.2f}"

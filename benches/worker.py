@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BLOCK = 256 << 10  # bytes of one read or write: the size of a chunk
+BLOCK = 256 << 10  # the size of one read or write in bytes: that of a chunk
 
 
 def receive_exactly(peer: socket.socket, view: memoryview) -> bool:

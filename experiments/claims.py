@@ -119,7 +119,7 @@ class Found:
 
 
 class MissingError(Exception):
-    """A place of the matrix that has no value."""
+    """A place of the matrix has no value."""
 
 
 class NotKeptError(Exception):

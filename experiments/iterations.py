@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Kept from one run, since their median over runs has no meaning.
+# Values that are kept from the first run, because their median over runs has no meaning.
 OF_ONE: Final = ("box", "curve", "graph")
 # Numbers that are kept for each run, so that figures can show their spread.
 SPREAD: Final = ("exchange_mean", "exchange_median", "used")

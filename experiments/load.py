@@ -40,7 +40,7 @@ def measured(inner: Execute = execute) -> Execute:
 
 
 def of_folder(cells: Path) -> dict[str, float] | None:
-    """Return the cores that others used during the runs of a folder: the mean, and the most in a run."""
+    """Return the number of cores that other programs used during a folder's runs: the mean and the maximum of a run."""
     noted = [json.loads(file.read_text())["others"] for file in sorted(cells.glob(f"*{SUFFIX}"))]
     return {"mean": round(fmean(noted), 3), "most": round(max(noted), 3)} if noted else None
 

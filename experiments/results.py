@@ -31,7 +31,7 @@ AMONG: Final = (
     ("rivals", 1e-6, "rivals together, Mbit/s"),
     ("jain", 1.0, "Jain's index"),
 )
-# The same for jobs on graphs.
+# The columns of tables on jobs on graphs, in the same form.
 ITERATIONS: Final = (
     ("exchange_mean", 1e3, "ms, mean"),
     ("exchange_median", 1e3, "median"),
@@ -50,7 +50,7 @@ LEARNED: Final = (
     ("drift", 1.0, "drift"),
     ("disagreement", 1.0, "disagreement"),
 )
-# The same for aggregation trees.
+# The columns of tables on aggregation trees, in the same form.
 AGGREGATION: Final = (
     ("completion", 1e3, "ACT, ms"),
     ("hand_over", 1e3, "hand-over, ms"),

@@ -32,10 +32,10 @@ HOST: Final = "client-1"
 SERVER: Final = "server"
 INTERVAL: Final = 0.02
 LOOK: Final = 0.02
-# More than any link here carries: congestion control is a rival's only brake.
+# A rate above that of any link here, so that only congestion control limits a rival.
 UNPACED: Final = 10**9
 COMMAND: Final = ("ss", "--tcp", "--info", "--numeric", "--no-header", "--oneline", "state", "established")
-# Of all bytes acknowledged: below the first share a connection is being set up, above the second it is closing.
+# Shares of all acknowledged bytes: below the first a connection is being set up, above the second it is closing.
 BEGUN: Final = 0.005
 ENDED: Final = 0.999
 # Maximum number of points of a timeline. A timeline with more points is thinned out.
@@ -71,7 +71,7 @@ class Watch:
     """Looks at the senders of the one run that this process has under way."""
 
     def __init__(self, rivals: int) -> None:
-        """Begin nothing yet."""
+        """Prepare to watch the runs of plans; nothing is started yet."""
         self.failure: str | None = None
         self._rivals = rivals
         self._ports: list[int] = []
@@ -125,7 +125,7 @@ class Watch:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return the ids of a process's parent, its parent's, and so on."""
+    """Return the ids of a process's parent, of the parent's parent, and so on."""
     found: list[int] = []
     while pid > 1:
         try:

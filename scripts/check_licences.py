@@ -1,6 +1,6 @@
 """Checks the licences of all crates and of the Python packages needed at run time. Works without a network.
 
-Where cargo-deny is installed, deny.toml says the same to it.
+Where cargo-deny is installed, deny.toml tells it the same.
 """
 
 from __future__ import annotations

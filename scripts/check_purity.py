@@ -43,7 +43,7 @@ UNSAFE: Final = {
     "verbs": "libibverbs is C, and opened at run time; devices write to memory by themselves",
     "transports/zmq": "libzmq is C++; what the kernel says of its connections",
 }
-# Crates that transports are built from. They are no transports, so the registry does not name them either.
+# Crates of which transports are built. They are not transports, so the registry does not name them either.
 LIBRARIES: Final = frozenset({"messages"})
 REGISTRY: Final = CRATES / "runtime" / "src" / "registry.rs"
 CODE: Final = re.compile(

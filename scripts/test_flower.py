@@ -22,7 +22,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 NEWEST: Final = "newest"
 NIGHTLY: Final = "nightly"
-#: What Flower's own tests need besides pytest.
+#: The packages that Flower's own tests need besides pytest.
 NEEDED: Final = ("parameterized",)
 #: Flower's strategies, in a wheel and, below ``framework/py``, in its repository.
 STRATEGIES: Final = Path("flwr", "serverapp", "strategy")

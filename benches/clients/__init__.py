@@ -1,1 +1,1 @@
-"""References: Python clients of the same protocols, with the same payloads and brokers."""
+"""Reference programs: Python clients of the same protocols, with the same payloads and brokers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
-# Hints for kinds of the core's errors, for errors that have none of their own.
+# The default hint for each kind of the core's errors, for errors without a hint of their own.
 _HINTS: Final = {
     "unreachable": "Start the server first, or check the address",
     "timeout": "Check the network between the machines, or whether the peer is overloaded",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Below these values, delays and losses hardly distinguish networks.
 LEAST_DELAY: Final = 0.001
 LEAST_LOSS: Final = 0.001
-# Distances, in doublings, for differences that have no size.
+# Distances, in doublings, that stand for differences without a size.
 NO_LIMIT: Final = 10.0
 OTHER_STRESS: Final = 3.0
 OTHER_TOPOLOGY: Final = 2.0

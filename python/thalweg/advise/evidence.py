@@ -28,7 +28,7 @@ NOT_KNOWN: Final = "not known"
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. ``numbers`` are those of ``bench.measure``. If it failed they are None, and ``reason`` says why.
+    """One run. ``numbers`` are from ``bench.measure``. If it failed they are None, and ``reason`` says why.
 
     ``emulation`` is None if the run failed before its emulation was known.
     """
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """The path that identifies the run: that of its record, else of its plan."""
+        """The path that identifies the run: the path of its record, or of its plan if there is no record."""
         return (self.record or self.plan or Path()).resolve()
 
 

@@ -34,7 +34,7 @@ class Algorithm:
     rounds: Drive
 
 
-# That of jobs with a graph where the plan names none, and all that these can have.
+# The default algorithm of jobs on a graph, and all algorithms that such a job can have.
 ON_GRAPHS: Final = "dpsgd"
 FOR_GRAPHS: Final = (ON_GRAPHS, choco.NAME)
 ALGORITHMS: Final = {

@@ -72,11 +72,11 @@ class Replicas:
             values.astype("float64") if alike else np.zeros_like(values, "float64") for values in self._values
         ]
         self._sums = [known.copy() for known in self._known]
-        # Whose update did not come.
+        # The neighbours whose update did not arrive, as text for the error; empty if all updates arrived.
         self._missing = ""
 
     def before(self) -> None:
-        """Put the rounded difference into the arena, in the place of the trained model."""
+        """Replace the trained model in the arena by the rounded difference."""
         import numpy as np
 
         self._check()

@@ -33,7 +33,7 @@ NEEDED: Final = ("model", "train")
 EVALUATING: Final = "Give it test_data() and evaluate(model, data), or remove job.evaluate"
 # Maximum number of characters of a value in an error.
 LONGEST: Final = 80
-# NumPy takes seeds of 32 bits.
+# Seeds have 32 bits, because NumPy takes no larger ones.
 NUMPY_SEEDS: Final = 1 << 32
 
 

@@ -87,7 +87,7 @@ class KnownApp:
 
     @property
     def tensors(self) -> list[str] | None:
-        """What travels: of a model with adapters they alone, which are all that is trained; None for everything."""
+        """The tensors that travel; None for all. If a model has adapters, only these are trained and travel."""
         return [TRAINABLE] if self._spec.rank else None
 
     def model(self) -> nn.Module:

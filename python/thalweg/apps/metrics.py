@@ -29,7 +29,7 @@ LONGEST_TEXT: Final = 256
 LARGEST: Final = 2**63 - 1
 # Maximum number of notes on one client, because a client may make up new names in each round.
 MOST_NOTES: Final = 8
-# What usage has, with the most that each can be: a year of processors, a petabyte.
+# The keys of usage, each with its maximum: a year of processor time, a petabyte.
 LIMITS: Final[Mapping[str, float]] = {"train_seconds": 1e9, "cpu_seconds": 1e9, "peak_rss_bytes": 2**50}
 CONGESTION: Final = "congestion_control"
 # The keys of an evaluation that are kept.
@@ -91,7 +91,7 @@ def checked(metrics: Mapping[str, object]) -> tuple[dict[str, Value], dict[str, 
 
 
 def checked_usage(usage: object) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the parts of usage that can be true, and why each other is not."""
+    """Return the parts of usage that can be true, and for each other part the reason why it cannot."""
     kept: dict[str, Any] = {}
     refused: dict[str, str] = {}
     for name, value in usage.items() if isinstance(usage, dict) else ():
@@ -125,13 +125,13 @@ def of_clients(outcome: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Intake:
-    """Where rounds' outcomes come in from the core. Its memory is bounded by the number of clients."""
+    """Checks the outcomes of rounds as they arrive from the core. Its memory grows only with the number of clients."""
 
     def __init__(self) -> None:
         self._told: dict[str, set[str]] = {}
 
     def outcome(self, text: str) -> tuple[dict[str, Any], list[str]]:
-        """Return the core's outcome, each participant's ``metrics`` and ``usage`` being as they must, and notes."""
+        """Return the core's outcome with the checked ``metrics`` and ``usage`` of each participant, and notes."""
         outcome: dict[str, Any] = json.loads(text)
         notes: list[str] = []
         for part in outcome["participants"]:
@@ -184,7 +184,7 @@ def _is_number(value: object) -> bool:
 def _is_plain(text: str) -> bool:
     try:
         return _core.plain_text(text, 4 * len(text)) == text
-    except UnicodeEncodeError:  # half of a pair of UTF-16
+    except UnicodeEncodeError:  # one half of a surrogate pair of UTF-16
         return False
 
 

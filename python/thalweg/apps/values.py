@@ -45,7 +45,7 @@ def config_of(own: Mapping[str, object], given: Mapping[str, object] | None) -> 
 def scalar(value: Any) -> Any:
     """Return Python's number for a scalar of another library, and anything else as it is."""
     if isinstance(value, (bool, int, float, str)):
-        # Of a class that is one of these, such as numpy.float64, only the value travels.
+        # Send only the value of a subclass of these types, such as numpy.float64.
         plain = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
         return plain(value)
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):

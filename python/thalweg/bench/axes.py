@@ -13,7 +13,7 @@ from thalweg.plan import Plan
 from thalweg.transports import registry
 
 NONE: Final = "none"
-# Key of a table value: the label of the value, for people.
+# Key of a table value: the label of the value in tables and plots.
 NAME: Final = "name"
 # Key of a table value: the value itself, if it is not a table.
 IS: Final = "is"

@@ -47,7 +47,7 @@ class Folder:
         date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
         word = re.sub(r"[^A-Za-z0-9.]+", "-", name)
         folder = cls(parent / f"{date}-{word}-{secrets.token_hex(3)}")
-        plan.to_toml()  # Raises before a folder is made.
+        plan.to_toml()  # if this raises, no folder has been made yet
         with _writing(folder.path):
             for part in (folder.cells, folder.records):
                 part.mkdir(parents=True)
@@ -66,7 +66,7 @@ class Folder:
 
     @property
     def is_bench(self) -> bool:
-        """Whether the folder is a bench's: it has a bench plan."""
+        """Whether this is the folder of a bench, which has a bench plan."""
         return (self.path / PLAN).is_file()
 
     def plan(self) -> BenchPlan:

@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Printed:
-    """What a worker prints, as far as it matters here."""
+    """The part of a worker's output that this module reads."""
 
     error: Failure | None = None
 

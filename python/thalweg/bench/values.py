@@ -80,7 +80,7 @@ class Outcome:
 class CellNumbers:
     """A cell: times over the rounds of all its runs, the rest over its runs.
 
-    ``repetitions`` came to their end. ``communication_seconds_by_run`` has the median of each run.
+    ``repetitions`` is the number of completed runs. ``communication_seconds_by_run`` has the median of each run.
     """
 
     cell: int

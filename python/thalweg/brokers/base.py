@@ -36,7 +36,7 @@ from thalweg.machine.grace import is_hurried
 # Seconds that a broker may take to start. RabbitMQ takes more than a minute on a machine whose cores are busy.
 READY_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 5.0
-# A port that was free may be taken before the broker listens.
+# Number of ports that are tried: a free port may be taken before the broker listens.
 MOST_TRIES: Final = 5
 # Maximum number of times that a run starts its broker again after it has died.
 MOST_RESTARTS: Final = 3
@@ -212,7 +212,7 @@ class Broker:
         self._tls, self._limits, self._on_event = tls, dict(limits or {}), on_event
         self._began = time.monotonic()
         self._ending = threading.Event()
-        # What processes before the present ones used.
+        # The resource usage of the broker's processes that have ended.
         self._before = Usage(0.0, 0)
         self._run = self._start(None)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -267,7 +267,7 @@ class Broker:
             run = _Run(self.program, self._site(port or self.place.free_port()), self._event)
             try:
                 is_ready = run.wait()
-            except BaseException:  # Ctrl-C while it starts
+            except BaseException:  # also Ctrl-C while the broker starts
                 run.stop()
                 raise
             if is_ready:
@@ -314,7 +314,7 @@ class Broker:
 
 
 def _together(before: Usage, now: Usage) -> Usage:
-    """Return what processes used that ran one after the other."""
+    """Return the resource usage of processes that ran one after the other, as one."""
     cpu, peak = (before.cpu_seconds or 0.0) + (now.cpu_seconds or 0.0), now.peak_rss_bytes or 0
     return Usage(cpu, max(before.peak_rss_bytes or 0, peak))
 
@@ -350,7 +350,7 @@ class _Run:
         return self._ready
 
     def ask_use(self) -> None:
-        """Bring ``used`` up to date. Raises BrokerError."""
+        """Ask the supervisor for the broker's resource usage, and update ``used``. Raises BrokerError."""
         self._answered.clear()
         self._request("use")
         if not self._answered.wait(ANSWER_SECONDS) and not self.ended.is_set():

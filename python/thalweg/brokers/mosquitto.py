@@ -14,7 +14,7 @@ from typing import Final
 from thalweg.brokers.base import Launch, Login, Sign, Site, installed
 
 NAME: Final = "mosquitto"
-# Not reached: a link's window bounds the messages that wait for a client, and holds fewer even of the smallest.
+# Large enough never to be reached: a link's window holds fewer messages than this, even if they are the smallest.
 MOST_QUEUED: Final = 4096
 MOST_INFLIGHT: Final = 1024
 KEY_ROUNDS: Final = 101

@@ -30,7 +30,7 @@ GRACE_SECONDS: Final = 10.0
 # The node accepts no messages while it uses more than this share of the machine's memory: RabbitMQ's default.
 MEMORY_SHARE: Final = 0.4
 FREE_DISK_BYTES: Final = 64 << 20
-# A queue holds ``queue_bytes`` of so many clients: the updates of all clients wait for the server in one queue.
+# A queue holds ``queue_bytes`` for each of this many clients, because the updates of all clients wait in one queue.
 QUEUES: Final = 4
 # The shell starts epmd and becomes the node by exec. So epmd is the node's child.
 START: Final = '"$@" & exec "$THALWEG_NODE"'

@@ -36,7 +36,8 @@ LOOK_SECONDS: Final = 1.0
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-# Of /proc/PID/stat after the name: parent, and time in user space and the kernel, own and of children waited for.
+# Fields of /proc/PID/stat after the name: the parent's id; CPU time in user space and in the kernel, of the process and
+# of its reaped children.
 _PARENT: Final = 1
 _TIMES: Final = slice(11, 15)
 

@@ -46,7 +46,7 @@ typer.core.HAS_RICH = False
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
-# Commands that have joined others: the old name -> the new command.
+# Commands that have become part of others: the old name -> the new command.
 RENAMED: Final = {"transports": "thalweg doctor --transports", "unifl": "thalweg forward --mask"}
 
 

@@ -68,7 +68,7 @@ def issue(
 
 
 def _say(name: str, role: str, files: tuple[Path, Path, Path], authority: Path) -> None:
-    """Say what to do with a party's files."""
+    """Print what to do with a party's files."""
     certificate, key, token = files
     pair = f"--cert {certificate.name} --key {key.name}"
     if role == "graph-node":

@@ -23,7 +23,7 @@ SUBFOLDERS: Final = ("", "cifar-10-batches-bin", "cifar-10-batches-py")
 ARCHIVES: Final = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 PIXELS: Final = CHANNELS * SIDE * SIDE
 RECORD: Final = 1 + PIXELS
-FILE_MAX: Final = 32 << 20  # the published batches have 30.7 and 31.0 million bytes
+FILE_MAX: Final = 32 << 20  # large enough for the published batches of 30.7 and 31.0 million bytes
 ARCHIVE_MAX: Final = 1 << 30
 MEAN: Final = (0.4914, 0.4822, 0.4465)
 STD: Final = (0.2023, 0.1994, 0.2010)
@@ -32,7 +32,7 @@ STD: Final = (0.2023, 0.1994, 0.2010)
 def load(root: Path | None) -> Split:
     """Return (train, test) in the order of the files; batches may hold any number of images.
 
-    Normalisation, crop and flip are FedComm's. Raises DataError if a batch is missing or damaged.
+    Normalisation, crop and flip are as in FedComm. Raises DataError if a batch is missing or damaged.
     """
     source = _source(places(NAME, root))
     batches = {}

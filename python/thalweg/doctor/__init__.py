@@ -27,7 +27,7 @@ CAP_NET_ADMIN: Final = 12
 ROUND_TRIP_SECONDS: Final = 0.04
 BPF_MAP_GET_NEXT_ID: Final = 12
 BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
-# The least network: two hosts and a link that does nothing.
+# The smallest network: two hosts, and a link without limits.
 LAB: Final = {
     "seed": 0,
     "hosts": [{"name": "server"}, {"name": "client-1"}],
@@ -201,7 +201,7 @@ def _sched_fifo() -> Check:
     found: list[OSError | None] = []
 
     def ask() -> None:
-        # Of this thread alone, which ends at once.
+        # Changes this thread alone, which ends at once.
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             found.append(None)
@@ -219,7 +219,7 @@ def _netem() -> Check:
     cost = "no emulation by the kernel's own queueing discipline; a relay over TUN can stand in"
     tc, unshare = _which("tc"), _which("unshare")
     if tc is not None and unshare is not None and os.geteuid() == 0:
-        # In a network namespace that ends with the command.
+        # Runs in a network namespace that ends with the command.
         command = [unshare, "-n", tc, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)
         said = done.stderr.strip().splitlines()
@@ -238,7 +238,7 @@ def _ebpf() -> Check:
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.syscall(number, BPF_MAP_GET_NEXT_ID, ctypes.byref(attributes), len(attributes)) != 0
     code = ctypes.get_errno() if failed else 0
-    able = code in (0, errno.ENOENT)  # none there is an answer too
+    able = code in (0, errno.ENOENT)  # its absence is a valid answer
     btf = Path("/sys/kernel/btf/vmlinux").exists()
     detail = f"bpf(): {'allowed' if able else os.strerror(code)}, BTF {'yes' if btf else 'no'}"
     return Check("ebpf", able, detail, cost)
@@ -282,7 +282,7 @@ def _described(device: RdmaDevice) -> str:
 
 
 def _lockable() -> str:
-    """Say how much memory this process may lock: an RDMA device needs arenas locked."""
+    """Return a text on how much memory this process may lock: an RDMA device needs locked arenas."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return "any memory may be locked"
@@ -333,7 +333,7 @@ def _which(name: str) -> str | None:
 
 
 def _kernel_setting(name: str) -> str | None:
-    """Return y, m or n as the kernel was configured, or None if its configuration is not to be had."""
+    """Return y, m or n as the kernel was configured, or None if its configuration cannot be read."""
     for path in (Path("/proc/config.gz"), Path(f"/boot/config-{platform.release()}")):
         try:
             text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()

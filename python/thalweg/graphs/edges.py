@@ -72,7 +72,7 @@ def _edge(place: str, line: str, nodes: int) -> tuple[int, int]:
 
 
 def _check_whole(path: Path, graph: Graph, lines: dict[tuple[int, int], int]) -> None:
-    """Raise PlanError if the graph has several parts, with the first line that is of another part than node 0."""
+    """Raise PlanError if the graph has several parts. It names the first line whose edge is not in node 0's part."""
     here = graph.reached()
     if len(here) == graph.nodes:
         return

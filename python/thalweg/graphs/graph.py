@@ -16,7 +16,7 @@ class Graph:
 
     @classmethod
     def of(cls, nodes: int, edges: Iterable[tuple[int, int]]) -> Graph:
-        """Return the graph with these edges, given in any direction and order; an edge given twice is one."""
+        """Return the graph with these edges, given in any direction and order; an edge given twice counts once."""
         return cls(nodes, tuple(sorted({(min(edge), max(edge)) for edge in edges})))
 
     @cached_property
@@ -30,11 +30,11 @@ class Graph:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """How many neighbours each node has."""
+        """The number of neighbours of each node."""
         return tuple(len(of) for of in self.neighbours)
 
     def reached(self, start: int = 0) -> set[int]:
-        """Return the nodes that a path leads to from ``start``, itself included."""
+        """Return the nodes to which a path leads from ``start``, including ``start``."""
         seen, waiting = {start}, [start]
         while waiting:
             fresh = [node for node in self.neighbours[waiting.pop()] if node not in seen]

@@ -14,7 +14,7 @@ from thalweg.graphs.words import Word
 
 # Maximum number of edges. Making a graph of this size takes some hundred megabytes.
 MOST_EDGES: Final = 1_000_000
-# Draws until one is connected. A ring of 100 nodes comes out of 2-regular about every fourth time.
+# Maximum number of draws until a graph is connected. About every fourth 2-regular graph of 100 nodes is connected.
 DRAWS: Final = 1_000
 
 
@@ -41,7 +41,7 @@ def check(word: Word, nodes: int) -> None:
         raise PlanError(f"a graph of {nodes} node has nobody to exchange with", "Give at least two nodes")
     if word.kind in _CHECKS:
         _CHECKS[word.kind](word, nodes)
-    # Nodes of a graph that changes are linked with all that they may meet.
+    # In a graph that changes, each node is linked with all nodes that can become its neighbours.
     most = nodes * (nodes - 1) / 2 if word.dynamic else expected_edges(word, nodes)
     if most > MOST_EDGES:
         raise PlanError(
@@ -104,7 +104,7 @@ def _check_regular(word: Word, nodes: int) -> None:
 
 
 def _sides(nodes: int) -> tuple[int, int]:
-    """Return rows and columns of a torus that is as square as can be."""
+    """Return the numbers of rows and columns of the torus that is nearest to a square."""
     rows = next(side for side in range(isqrt(nodes), 0, -1) if nodes % side == 0)
     return rows, nodes // rows
 

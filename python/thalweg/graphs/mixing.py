@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Rule: TypeAlias = Literal["metropolis", "paper", "renormalise", "symmetric"]
 RULES: Final[tuple[Rule, ...]] = get_args(Rule)
-# Iterations over which the gap of a graph is taken that never comes again.
+# Number of iterations from which the spectral gap is computed if the graph is drawn anew in each iteration.
 DRAWN: Final = 32
 # Maximum number of nodes for which the spectral gap is computed: for 1,024 nodes it takes some seconds.
 MOST_NODES: Final = 1_024
@@ -40,14 +40,14 @@ def metropolis(exchange: Exchange) -> Matrix:
 
 
 def metropolis_row(exchange: Exchange, node: int) -> dict[int, float]:
-    """Return the weights of one node: of the neighbours that it receives from, and the rest to 1 as its own."""
+    """Return a node's weights: of each neighbour from which it receives, and as its own weight the rest to 1."""
     sources = exchange.hears[node]
     found = {source: 1.0 / (1 + max(len(sources), len(exchange.hears[source]))) for source in sources}
     return {**found, node: 1.0 - sum(found.values())}
 
 
 def effective(rule: Rule, exchange: Exchange, delivered: NDArray[np.bool_]) -> Matrix:
-    """Return the weights that a rule comes to when only part arrives: shape (n, n, c), for c chunks.
+    """Return the weights by which a rule mixes if only some chunks arrive: shape (n, n, c), for c chunks.
 
     ``delivered[i, j, k]``: whether chunk k of node j reached node i; where nothing is sent it has no meaning.
 
@@ -93,7 +93,7 @@ def gap(schedule: Schedule) -> float | None:
     for iteration in range(1, period + 1):
         product = metropolis(schedule.at(iteration)) @ product
     left = float(np.linalg.norm(product - mean, ord=2))
-    # What is left of rounding is no deviation.
+    # A difference by rounding is no deviation.
     left = 0.0 if left < nodes * np.finfo(np.float64).eps else left
     return float(np.clip(1.0 - left ** (1.0 / period), 0.0, 1.0))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from thalweg.graphs.schedule import Schedule
 
     Models = NDArray[np.float64]
-    # From iteration and models, shape (nodes, chunks, width), to the models after local training.
+    # Maps an iteration and the models, shape (nodes, chunks, width), to the models after local training.
     Train = Callable[[int, Models], Models]
     # Maps an iteration to the chunks that arrive, for ``mixing.effective``: shape (nodes, nodes, chunks).
     Delivered = Callable[[int], NDArray[np.bool_]]
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Step:
     """One iteration: its number, the models after mixing, and the measures of mixing.
 
-    ``used`` is the share of all chunks sent that came and were taken, 0 to 1.
+    ``used`` is the share of all sent chunks that arrived and were mixed, 0 to 1.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Who sends to whom in which iteration."""
+"""The schedule of a graph: which nodes send to which nodes in each iteration."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 from thalweg.graphs import making
 from thalweg.graphs.words import Word, parse
 
-# Graphs of iterations that are kept, for nodes that are not all in the same one.
+# Number of iterations whose graphs are kept, because nodes may be in different iterations.
 KEPT: Final = 8
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One iteration's sending: ``sends[i]`` are the nodes that node i sends its model to, in order."""
+    """The transfers of one iteration: ``sends[i]`` are the nodes to which node i sends its model, in order."""
 
     sends: tuple[tuple[int, ...], ...]
 
@@ -32,7 +32,7 @@ class Exchange:
 
     @property
     def is_mutual(self) -> bool:
-        """Whether each node hears those that it sends to, and no others."""
+        """Whether each node receives from exactly the nodes to which it sends."""
         return self.sends == self.hears
 
 
@@ -40,7 +40,7 @@ class Schedule:
     """The exchanges of a job: who sends to whom in iteration 1, 2 and so on."""
 
     def __init__(self, word: Word, nodes: int, seed: int) -> None:
-        """Draw the graph. Raises PlanError for one that cannot be."""
+        """Draw the graph. Raises PlanError for an impossible graph."""
         self.word, self.nodes, self._seed = word, nodes, seed
         self._kept: OrderedDict[int, Exchange] = OrderedDict()
         first = making.make(word, nodes, seed)
@@ -50,18 +50,18 @@ class Schedule:
 
     @property
     def changes(self) -> bool:
-        """Whether iterations differ."""
+        """Whether the exchanges differ between iterations."""
         return self.word.dynamic or self.word.kind == "one-peer"
 
     @property
     def period(self) -> int | None:
-        """Iterations after which the same exchanges come again; None if that is never."""
+        """The number of iterations after which the exchanges repeat; None if they never do."""
         if self.word.dynamic:
             return None
         return len(making.offsets(self.nodes)) if self.word.kind == "one-peer" else 1
 
     def digest(self) -> str:
-        """Return a digest, in hex, that is the same where all iterations are: of another graph it is another."""
+        """Return a digest, in hex. Two schedules have the same digest if all their iterations are the same."""
         first = self._first.sends
         said = repr((self.word.text if self.word.path is None else "file", self.nodes, self._seed, first))
         return sha256(said.encode()).hexdigest()
@@ -73,7 +73,7 @@ class Schedule:
         return self._drawn(iteration) if self.word.dynamic else self._first
 
     def _one_peer(self, iteration: int) -> Exchange:
-        """Each node sends to one: 1, 2, 4, ... places on, by turns (one-peer exponential graph)."""
+        """Each node sends to one node: in turn to that 1, 2, 4, ... places on (one-peer exponential graph)."""
         steps = making.offsets(self.nodes)
         step = steps[(iteration - 1) % len(steps)]
         return Exchange(tuple(((node + step) % self.nodes,) for node in range(self.nodes)))

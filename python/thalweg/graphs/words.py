@@ -15,7 +15,7 @@ FORMS: Final = (
     "graph each iteration"
 )
 PLAIN: Final = ("ring", "torus", "star", "full", "exponential", "one-peer")
-# Those that the seed draws, so that each iteration can have another one.
+# The graphs that are drawn by the seed, so that each iteration can have another graph.
 DRAWN: Final = ("regular", "small-world", "random")
 DYNAMIC: Final = ",dynamic"
 _REGULAR: Final = re.compile(r"([0-9]{1,6})-regular", re.ASCII)
@@ -42,7 +42,7 @@ class Word:
 def parse(text: str) -> Word:
     """Read a graph's words. Raises PlanError for anything that FORMS does not list."""
     if text.startswith("file:"):
-        # A path may end in ",dynamic", and a file's graph is not drawn.
+        # The words end in ",dynamic" only if the graph is drawn: the path of a file may end so too.
         return Word(text, "file", path=_path(text))
     word = _plain(text, text.removesuffix(DYNAMIC), dynamic=text.endswith(DYNAMIC))
     if word.dynamic and word.kind not in DRAWN:

@@ -58,7 +58,7 @@ def cpu_seconds(since: float | None = 0.0) -> float | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process used: CPU time, and the most memory that it had resident. None is not known."""
+    """What a process used: CPU time, and its peak resident memory. None means unknown."""
 
     cpu_seconds: float | None = None
     peak_rss_bytes: int | None = None
@@ -139,7 +139,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of the machine a run's numbers depend on. ``versions`` are of Python and of packages."""
+    """The facts about a machine on which a run's numbers depend. ``versions`` are of Python and of packages."""
 
     kernel: str
     machine: Hardware

@@ -25,7 +25,7 @@ def open_private(path: Path, *, make: bool = True) -> int:
     write them, or they are sticky as /tmp is. Raises PermissionError if that is not so, and OSError.
     """
     whole = path.absolute()
-    # Links in the existing part are the system's, as /var/run is. The folders behind them are checked like others.
+    # Follow links in the existing part: they are the system's, such as /var/run. The folders behind are checked too.
     known = next(part for part in (whole, *whole.parents) if part.exists() or part.is_symlink())
     if known == whole:
         known = whole.parent

@@ -78,7 +78,7 @@ def _app_of(value: Any) -> Any:
 
 
 class Plan(Section):
-    """A job, completely. Raises PlanError (ModelError, DataError) for a combination that cannot be.
+    """A complete description of a job. Raises PlanError, ModelError or DataError for an impossible combination.
 
     Each section is an attribute, as in ``plan.job.rounds``; docs/reference/plan.md has all keys and their units.
     """

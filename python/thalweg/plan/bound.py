@@ -30,7 +30,7 @@ _PROBE: Final = "import sys; from thalweg import _core; print(_core.probe_loopba
 
 @dataclass(frozen=True)
 class Bound:
-    """The lower bound, and where it comes from."""
+    """The lower bound, and the source that it was computed from."""
 
     source: str
     link_bits_per_second: float | None = None

@@ -30,7 +30,7 @@ def check(plan: Plan) -> None:
 
 
 def reach(can: Capabilities) -> str:
-    """Return how far a transport reaches that crosses no network: one process or one machine."""
+    """Return how far a transport that crosses no network reaches: within one process, or one machine."""
     return "one process" if can.in_process else "one machine"
 
 

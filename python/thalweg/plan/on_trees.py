@@ -55,7 +55,7 @@ def nodes_of(plan: Plan) -> list[str]:
 
 
 def is_spread(plan: Plan) -> bool:
-    """Return whether nodes that a run starts may be on other machines than its own."""
+    """Return whether nodes that a run starts may be on other machines than the run."""
     return has_nodes(plan) and plan.nodes is not None and plan.nodes.ray_address is not None
 
 
@@ -65,7 +65,7 @@ def reached(plan: Plan) -> str:
 
 
 def _engine(plan: Plan, *, several: bool) -> None:
-    """Refuse an engine that has nothing to do, or that cannot run the plan."""
+    """Refuse the engine ``ray`` if it cannot run the plan."""
     nodes = plan.nodes or NodesSection()
     if nodes.engine != "ray" or not several:
         return
@@ -91,7 +91,7 @@ def _is_address(text: str) -> bool:
 
 
 def _nodes(plan: Plan) -> None:
-    """Refuse several nodes where they cannot be run."""
+    """Refuse several nodes if the plan's other settings do not allow them."""
     nodes = plan.nodes or NodesSection()
     is_emulated = plan.network is not None and plan.network.emulator != "none"
     for key in ("link", "client_link"):

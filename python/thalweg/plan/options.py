@@ -41,14 +41,14 @@ def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, A
     ``emulate`` is a layer that emulates a network's links.
     """
     options = _core(plan, trust, emulate, client=False)
-    # What follows from several keys.
+    # Options that follow from several keys.
     options |= {"choose": plan.chosen, "enough": plan.job.enough or 1, "precision": plan.precision}
     options |= {"issuer": trust.get("issuer"), "token": trust.get("token"), "job": secrets.randbits(63)}
     return {name: value for name, value in options.items() if value is not None}
 
 
 def task_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the core's options of a server of tasks; arguments as those of ``server_options``."""
+    """Return the core's options of a task server. The arguments are as for ``server_options``."""
     options = server_options(plan, trust, emulate)
     return {name: value for name, value in options.items() if name in OF_TASKS}
 

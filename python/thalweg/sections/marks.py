@@ -51,7 +51,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Source:
-    """The part of a paper that a key is from. The reference names it, the command line's help does not."""
+    """The part of a paper that defines a key. The reference names the part, the command line's help does not."""
 
     text: str
 
@@ -65,17 +65,17 @@ class Key:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last part of the key's path."""
         return self.path.rpartition(".")[2]
 
     @property
     def core(self) -> Core | None:
-        """Its place in the core's options, or None."""
+        """The option of the core that the key sets, or None."""
         return next((mark for mark in self.field.metadata if isinstance(mark, Core)), None)
 
     @property
     def options(self) -> list[Option]:
-        """The options that set it."""
+        """The command-line options that set the key."""
         return [mark for mark in self.field.metadata if isinstance(mark, Option)]
 
 

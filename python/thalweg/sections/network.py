@@ -18,7 +18,7 @@ UNLIMITED: Final = "unlimited"
 # A packet of the emulated network, IP header included.
 MTU: Final = 1500
 LONGEST_DELAY: Final = 3600.0
-# Beyond it a random sequence hardly moves; the emulation refuses more.
+# Maximum of a correlation: beyond it a random sequence hardly changes, and the emulation refuses it.
 CLOSEST: Final = 0.99
 HIGHEST_RATE: Final = 10**15
 
@@ -194,7 +194,7 @@ class LinkSection(DirectionSection):
     @model_validator(mode="before")
     @classmethod
     def _carries_nothing(cls, given: Any) -> Any:
-        """Read ``down = true`` as that of both directions: the key and the direction have one name."""
+        """Read ``down = true`` as the key of both directions, although the direction ``down`` has the same name."""
         down = given.get("down") if isinstance(given, dict) else None
         up = given.get("up") if isinstance(given, dict) else None
         if not isinstance(down, bool) or not isinstance(up, (dict, type(None))):

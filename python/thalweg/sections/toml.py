@@ -22,7 +22,7 @@ def loads(text: str, source: str) -> dict[str, Any]:
     """Parse TOML. Raises PlanError that names ``source`` and the place."""
     try:
         table: dict[str, Any] = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and lists in lists in lists
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or lists nested too deep
         raise PlanError(f"{source} is not TOML: {error}", "Write keys as name = value below a [section]") from error
     return table
 

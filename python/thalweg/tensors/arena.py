@@ -34,7 +34,7 @@ _TYPES = {
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 # Types that the package ml_dtypes adds to NumPy.
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-#: NumPy's own names of the element types that travel, without those of ml_dtypes.
+#: NumPy's own names of the element types that travel, without the types of ml_dtypes.
 ARRAY_TYPES = frozenset(_TYPES).difference(_NARROW)
 
 

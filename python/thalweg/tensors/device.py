@@ -82,7 +82,7 @@ class DeviceCopies:
             event.synchronize()
 
     def _copy(self, count: Copied, pairs: Iterable[Pair]) -> None:
-        """Copy from the second tensor of each pair to the first."""
+        """Copy the values of the second tensor of each pair to the first."""
         import torch
 
         targets: list[torch.Tensor] = []

@@ -170,7 +170,7 @@ def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
 
 def refuse_overlaps(spans: Iterable[tuple[int, int, str]], moving: Container[str]) -> None:
     """Raise ModelError if two spans (first byte, byte after the last, name) overlap and one of them moves."""
-    # The furthest end among the spans that began before: of all spans, and of those that move.
+    # The furthest end among the spans that begin before the current one: of all spans, and of the spans that move.
     furthest = furthest_moving = (0, "")
     for begin, end, name in sorted(spans):
         reach, other = furthest if name in moving else furthest_moving

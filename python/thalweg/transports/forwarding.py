@@ -16,7 +16,7 @@ from thalweg.sections import SecuritySection
 from thalweg.transports import links
 from thalweg.ui.units import format_bytes
 
-# Where the near end listens if only a port is given. Others must not speak with the near end's token.
+# The address of the near end if only a port is given: loopback, as whoever connects uses the near end's token.
 THIS_MACHINE: Final = "127.0.0.1"
 # Maximum size of the message of an answer, in bytes; the core refuses a longer one.
 MOST_MESSAGE: Final = 1 << 20

@@ -27,7 +27,7 @@ def is_local(url: str) -> bool:
 
 
 def uses_tls(chosen: SecuritySection, url: str) -> bool:
-    """Return whether a server at ``url`` encrypts: as ``chosen``, else beyond this machine and with a pki folder."""
+    """Return whether a server at ``url`` encrypts. By default it does with a pki folder, and beyond this machine."""
     return chosen.tls == "on" or (chosen.tls == "auto" and (chosen.pki is not None or not is_local(url)))
 
 

@@ -22,7 +22,7 @@ AUTHORITY_KEY: Final = "ca.key"
 SERVER: Final = "server.crt"
 SERVER_KEY: Final = "server.key"
 SECRET: Final = "secret"  # noqa: S105 - the name of a file
-# The public key of the secret, with which tokens are checked.
+# The file with the public key of the secret. Servers check tokens with it.
 ISSUER: Final = "issuer.pub"
 PRIVATE: Final = 0o600
 TOKEN_HEAD: Final = "thalweg token 2"  # noqa: S105 - the first line of a file
@@ -102,7 +102,7 @@ def issue(
     certificate, key = _core.pki_issue(authority, read(folder / AUTHORITY_KEY), name, list(hosts), days, role)
     token = Token(name, role, _core.pki_token(secret, role, name), _core.pki_issuer(secret), authority)
     _make_folder(target)
-    if not (folder / ISSUER).exists():  # of an earlier release
+    if not (folder / ISSUER).exists():  # the folder was made by an earlier release
         _write(folder / ISSUER, f"{token.issuer}\n")
     return [_write(path, content) for path, content in zip(paths, [certificate, key, token.text()], strict=True)]
 

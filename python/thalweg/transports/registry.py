@@ -130,7 +130,7 @@ def own_options(given: Iterable[str]) -> dict[str, OptionValue]:
 
 
 def _number(text: str) -> int | float | str:
-    """Return a text that is a number as one, and any other as it is."""
+    """Return the number that a text stands for, and any other text unchanged."""
     if not _DECIMAL.fullmatch(text):
         return text
     return float(text) if "." in text else int(text)

@@ -33,9 +33,9 @@ def size(option: str, text: str) -> int:
 
 
 def serve(service: Service, observe: Callable[[str], None], *, first: str | None = None) -> None:
-    """Serve until a signal ends this command; ``observe`` hears of links and connections. Raises CoreError.
+    """Serve until a signal ends this command; ``observe`` gets the events of links and connections. Raises CoreError.
 
-    It hears of ``first`` before them: whoever reads where the service listens may end it at once.
+    It gets ``first`` before the others, because its reader may end the command as soon as it knows the address.
     """
     try:
         with suppress(KeyboardInterrupt):

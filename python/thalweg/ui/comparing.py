@@ -28,7 +28,7 @@ ALPHA: Final = 0.05
 ALIKE: Final = 0.02
 # Maximum number of divisions of runs between two transports that are tried. If there are more, random ones are tried.
 MOST_DEALS: Final = 20_000
-# A verdict never asks for more repetitions than this.
+# Maximum number of repetitions that a verdict asks for.
 MOST_RUNS: Final = 100
 # How sure a claim is, from the least on. The same words are used everywhere.
 SURE: Final = ("no", "fairly", "yes")

@@ -26,7 +26,7 @@ from thalweg.ui.comparing import (
     pairs_of,
 )
 
-# From this factor on, "times as long" reads better than percent.
+# Factors from this one on are written as "times as long", smaller ones in percent.
 TIMES: Final = 2.0
 # Ends of an interval beyond these factors are not printed, as they carry no information.
 MOST_TIMES: Final = 1000.0
