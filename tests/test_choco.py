@@ -144,14 +144,13 @@ def test_a_difference_that_is_missing_ends_it() -> None:
     arena = _core.Arena(_core.Layout(LAYOUT))
     replicas = choco.Replicas(arena, 1.0, None)
     replicas.before()
-    report = {"exchanges": [{"peer": "b"}, {"peer": "c"}], "whole": ["b"], "fresh": False}
     with pytest.raises(RoundError, match="without the update of c"):
-        replicas.after(report)
+        replicas.after(["c"], fresh=False)
     with pytest.raises(RoundError, match="without the update of c"):
         replicas.before()
     replicas = choco.Replicas(arena, 1.0, None)
     with pytest.raises(RoundError, match="the iterations before"):
-        replicas.after({"exchanges": [], "whole": [], "fresh": True})
+        replicas.after([], fresh=True)
 
 
 def plan(text: str = "", **said: Any) -> Plan:

@@ -282,7 +282,7 @@ def dpsgd(
         raise PlanError(f"dpsgd has rounds = {rounds} and every = {every}", "Give 1 or more")
     node.gather(timeout)
     for done in node.iterations(rounds, data, every, gamma):
-        yield Step(done.number, (done.evaluation or {}).get("metrics", {}), done.samples, done.report)
+        yield Step(done.number, done.evaluation.metrics if done.evaluation else {}, done.samples, done.report.table())
 
 
 def step_size(graph: str, nodes: int, compress: Literal["f16", "int8"] | None = None, *, seed: int = 0) -> float:

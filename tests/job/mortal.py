@@ -17,11 +17,11 @@ from typing import Any
 
 from thalweg.job.common.messages import Note
 from thalweg.job.graph import node
+from thalweg.job.graph.lines import NodeLine
 from thalweg.job.graph.order import NodeOrder
 from thalweg.job.star import worker
 from thalweg.job.tree import node as tree_node
 from thalweg.job.tree.order import NodeOrder as TreeNodeOrder
-from thalweg.wire import Table
 
 
 def die() -> None:
@@ -42,10 +42,10 @@ def run_graph_node(order: NodeOrder, note: Note) -> None:
     """Run a node of a graph. It prints its steps: ``here``, ``met``."""
     death, send = death_of(order.name), node._send
 
-    def send_or_die(message: Table) -> None:
-        if message["say"] == death:
+    def send_or_die(line: NodeLine) -> None:
+        if line.say == death:
             die()
-        send(message)
+        send(line)
 
     if death == "start":
         die()

@@ -6,10 +6,11 @@ from typing import Any
 
 from tests.record.lines import NODES, line
 from thalweg.job.graph.entries import Collector
+from thalweg.job.graph.lines import Finished
 
 
-def said(number: int, node: str) -> dict[str, Any]:
-    return {**line(number, node), "number": number}
+def said(number: int, node: str) -> Finished:
+    return Finished.of({**line(number, node), "number": number})
 
 
 def numbers(entries: Any) -> list[tuple[int, int]]:

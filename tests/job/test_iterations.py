@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from tests.record.lines import line
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.errors import MetricsError
 from thalweg.graphs import schedule
 from thalweg.job.common.parties import bytes_of
 from thalweg.job.graph.iterations import Iteration, Turns, iterate, turns_of
+from thalweg.job.graph.lines import decode, encode
 from thalweg.job.graph.peer import Peer
 
 NAMES = ["node-1", "node-2", "node-3", "node-4"]
@@ -87,8 +88,8 @@ def test_an_iteration_begins_trains_sends_waits_and_is_evaluated() -> None:
     np.testing.assert_allclose(np.abs(second.after[:16]), 6)
     assert first.evaluation is None
     assert second.evaluation is not None
-    assert second.evaluation["accuracy"] == 6
-    assert second.evaluation["at"] >= second.report["mixed_at"]
+    assert second.evaluation.accuracy == 6
+    assert second.evaluation.at >= second.report.mixed_at
     assert (first.samples, first.metrics) == (7, {"loss": 0.5})
 
 
@@ -97,7 +98,7 @@ def test_a_node_that_is_behind_goes_on_where_the_core_says() -> None:
     assert [one.number for one in done] == [1, 5, 6]
     assert [told["round"] for told in party.told] == [1, 2, 6]
     assert ("wait", 5) in core.said
-    assert done[1].line(0)["skipped"] == 1
+    assert done[1].line(0).skipped == 1
 
 
 def test_what_is_no_metric_is_refused() -> None:
@@ -152,6 +153,7 @@ def test_the_turns_of_a_graph_that_is_drawn() -> None:
 
 def test_a_line_has_what_the_record_needs() -> None:
     _, _, (done,) = run(1, Turns([{"node-2": 0.25}]))
-    said = json.loads(json.dumps(done.line(3.5)))
+    said = json.loads(wire.encode(encode(done.line(3.5))))
     assert (said["number"], said["clock"], said["samples"]) == (1, 3.5, 7)
     assert said["before"] != said["after"]
+    assert decode(said) == done.line(3.5)

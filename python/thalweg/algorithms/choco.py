@@ -10,8 +10,8 @@ An error of s_i - y_i moves x_i in every iteration that follows, so y and s have
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from thalweg.algorithms.fedavg import rounds
 from thalweg.errors import RoundError
@@ -88,15 +88,14 @@ class Replicas:
         for values, known in zip(self._values, self._known, strict=True):
             np.add(known, values, out=known)
 
-    def after(self, report: Mapping[str, Any]) -> None:
+    def after(self, missing: Sequence[str], *, fresh: bool) -> None:
         """Put the next model into the arena, in the place of the weighted sum of differences.
 
         Raises RoundError if one of these is missing: what a neighbour knows would be wrong from then on.
         """
         import numpy as np
 
-        missing = [one["peer"] for one in report["exchanges"] if one["peer"] not in report["whole"]]
-        if missing or report["fresh"]:
+        if missing or fresh:
             self._missing = ", ".join(missing) or "the iterations before"
         self._check()
         kept = zip(self._values, self._trained, self._known, self._sums, strict=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from thalweg.job.common.messages import Line
+from thalweg.job.graph.lines import Finished
+from thalweg.record.columns import Row
 from thalweg.record.nodes import entry
 
 
@@ -19,17 +19,16 @@ class Collector:
         self._expected = len(names)
         # The last iteration that each working node has finished.
         self._reached = dict.fromkeys(names, 0)
-        self._waiting: dict[int, dict[str, Line]] = {}
+        self._waiting: dict[int, dict[str, Finished]] = {}
 
-    def add(self, node: str, line: Line) -> Iterator[dict[str, Any]]:
+    def add(self, node: str, line: Finished) -> Iterator[Row]:
         """Take a node's line; yield the entries of iterations that all working nodes have finished, in order."""
-        number = int(line["number"])
-        self._waiting.setdefault(number, {})[node] = line
+        self._waiting.setdefault(line.number, {})[node] = line
         if node in self._reached:
-            self._reached[node] = number
+            self._reached[node] = line.number
         yield from self._finished()
 
-    def remove(self, node: str) -> Iterator[dict[str, Any]]:
+    def remove(self, node: str) -> Iterator[Row]:
         """Stop waiting for a node that is done or lost. Yield entries as ``add`` does."""
         self._reached.pop(node, None)
         yield from self._finished()
@@ -39,9 +38,10 @@ class Collector:
         """The nodes that are neither done nor lost."""
         return list(self._reached)
 
-    def _finished(self) -> Iterator[dict[str, Any]]:
+    def _finished(self) -> Iterator[Row]:
         least = min(self._reached.values(), default=None)
         for number in sorted(self._waiting):
             if least is not None and number > least:
                 return
-            yield entry(number, self._waiting.pop(number), self._expected)
+            lines = {node: line.table() for node, line in self._waiting.pop(number).items()}
+            yield entry(number, lines, self._expected)

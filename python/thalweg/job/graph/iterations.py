@@ -9,12 +9,14 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from thalweg import algorithms
 from thalweg.apps.metrics import evaluated, returned
 from thalweg.graphs import mixing
+from thalweg.job.graph.lines import Evaluation, Finished, IterationReport
 from thalweg.record.nodes import packed
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +45,12 @@ class Swap(Protocol):
     def before(self) -> None:
         """Put into the arena the values to send. Called after training."""
 
-    def after(self, report: Mapping[str, Any]) -> None:
-        """Put the mixed model into the arena. Called after the exchange, whose result the arena holds."""
+    def after(self, missing: Sequence[str], *, fresh: bool) -> None:
+        """Put the mixed model into the arena. Called after the exchange, whose result the arena holds.
+
+        ``missing`` are the neighbours whose model did not arrive as a whole. ``fresh``: the node has not taken part in
+        the iterations before.
+        """
 
 
 class Models:
@@ -53,7 +59,7 @@ class Models:
     def before(self) -> None:
         """Change nothing."""
 
-    def after(self, report: Mapping[str, Any]) -> None:
+    def after(self, missing: Sequence[str], *, fresh: bool) -> None:
         """Change nothing."""
 
 
@@ -99,32 +105,30 @@ class Turns:
 class Iteration:
     """One iteration of one node.
 
-    ``report`` is the core's: times in seconds of the node's clock, and what each neighbour sent
-    (docs/reference/outcome.md). ``evaluation`` has ``accuracy``, ``loss``, ``seconds``, ``at`` and all ``metrics``, or
-    is None. ``before`` and ``after`` are sketches of the model before and after mixing, shape (64,).
+    ``before`` and ``after`` are sketches of the model before and after mixing, shape (64,).
     """
 
     number: int
-    report: Mapping[str, Any]
+    report: IterationReport
     samples: int
-    metrics: Mapping[str, Any]
-    evaluation: Mapping[str, Any] | None
+    metrics: Mapping[str, object]
+    evaluation: Evaluation | None
     before: NDArray[np.float64]
     after: NDArray[np.float64]
 
-    def line(self, clock: float) -> dict[str, Any]:
+    def line(self, clock: float) -> Finished:
         """Return its line for the record. ``clock``: seconds to add to the node's times for those of the run."""
-        return {
-            "number": self.number,
-            "report": self.report,
-            "clock": clock,
-            "skipped": self.report["skipped"],
-            "samples": self.samples,
-            "metrics": self.metrics,
-            "evaluation": self.evaluation,
-            "before": packed(self.before),
-            "after": packed(self.after),
-        }
+        return Finished(
+            number=self.number,
+            report=self.report,
+            clock=clock,
+            skipped=self.report.skipped,
+            samples=self.samples,
+            metrics=self.metrics,
+            evaluation=self.evaluation,
+            before=packed(self.before),
+            after=packed(self.after),
+        )
 
 
 def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rule) -> Turns:
@@ -162,7 +166,7 @@ def iterate(
     turns: Turns,
     rounds: int,
     *,
-    config: Callable[[int], Mapping[str, Any]],
+    config: Callable[[int], Table],
     tests: Callable[[int], bool],
     first: int = 1,
     swap: Swap | None = None,
@@ -181,7 +185,7 @@ def iterate(
 
     def step(number: int) -> Iteration:
         done = _step(node, peer, turns, number, config=config(number), tests=tests, swap=swap or Models())
-        now[0] = int(done.report["next"])
+        now[0] = done.report.next
         return done
 
     return algorithms.find(algorithms.ON_GRAPHS).rounds(step, numbers())
@@ -193,7 +197,7 @@ def _step(
     turns: Turns,
     number: int,
     *,
-    config: Mapping[str, Any],
+    config: Table,
     tests: Callable[[int], bool],
     swap: Swap,
 ) -> Iteration:
@@ -203,8 +207,8 @@ def _step(
     before = peer.sketch()
     swap.before()
     sent = node.ready(number)
-    report: dict[str, Any] = json.loads(_waited(node, sent))
-    swap.after(report)
+    report = IterationReport(**json.loads(_waited(node, sent)))
+    swap.after(report.incomplete, fresh=report.fresh)
     mixed = time.monotonic()
     after = peer.sketch()
     evaluation = _evaluation(peer, report, mixed) if tests(sent) else None
@@ -218,11 +222,11 @@ def _waited(node: CoreNode, number: int) -> str:
             return report
 
 
-def _evaluation(peer: Peer, report: Mapping[str, Any], mixed: float) -> dict[str, Any] | None:
+def _evaluation(peer: Peer, report: IterationReport, mixed: float) -> Evaluation | None:
     begin = time.monotonic()
     metrics = returned("evaluate", peer.evaluate())
     end = time.monotonic()
     if not metrics:
         return None
-    at = report["mixed_at"] + end - mixed
-    return {**evaluated(metrics), "seconds": end - begin, "at": at, "metrics": metrics}
+    at = report.mixed_at + end - mixed
+    return Evaluation(end - begin, at, metrics, **evaluated(metrics))

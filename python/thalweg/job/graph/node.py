@@ -7,7 +7,7 @@ standard output and reads standard input:
 2. The run answers ``{"neighbours": {name: url}}``, and the node connects to its neighbours.
 3. The node writes ``{"say": "met"}`` when all are connected.
 4. The run answers ``{"begin": clock}``: the reading of the monotonic clock at which the run begins.
-5. The node writes ``{"say": "iteration", ...}`` after each iteration (``Iteration.line``), at last ``{"say": "done"}``.
+5. The node writes ``{"say": "iteration", ...}`` after each iteration (``lines.Finished``), at last ``{"say": "done"}``.
 
 If a checkpoint is due after an iteration, the node writes its model to the record before it reports the iteration.
 """
@@ -29,7 +29,9 @@ from thalweg.errors import LinkError
 from thalweg.job.common import core_shares
 from thalweg.job.common.farewell import farewell
 from thalweg.job.common.parties import bytes_of, round_config
+from thalweg.job.graph import lines
 from thalweg.job.graph.iterations import Iteration, Turns, iterate, turns_of
+from thalweg.job.graph.lines import Done, Listening, Met, NodeLine
 from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.peer import Peer, peer_of
 from thalweg.machine.waiting import WAIT_SLICE
@@ -169,21 +171,16 @@ def take_part(order: NodeOrder, note: Note) -> None:
 
     with standing(plan, name, order.url, options, note, start=start) as here:
         layout = here.peer.arena.layout
-        facts = {
-            "update_bytes": len(here.peer.arena),
-            "tensors": len(layout.tensors),
-            "parameters": here.peer.parameters,
-        }
-        _send({"say": "here", "address": here.node.address, **facts})
+        _send(Listening(here.node.address, len(here.peer.arena), len(layout.tensors), here.peer.parameters))
         turns = _turns(plan, order)
         here.meet(_receive("neighbours"), turns, note, done=done)
-        _send({"say": "met"})
+        _send(Met())
         clock = here.clock - _receive("begin")
         for iteration in here.iterations(turns, order.gamma, done=done):
             here.keep(record, due, iteration.number)
-            _send({"say": "iteration", **iteration.line(clock)})
+            _send(iteration.line(clock))
             here.tell(note)
-        _send({"say": "done"})
+        _send(Done())
 
 
 def _turns(plan: Plan, order: NodeOrder) -> Turns:
@@ -195,9 +192,9 @@ def _turns(plan: Plan, order: NodeOrder) -> Turns:
     return turns_of(schedule_of(plan), plan.members, order.name, plan.weights)
 
 
-def _send(message: Table) -> None:
+def _send(line: NodeLine) -> None:
     # The leading newline ends a line that an app may have left unfinished on standard output.
-    print("\n" + wire.encode(message), flush=True)  # noqa: T201 - the parent reads it
+    print("\n" + wire.encode(lines.encode(line)), flush=True)  # noqa: T201 - the parent reads it
 
 
 def _receive(key: str) -> Any:

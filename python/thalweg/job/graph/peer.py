@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thalweg import _core
     from thalweg.plan import Plan
     from thalweg.tensors.binding import Binding
+    from thalweg.wire import Table
 
 
 class Peer:
@@ -33,7 +34,7 @@ class Peer:
         self._tensors = Arena(arena)
         self._kinds = {name: kind for name, kind, _, _ in arena.layout.tensors}
 
-    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+    def train(self, config: Table) -> tuple[int, Metrics]:
         """Train the model in the arena in place; return (samples, metrics)."""
         return self._party.train(config)
 

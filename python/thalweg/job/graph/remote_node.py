@@ -91,7 +91,7 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
             here.meet(addresses, turns, progress.note, done=done, timeout=place.timeout)
             threads = core_shares.threads_of(share, plan.training.threads, progress.note)
             for iteration in here.iterations(turns, gamma_of(plan, schedule), threads, done=done):
-                row = entry(iteration.number, {name: iteration.line(0.0)}, 1)
+                row = entry(iteration.number, {name: iteration.line(0.0).table()}, 1)
                 kept = here.keep(record.path, due, iteration.number)
                 record.append(row)
                 if kept is not None:

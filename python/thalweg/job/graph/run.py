@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from thalweg import wire
 from thalweg.errors import RecordError, RoundError
@@ -24,6 +24,7 @@ from thalweg.job.common.metrics import exposing
 from thalweg.job.common.session import Session, session
 from thalweg.job.graph.entries import Collector
 from thalweg.job.graph.iterations import turns_of
+from thalweg.job.graph.lines import Done, Ended, Finished, Listening, Met, NodeLine, decode
 from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.result import GraphResult
 from thalweg.machine import grace
@@ -32,6 +33,7 @@ from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
 from thalweg.record import RunRecord
+from thalweg.record.columns import Row
 from thalweg.record.of_nodes import Due, start_of
 from thalweg.transports import links, registry
 from thalweg.ui.progress import iteration_line
@@ -47,6 +49,7 @@ PROGRAM: Final = "thalweg.job.graph.node"
 RESTARTS: Final = 3
 # Lines of nodes that wait to be recorded; a node that says more waits.
 MOST_LINES: Final = 1024
+AnyLine = TypeVar("AnyLine", bound=NodeLine)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Course:
         """``done`` is the iteration after which a resumed job continues; 0 for a new job."""
         self._plan, self._schedule, self._network = plan, schedule, network
         self._record, self._progress = record, progress
-        self._lines: Queue[tuple[str, Line]] = Queue(MOST_LINES)
+        self._lines: Queue[tuple[str, Line | Ended]] = Queue(MOST_LINES)
         self._collector = Collector(plan.members)
         self.fleet = self._new_fleet()
         self._restarts = 0
@@ -135,15 +138,16 @@ class Course:
         """Start all nodes and wait until each has met its neighbours. Return False if all must be started again."""
         names = self._plan.members
         self.fleet.start(names, orders)
-        here = self._each("here")
+        here = self._each(Listening)
         if here is None:
             return False
-        self.facts = {key: next(iter(here.values()))[key] for key in ("update_bytes", "tensors", "parameters")}
-        addresses = {name: line["address"] for name, line in here.items()}
+        first = next(iter(here.values()))
+        self.facts = {"update_bytes": first.update_bytes, "tensors": first.tensors, "parameters": first.parameters}
+        addresses = {name: line.address for name, line in here.items()}
         for place, name in enumerate(names):
             around = [names[neighbour] for neighbour in self._schedule.links.neighbours[place]]
             self.fleet.send(name, {"neighbours": {neighbour: addresses[neighbour] for neighbour in around}})
-        return self._each("met") is not None
+        return self._each(Met) is not None
 
     def go(self) -> None:
         """Let all nodes begin, and record their iterations until all have ended.
@@ -157,12 +161,11 @@ class Course:
         recorded = 0
         while self._collector.working:
             name, line = self._next()
-            kind = line["say"]
-            if kind == "iteration":
+            if isinstance(line, Finished):
                 recorded += self._keep(self._collector.add(name, line))
-            elif kind in ("done", "ended"):
-                if kind == "ended" and name in self._collector.working:
-                    self._lost(name, str(line["why"]))
+            elif isinstance(line, (Done, Ended)):
+                if isinstance(line, Ended) and name in self._collector.working:
+                    self._lost(name, line.why)
                 recorded += self._keep(self._collector.remove(name))
         if not recorded:
             raise RoundError(
@@ -170,26 +173,26 @@ class Course:
                 f"See {self._record.log_path}",
             )
 
-    def _each(self, kind: str) -> dict[str, Line] | None:
+    def _each(self, kind: type[AnyLine]) -> dict[str, AnyLine] | None:
         """Wait until each node has sent a line ``kind``; return the lines by node.
 
         Returns None if a node was killed, so that all must be started again. Raises RoundError if a node failed, or if
         nodes were killed more than ``RESTARTS`` times.
         """
-        received: dict[str, Line] = {}
+        received: dict[str, AnyLine] = {}
         while len(received) < len(self._plan.members):
             name, line = self._next()
-            if line["say"] == "ended":
+            if isinstance(line, Ended):
                 if not self.fleet.was_killed(name) or self._restarts >= RESTARTS:
-                    raise RoundError(*self._reason(name, line["why"]))
+                    raise RoundError(*self._reason(name, line.why))
                 self._restarts += 1
-                self._note(f"{name} was lost before the nodes had met: {line['why']}; starting all nodes again")
+                self._note(f"{name} was lost before the nodes had met: {line.why}; starting all nodes again")
                 return None
-            if line["say"] == kind:
+            if isinstance(line, kind):
                 received[name] = line
         return received
 
-    def _next(self) -> tuple[str, Line]:
+    def _next(self) -> tuple[str, NodeLine | Ended | None]:
         """Return the next line of any node, with its name. While waiting, check for a failed network and for Ctrl-C.
 
         Raises LabError, and KeyboardInterrupt if a library swallowed an earlier one.
@@ -198,9 +201,10 @@ class Course:
             grace.end_if_interrupted()
             self._network.check()
             with suppress(Empty):
-                return self._lines.get(timeout=WAIT_SLICE)
+                name, line = self._lines.get(timeout=WAIT_SLICE)
+                return name, line if isinstance(line, Ended) else decode(line)
 
-    def _keep(self, entries: Iterable[Mapping[str, Any]]) -> int:
+    def _keep(self, entries: Iterable[Row]) -> int:
         """Record iterations that all nodes have finished; return how many."""
         kept = 0
         for row in entries:
@@ -214,14 +218,14 @@ class Course:
             self._progress.note(line)
         return kept
 
-    def _queue(self, name: str, line: Line) -> None:
+    def _queue(self, name: str, line: Line | Ended) -> None:
         """Queue a node's line. Called by a thread of the fleet, which blocks while the queue is full."""
         if not self._over:
             self._lines.put((name, line))
 
     def _ended(self, name: str, why: str) -> None:
         """Queue that a node's process has ended early. Called by a thread of the fleet."""
-        self._queue(name, {"say": "ended", "why": why})
+        self._queue(name, Ended(why))
 
     def left(self) -> list[str]:
         """Return the nodes that have not ended early."""
