@@ -1,4 +1,4 @@
-//! The runtime's error: a kind to branch on, the operation, the cause, and what to do about it.
+//! The runtime's error: a kind to branch on, the operation, the cause, and a hint what to do about it.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ impl Error {
         &self.kind
     }
 
-    /// What was being done; empty if the caller's own call says it.
+    /// The operation that failed; empty if the caller's own call says it.
     pub fn operation(&self) -> &str {
         &self.operation
     }

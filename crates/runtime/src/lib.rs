@@ -52,7 +52,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Memory for a model. On Linux, peers on this machine can map it; other peers get a copy.
 ///
 /// # Errors
-/// If no memory is left.
+/// An error if no memory is left.
 pub fn shared_arena(bytes: u64) -> Result<thalweg_arena::Arena, thalweg_arena::ArenaError> {
     #[cfg(target_os = "linux")]
     return thalweg_arena::Arena::shared(bytes, thalweg_arena::Access::Read);
@@ -63,7 +63,7 @@ pub fn shared_arena(bytes: u64) -> Result<thalweg_arena::Arena, thalweg_arena::A
 /// Fresh random bytes from the system.
 ///
 /// # Errors
-/// If the system's random source fails.
+/// An error if the system's random source fails.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)

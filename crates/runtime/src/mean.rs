@@ -1,4 +1,4 @@
-//! Takes the mean of folded updates, with all cores.
+//! Computes the mean of folded updates, on all cores.
 
 use std::thread::{self, ScopedJoinHandle};
 
@@ -23,8 +23,8 @@ pub(crate) fn check_means(sums: &[Accumulator]) -> Result<(), String> {
     })
 }
 
-/// Writes the mean into a model. `repair` says which value an element gets that nobody sent. Each of `sums`
-/// covers one part of the updates' bytes; the parts follow one another.
+/// Writes the mean into a model. `repair` says which value an element gets if no client sent it. Each of
+/// `sums` covers one part of the updates' bytes; the parts follow one another.
 ///
 /// # Errors
 /// The reason why the sums cannot be read.

@@ -162,21 +162,21 @@ pub enum StartRule {
 pub struct WorkerOptions {
     /// Number of workers.
     pub count: u32,
-    /// How the work is split among them.
+    /// How the work is split among the workers.
     pub split: SplitRule,
     /// The way of notes to and from the workers.
     #[serde(default)]
     pub routes: RouteRule,
-    /// When they fold.
+    /// When the workers fold.
     #[serde(default)]
     pub timing: TimingRule,
-    /// How bytes move to and from them.
+    /// How bytes move between the node and the workers.
     #[serde(default)]
     pub data_plane: DataPlaneRule,
     /// Whether a side process relays everything that a worker receives and sends.
     #[serde(default)]
     pub side_process: bool,
-    /// When and how their processes start.
+    /// When and how the workers' processes start.
     #[serde(default)]
     pub start: StartRule,
     /// Settings of the autoscaler, which decides how many workers get updates; `None` for none.
@@ -212,15 +212,15 @@ pub struct ServerOptions {
     pub transport: Options,
     /// Number of clients that the job expects.
     pub expected: u32,
-    /// How many of them take part in a round, chosen at random; `None`: all.
+    /// Number of clients that take part in a round, chosen at random; `None`: all.
     pub choose: Option<u32>,
     /// A round succeeds with at least this many complete updates.
     pub enough: u32,
-    /// Longest round, in seconds; `None`: no limit.
+    /// Maximum length of a round, in seconds; `None`: no limit.
     pub deadline: Option<f64>,
     /// Seconds that a client may take to come back after its link was lost.
     pub grace: f64,
-    /// Payload bytes of a chunk. `None`: what the transport prefers, else 256 KiB.
+    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else 256 KiB.
     pub chunk: Option<u32>,
     /// Order in which clients get the global model.
     pub fanout: FanoutRule,
@@ -248,8 +248,8 @@ pub struct ServerOptions {
     pub layers: Layers,
     /// Worker processes that fold updates; `None`: this process folds.
     pub workers: Option<WorkerOptions>,
-    /// Whether a round ends with the sums of its updates, for [`Top`](crate::Top) to take the mean of. The
-    /// model then stays as it is.
+    /// Whether a round ends with the sums of its updates, from which [`Top`](crate::Top) computes the mean.
+    /// The model then stays as it is.
     pub sums: bool,
 }
 
@@ -297,7 +297,7 @@ impl ServerOptions {
         u32::try_from(places).unwrap_or(u32::MAX).clamp(1, self.wanted().max(1))
     }
 
-    /// How many clients take part in a round.
+    /// Number of clients that take part in a round.
     pub fn wanted(&self) -> u32 {
         self.choose.unwrap_or(self.expected)
     }
@@ -388,7 +388,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// Seconds as a duration. An impossible value counts as zero; options are checked before.
+/// Seconds as a duration. An impossible value counts as zero, but options are checked before this is called.
 pub(crate) fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! Measures what a path carries: a raw TCP stream and a thalweg update in turn, several times, and the
-//! round-trip time of an empty message.
+//! Measures how much a path carries: by a raw TCP stream and a thalweg update in turn, several times. Also
+//! measures the round-trip time of an empty message.
 //!
 //! A probe uses an ordinary link. For a raw stream the server opens a separate port for one connection. That
 //! connection must present the ticket that the server sent over the link.
@@ -106,8 +106,8 @@ struct Server {
     silence: Duration,
 }
 
-/// Answers probes at `listen` until `limit` is over or `go_on` returns false. `config` is as for a server.
-/// Beyond loopback it must require client certificates.
+/// Answers probes at `listen` until `limit` is over or `go_on` returns false. `config` has a server's
+/// options. At an address that other machines can reach, it must require client certificates.
 ///
 /// # Errors
 /// The transport's error for the address; `security` for an address that other machines can reach, without
@@ -148,7 +148,7 @@ fn serve_and(
             let server = server.clone();
             tokio::spawn(async move {
                 if let Ok(link) = pending.await {
-                    // An error of a probe affects only its own peer.
+                    // Ignore an error: it affects only the probe's own peer.
                     let _ = server.answer(&link).await;
                     link.close().await;
                 }
@@ -218,7 +218,7 @@ impl Server {
             };
             drop(listener);
             let received = tokio::task::spawn_blocking(move || receive_raw(stream, bytes, place));
-            // An error of a raw stream affects only its own peer.
+            // Ignore an error: it affects only the raw stream's own peer.
             let _ = received.await;
         });
         Ok(Answer::Raw { port, ticket })
@@ -339,8 +339,9 @@ impl Prober {
     }
 }
 
-/// Sends one raw stream. Returns when its first byte was sent and when its last had arrived. All streams
-/// connect before any of them starts; a stream that cannot connect does not hold up the others.
+/// Sends one raw stream. Returns the time when its first byte was sent, and the time when its last byte had
+/// arrived. All streams connect before any of them starts; a stream that cannot connect does not delay the
+/// others.
 fn send_raw(
     host: &str,
     port: u16,
@@ -433,7 +434,7 @@ async fn measure(
 /// Probes the loopback path of this machine.
 ///
 /// # Errors
-/// As [`peer`].
+/// The same as [`peer`].
 pub fn loopback(bytes: u64, streams: usize) -> Result<String, Error> {
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let (ready, address) = std::sync::mpsc::channel();

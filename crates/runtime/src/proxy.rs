@@ -22,7 +22,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts listening, as the JSON object `config` says (`ProxySettings` of the transport `unifl`).
+    /// Starts listening, with the options in the JSON object `config` (`ProxySettings` of the transport
+    /// `unifl`).
     ///
     /// # Errors
     /// `options` for an unknown setting; `address`, `inuse`; `unsupported` if loss cannot be masked here and
@@ -41,7 +42,7 @@ impl Proxy {
         Ok(Self { proxy: Some(proxy), events, listening, runtime })
     }
 
-    /// The address that it listens at, and whether it masks loss, as JSON.
+    /// The address at which the proxy listens, and whether it masks loss, as JSON.
     pub fn listening(&self) -> &str {
         &self.listening
     }
@@ -63,11 +64,11 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // A proxy that never served has changes to undo as well.
+        // Close a proxy that never served, too: it also has changes to the system to undo.
         if let Some(proxy) = self.proxy.take() {
             let (_, stopped) = watch::channel(true);
             let end = async { tokio::time::timeout(GRACE, proxy.run(stopped)).await };
-            // Changes that are left behind after that have no effect without this process.
+            // Ignore a timeout: changes that are not undone by then have no effect without this process.
             let _ = self.runtime.block_on(end);
         }
     }

@@ -56,7 +56,7 @@ pub struct RdmaDevice {
 /// The RDMA devices of this machine.
 ///
 /// # Errors
-/// Why there are none, and what to do about it.
+/// The reason why there are none, and what to do about it.
 #[cfg(feature = "rdma")]
 pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Error> {
     let described = |device: thalweg_rdma::Described| match device.state {
@@ -96,7 +96,7 @@ pub struct Entry {
     pub available: bool,
     /// Why the transport cannot be used, and what to do; empty if it can.
     pub reason: String,
-    /// What the transport can do; nothing if this build lacks it.
+    /// The transport's capabilities; none if this build lacks it.
     pub capabilities: Capabilities,
     /// Settings that only this transport has.
     pub settings: &'static [Setting],

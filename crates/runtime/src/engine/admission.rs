@@ -22,9 +22,9 @@ pub(crate) type ForwardedProofs = Arc<Mutex<HashMap<String, Vec<u8>>>>;
 enum Rule {
     /// No proof: the address is loopback, or the transport stays within the process.
     Open,
-    /// A token of this issuer, or a certificate, for its name.
+    /// A token of this issuer, or a certificate. Either must be for the client's name.
     Issuer(pki::Issuer),
-    /// A certificate for its name.
+    /// A certificate for the client's name.
     Certificate,
 }
 
@@ -102,7 +102,7 @@ pub fn check_forwarded_proof(
     Ok(forwarded.name)
 }
 
-/// Explains to the user why a token was not accepted for the role `required`, and what to do.
+/// Explains to the user why a token was not accepted for the role `required`, and what to do about it.
 fn explain(required: pki::Role, name: &str, why: pki::Unproven) -> String {
     let hint = format!("issue one with `thalweg pki issue {name} --role {required}`");
     match why {

@@ -1,13 +1,14 @@
 //! The limit on file descriptors of this process.
 
-/// Descriptors that a server asks for: for its clients, unauthenticated peers, and the job's own files.
+/// Number of descriptors that a server asks for: for its clients, unauthenticated peers, and the job's own
+/// files.
 const WANTED: u64 = 16 << 10;
 /// The limit that is assumed for a system without one.
 #[cfg(not(unix))]
 const USUAL: u64 = 1024;
 
-/// How many descriptors this process may have. First raises the soft limit towards what a server needs, as
-/// far as the hard limit allows.
+/// Number of descriptors that this process may have. First raises the soft limit towards the number that a
+/// server needs, as far as the hard limit allows.
 #[cfg(unix)]
 pub(crate) fn limit() -> u64 {
     use nix::sys::resource::{getrlimit, setrlimit, Resource};

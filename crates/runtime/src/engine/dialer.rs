@@ -20,11 +20,11 @@ use super::{caller_timeout, goes_on, holding, GoOn};
 use crate::options::Layers;
 use crate::{lock, random, registry, ClientOptions, Error};
 
-/// How long the farewell may take, and after that the tasks.
+/// How long the farewell may take, and how long the tasks may then take to end.
 pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 const TASKS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How the chunks of this party identify their sender, as the server assigned it.
+/// The numbers by which this party's chunks identify their sender, as the server assigned them.
 pub(crate) struct KnownAs {
     pub job: u64,
     pub sender: u32,
@@ -122,9 +122,9 @@ pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
 
     /// Performs an action of type [`DialerMachine::Wanted`].
     fn perform(dialer: &Arc<Dialer<Self>>, wanted: <Self::Machine as DialerMachine>::Wanted);
-    /// The server has admitted this party for the first time.
+    /// Called when the server has admitted this party for the first time.
     fn joined(dialer: &Arc<Dialer<Self>>);
-    /// The job is over.
+    /// Called when the job is over.
     fn finished(dialer: &Arc<Dialer<Self>>, outcome: Result<String, Failure>);
     /// The bytes of a parcel that is to be sent.
     fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32) -> Result<Lent, String>;
@@ -167,7 +167,7 @@ impl DialOptions {
     /// The options for a client of this name.
     ///
     /// # Errors
-    /// For an impossible name, address, option or token.
+    /// An error for an impossible name, address, option or token.
     pub fn new(address: &str, name: &str, options: ClientOptions, role: pki::Role) -> Result<Self, Error> {
         check_name(name).map_err(|why| Error::new("options", "start client", why))?;
         let address = Address::parse(address)?;
@@ -231,7 +231,7 @@ pub(crate) struct Dialer<P: DialerPolicy> {
     to: DialOptions,
     connection: watch::Sender<Option<Connection>>,
     generations: Mutex<u64>,
-    /// The parcel that is being sent, and how to cancel that.
+    /// The parcel that is being sent, and the handle that cancels the send.
     cancel: Mutex<(u32, Cancel)>,
     /// Segments retransmitted on links that have ended.
     resent: AtomicU64,
@@ -247,7 +247,7 @@ impl<P: DialerPolicy> Dialer<P> {
     /// Starts connecting.
     ///
     /// # Errors
-    /// If the system starts no threads.
+    /// An error if the system starts no threads.
     pub fn start(to: DialOptions, machine: P::Machine, policy: P) -> Result<Arc<Self>, Error> {
         let task_set = TaskSet::new()?;
         let dialer = Arc::new(Self {
@@ -327,14 +327,14 @@ impl<P: DialerPolicy> Dialer<P> {
         self.close_within(reason, FAREWELL_TIMEOUT);
     }
 
-    /// Leaves for good. Messages that were sent before get at most `timeout` to reach the server.
+    /// Leaves for good. Messages that were sent before this call get at most `timeout` to reach the server.
     pub fn close_within(self: &Arc<Self>, reason: &str, timeout: Duration) {
         lock(&self.machine).leave(reason);
         self.wake();
         self.task_set.handle().block_on(async {
             let farewell = async {
-                // The driver queues the farewell, in a task of its own. An error would mean that the driver
-                // has ended.
+                // Wait until the driver has queued the farewell, which it does in a task of its own. Ignore
+                // an error: the driver has ended.
                 let _ = self.driven.subscribe().wait_for(|driven| *driven).await;
                 // The server closes the link once it has received the farewell. If this end closed it, data
                 // still on its way might be lost.
@@ -435,7 +435,7 @@ impl<P: DialerPolicy> Dialer<P> {
         Ok((link, if detached { update.detached() } else { update }))
     }
 
-    /// Segments retransmitted over all links up to this one.
+    /// Number of segments retransmitted over all links up to and with this one.
     fn retransmitted(&self, link: &Arc<dyn Link>) -> Option<u64> {
         Some(link.counters().retransmissions? + self.resent.load(Ordering::Relaxed))
     }
@@ -469,7 +469,7 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time, to: Optio
             }
         }
         Err(error) => {
-            // If the address came from a server, another address may work, whatever this error is.
+            // If the address came from a server, another address may work, so retry after any error.
             let may_retry = error.kind().may_retry() || sent;
             lock(&dialer.machine).unreachable(dialer.now(), Error::from(error).into(), may_retry);
         }

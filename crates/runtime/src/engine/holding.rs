@@ -11,8 +11,8 @@ use tokio::time::{interval, MissedTickBehavior};
 /// Interval of the checks: well below the default liveness, after which a link without progress ends.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Calls `held` repeatedly while `link` is held up, with the reason at the first call of each time. Ends when
-/// dropped.
+/// Calls `held` repeatedly while `link` is held up. The first call of each such period gives the reason. Ends
+/// when dropped.
 pub(crate) fn watch(link: Arc<dyn Link>, held: impl Fn(Option<String>) + Send + 'static) -> JoinSet<()> {
     let mut task = JoinSet::new();
     if link.capabilities().broker {

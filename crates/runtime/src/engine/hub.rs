@@ -34,7 +34,7 @@ const HANDSHAKES: usize = 2048;
 /// parcel alone.
 const GROUP_TIMEOUT: Duration = Duration::from_millis(20);
 /// How long links may take to end by themselves when the server closes, and how long its tasks may take after
-/// that. Together less than two seconds, in which Ctrl-C must end everything.
+/// that. Both together take less than two seconds, since Ctrl-C must end everything within that time.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(1200);
 const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -305,7 +305,7 @@ impl<P: HubPolicy> Hub<P> {
         self.task_set.handle().spawn_blocking(work);
     }
 
-    /// Waits at most `limit` until `look` returns something. Whoever changes what `look` reads calls
+    /// Waits at most `limit` until `look` returns something. Code that changes what `look` reads must call
     /// [`Hub::announce`].
     pub fn wait_for<T>(&self, limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         let notes = lock(&self.notes);
@@ -389,7 +389,7 @@ impl<P: HubPolicy> Hub<P> {
         lock(&self.links).get(&link).cloned()
     }
 
-    /// Congestion control of the links. All are made with the same options.
+    /// Congestion control of the links, which is the same for all: they are made with the same options.
     pub fn congestion(&self) -> Option<String> {
         lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion)
     }
@@ -419,7 +419,7 @@ impl<P: HubPolicy> Hub<P> {
         Value::Object(resent.collect()).to_string()
     }
 
-    /// Closes the links that a parcel is being sent to.
+    /// Closes the links over which a parcel is being sent.
     pub fn close_senders(&self) {
         let stuck: Vec<Outbox> = {
             let sendings = lock(&self.sendings);
@@ -470,7 +470,7 @@ impl<P: HubPolicy> Hub<P> {
         Ok(())
     }
 
-    /// Sets which losses are tolerated in what arrives from now on, over all links.
+    /// Sets which losses are tolerated, over all links, in updates that arrive from now on.
     pub fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         // Hold the lock until all links have the rule. Otherwise a new link could get an older rule after
         // this one.
@@ -616,7 +616,7 @@ impl<P: HubPolicy> Hub<P> {
     pub fn flush(&self, limit: Duration) {
         let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
         let all = async { join_all(outboxes.iter().map(Outbox::flushed)).await };
-        // What is not sent by then is lost with its link.
+        // Ignore a timeout: messages that are not sent by then are lost with their link.
         let _ = self.task_set.handle().block_on(async { tokio::time::timeout(limit, all).await });
     }
 
@@ -627,7 +627,7 @@ impl<P: HubPolicy> Hub<P> {
         let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
         self.wake();
         self.task_set.handle().block_on(async {
-            // The driver queues the farewells. Each link then closes by itself, or below.
+            // Let the driver queue the farewells. Each link then closes by itself, or is closed below.
             tokio::task::yield_now().await;
             let all = async {
                 while !lock(&self.links).is_empty() {
@@ -644,8 +644,7 @@ impl<P: HubPolicy> Hub<P> {
 }
 
 /// Bytes of a chunk, if the options ask for `wanted` and a message has room for `most`. The result is a
-/// multiple of 64 where possible, because that makes folding cheapest, else of 8: a chunk must not cut a
-/// value.
+/// multiple of 64 where possible, because folding is then cheapest, else of 8: a chunk must not cut a value.
 fn chunk_size(wanted: u32, most: u32) -> u32 {
     if wanted <= most {
         return wanted;

@@ -11,7 +11,7 @@ use crate::lock;
 /// Maximum number of free buffers that are kept.
 const SPARE: usize = 8;
 
-/// Reusable buffers for chunks that are not received straight into their place.
+/// Reusable buffers for chunks that are not received directly into their place.
 #[derive(Default)]
 pub(crate) struct Scratch(Mutex<Vec<Vec<u8>>>);
 
@@ -41,8 +41,8 @@ pub(crate) fn part<'a>(chunk: &ChunkHeader, bytes: &'a [u8], range: Range) -> &'
 
 /// Stores a chunk that arrived whole (`ok`) or damaged. `stored` records it and returns the ranges that are
 /// new. If the chunk is in a scratch buffer, these ranges are copied to their place. `claim` gives that place
-/// before the chunk is recorded. If another chunk is being written there, this one counts as damaged and is
-/// sent again.
+/// before the chunk is recorded. If another chunk is being written to the same place, this chunk counts as
+/// damaged and is sent again.
 pub(crate) fn store(
     chunk: &ChunkHeader,
     target: &Target,

@@ -41,8 +41,8 @@ pub type GoOn<'a> = Option<&'a (dyn Fn() -> bool + Sync)>;
 
 /// Interval at which a waiting caller is asked whether to go on.
 pub(crate) const CALLER_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long one wait of a caller lasts that is not asked. Then it checks its condition, even if nothing was
-/// announced.
+/// How long one wait of a caller without `GoOn` lasts. After that the caller checks its condition, even if
+/// nothing was announced.
 const UNASKED_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// How long one wait of a caller lasts.

@@ -21,7 +21,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// A round begins: every client's limit starts again.
+    /// Begins a round: every client's limit starts again.
     pub fn begin_round(&mut self) {
         self.said.clear();
     }

@@ -1,4 +1,4 @@
-//! Each link's queue of control messages. A slow peer delays nobody else.
+//! Each link's queue of control messages. So a slow peer delays no other peer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::task_set::TaskSet;
 
 /// Maximum number of messages that may be queued for a peer. A peer that is further behind loses its link.
 const CAPACITY: usize = 256;
-/// How long a closing link may take to send what is queued.
+/// How long a closing link may take to send the queued messages.
 const FLUSH: Duration = Duration::from_secs(1);
 
 enum Item {
@@ -61,7 +61,7 @@ impl Outbox {
         }
     }
 
-    /// Waits until everything queued before is sent, or the link has ended.
+    /// Waits until all messages that are queued now are sent, or the link has ended.
     pub async fn flushed(&self) {
         let (reached, wait) = oneshot::channel();
         if self.queue.send(Item::Barrier(reached)).await.is_ok() {

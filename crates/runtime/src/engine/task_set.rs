@@ -9,7 +9,8 @@ use tokio::sync::watch;
 
 use crate::{lock, Error};
 
-/// The runtime and the id of the process that made it. After a fork the child has none of its threads.
+/// The runtime and the id of the process that made it. After a fork, the child has no thread of the parent's
+/// runtime.
 static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
 fn system(error: &std::io::Error) -> Error {
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Records that it was dropped.
+    /// Records in the flag that this value was dropped.
     struct Flag(Arc<AtomicBool>);
 
     impl Drop for Flag {

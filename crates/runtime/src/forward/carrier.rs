@@ -13,9 +13,10 @@ use tokio::sync::{mpsc, Notify};
 
 use crate::lock;
 
-/// Bytes that are sent at once: few, so that each stream gets its turn soon.
+/// Number of bytes that are sent at once. It is small, so that each stream gets its turn soon.
 const BATCH: u64 = 256 << 10;
-/// Bytes that are sent at once over a link that loses chunks, where each batch may take a round trip.
+/// Number of bytes that are sent at once over a link that loses chunks. It is larger, since each batch may
+/// take a round trip there.
 const LOSSY_BATCH: u64 = 2 << 20;
 
 /// How a stream's task is woken.
@@ -169,7 +170,7 @@ impl Carrier {
             ended = self.send_chunks() => ended,
             ended = self.watch() => ended,
         };
-        // The text may come from the peer, so make it plain.
+        // Reduce the text to plain characters, since it may come from the peer.
         let why = plain(&ended.err().unwrap_or_else(|| "it has ended".into()), MAX_REASON);
         self.end(&why).await;
         why
@@ -178,7 +179,7 @@ impl Carrier {
     /// Sends a farewell, and ends the link with all its streams.
     pub async fn close(&self, why: &str) {
         if let Ok(bye) = (Control::Bye { reason: why.into() }).encode() {
-            // A peer that does not read sees the link's end without it.
+            // Ignore a timeout: a peer that does not read the farewell still sees that the link ends.
             let _ = tokio::time::timeout(
                 std::time::Duration::from_millis(300),
                 self.link.send_control(bye.into()),

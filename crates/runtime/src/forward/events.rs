@@ -11,7 +11,7 @@ use super::http2::Calls;
 pub(crate) enum Event {
     /// The end listens: a near end for programs, a far end for near ends.
     Listening {
-        /// The address that it listens at.
+        /// The address at which the end listens.
         listen: String,
         /// Near end: address of the far end.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +85,7 @@ impl Events {
 
     /// Sends an event. Waits while the queue is full.
     pub async fn tell(&self, event: Event) {
-        // An error means that the owner is gone.
+        // Ignore an error: the owner is gone.
         let _ = self.0.send(event.text()).await;
     }
 }

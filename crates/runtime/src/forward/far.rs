@@ -77,7 +77,7 @@ impl Far {
     /// Serves until it is stopped.
     ///
     /// # Errors
-    /// If it cannot accept links any more.
+    /// An error if the end cannot accept links any more.
     pub async fn run(self, stopped: watch::Receiver<bool>) -> Result<(), Error> {
         let mut links = JoinSet::new();
         let mut until = stopped.clone();
@@ -88,7 +88,8 @@ impl Far {
             error = self.accept(&mut links, &stopped) => Err(error),
             () = stop(&mut until) => Ok(()),
         };
-        // The links' tasks are stopped as well, and report the ends of their connections.
+        // Wait for the links' tasks: they are stopped as well, and still report the ends of their
+        // connections.
         while outcome.is_ok() && links.join_next().await.is_some() {}
         let connections = self.shared.connections.load(Ordering::Relaxed);
         self.shared.events.tell(Event::Stopped { connections }).await;
@@ -113,7 +114,7 @@ impl Far {
                 match welcomed {
                     Ok((link, name)) => serve(&shared, link, name, stopped).await,
                     Err(error) => {
-                        // The text may come from the peer, so make it plain.
+                        // Reduce the text to plain characters, since it may come from the peer.
                         let why = plain(&error.to_string(), MAX_REASON);
                         let note = lock(&shared.turned_away).note(error.kind().into(), &why);
                         if let Some(what) = note {

@@ -30,11 +30,11 @@ pub(crate) struct Identity {
 /// The limits that the far end grants to a near end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ready {
-    /// Bytes of each stream that it buffers.
+    /// Number of bytes that the far end buffers of each stream.
     pub window: u64,
     /// Maximum number of streams at a time.
     pub streams: u32,
-    /// How long a silence ends the link, at both ends.
+    /// The length of a silence that ends the link, at both ends.
     pub liveness: Duration,
 }
 
@@ -53,7 +53,7 @@ fn other(what: &str) -> Error {
     Error::new("refused", SHAKE_HANDS, what).hint("give --via the address of a `thalweg forward --to`")
 }
 
-/// The near end's part.
+/// Does the near end's part of the handshake.
 ///
 /// # Errors
 /// `refused`, with the far end's reason; the link's errors.
@@ -103,7 +103,7 @@ fn hello(link: &Arc<dyn Link>, who: &Identity, challenge: &Challenge) -> Result<
     })
 }
 
-/// The far end's part. Admits the link, and returns the near end's name.
+/// Does the far end's part of the handshake. Admits the link, and returns the near end's name.
 ///
 /// # Errors
 /// `refused` for a near end that is not admitted, after telling it the reason; the link's errors.

@@ -32,7 +32,7 @@ use crate::engine::TaskSet;
 use crate::told::{self, UNHEARD};
 use crate::Error;
 
-/// How long its tasks may take to end when it is dropped.
+/// How long a forwarder's tasks may take to end when it is dropped.
 const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
 
 enum End {
@@ -49,8 +49,8 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Starts listening, as the JSON object `config` says ([`ForwardOptions`]). A near end also connects to
-    /// its far end.
+    /// Starts listening, with the options in the JSON object `config` ([`ForwardOptions`]). A near end also
+    /// connects to its far end.
     ///
     /// # Errors
     /// `options` for an unknown or impossible setting; `security` for an address that other machines can
@@ -75,7 +75,7 @@ impl Forwarder {
         Ok(Self { end: Some(end), task_set, told, listening: Event::text(&listening) })
     }
 
-    /// The address that it listens at, as JSON.
+    /// The address at which this end listens, as JSON.
     pub fn listening(&self) -> &str {
         &self.listening
     }
@@ -95,12 +95,12 @@ impl Forwarder {
                 End::Near(near) => near.run(stopped).await,
                 End::Far(far) => far.run(stopped).await,
             };
-            // An error means that the caller's thread is gone.
+            // Ignore an error: the caller's thread is gone.
             let _ = done.send(ended);
         });
         let handle = self.task_set.handle().clone();
         told::relay(&handle, &mut self.told, go_on, &stop);
-        // No more events can arrive, so the end has stopped. Or it took too long, and is aborted with its
+        // No more events can arrive. Either the end has stopped, or it took too long and is aborted with its
         // tasks.
         outcome.try_recv().unwrap_or(Ok(()))
     }

@@ -126,7 +126,7 @@ impl Near {
     /// Serves until it is stopped.
     ///
     /// # Errors
-    /// If the far end refuses this end, or another error that a retry cannot help.
+    /// An error if the far end refuses this end, or if another error occurs that a retry cannot cure.
     pub async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<(), Error> {
         let (mut carrier, mut streams) = self.first.clone();
         let outcome = loop {
@@ -161,7 +161,7 @@ impl Near {
         self.serving.events.tell(Event::Link { peer: self.way.address.to_string(), up, why }).await;
     }
 
-    /// Waits for the programs' tasks. They end with their link, and report that.
+    /// Waits for the programs' tasks. These end with their link, and report their end.
     async fn ended(&self, programs: &mut JoinSet<()>) {
         while programs.join_next().await.is_some() {}
     }
@@ -196,7 +196,7 @@ impl Near {
         }
     }
 
-    /// Runs while there is no link. Programs wait for a time limit; after that they are reset.
+    /// Serves programs while there is no link: they wait for a time limit, and after that they are reset.
     async fn turn_away(&self) -> Infallible {
         sleep(self.way.options.timeout()).await;
         loop {

@@ -169,14 +169,15 @@ impl ForwardOptions {
         seconds(self.liveness)
     }
 
-    /// The rules of a link with these capabilities. `granted` is what the other end buffers of a new stream;
-    /// 0 if unknown.
+    /// The rules of a link with these capabilities. `granted` is the number of bytes that the other end
+    /// buffers of a new stream; 0 if unknown.
     pub(crate) fn rules(&self, can: &Capabilities, granted: u64, liveness: Duration) -> ForwardConfig {
         ForwardConfig {
             window: self.window,
             // If chunks may overtake messages, data of a stream must wait for the stream's own grant.
             granted: if can.ordered { granted } else { 0 },
-            // Twice as many: a stream that is still ending at one end may not count at the other any more.
+            // Allow twice as many: a stream that is still ending at one end may already have ended at the
+            // other.
             streams: 2 * self.connections,
             chunk: can.chunk(None, DEFAULT_CHUNK),
             reliable: can.reliable,

@@ -59,8 +59,8 @@ impl Source for tokio::io::ReadHalf<tokio::io::DuplexStream> {
     }
 }
 
-/// Carries a connection until both directions have ended. If one breaks, the connection is reset at both
-/// ends. `spoke` is called when its first byte or its end has arrived.
+/// Carries a connection until both directions have ended. If one direction breaks, the connection is reset at
+/// both ends. `spoke` is called when its first byte or its end has arrived.
 pub(crate) async fn carry(
     carrier: &Carrier,
     stream: u32,
@@ -104,7 +104,7 @@ pub(super) async fn carry_halves(
 
 /// Makes the program see a reset instead of an orderly end.
 pub(crate) fn reset(program: &TcpStream) {
-    // If the system refuses this, the program sees an orderly end.
+    // Ignore an error: if the system refuses this, the program sees an orderly end.
     let _ = program.set_zero_linger();
 }
 

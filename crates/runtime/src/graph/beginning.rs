@@ -11,13 +11,13 @@ use super::options::MixingRule;
 use crate::engine::{DialOptions, Dialer};
 use crate::{lock, random, Error};
 
-/// Weights of an iteration that has not begun, and of those that follow it.
+/// Weights of an iteration that has not begun, and of the iterations after it.
 pub struct Upcoming {
     /// Number of the iteration.
     pub round: u32,
-    /// Weights of that iteration by neighbour, as [`Node::begin`] takes them.
+    /// Weights of the iteration `round` by neighbour, as [`Node::begin`] takes them.
     pub weights: Weights,
-    /// Weights of the iterations after it; `None` if they are the same.
+    /// Weights of the later iterations; `None` if they are the same.
     pub then: Option<Vec<Weights>>,
 }
 
@@ -81,12 +81,12 @@ impl Node {
         Ok(Some(DialOptions { instance, started, expects: Some(name.into()), ..to }))
     }
 
-    /// Waits until no chunk is being added, and keeps sinks from adding any while the guard lives.
+    /// Waits until no sink is adding a chunk, and keeps sinks from adding one while the guard lives.
     fn folding_nothing(&self) -> RwLockWriteGuard<'_, ()> {
         self.shared.folding.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks all weights, and separates the node's own one.
+    /// Checks all weights, and separates the node's own weight.
     fn checked(&self, upcoming: Upcoming) -> Result<Checked, Error> {
         let (own, weights) = self.split(upcoming.weights)?;
         let listed = |weights: Weights| self.split(weights).map(|(_, listed)| listed);
@@ -110,8 +110,8 @@ impl Node {
             (_, Some(_)) => {
                 return Err(out_of_order("the own weight is what is missing to 1; leave it out"));
             }
-            // The machine computes the weights later, from how many neighbours sent something. They only
-            // become smaller.
+            // The machine computes the weights later, from the number of neighbours that have sent something.
+            // They only become smaller.
             (MixingRule::Paper, None) => 0.0,
             (MixingRule::Complement | MixingRule::Symmetric, None) => {
                 let sum: f64 = weights.values().sum();
@@ -127,8 +127,8 @@ impl Node {
     }
 
     /// Begins an iteration with these neighbours and weights. `then` gives the weights of the iterations
-    /// after it; `None` means the same weights. `to` names the neighbours to send to; `None` means those
-    /// whose models it mixes.
+    /// after it; `None` means the same weights. `to` names the neighbours to which the node sends; `None`
+    /// means the neighbours whose models it mixes.
     ///
     /// # Errors
     /// `round` if another iteration is not over, the number does not rise, or a weight is impossible.

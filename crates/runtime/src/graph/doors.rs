@@ -39,17 +39,18 @@ pub(crate) struct Shared {
     started: Instant,
     pub layout: Arc<Layout>,
     pub slots: Slots,
-    /// Neighbours' models, kept apart where their weights are known only after the waiting; else `None`.
+    /// Neighbours' models, kept apart if their weights are known only after the wait; else `None`.
     pub stages: Option<Stages>,
-    /// A sink holds the read lock while it records a chunk and adds it to the sums. So whoever gets the write
-    /// lock knows that no chunk of a finished iteration is still being added.
+    /// A sink holds the read lock while it records a chunk and adds it to the sums. So while a thread holds
+    /// the write lock, no chunk of a finished iteration is being added.
     pub folding: RwLock<()>,
     /// The copy of the own model that links send. So training and mixing need not wait for a slow neighbour.
     pub copy: Arena,
     /// The iteration whose model the copy holds.
     pub copied: AtomicU32,
     pub mix: Mutex<Option<Mixing>>,
-    /// Why a neighbour can never average with this node. Cleared when a call has reported it.
+    /// The reason why a neighbour can never average with this node. It is cleared when a call has reported
+    /// it.
     pub refused: Mutex<Option<Failure>>,
     events: Mutex<VecDeque<Value>>,
     hub: OnceLock<Weak<NodeHub>>,
@@ -114,7 +115,7 @@ impl Shared {
         result
     }
 
-    /// Reads from the state machine, without waking anybody.
+    /// Reads from the state machine, and wakes no task.
     pub fn look<T>(&self, what: impl FnOnce(&proto::Node) -> T) -> T {
         what(&self.node())
     }

@@ -134,7 +134,7 @@ impl Node {
     /// Mixes an iteration's sums into the own model. Returns the report as JSON.
     ///
     /// # Errors
-    /// `round` if they give no model.
+    /// `round` if the sums give no model.
     pub(super) fn mix(&self, mixing: Mixing) -> Result<String, Error> {
         self.shared.settle_folding();
         let over = self.shared.now();

@@ -155,7 +155,7 @@ impl Node {
         self.hub.address()
     }
 
-    /// For how many iterations beyond its own the node accepts chunks.
+    /// Number of iterations beyond its own for which the node accepts chunks.
     pub fn ahead(&self) -> u32 {
         self.options.ahead
     }
@@ -197,8 +197,8 @@ impl Node {
         }
     }
 
-    /// The model in the arena is trained. Copies it and starts sending the copy. Returns the iteration that
-    /// it is sent under: `round`, or a later one if most neighbours are ahead.
+    /// Called when the model in the arena is trained. Copies it and starts sending the copy. Returns the
+    /// iteration under which the copy is sent: `round`, or a later one if most neighbours are ahead.
     ///
     /// # Errors
     /// `round` if that iteration was not begun, `interrupted` if `go_on` returned false, `refused` if a
@@ -293,9 +293,9 @@ impl Node {
         Value::Array(self.shared.take_events()).to_string()
     }
 
-    /// With `wait = "all"`, waits until every neighbour has the last own model: if this node left earlier,
-    /// they would not get it. Returns true once they have it. Returns false if `go_on` does, or if no further
-    /// neighbour gets it for as long as `liveness`.
+    /// With `wait = "all"`, waits until every neighbour has the last model of this node: if this node left
+    /// earlier, they would not get it. Returns true once they have it. Returns false if `go_on` does, or if
+    /// no further neighbour gets it for as long as `liveness`.
     pub fn finish_sending(&self, go_on: GoOn<'_>) -> bool {
         let liveness = seconds(self.options.liveness);
         let needing = || self.shared.look(proto::Node::needing);
@@ -312,7 +312,7 @@ impl Node {
         true
     }
 
-    /// Leaves for good, after sending what is pending, but within a time limit. Idempotent.
+    /// Leaves for good, after sending the pending messages, but within a time limit. Idempotent.
     pub fn close(&self, reason: &str) {
         if std::mem::replace(&mut *lock(&self.closed), true) {
             return;

@@ -15,7 +15,7 @@ const MOST_AHEAD: u32 = 16;
 /// Longest digest of a plan or graph, in bytes.
 const MOST_DIGEST: usize = 128;
 
-/// What a node waits for before it mixes.
+/// The condition for which a node waits before it mixes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WaitRule {
@@ -38,7 +38,7 @@ pub enum MixingRule {
     /// For each element, the own model's weight is 1 minus the weights that arrived.
     #[default]
     Complement,
-    /// The weighted mean of what arrived and the own model, which has a weight of its own.
+    /// The weighted mean of the neighbours' values that arrived and the own model, which has its own weight.
     Renormalise,
     /// Like `Complement`, but the weights depend on how many neighbours sent something (the paper's section
     /// 3.5.2). The given weight of neighbour j is 1 / (1 + its degree). Models are staged until the weights
@@ -50,7 +50,7 @@ pub enum MixingRule {
 }
 
 impl MixingRule {
-    /// When the weights are known.
+    /// The time at which the weights are known.
     pub fn weighing(self) -> Weighing {
         match self {
             MixingRule::Complement | MixingRule::Renormalise => Weighing::Arrival,
@@ -78,23 +78,24 @@ pub struct NodeOptions {
     pub own_token: Option<String>,
     /// Number of the job.
     pub job: u64,
-    /// Payload bytes of a chunk. `None`: what the transport prefers, else 256 KiB.
+    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else 256 KiB.
     pub chunk: Option<u32>,
     /// A link ends after at least this many seconds without progress.
     pub liveness: f64,
     /// Precision of the sums.
     pub precision: PrecisionRule,
-    /// What the node waits for before it mixes.
+    /// The condition for which the node waits before it mixes.
     pub wait: WaitRule,
     /// Longest wait, in seconds. `None`: a time derived from measurements.
     pub deadline: Option<f64>,
-    /// For how many later iterations chunks are accepted early.
+    /// Number of later iterations for which chunks are accepted early.
     pub ahead: u32,
     /// How models are mixed.
     pub mixing: MixingRule,
     /// Fraction of its model that a node sends in an iteration: more than 0, at most 1.
     pub share: f64,
-    /// The number of the job's last iteration. `None`: not known, so neighbours' numbers are hardly checked.
+    /// The number of the job's last iteration. `None`: not known, so the numbers that neighbours send are
+    /// hardly checked.
     pub rounds: Option<u32>,
     /// Digest of the part of the plan that all nodes share.
     pub plan: String,

@@ -53,7 +53,7 @@ pub(crate) struct Trainer {
     place: Mutex<Option<(Arena, Arc<Layout>)>>,
     /// Whether the transport can send shared memory without a copy.
     lends: bool,
-    /// The last model as it was handed out, kept if it may stand in for lost values.
+    /// The last model as it was handed out. It is kept if its values may stand in for lost ones.
     last: Mutex<Option<Vec<u8>>>,
     /// The update in the order on the wire, if that is not the model's order.
     spread: Mutex<Spreading>,
@@ -68,11 +68,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts connecting. Without a model of its own (`None`) the client uses the server's layout.
+    /// Starts connecting. A client that has no model (`None`) uses the server's layout.
     ///
     /// # Errors
-    /// For an impossible address, option or token. [`Client::next_event`] reports whether the server was
-    /// reached.
+    /// An error for an impossible address, option or token. [`Client::next_event`] reports whether the server
+    /// was reached.
     pub fn start(
         address: &str,
         name: &str,
@@ -192,7 +192,7 @@ impl DialerPolicy for Trainer {
         Box::new(ClientSink { dialer: dialer.clone(), ordered, scratch: Scratch::default() })
     }
 
-    /// A client without a model of its own takes the server's layout.
+    /// A client that has no model takes the server's layout.
     fn before(&self, message: &Control) -> Result<(), String> {
         let Control::Welcome(welcome) = message else { return Ok(()) };
         let mut place = lock(&self.place);
@@ -216,8 +216,8 @@ impl Trainer {
         lock(&self.place).as_ref().map(|(arena, _)| arena.clone())
     }
 
-    /// Fills the holes of the model with what stands in for the missing values. Late chunks may still be
-    /// written, so this waits. Other tasks move to another thread meanwhile.
+    /// Fills the holes of the model with stand-in values. Waits for the memory, since late chunks may still
+    /// be being written. Other tasks move to another thread meanwhile.
     fn mend(&self, holes: &Ranges, stand_in: StandIn) -> Result<(), String> {
         tokio::task::block_in_place(|| {
             let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;
@@ -228,7 +228,7 @@ impl Trainer {
         })
     }
 
-    /// Stores what may stand in later, before a model is handed out.
+    /// Before a model is handed out, stores the values that may stand in for lost ones later.
     fn ready(&self, stand_in: Option<StandIn>) {
         lock(&self.spread).is_done = false;
         if let (Some(StandIn::Last), Some(arena)) = (stand_in, self.arena()) {

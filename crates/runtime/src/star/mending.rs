@@ -18,7 +18,7 @@ pub(crate) struct Mending {
     layout: Arc<Layout>,
     model: Arena,
     mender: Mender,
-    /// The order in which updates arrive, if it is not the model's.
+    /// The order in which updates arrive; `None` if it is the model's order.
     order: Option<Spread>,
     /// Buffer for the model in that order. It is kept because touching fresh pages costs more time than the
     /// copy.
@@ -32,7 +32,7 @@ impl Mending {
         Self { layout, model, mender, order: options.repair.order(options.seed), wire: Mutex::default() }
     }
 
-    /// Whether updates arrive in another order than the model's.
+    /// Whether updates arrive in an order that differs from the model's order.
     pub fn reorders(&self) -> bool {
         self.order.is_some()
     }
@@ -46,7 +46,7 @@ impl Mending {
     /// Fills in an update. Returns the ranges that are to be folded.
     ///
     /// # Errors
-    /// The reason why nothing can stand in.
+    /// The reason why there is no stand-in.
     pub fn mend(&self, sender: u32, update: &mut [u8], holes: &Ranges) -> Result<Ranges, String> {
         let mut global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
         if let Some(order) = self.order.filter(|_| self.mender.reads_global()) {
@@ -57,7 +57,8 @@ impl Mending {
         self.mender.mend(&self.layout, sender, update, holes, &global)
     }
 
-    /// The last filled-in update of this sender was not folded, so it must not stand in for a later one.
+    /// Forgets the last filled-in update of this sender: it was not folded, so it must not stand in for a
+    /// later one.
     pub fn forget(&self, sender: u32) {
         self.mender.forget(sender);
     }

@@ -22,19 +22,19 @@ pub use self::top::{parts_of, Statement, SumsOfRound, Top};
 #[cfg(target_os = "linux")]
 pub use self::workers::{asked, forked, hop, kernel_routes, work};
 
-/// Runs a worker for a node, in a process of its own.
+/// Not supported on this system. On Linux, it runs a worker for a node, in a process of its own.
 ///
 /// # Errors
-/// Always: workers share memory in a way that only Linux has.
+/// Always fails: workers share memory in a way that only Linux has.
 #[cfg(not(target_os = "linux"))]
 pub fn work() -> Result<(), crate::Error> {
     Err(server::no_workers())
 }
 
-/// Checks whether the kernel can route notes here.
+/// Not supported on this system. On Linux, it checks whether the kernel can route notes.
 ///
 /// # Errors
-/// Always: as [`work`].
+/// Always fails, with the same error as [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn kernel_routes() -> Result<(), crate::Error> {
     Err(server::no_workers())
@@ -43,7 +43,7 @@ pub fn kernel_routes() -> Result<(), crate::Error> {
 /// Not supported on this system. On Linux, it forwards messages, in a process of its own.
 ///
 /// # Errors
-/// Always: as [`work`].
+/// Always fails, with the same error as [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn hop(_most: u64) -> Result<(), crate::Error> {
     Err(server::no_workers())
@@ -52,16 +52,16 @@ pub fn hop(_most: u64) -> Result<(), crate::Error> {
 /// Not supported on this system. On Linux, a template process waits in it for a node's request.
 ///
 /// # Errors
-/// Always: as [`work`].
+/// Always fails, with the same error as [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn asked() -> Result<Option<i32>, crate::Error> {
     Err(server::no_workers())
 }
 
-/// Tells a node about the worker that was forked for it.
+/// Not supported on this system. On Linux, it tells a node about the worker that was forked for it.
 ///
 /// # Errors
-/// Always: as [`work`].
+/// Always fails, with the same error as [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn forked(_process: u32) -> Result<(), crate::Error> {
     Err(server::no_workers())

@@ -1,5 +1,5 @@
-//! [`Reducer`], the interface between a round and what folds its updates, and [`Inline`], which folds in this
-//! process.
+//! [`Reducer`], the interface between a round and the code that folds its updates, and [`Inline`], which
+//! folds in this process.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -20,7 +20,7 @@ use crate::Error;
 pub(crate) struct Fold {
     pub sender: u32,
     pub weight: f64,
-    /// Ranges that did not arrive, for which something must stand in.
+    /// Ranges that did not arrive, and that need stand-in values.
     pub holes: Ranges,
 }
 
@@ -30,7 +30,7 @@ pub(crate) type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 /// A function that claims the model for writing.
 pub(crate) type Writable<'a> = &'a mut dyn FnMut() -> Result<Claim, Error>;
 
-/// Something that a worker process did, for the timeline. Times are in seconds before now.
+/// A piece of work of a worker process, for the timeline. Times are in seconds before now.
 pub(crate) struct Did {
     /// Number of the worker, from 1.
     pub worker: usize,
@@ -64,7 +64,7 @@ pub(crate) trait Reducer: Send + Sync {
     /// Checks that these bytes of an update may be added with this weight.
     ///
     /// # Errors
-    /// The value that no update may contain.
+    /// An error that names the value that no update may contain.
     fn judge(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<(), String>;
 
     /// A range of the sender's staged update, for writing. `None` if it is being written, or no memory is
@@ -74,7 +74,7 @@ pub(crate) trait Reducer: Send + Sync {
     /// Adds a range of an update on arrival: all of it or nothing.
     ///
     /// # Errors
-    /// The reason why it cannot be added.
+    /// The reason why the range cannot be added.
     fn keep(&self, range: Range, bytes: &[u8], weight: f64) -> Result<(), String>;
 
     /// Adds a staged update, completely or not at all, frees its staging memory, and calls `done` in every
@@ -91,8 +91,8 @@ pub(crate) trait Reducer: Send + Sync {
     /// The reason why there is no mean. The model then stays as it was.
     fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean>;
 
-    /// Ends the round: exports the sums to `cells` and drops them. Returns their head. Waits as
-    /// [`Reducer::close`] does.
+    /// Ends the round: exports the sums to `cells` and drops them. Returns their head. Waits in the same way
+    /// as [`Reducer::close`].
     ///
     /// # Errors
     /// The reason why there are no sums, or that `cells` has the wrong length.

@@ -20,12 +20,12 @@ pub struct RepairRule {
     pub resend: bool,
     /// Updates are sent in an order that scatters a run of lost bytes over its tensor.
     pub spread: bool,
-    /// Tensors of which no byte may be missing, whatever the policy. Names may contain `*` and `?`.
+    /// Tensors that must arrive completely, whatever the policy. Names may contain `*` and `?`.
     pub critical: Vec<String>,
-    /// The fraction of a tensor's bytes that may be missing, by such a name. Losses beyond it are sent again.
+    /// For each such name, the fraction of a tensor's bytes that may be missing. Losses beyond it are sent
+    /// again.
     pub budgets: BTreeMap<String, f64>,
-    /// A fraction of a tensor's bytes, by such a name. If more than that is lost on the way, the update is
-    /// refused.
+    /// For each such name, a fraction of a tensor's bytes. If more is lost on the way, the update is refused.
     pub refuse: BTreeMap<String, f64>,
 }
 
@@ -78,7 +78,8 @@ impl Mender {
         !matches!(self.policy, Policy::Renormalise | Policy::Zero)
     }
 
-    /// The last filled-in update of this sender was not folded, so it must not stand in for a later one.
+    /// Forgets the last filled-in update of this sender: it was not folded, so it must not stand in for a
+    /// later one.
     pub fn forget(&self, sender: u32) {
         if let Some(last) = &self.last {
             lock(last).remove(&sender);

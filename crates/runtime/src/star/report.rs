@@ -34,8 +34,8 @@ pub(crate) fn outcome_json(
     })
 }
 
-/// The timeline of a round: what the workers did, and last what the node itself (worker 0) has done since
-/// `since`. Times are seconds on the server's clock.
+/// The timeline of a round: the work of the workers, and as its last entry the work of the node itself
+/// (worker 0) since `since`. Times are seconds on the server's clock.
 pub(crate) fn timeline_json(worked: &Worked, now: Time, (what, since): (&str, Time)) -> Value {
     let now = now.as_secs_f64();
     let did = worked.did.iter().map(|one| {
@@ -52,8 +52,8 @@ pub(crate) fn timeline_json(worked: &Worked, now: Time, (what, since): (&str, Ti
 }
 
 fn participant(part: &Participation) -> Value {
-    // The length of metrics is limited (`thalweg_wire::text::MAX_METRICS`). Nothing else of them is checked
-    // here.
+    // Only the length of metrics is limited (`thalweg_wire::text::MAX_METRICS`); nothing else about them is
+    // checked.
     let metrics = serde_json::from_str(&part.metrics).unwrap_or_else(|_| Value::String(part.metrics.clone()));
     json!({
         "client": part.client,

@@ -34,8 +34,7 @@ pub(crate) struct Star {
     pub keep: bool,
     model: Arena,
     options: ServerOptions,
-    /// How many clients there are now. In a tree, clients move from node to node, so this may differ from the
-    /// options.
+    /// Number of clients now. In a tree, clients move from node to node, so this may differ from the options.
     expected: AtomicU32,
     outcome: Mutex<Option<Result<String, Error>>>,
     /// When the first complete update of the round arrived.
@@ -110,7 +109,7 @@ impl Server {
         self.hub.as_ref().ok_or_else(|| Error::new("closed", "use server", "the server is closed"))
     }
 
-    /// The address that it listens at, with the port that the system chose.
+    /// The address at which the server listens, with the port that the system chose.
     pub fn address(&self) -> String {
         self.hub.as_ref().map(|hub| hub.address()).unwrap_or_default()
     }
@@ -120,8 +119,8 @@ impl Server {
         self.hub.as_ref().map(|hub| hub.clients()).unwrap_or_default()
     }
 
-    /// The proofs of those of these clients that have shown one. The root of a tree checks them with
-    /// [`crate::check_forwarded_proof`].
+    /// The proofs that these clients have shown; a client without one is left out. The root of a tree checks
+    /// them with [`crate::check_forwarded_proof`].
     pub fn proofs(&self, names: &[String]) -> Vec<(String, Vec<u8>)> {
         let Some(hub) = &self.hub else { return Vec::new() };
         let proofs = lock(&hub.policy.proofs);
@@ -227,8 +226,8 @@ impl Server {
         }
     }
 
-    /// The tree's root has assigned clients to servers. This server expects `expected` of them from the next
-    /// round on.
+    /// Processes the assignment of clients to servers by the tree's root. This server expects `expected` of
+    /// them from the next round on.
     ///
     /// # Errors
     /// `closed` if the server is closed.
@@ -301,7 +300,7 @@ impl HubPolicy for Star {
 }
 
 /// Maximum number of bytes of updates that may be staged. With workers, the number of places in the pool
-/// decides, even if clients of other nodes come to this one.
+/// decides, even if clients of other nodes move to this node.
 fn staging(options: &ServerOptions, update: u64) -> u64 {
     match options.workers {
         None => options.staging_bytes(update),
@@ -394,8 +393,8 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     Ok(told(with_timeline(fold, hub, closing, "mean")).to_string())
 }
 
-/// Adds a timeline to the fold's report: what the workers did, and that the node took sums or a mean since
-/// `closing`.
+/// Adds a timeline to the fold's report: the work of the workers, and the node's own work since `closing`,
+/// which took the sums or the mean.
 fn with_timeline(mut fold: Value, hub: &StarHub, closing: Time, what: &str) -> Value {
     let now = hub.now();
     if let Some(worked) = hub.policy.reducer.timeline() {
@@ -404,7 +403,7 @@ fn with_timeline(mut fold: Value, hub: &StarHub, closing: Time, what: &str) -> V
     fold
 }
 
-/// Exports the sums of a round. First waits until nobody reads the model any more. Returns the reason if
+/// Exports the sums of a round. First waits until no sender reads the model any more. Returns the reason if
 /// there are no sums.
 fn export(hub: &StarHub, outcome: &Outcome) -> Result<Option<String>, Error> {
     let star = &hub.policy;

@@ -77,7 +77,8 @@ impl ServerSink {
     }
 
     fn refuse(&self, chunk: &ChunkHeader, reason: Option<String>) {
-        // The update is refused, or the chunk counts as corrupt. Either way none of its bytes are used.
+        // The update is refused, or the chunk counts as corrupt. In both cases none of the chunk's bytes are
+        // used.
         let _ = lock(&self.hub.machine).stored(self.hub.now(), self.link, chunk, Err(reason));
         self.hub.wake();
     }

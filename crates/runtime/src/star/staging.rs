@@ -1,6 +1,6 @@
 //! Complete updates that wait to be folded, in one arena each. Arenas are kept for the next round, because
-//! touching fresh pages costs more time than receiving an update. The session's credits limit how many are in
-//! use.
+//! touching fresh pages costs more time than receiving an update. The session's credits limit the number of
+//! arenas in use.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

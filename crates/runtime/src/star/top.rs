@@ -19,11 +19,11 @@ const LOAN_TIMEOUT: Duration = Duration::from_secs(6);
 /// The sums of a server's round, in the form in which they are sent.
 #[derive(Clone)]
 pub struct SumsOfRound {
-    /// Their encoded head.
+    /// The encoded head of the sums.
     pub head: Vec<u8>,
-    /// The layout of the one tensor that they are sent as.
+    /// The layout of the one tensor as which the sums are sent.
     pub layout: Arc<Layout>,
-    /// Their cells.
+    /// The cells of the sums.
     pub cells: Arena,
 }
 
@@ -51,7 +51,7 @@ pub fn parts_of(layout: &Layout, count: usize) -> Vec<Range> {
 /// Memory for the sums of updates, as one tensor of bytes. Reuses the memory of `kept` if that is given.
 ///
 /// # Errors
-/// If no memory is left.
+/// An error if no memory is left.
 pub(super) fn room_for(
     layout: &Layout,
     precision: PrecisionRule,
@@ -70,7 +70,7 @@ fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
     Ok((Arc::new(told), Arena::new(bytes)?))
 }
 
-/// What a node states about its sums. The top refuses sums that exceed it.
+/// A node's statement about its sums. The top refuses sums that exceed it.
 #[derive(Debug, Clone, Copy)]
 pub struct Statement {
     /// Number of updates in the sums.

@@ -35,10 +35,10 @@ pub(crate) struct Workers {
     judge: Accumulator,
     receiving: RwLock<()>,
     pool: Pool,
-    /// The slot that a sender's update is received into.
+    /// For each sender, the slot into which its update is received.
     places: Mutex<HashMap<u32, Slot>>,
     worker_pool: WorkerPool,
-    /// Why notes go inside the kernel, or why they do not.
+    /// The reason why notes go inside the kernel, or why they do not.
     routes_reason: String,
     mending: Mending,
 }
@@ -57,8 +57,8 @@ impl Workers {
     ) -> Result<Self, Error> {
         let memory = |error: String| Error::new("memory", "start workers", error);
         let places = options.places(layout.bytes());
-        // Twice the places: while updates arrive in one half, those in the other half are already folded and
-        // wait for a commit.
+        // Use twice as many slots as places: while updates arrive in one half, the updates in the other half
+        // are already folded and wait for a commit.
         let class = Class { bytes: layout.bytes(), slots: places.saturating_mul(2) };
         let pool = Pool::new(Plan::new(&[class])).map_err(|e| memory(e.to_string()))?;
         let (routes, routes_reason) = routes(workers.routes)?;
@@ -334,7 +334,7 @@ fn input() -> io::Result<UnixStream> {
 }
 
 /// Forwards messages of at most `most` bytes between the sockets that are this process's standard input and
-/// output, until either closes. Such a process is a broker's queue, or a side process.
+/// output, until either socket closes. The process is then a broker's queue, or a side process.
 ///
 /// # Errors
 /// `system`, with the system's error.

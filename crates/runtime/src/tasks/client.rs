@@ -84,8 +84,8 @@ impl TaskClient {
     /// Starts connecting.
     ///
     /// # Errors
-    /// For an impossible address, option or token. [`TaskClient::next_event`] reports whether the server was
-    /// reached.
+    /// An error for an impossible address, option or token. [`TaskClient::next_event`] reports whether the
+    /// server was reached.
     pub fn start(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
         let (timeout, seed) = (seconds(options.timeout), options.seed);
         let (purpose, role) = who(options.tree);
@@ -108,7 +108,7 @@ impl TaskClient {
     /// Sends a result. Its tensors must not be written to until the task is over.
     ///
     /// # Errors
-    /// `task` if the task was not handed out, was answered before, or is over.
+    /// `task` if the task was not handed out, was already answered, or is over.
     pub fn answer(
         &self,
         task: u32,
@@ -135,7 +135,7 @@ impl TaskClient {
     /// Tells the server that there will be no result.
     ///
     /// # Errors
-    /// `task` if the task was not handed out, was answered before, or is over.
+    /// `task` if the task was not handed out, was already answered, or is over.
     pub fn refuse(&self, task: u32, reason: &str) -> Result<(), Error> {
         let dialer = &self.dialer;
         let outcome = lock(&dialer.machine).refuse(task, reason);
@@ -191,7 +191,7 @@ impl DialerPolicy for Worker {
     fn lend(dialer: &Arc<TaskDialer>, parcel: u32) -> Result<Lent, String> {
         let answer = lock(&dialer.policy.answers).get(&parcel).cloned();
         let (arena, layout) = answer.ok_or("the result is needed no longer")?;
-        // Without the padding that an arena may have behind the layout.
+        // Leave out the padding that an arena may have behind the layout.
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
         Ok(Lent { bytes, layout })
     }

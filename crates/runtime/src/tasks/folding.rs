@@ -1,4 +1,4 @@
-//! Folds results of tasks: what may be missing of them, how they are added, and their mean.
+//! Folds results of tasks: decides which bytes may be missing, adds the results, and computes their mean.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use crate::{lock, Error};
 pub(super) struct SpareSums(Mutex<Option<Arc<Accumulator>>>);
 
 impl SpareSums {
-    /// Empty sums for results of a layout. Reuses those of an earlier task if they have the same layout.
+    /// Empty sums for results of a layout. Reuses the sums of an earlier task if they have the same layout.
     pub fn take(&self, layout: &Arc<Layout>, precision: Precision) -> Arc<Accumulator> {
         let spare = lock(&self.0).take();
         if let Some(sums) = spare.filter(|sums| sums.layout().difference(layout).is_none()) {
@@ -28,7 +28,7 @@ impl SpareSums {
         Arc::new(Accumulator::new(layout.clone(), precision))
     }
 
-    /// Keeps sums for reuse, unless somebody else still holds them.
+    /// Keeps sums for reuse, unless another task still holds them.
     pub fn keep(&self, sums: Arc<Accumulator>) {
         if Arc::strong_count(&sums) == 1 {
             *lock(&self.0) = Some(sums);
@@ -36,11 +36,11 @@ impl SpareSums {
     }
 }
 
-/// The rule of what may be missing of results of the layout `fold`. `shares` has a fraction of the bytes for
-/// each tensor, in order.
+/// The rule that says which bytes of results may be missing, if the results have the layout `fold`. `shares`
+/// has a fraction of the bytes for each tensor, in order.
 ///
-/// A tensor must arrive completely if the task (`sent`) has no tensor of the same name, type and shape: then
-/// no value could stand in for elements that nobody sent.
+/// A tensor must arrive completely if the task (`sent`) has no tensor of the same name, type and shape: no
+/// value could then stand in for elements that no client sent.
 ///
 /// # Errors
 /// `options` if a fraction is not from 0 to 1, or the number of fractions is wrong.
@@ -121,7 +121,7 @@ fn fold_result(
             (_, false) => Err("there is no memory".into()),
         };
     };
-    // The sink that received the last chunk may still hold its place.
+    // Wait for the claim: the last chunk's sink may not have released its range yet.
     let result = kept.arena.claim_within(kept.arena.range(), CHUNK_TIMEOUT).map_err(|e| e.to_string())?;
     let part = |range: Range| &result[range.start as usize..range.end as usize];
     if kept.verdict.is_open() {
@@ -131,15 +131,15 @@ fn fold_result(
     sums.fold_ranges(&result, &came, weight).map_err(|e| e.to_string())
 }
 
-/// An empty arena for tensors that have no bytes: no chunk arrives for which an arena would be made. `None`
-/// if there are no tensors, or they have bytes.
+/// An empty arena for tensors that have no bytes. No chunk of theirs arrives, so nothing else makes an arena.
+/// `None` if there are no tensors, or they have bytes.
 pub(super) fn without_bytes(layout: &Layout) -> Option<Arena> {
     let named = !layout.tensors().is_empty() && layout.bytes() == 0;
     named.then(|| Arena::new(0).ok()).flatten()
 }
 
-/// The mean of the folded results. An element that nobody sent gets the task's own value from `sent`; without
-/// `sent` it is 0.
+/// The mean of the folded results. An element that no client sent gets the task's own value from `sent`;
+/// without `sent` it is 0.
 ///
 /// # Errors
 /// `task` if nothing was folded, or a mean is not finite.
@@ -239,9 +239,9 @@ mod tests {
         arena
     }
 
-    /// Whatever is missing of each result, the mean has the bits of the plain reference. Each element's mean
-    /// is over the clients that sent all of that element. An element that nobody sent has the task's own
-    /// value.
+    /// Whichever bytes are missing of each result, the mean has the bits of the plain reference. Each
+    /// element's mean is over the clients that sent all of that element. An element that no client sent has
+    /// the task's own value.
     #[test]
     fn the_mean_is_that_of_what_came() {
         let of = layout(&[

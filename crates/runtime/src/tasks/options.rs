@@ -27,7 +27,7 @@ pub struct TaskServerOptions {
     pub tree: bool,
     /// Number of the job.
     pub job: u64,
-    /// Payload bytes of a chunk. `None`: what the transport prefers, else 256 KiB.
+    /// Payload bytes of a chunk. `None`: the size that the transport prefers, else 256 KiB.
     pub chunk: Option<u32>,
     /// A link ends after at least this many seconds without progress.
     pub liveness: f64,
@@ -40,7 +40,7 @@ pub struct TaskServerOptions {
     /// Maximum number of bytes of results in memory, arriving or waiting to be taken. Further results lie in
     /// files.
     pub memory: u64,
-    /// Folder of these files; `None`: the system's folder for temporary files.
+    /// Folder of the files with further results; `None`: the system's folder for temporary files.
     pub spill: Option<PathBuf>,
     /// Maximum number of bytes of results that wait to be folded. One result is always allowed.
     pub staging: u64,

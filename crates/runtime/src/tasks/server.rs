@@ -46,16 +46,16 @@ pub struct NewTask {
     pub deadline: Option<f64>,
     /// The layout of results that are folded into a mean; `None`: results are handed over.
     pub fold: Option<Arc<Layout>>,
-    /// For each tensor of `fold`, in order, the fraction of its bytes that may be missing of a result.
-    /// Nothing may be missing of a tensor that the task does not have in the same form. `None`: nothing may
-    /// be missing.
+    /// For each tensor of `fold`, in order, the fraction of its bytes that may be missing in a result. No
+    /// byte may be missing of a tensor that the task does not have in the same form. `None`: no byte may be
+    /// missing at all.
     pub missing: Option<Vec<f64>>,
     /// Judges each result before it is received; `None`: all are accepted.
     pub judge: Option<Judge>,
 }
 
 impl NewTask {
-    /// The rule of what may be missing.
+    /// The rule that says which bytes of results may be missing.
     fn tolerance(&self) -> Result<Option<Arc<Tolerance>>, Error> {
         let Some(shares) = &self.missing else { return Ok(None) };
         let needs =

@@ -1,4 +1,4 @@
-//! Near end: calls that it answers before the server does.
+//! The near end's answers to calls, given before the server has answered.
 //!
 //! A program that waits for an answer after each message sends only one message in each round trip to a
 //! distant server. If the near end answers, the program sends its next message at once. Such an answer says
@@ -109,7 +109,7 @@ impl Promises {
             state.counts.answered += 1;
             state.open.insert(promise.number);
         }
-        // The program may be gone. The server must still get the call.
+        // Ignore an error: the program may be gone, but the server must still get the call.
         let _ = answer(&promise, &mut to);
         drop(to);
         let outcome = said(server).await;
@@ -149,14 +149,14 @@ fn answer(promise: &Promise, to: &mut SendResponse<Bytes>) -> Result<(), h2::Err
 /// Reads the server's own answer to its end.
 ///
 /// # Errors
-/// A text that says what it is, if it is not success.
+/// A text about the server's answer, if the answer is not success.
 async fn said(server: ResponseFuture) -> Result<(), String> {
     let broke = |error: h2::Error| format!("broke the call off: {error}");
     let response = server.await.map_err(broke)?;
     let (head, mut body) = response.into_parts();
     while let Some(data) = body.data().await {
         let length = data.map_err(broke)?.len();
-        // This fails for a stream that has ended. Its sender needs no room.
+        // Ignore an error: the stream has ended, so its sender needs no room.
         let _ = body.flow_control().release_capacity(length);
     }
     let trailers = body.trailers().await.map_err(broke)?.unwrap_or_default();

@@ -51,7 +51,7 @@ impl Call {
             Err(error) => Err(error),
         };
         let Ok((mut response, mut upload)) = begun else {
-            // The server has not seen the call, so the program may retry it elsewhere.
+            // Refuse the call: the server has not seen it, so the program may retry it elsewhere.
             respond.send_reset(Reason::REFUSED_STREAM);
             return false;
         };
@@ -68,7 +68,8 @@ impl Call {
                 response = &mut response => break response,
                 done = &mut uploading, if !uploaded => match (done, &*end) {
                     (Err(Broken::Source), _) => return true,
-                    // The server does not want the rest. Its response says why.
+                    // Count the upload as finished: the server does not want the rest, and its response says
+                    // why.
                     (Err(Broken::Sink), _) => uploaded = true,
                     (Ok(()), End::Near(promises)) => match promise {
                         Some(promise) => {

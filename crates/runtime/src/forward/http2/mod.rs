@@ -46,7 +46,7 @@ pub(crate) struct Calls {
     pub calls: u64,
     /// Calls that the near end answered.
     pub answered: u64,
-    /// Answered calls that the server did not answer with success, or not at all.
+    /// Answered calls to which the server gave no success, or no answer at all.
     pub unkept: u64,
 }
 
@@ -145,9 +145,9 @@ async fn both(
     ended
 }
 
-/// Ends this side of the stream after HTTP/2 is over, and drops what the other end still sends.
+/// Ends this side of the stream after HTTP/2 is over, and drops the data that the other end still sends.
 async fn drain(inner: &mut DuplexStream) {
-    // An error means that the stream is gone. Then there is nothing to drop.
+    // Ignore an error: the stream is gone, so there is nothing to drop.
     let _ = inner.shutdown().await;
     let mut rest = [0; 4096];
     while inner.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {}

@@ -1,9 +1,11 @@
-//! Far end: keeps calls in order that follow calls which the near end has answered.
+//! The far end's order of calls: a call that follows calls which the near end has answered must wait for
+//! them.
 //!
 //! A program that waits for each answer before its next call expects the server to get these calls one after
 //! the other. If the near end answers, several calls travel at once. So each call lists the earlier calls
 //! that the near end has answered and the server has not. The far end holds the call back until those are
-//! over. The wait costs a round trip to the server, which is near, and none over the link.
+//! over. The wait costs a round trip between far end and server, which are close to each other, but none over
+//! the link.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,9 +59,9 @@ fn take(headers: &mut HeaderMap, name: &str) -> Option<String> {
 }
 
 impl Turn {
-    /// Waits until all the calls in `after` are over: those that this call must follow.
+    /// Waits until all calls that this call must follow (those in `after`) are over.
     pub async fn comes(&self) {
-        // An error would mean that the order is gone, and the calls before with it.
+        // Ignore an error: the order is gone, and so are the calls that this call must follow.
         let _ = self.open.subscribe().wait_for(|open| open.is_disjoint(&self.after)).await;
     }
 }

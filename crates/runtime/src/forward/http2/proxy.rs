@@ -20,7 +20,7 @@ const UNSENT: usize = 256 << 10;
 /// Maximum number of bytes of a call's headers, and of its trailers.
 const HEADERS: u32 = 64 << 10;
 const FRAME: u32 = 64 << 10;
-/// How many windows the calls of a connection share.
+/// Number of windows that the calls of a connection share.
 const SHARED: u64 = 8;
 const MOST_WINDOW: u64 = (1 << 31) - 1;
 
@@ -45,7 +45,7 @@ impl Windows {
 /// Whether the program starts HTTP/2; false if it ends the connection without a byte.
 ///
 /// # Errors
-/// If it speaks another protocol.
+/// An error if the program speaks another protocol.
 pub(super) async fn greets(program: &TcpStream) -> Result<bool, String> {
     let mut said = [0; PREFACE.len()];
     let length = program.peek(&mut said).await.map_err(|e| format!("the connection broke: {e}"))?;

@@ -9,9 +9,9 @@ use h2::{Reason, RecvStream, SendStream};
 /// Which side broke one direction of a call.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// The sender. The receiver has been notified.
+    /// The sender broke it. The receiver has been notified.
     Source,
-    /// The receiver.
+    /// The receiver broke it.
     Sink,
 }
 
@@ -33,13 +33,13 @@ pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> R
     }
 }
 
-/// The source is broken. Resets the sink.
+/// Resets the sink, because the source is broken.
 fn broken(error: &h2::Error, to: &mut SendStream<Bytes>) -> Broken {
     to.send_reset(reason(error));
     Broken::Source
 }
 
-/// The next bytes. Also notices if the sink does not want them any more.
+/// Returns the next bytes. Also notices if the sink does not want more bytes.
 fn poll_data(
     from: &mut RecvStream,
     to: &mut SendStream<Bytes>,
@@ -63,7 +63,7 @@ async fn pass_on(mut data: Bytes, from: &mut RecvStream, to: &mut SendStream<Byt
         let part = data.split_to(to.capacity().min(data.len()));
         let length = part.len();
         to.send_data(part, false).map_err(|_| Broken::Sink)?;
-        // Releasing fails for a stream that has ended. Then its sender needs no more room.
+        // Ignore an error: the stream has ended, so its sender needs no more room.
         let _ = from.flow_control().release_capacity(length);
     }
     Ok(())
