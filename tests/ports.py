@@ -27,7 +27,7 @@ def free_ports(count: int) -> list[int]:
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
-            continue  # somebody listens there
+            continue  # another program listens at this port
         found.append(port)
     assert len(found) == count, "hardly any port is free"
     return found

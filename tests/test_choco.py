@@ -51,7 +51,7 @@ def values_of(arena: _core.Arena) -> Any:
 
 
 def rounded(values: Any, compression: str | None) -> Any:
-    """What a model with these values comes to on the way."""
+    """Return these values as they arrive after compression."""
     arena = _core.Arena(_core.Layout(LAYOUT))
     values_of(arena)[:] = values
     if compression is not None:
@@ -98,7 +98,7 @@ def run(targets: Any, rounds: int, gamma: float, compression: str | None, *, rat
 
 
 def reference(targets: Any, rounds: int, gamma: float, compression: str | None, *, rate: Rate) -> Any:
-    """The same with every replica at hand, in float32 where rounding is and float64 elsewhere."""
+    """Compute the same with all replicas in one place: with float32 for what is rounded, else with float64."""
     weights = mixing.metropolis(schedule("ring", len(NAMES), 0).at(1))
     models, known = np.zeros_like(targets), np.zeros_like(targets)
     for iteration in range(1, rounds + 1):

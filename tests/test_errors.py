@@ -30,7 +30,7 @@ from thalweg.lab import state
 from thalweg.ui.output import Json, output
 
 ROOT = Path(__file__).parents[1]
-# Hang -> failure.
+# Turns a hang into a failure.
 LIMIT = 60.0
 FIELDS = ["cause", "hint", "kind", "operation", "retry"]
 # More than half of a process's address space.

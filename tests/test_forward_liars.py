@@ -64,7 +64,7 @@ class End:
             return list(filter(wanted, self.events))
 
     def close(self) -> None:
-        """End it, by something that it hears of."""
+        """End the thread, by an event that it receives."""
         self.over.set()
         with ExitStack() as stack:
             with suppress(OSError):  # an event before this one has ended it

@@ -61,7 +61,7 @@ def height(part: str) -> int:
 
 
 def faults(part: str, text: str) -> list[str]:
-    """What of a file in a package breaks the rule."""
+    """Yield the imports in a package's file that break the rule."""
     outside = ((line, other) for line, other in imported(text) if other not in (part, CORE))
     return [f"line {line}: {part} imports {other}" for line, other in outside if height(other) >= height(part)]
 

@@ -91,7 +91,7 @@ LISTENERS: dict[str, Port | Own] = {
         OF_AN_ADDRESS,
         Shown("crates/transports/unifl/tests/proxy.rs", "a_client_that_sends_nothing_is_reset_in_time"),
     ),
-    # Its port, and one for each raw stream.
+    # The probe server's port, and one port for each raw stream.
     PROBE: Port(
         2,
         "AdmissionQueue::new(",

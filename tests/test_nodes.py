@@ -34,7 +34,7 @@ class Arrays:
 
 
 def run(nodes: list[Node], rounds: int, **more: Any) -> dict[str, list[Step]]:
-    """What each node's iterations come to; all run at the same time and are closed."""
+    """Run all nodes at the same time and close them; return the results of each node's iterations."""
     steps: dict[str, list[Step]] = {node.name: [] for node in nodes}
 
     def work(node: Node) -> None:

@@ -60,7 +60,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def served(stack: ExitStack, members: dict[str, Work]) -> TaskServer:
-    """Return a server whose members work so."""
+    """Return a server with a member for each of these functions."""
     server = stack.enter_context(TaskServer(grace=1.0))
 
     def serve(client: TaskClient, work: Work) -> None:

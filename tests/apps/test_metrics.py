@@ -21,7 +21,7 @@ from thalweg.ui import strict_json
 
 
 def sent(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What the server makes of an honest client's metrics."""
+    """Return the metrics that the server keeps of an honest client's metrics."""
     participant = {"client": "c", "state": "whole", "metrics": json.loads(offered(metrics, {"train_seconds": 1.5}))}
     outcome, notes = Intake().outcome(json.dumps({"participants": [participant]}))
     assert notes == []

@@ -33,7 +33,7 @@ while True:
 
 
 class Played:
-    """A broker program of the test's own."""
+    """A fake broker program of this test."""
 
     name = "played"
 
@@ -63,7 +63,7 @@ class Played:
 
 
 class Absent(Played):
-    """One that is not installed."""
+    """A broker program that is not installed."""
 
     def find(self) -> str | None:
         return None

@@ -24,7 +24,7 @@ from thalweg.ui import system
 from thalweg.ui.explain import explain
 from thalweg.ui.output import Emit, nobody_reads, output
 
-# What a command needs to be called at all; a command that is not here fails the first test.
+# The arguments that each command requires. A command that is missing here fails the first test.
 NEEDED: dict[str, Sequence[str]] = {
     "run": (),
     "server": (),

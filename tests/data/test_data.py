@@ -507,7 +507,7 @@ def test_english_is_prose_in_windows_that_follow_each_other() -> None:
     assert isinstance(train, data.Text)
     assert isinstance(test, data.Text)
     assert train.tokens.shape[1] == test.tokens.shape[1] == english.WINDOW + 1
-    # Some 450 kB, of which a fifth is for tests.
+    # There are about 450 kB of text, and a fifth of it is for tests.
     assert 5_000 < len(train) + len(test) < 20_000
     assert len(test) / (len(train) + len(test)) == pytest.approx(0.2, abs=0.01)
     text = train.tokens.tobytes()

@@ -59,7 +59,7 @@ class Program:
         """Return the ids of its processes that run this module, by default clients, in the order they were started."""
         numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
         begun = {pid: at for pid in numbers if (at := self._child_since(pid, module.encode())) is not None}
-        # Ids begin anew when the highest one was given, so the lower of two may be the younger.
+        # Sort by the start time. Ids start again from the lowest one, so a younger process may have a lower id.
         return sorted(begun, key=lambda pid: (begun[pid], pid))
 
     def _child_since(self, pid: int, module: bytes) -> int | None:

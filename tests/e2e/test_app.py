@@ -81,7 +81,7 @@ def test_the_example_runs_with_a_record_and_goes_on(result: Result, start: Start
     assert [entry["loss"] for entry in again["rounds"]][:3] == losses
     whole = result("run", "--app", LINE, "--clients", "3", "--rounds", "4", "--record", "other")
     one, other = ([entry["loss"] for entry in done["rounds"]] for done in (whole, again))
-    # Sums of f32 depend on the order of arrival.
+    # Allow rounding errors, because sums of f32 depend on the order of arrival.
     assert one == pytest.approx(other, rel=1e-4)
     code, out, err = start("report", done["record"], "--json").end()
     assert code == 0, err

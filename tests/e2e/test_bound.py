@@ -23,7 +23,7 @@ from thalweg.sections.network import MTU, NetworkSection
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")]
 
 UDP_HEADERS: Final = 28
-# So much of the rate is sent after it is divided by what gets through.
+# Duration of the flood: the packets of so many seconds at the link's rate, divided by the share that is not lost.
 SECONDS: Final = 0.6
 # Fewer bytes than a device's queue of packets holds: a full socket makes the sender wait, and nothing is dropped there.
 SEND_BUFFER: Final = 64 << 10
@@ -80,7 +80,7 @@ def opened(lab: RunningLab, host: str) -> socket.socket:
 
 
 def flood(lab: RunningLab, packets: int) -> list[int]:
-    """Send so many full packets from client to server as fast as they go; return when each that came did, in ns."""
+    """Send full packets from client to server as fast as possible; return when each received one arrived, in ns."""
     with opened(lab, "client-1") as sender, opened(lab, "server") as receiver:
         sender.connect(receiver.getsockname())
         payload = bytes(MTU - UDP_HEADERS)

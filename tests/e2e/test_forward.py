@@ -27,7 +27,7 @@ def reverser() -> Iterator[int]:
     """Serve connections: receive all bytes, then send them back in reverse."""
 
     def serve(peer: socket.socket) -> None:
-        with peer, suppress(OSError):  # a test may kill whoever is at the other end
+        with peer, suppress(OSError):  # a test may have killed the program at the other end
             parts = list(iter(lambda: peer.recv(1 << 16), b""))
             peer.sendall(b"".join(parts)[::-1])
 

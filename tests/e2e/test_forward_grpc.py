@@ -70,7 +70,7 @@ class Service:
         return b""
 
     def push(self, requests: Iterator[bytes], context: Any) -> bytes:
-        """Take in what is pushed, once that is allowed; ``fail`` fails."""
+        """Receive the pushed messages, once the test allows it. A message ``fail`` makes the call fail."""
         whole = b"".join(requests)
         before = len(self.pushed)
         self.release.wait(LIMIT)
@@ -81,7 +81,7 @@ class Service:
         return b"from the server"
 
     def handlers(self) -> Any:
-        """Return them as gRPC takes them."""
+        """Return the service's methods in the form that gRPC takes."""
         shapes = {
             "one": grpc.unary_unary_rpc_method_handler(self.one),
             "many": grpc.unary_stream_rpc_method_handler(self.many),
@@ -125,7 +125,7 @@ class Route:
                 return event
 
     def close(self) -> None:
-        """End all of it."""
+        """End both ends and the server."""
         self.service.release.set()
         self.service.cancelled.set()
         for end in (self.near, self.far):

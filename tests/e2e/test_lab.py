@@ -62,7 +62,7 @@ def only(folder: Path) -> State:
 
 
 def until(look: Callable[[], Any]) -> Any:
-    """What ``look`` returns once that is something."""
+    """Wait until ``look`` returns a true value, and return that."""
     deadline = time.monotonic() + TIMEOUT
     while not (found := look()):
         assert time.monotonic() < deadline, "it did not come"
@@ -361,7 +361,7 @@ def test_errors_say_what_to_do(start: Start, arguments: Sequence[str], code: int
 
 
 def bare(tool: str, *arguments: str) -> tuple[int, str]:
-    """Exit code and words of `lab up` as one that a tool has taken something from."""
+    """Return exit code and output of `lab up` in an environment from which a tool has removed something."""
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed")
     lab = [sys.executable, "-m", "thalweg", "lab", "up", "--network", "lan"]

@@ -26,7 +26,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 
 
 def prepare(folder: Path) -> None:
-    """Write the data that the app asks for: digits in the place of CIFAR-10."""
+    """Write the data that the app loads, with digits instead of CIFAR-10."""
     data.prepare(APP, folder, substitute="mnist")
 
 

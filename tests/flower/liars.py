@@ -211,7 +211,7 @@ class Member:
     def _say(self, task: Given) -> None:
         try:
             self._answer(task, self)
-        except ThalwegError as error:  # else the test would wait for ever
+        except ThalwegError as error:  # otherwise the test would wait for ever
             task.refuse(f"the lie cannot be sent: {error}")
 
 
@@ -246,5 +246,5 @@ def silent(task: Given, member: Member) -> None:
 
 
 def dies(task: Given, member: Member) -> None:
-    """Leave with a task in hand."""
+    """Leave before the task is answered."""
     member.client.close("it dies")

@@ -79,6 +79,6 @@ def network(answers: Sequence[Answer], **options: Any) -> Iterator[Network]:
     with ExitStack() as stack:
         made = Network(stack, **options)
         made.add(answers)
-        # Before the threads are waited for.
+        # Close the server before joining the threads, which end with it.
         stack.callback(made.server.close)
         yield made

@@ -27,10 +27,10 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 
-# The package has a function of that name, too.
+# Import the module by its path, because the package also has a function of this name.
 engine = importlib.import_module("flwr.simulation.run_simulation")
 RUN = 1
-# Where the engine looks for the pool of workers.
+# The table in which the engine looks up the pool of workers.
 POOL = "flwr.server.superlink.fleet.vce.backend.raybackend"
 
 

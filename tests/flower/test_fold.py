@@ -130,7 +130,7 @@ def trained(
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[int, Any], list[bool]]:
     """Run a strategy over a network; return the model, the metrics of trainings, and which trainings were folded."""
     watcher = Rounds()
-    seed_all(1)  # strategies draw nodes, and some draw noise
+    seed_all(1)  # because strategies draw nodes, and some draw noise
     with network(answers) as found, fold.installed():
         grid = found.grid(watcher=watcher, **options)
         result = make().start(grid=grid, initial_arrays=start_arrays(), num_rounds=rounds)
@@ -347,7 +347,7 @@ def test_folded_arrays_have_names_and_shapes_and_no_values() -> None:
 
 
 class Keeping(FedAvg):
-    """Keeps the replies of each round, and looks at those of the round before."""
+    """Keeps the replies of each round, and checks those of the previous round."""
 
     def __init__(self, keep: bool) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ def test_replies_are_freed_but_for_those_that_a_strategy_keeps(keep: bool, seen:
 
 
 class Comparing(FedAvg):
-    """Keeps the arrays that the first training began with."""
+    """Keeps the arrays with which the first training began."""
 
     first: ArrayRecord | None = None
 

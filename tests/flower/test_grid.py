@@ -46,7 +46,7 @@ def messages(grid: ThalwegGrid, content: RecordDict | None = None, **options: An
 
 
 class Ways:
-    """Hears of replies, and keeps how many bytes of each message went down."""
+    """A watcher of replies that keeps how many bytes of each message were sent down."""
 
     def __init__(self) -> None:
         self.down: list[int] = []

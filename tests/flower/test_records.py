@@ -56,7 +56,7 @@ contents = st.dictionaries(names, metrics | configs | array_records, max_size=3)
 
 
 def travelled(content: RecordDict) -> RecordDict:
-    """The content as it comes out at the other end."""
+    """Return the content that the receiver gets."""
     packed = records.pack(content)
     tensors = packed.tensors()
     return records.unpack(json.loads(json.dumps(packed.records)), Tensors(tensors) if tensors else {})

@@ -78,7 +78,7 @@ class Link:
         self.connection.sendall(wire.control(message))
 
     def read(self, count: int) -> bytes:
-        """Return ``count`` bytes. Raises ConnectionError if the connection ends before."""
+        """Return ``count`` bytes. Raises ConnectionError if the connection ends before they have arrived."""
         parts = b""
         while len(parts) < count:
             part = self.connection.recv(count - len(parts))

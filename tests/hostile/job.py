@@ -29,7 +29,7 @@ DEADLINE: Final = 120.0
 
 
 def layout() -> _core.Layout:
-    """Return that of the model: one tensor of a MiB."""
+    """Return the layout of the model: one tensor of a MiB."""
     return _core.Layout([("weight", "F32", [ELEMENTS])])
 
 
@@ -44,7 +44,7 @@ def constant(number: int, place: int) -> float:
 
 
 def rss() -> int:
-    """Return the bytes of memory that this process has now."""
+    """Return this process's resident memory, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 

@@ -46,13 +46,13 @@ class Account:
 
     @property
     def growth(self) -> int:
-        """Bytes of memory that the attack cost at most."""
+        """The maximum number of bytes of memory that the attack cost."""
         before = max(int(fact["rss"]) for fact in self.calm)
         return max(int(fact["rss"]) for fact in self.attacked) - before
 
     @property
     def slower(self) -> float:
-        """How many times as long as before a round took."""
+        """How many times as long a round took as before the attack."""
 
         def usual(facts: list[Mapping[str, Any]]) -> float:
             return float(statistics.median(fact["seconds"] for fact in facts))
@@ -60,7 +60,7 @@ class Account:
         return usual(self.attacked) / usual(self.calm)
 
     def line(self) -> str:
-        """Say it in a line."""
+        """Return the result as one line of text."""
         peers = sum(count for name, count in self.peers.items() if name not in ("ended", "cut off", "not let in"))
         return (
             f"{self.transport}: {len(self.attacked)} rounds beside {peers} hostile peers, all exact; "
@@ -106,13 +106,13 @@ class Process:
         return said
 
     def kill(self) -> None:
-        """Have nothing of it left."""
+        """Kill the process if it still runs, and close its pipes."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not said is said to nobody
+                with suppress(OSError):  # output that is still buffered has no reader any more
                     pipe.close()
 
 

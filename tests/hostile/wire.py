@@ -63,7 +63,7 @@ def control(message: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Return a number as postcard has it."""
+    """Return a number in the encoding of postcard."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -73,7 +73,7 @@ def varint(value: int) -> bytes:
 
 
 def hello(name: bytes, random: Random, holes: int = 0) -> bytes:
-    """Return a Hello with a proof that is wrong, and so many holes in what it says it holds."""
+    """Return a Hello with a wrong proof, which states that the sender holds an update with ``holes`` holes."""
     holding = b"\x00"
     if holes:
         ranges = b"".join(varint(4 * n) + varint(4 * n + 1) for n in range(holes))

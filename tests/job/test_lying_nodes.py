@@ -77,7 +77,7 @@ class Raw(Liar):
         if json.loads(head)["do"] != self.asked:
             super()._answer(number, head, model)
             return
-        with suppress(_core.CoreError):  # nobody waits for it any more
+        with suppress(_core.CoreError):  # the root does not wait for the answer any more
             self._parent.answer(number, self.said, None, 1.0)
 
 

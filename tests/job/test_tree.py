@@ -46,7 +46,7 @@ def values(number: int, client: str) -> Any:
 
 
 def mean(number: int, clients: list[str]) -> bytes:
-    """What one server would make of these clients' updates."""
+    """Return the mean that a single server computes from these clients' updates."""
     arena = _core.Arena(layout())
     options = {"precision": "exact", "expected": len(clients), "enough": len(clients), "token": TOKEN}
     server = _core.Server(arena, URL, json.dumps(options))
@@ -99,7 +99,7 @@ class Job:
         process.stdin.close()
 
     def again(self, node: Node) -> bool:
-        """Start a node again that has ended, as a run would."""
+        """Start a node that has ended again, as a run does."""
         if self.processes[node.name].poll() is None:
             return False
         self.start(node.name, 9)

@@ -189,7 +189,7 @@ model = ["payload:256KiB", "payload:512KiB"]
 
 
 def bench(folder: Path, **environment: str) -> list[dict[str, Any]]:
-    """What came of the cells of a bench in virtual time, whose folder is not the one that it is run in."""
+    """Return the results of a bench in virtual time that is run from outside its own folder."""
     (folder / "here").mkdir()
     (folder / "bench.toml").write_text(BENCH)
     done = thalweg(folder / "here", "bench", "../bench.toml", "--folder", "../found", "--json", **environment)

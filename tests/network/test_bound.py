@@ -80,7 +80,7 @@ def test_through_a_broker_the_model_goes_up_once_and_updates_go_twice() -> None:
     # Down: all three models leave the broker by its link. Up: all three updates come to it, while the last goes on.
     assert bound.seconds(made, MB, 3, broker=True) == pytest.approx(sent(3 * MB, 90e6) + sent(MB, 60e6) + 2 * 0.025)
     assert bound.seconds(made, MB, 1, broker=True) == pytest.approx(2 * (sent(MB, 60e6) + 0.025))
-    # Whoever needs no broker passes it by.
+    # Jobs that need no broker do not cross the broker's link.
     assert bound.seconds(made, MB, 3) == pytest.approx(2 * (sent(MB, 60e6) + 0.005))
     links = [{"a": end, "b": "hub"} for end in ("client-1", "client-2", "broker")]
     links.append({"a": "server", "b": "hub", "rate": "10mbit"})

@@ -39,7 +39,7 @@ def refusal(options: dict[str, Any], *, client: bool = False) -> str:
 
 
 def expected(options: dict[str, Any], *, client: bool = False) -> set[str]:
-    """What the core would have taken instead: names of options, or values of one."""
+    """Return what the core's error lists as accepted: names of options, or values of one option."""
     _, found, rest = refusal(options, client=client).partition("expected ")
     if found:
         return set(re.findall("`([^`]+)`", rest))

@@ -180,7 +180,7 @@ KEYS: Final = {key.path: key for key in keys(Plan)}
 
 
 def lines_of(path: str) -> list[str]:
-    """The lines of a key: its own, or that of a section that it is in."""
+    """Return the lines of a key: its own line, or the line of a section around it."""
     parts = path.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1) if ".".join(parts[:end]) in effects.LINES]
 

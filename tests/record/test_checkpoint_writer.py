@@ -20,7 +20,7 @@ TIMEOUT = 60.0
 
 
 class Slow(fs.FileSystemHandler):  # type: ignore[misc]
-    """The handler of a filesystem that takes no byte until it is let go on; the rest is another filesystem's."""
+    """A filesystem's handler that writes no byte until the test allows it. Another filesystem does the rest."""
 
     def __init__(self, files: Any) -> None:
         self.files, self.go_on, self.asked = files, threading.Event(), threading.Semaphore(0)

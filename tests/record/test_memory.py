@@ -22,7 +22,7 @@ from thalweg.record.tables import JOURNALED, read_table, write_parquet
 from thalweg.ui.progress import LineProgress
 
 EARLY, LATE = 50, 500
-# Of a hundred bytes a round nobody says that memory grows; an entry has thousands.
+# Growth in bytes a round that the test accepts. A kept entry would take thousands of bytes.
 SLACK = 100 * (LATE - EARLY)
 
 
