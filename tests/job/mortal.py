@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from thalweg.job.graph.lines import NodeLine
 from thalweg.job.graph.order import NodeOrder
 from thalweg.job.star import worker
 from thalweg.job.tree import node as tree_node
+from thalweg.job.tree.messages import Open
 from thalweg.job.tree.order import NodeOrder as TreeNodeOrder
 
 
@@ -63,15 +63,15 @@ def run_tree_node(order: TreeNodeOrder, note: Note) -> None:
                 die()
             super()._serve()
 
-        def _open(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        def _open(self, request: Open) -> dict[str, Any]:
             if death == "opening":
                 die()
-            return super()._open(head)
+            return super()._open(request)
 
-        def _told(self, server: Any, asked: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        def _about_clients(self, server: Any, request: tree_node.AboutClients) -> dict[str, Any]:
             if death == "opened":
                 die()
-            return super()._told(server, asked, head)
+            return super()._about_clients(server, request)
 
     if death == "start":
         die()

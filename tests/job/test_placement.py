@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from thalweg import wire
 from thalweg.job.tree import placement
+from thalweg.job.tree.messages import decode
 from thalweg.job.tree.tops import Node
 from thalweg.plan import Plan
 from thalweg.trees import live
@@ -68,13 +71,13 @@ def nodes() -> list[Node]:
 
 
 def test_a_node_is_told_where_the_clients_of_others_belong() -> None:
-    told = placement.told(nodes(), {"c": 3, "d": 3}, {"c": 3, "a": 2})
+    told = placement.notice(nodes(), {"c": 3, "d": 3}, {"c": 3, "a": 2})
     expected, homes = placement.homes("two", told)
     assert expected == 2
-    assert homes == {
+    assert homes.own == ["b", "c"]
+    assert homes.table() == {
         "elsewhere": {"d": "tcp://4:4", "a": "tcp://1:1"},
         "others": ["tcp://4:4", "tcp://1:1"],
-        "own": ["b", "c"],
         "after": {"c": 3},
         "counted": {"c": 3},
     }
@@ -85,23 +88,23 @@ def test_clients_of_a_node_that_has_moved_follow_it() -> None:
     all_nodes = nodes()
     all_nodes[3].reached = "tcp://10.0.0.9:4"
     for name in ("one", "two"):
-        _, homes = placement.homes(name, placement.told(all_nodes, {}, {}))
-        assert homes["elsewhere"]["d"] == "tcp://10.0.0.9:4"
-        assert "tcp://10.0.0.9:4" in homes["others"]
+        _, homes = placement.homes(name, placement.notice(all_nodes, {}, {}))
+        assert homes.elsewhere["d"] == "tcp://10.0.0.9:4"
+        assert "tcp://10.0.0.9:4" in homes.others
 
 
 def test_clients_of_a_lost_node_are_sent_back_until_the_root_has_decided() -> None:
     all_nodes = nodes()
     all_nodes[3].loss = "is gone: killed"
-    _, homes = placement.homes("one", placement.told(all_nodes, {}, {}))
-    assert homes["elsewhere"]["d"] == "tcp://4:4"
-    assert homes["others"] == ["tcp://2:2"]
+    _, homes = placement.homes("one", placement.notice(all_nodes, {}, {}))
+    assert homes.elsewhere["d"] == "tcp://4:4"
+    assert homes.others == ["tcp://2:2"]
 
 
 def test_a_client_is_told_of_a_few_nodes_only() -> None:
     many = [Node(str(place), [], reached=f"tcp://{place}:1") for place in range(20)]
-    _, homes = placement.homes("15", placement.told(many, {}, {}))
-    assert homes["others"] == [f"tcp://{place}:1" for place in (16, 17, 18, 19, 0, 1, 2, 3)]
+    _, homes = placement.homes("15", placement.notice(many, {}, {}))
+    assert homes.others == [f"tcp://{place}:1" for place in (16, 17, 18, 19, 0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +123,13 @@ def test_nobody_is_sent_to_an_address_of_no_host(listens: str, advertised: str |
 def test_a_node_that_clients_of_others_do_not_reach_is_told_to_nobody() -> None:
     all_nodes = nodes()
     all_nodes[3].reached = ""
-    _, homes = placement.homes("one", placement.told(all_nodes, {}, {}))
-    assert "d" not in homes["elsewhere"]
-    assert homes["others"] == ["tcp://2:2"]
-    _, homes = placement.homes("four", placement.told(all_nodes, {}, {}))
-    assert homes["others"] == [], "its clients could not be sent back to it"
+    _, homes = placement.homes("one", placement.notice(all_nodes, {}, {}))
+    assert "d" not in homes.elsewhere
+    assert homes.others == ["tcp://2:2"]
+    _, homes = placement.homes("four", placement.notice(all_nodes, {}, {}))
+    assert homes.others == [], "its clients could not be sent back to it"
+
+
+def test_what_nodes_are_told_is_the_same_after_the_way() -> None:
+    told = placement.notice(nodes(), {"c": 3}, {"c": 3})
+    assert decode(json.loads(wire.encode(told))) == told

@@ -318,11 +318,11 @@ def at(made: Job, step: str, nth: int, do: Callable[[], None]) -> None:
     inner, seen = top._ask, [0]  # type: ignore[attr-defined]
 
     def asking(head: Any, nodes: Any) -> Iterator[Heard]:
-        if head["do"] == step and nth == 0 and not seen[0]:
+        if head.do == step and nth == 0 and not seen[0]:
             seen[0] = 1
             do()
         for heard in inner(head, nodes):
-            if head["do"] == step:
+            if head.do == step:
                 seen[0] += 1
                 if seen[0] == nth:
                     do()

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thalweg import _core
+from thalweg.job.tree.messages import Proofs, Request
 from thalweg.job.tree.tops import Heard, Node
 from thalweg.trees.merging import Part
-from thalweg.wire import Table
 
 # Maximum number of proofs in one request. A proof has about 400 bytes, and the head with all of them at most 1 MiB.
 MOST_PROOFS: Final = 1000
@@ -23,7 +23,7 @@ MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 
 # Sends a request to a node and returns its answer.
-AskOne = Callable[[Table, Node], Heard]
+AskOne = Callable[[Request, Node], Heard]
 
 
 class Judge:
@@ -51,7 +51,7 @@ class Judge:
         missing = [client for client in clients if client not in node.proven]
         for start in range(0, len(missing), MOST_PROOFS):
             asked = missing[start : start + MOST_PROOFS]
-            heard = self._ask({"do": "proofs", "clients": asked}, node)
+            heard = self._ask(Proofs(asked), node)
             shown = {} if heard.head is None else heard.head["proofs"]
             node.proven |= {client for client in asked if client in shown and self._holds(client, shown[client])}
         return [client for client in missing if client not in node.proven]

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 from thalweg import _core
 from thalweg.errors import RoundError
+from thalweg.job.tree.messages import Finish, Give, Lead, Request, SumsWanted, Take
 from thalweg.job.tree.others import Answer, Others
 from thalweg.trees import answers
 from thalweg.trees.merging import Statement
+from thalweg.wire import Table
 
 # A round's sums: their head, and their cells.
 Sums = tuple[bytes, "_core.Arena"]
@@ -27,7 +29,7 @@ class SumsExchange(Protocol):
 
     others: Others
 
-    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+    def do(self, request: Request) -> Answer:
         """Carry out a request of the root. Raises CoreError or RoundError if the node cannot."""
 
     def begin(self, *, kept: bool) -> None:
@@ -37,7 +39,7 @@ class SumsExchange(Protocol):
 class Gathering:
     """The top at one node: the first node that has finished its round takes the sums of all others."""
 
-    def __init__(self, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
+    def __init__(self, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
         self._model, self._sums = model, sums
         self._top = _core.Top(model, json.dumps(top))
         self.others = link(lambda *_: _given(self._sums(None)))
@@ -45,18 +47,18 @@ class Gathering:
     def begin(self, *, kept: bool) -> None:
         """Begin a round; there is nothing to do."""
 
-    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+    def do(self, request: Request) -> Answer:
         """Carry out a request of the root and return the answer."""
-        if asked == "lead":
-            return self._lead(statement_of(head["claim"])), None
-        if asked == "give":
-            self.others.join(head["to"])
+        if isinstance(request, Lead):
+            return self._lead(statement_of(request.claim)), None
+        if isinstance(request, Give):
+            self.others.join(request.to)
             return {}, None
-        if asked == "take":
-            return self._take(head["node"], statement_of(head["claim"])), None
-        if asked == "finish":
+        if isinstance(request, Take):
+            return self._take(request.node, statement_of(request.claim)), None
+        if isinstance(request, Finish):
             return {"fold": json.loads(self._top.finish()), "done": time.time()}, self._model
-        raise not_understood(asked)
+        raise not_understood(request.do)
 
     def _lead(self, statement: Statement) -> dict[str, Any]:
         """Become the top, and begin with this node's own sums."""
@@ -70,7 +72,7 @@ class Gathering:
 
     def _take(self, name: str, statement: Statement) -> dict[str, Any]:
         """Add another node's sums if they fit ``statement``; the answer says why they were refused, if they were."""
-        (reply,) = self.others.ask({}, [name])
+        (reply,) = self.others.ask(SumsWanted(), [name])
         why = taken(self._top, reply.head, reply.tensors, statement) if reply.head is not None else reply.reason
         return {"between": list(reply.between)} | ({} if why is None else {"refused": why})
 
@@ -93,9 +95,9 @@ def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, st
     return None
 
 
-def statement_of(told: Sequence[Any]) -> Statement:
+def statement_of(claim: Sequence[Any]) -> Statement:
     """Return a statement about sums from its form in JSON."""
-    updates, weight, whole = told
+    updates, weight, whole = claim
     return Statement(int(updates), float(weight), bool(whole))
 
 

@@ -34,7 +34,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -45,13 +45,28 @@ from thalweg.job.common.messages import Note
 from thalweg.job.common.resent import WAYS, Counts, counted, totals
 from thalweg.job.star import worker
 from thalweg.job.star.attendance import COUNTED
-from thalweg.job.tree import placement
+from thalweg.job.tree import messages, placement
 from thalweg.job.tree.first_finished import Gathering, SumsExchange, SumsOf, not_understood
+from thalweg.job.tree.messages import (
+    Forget,
+    Gone,
+    Homes,
+    Open,
+    Proofs,
+    Request,
+    Resent,
+    Round,
+    TopOptions,
+    Wait,
+)
 from thalweg.job.tree.order import NodeOrder
 from thalweg.job.tree.others import Answer, Others
 from thalweg.job.tree.shard import Sharing
 from thalweg.transports import registry
 from thalweg.trees import live
+
+# Requests about a node's clients.
+AboutClients: TypeAlias = Forget | Homes | Proofs | Resent | Wait
 
 
 class Gateway:
@@ -69,7 +84,7 @@ class Gateway:
         self._model: _core.Arena | None = None
         self._expected = order.clients
         # The node of each client; the clients that were drawn for the round; and for each one that was not, the round.
-        self._homes: dict[str, Any] = {}
+        self._homes = placement.ClientHomes()
         self._drawn: frozenset[str] = frozenset()
         self._undrawn: dict[str, int] = {}
         self._rounds = 0
@@ -133,32 +148,33 @@ class Gateway:
         self._say(lambda: self._parent.answer(number, json.dumps(told).encode(), sums, 1.0))
 
     def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
-        asked = head["do"]
-        if asked == "open":
-            return self._open(head), None
-        server = self._server
+        request, server = messages.decode(head), self._server
+        if isinstance(request, Open):
+            return self._open(request), None
         if server is None:
             return {"unopened": True}, None
-        if asked in ("forget", "homes", "proofs", "resent", "wait"):
-            return self._told(server, asked, head), None
-        if asked == "round":
-            return self._round(server, number, head, None if head.get("kept") else _given(model))
-        return self._among_nodes(asked, head)
+        if request is None:
+            raise not_understood(head["do"])
+        if isinstance(request, (Forget, Homes, Proofs, Resent, Wait)):
+            return self._about_clients(server, request), None
+        if isinstance(request, Round):
+            return self._round(server, number, request, None if request.kept else _given(model))
+        return self._among_nodes(request)
 
-    def _told(self, server: _core.Server, asked: str, head: Mapping[str, Any]) -> dict[str, Any]:
+    def _about_clients(self, server: _core.Server, request: AboutClients) -> dict[str, Any]:
         """Carry out a request that does not concern the model: about clients, their proofs or retransmissions."""
-        if asked == "proofs":
-            shown = server.proofs(head["clients"])
+        if isinstance(request, Proofs):
+            shown = server.proofs(list(request.clients))
             return {"proofs": {name: base64.b64encode(proof).decode() for name, proof in shown}}
-        if asked == "wait":
-            server.wait(self._expected, head["seconds"])
+        if isinstance(request, Wait):
+            server.wait(self._expected, request.seconds)
             return self._state(server)
-        if asked == "resent":
+        if isinstance(request, Resent):
             return dict(self._resent(server))
-        if asked == "forget":
-            server.forget(head["client"], head["why"])
+        if isinstance(request, Forget):
+            server.forget(request.client, request.why)
             return {}
-        self._expected, self._homes = placement.homes(self._name, head)
+        self._expected, self._homes = placement.homes(self._name, request)
         server.place_clients(self._expected, self._placed())
         return {}
 
@@ -170,44 +186,44 @@ class Gateway:
 
     def _placed(self) -> str:
         """Return, as JSON, where clients belong. It keeps clients that were not drawn out of this round."""
-        homes = {key: told for key, told in self._homes.items() if key != "own"}
         # A drawn client may take part at once: no node has asked it in this round.
-        after = {**homes.get("after", {}), **self._undrawn}
+        after = {**self._homes.after, **self._undrawn}
         kept = {client: last for client, last in after.items() if client not in self._drawn}
-        return json.dumps({**homes, "after": kept})
+        return json.dumps({**self._homes.table(), "after": kept})
 
     def _draw(self, server: _core.Server, number: int, drawn: Sequence[str]) -> None:
         """Let only the clients ``drawn`` take part in the round that begins."""
-        others = {*self._homes.get("own", ()), *json.loads(server.clients())} - set(drawn)
+        others = {*self._homes.own, *json.loads(server.clients())} - set(drawn)
         self._drawn, self._undrawn = frozenset(drawn), dict.fromkeys(sorted(others), number)
         server.place_clients(len(drawn), self._placed())
 
-    def _among_nodes(self, asked: str, head: Mapping[str, Any]) -> Answer:
+    def _among_nodes(self, request: Request) -> Answer:
         if self._exchange is None:
-            raise not_understood(asked)
-        if asked == "gone":
-            self._exchange.others.forget(head["node"], head["why"])
+            raise not_understood(request.do)
+        if isinstance(request, Gone):
+            self._exchange.others.forget(request.node, request.why)
             return {}, None
-        return self._exchange.do(asked, head)
+        return self._exchange.do(request)
 
-    def _open(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        options = dict(head["options"])
+    def _open(self, request: Open) -> dict[str, Any]:
+        options: dict[str, Any] = dict(request.options)
         options |= {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
         options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
         options["workers"] = {**options["workers"], "command": live.command()}
         self._expected = options.setdefault("expected", self._expected)
         # If the node listened earlier, another process may have served it, whose counts are lost.
-        self._counts_all = self._server is None and head.get("listen") is None
+        self._counts_all = self._server is None and request.listen is None
         if self._server is not None:
             self._server.close("the parent opens this node anew")
-        layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in head["layout"]])
+        layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in request.layout])
         self._model = _core.Arena(layout, shared=registry.lends(self._listen))
-        self._server = self._listening(self._model, head.get("listen"), json.dumps(options))
+        self._server = self._listening(self._model, request.listen, json.dumps(options))
         self._address = self._server.address
         self._note(f"listening on {self._address}")
         if self._exchange is not None:
             self._exchange.others.close("the parent opens this node anew")
-        self._exchange = self._exchange_of(head["top"], self._model, self._server.sums) if "top" in head else None
+        top = request.top
+        self._exchange = None if top is None else self._exchange_of(top, self._model, self._server.sums)
         peers = None if self._exchange is None else self._exchange.others.address
         reached = placement.reached(self._address, self._advertise)
         return {"address": self._address, "reached": reached, "peers": peers, "expected": self._expected}
@@ -221,27 +237,27 @@ class Gateway:
                 self._note(f"it cannot listen on {before} again, so its clients do not find it: {error}")
         return _core.Server(model, self._listen, options)
 
-    def _exchange_of(self, top: Mapping[str, Any], model: _core.Arena, sums: SumsOf) -> SumsExchange:
+    def _exchange_of(self, top: TopOptions, model: _core.Arena, sums: SumsOf) -> SumsExchange:
         trust = {key: self._trust[key] for key in ("token", "issuer") if self._trust.get(key) is not None}
-        own = {**trust, "transport": {"tls": self._trust.get("tls")}, "tree": True, **top["server"]}
+        own = {**trust, "transport": {"tls": self._trust.get("tls")}, "tree": True, **top.server}
 
         def link(answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer]) -> Others:
             return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)
 
-        if top["kind"] == "sharded":
-            return Sharing(self._name, model, top["top"], sums, link)
-        return Gathering(model, top["top"], sums, link)
+        if top.kind == "sharded":
+            return Sharing(self._name, model, top.top, sums, link)
+        return Gathering(model, top.top, sums, link)
 
-    def _round(self, server: _core.Server, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
+    def _round(self, server: _core.Server, number: int, request: Round, model: _core.Arena | None) -> Answer:
         if self._exchange is not None:
             self._exchange.begin(kept=model is None)
         if model is not None:
             np.copyto(np.asarray(self._model), np.asarray(model))
-        if "only" in head:
-            self._draw(server, head["round"], head["only"][self._name])
+        if request.only is not None:
+            self._draw(server, request.round, request.only[self._name])
         # Use the wall clock, the only clock that nodes on several machines have in common.
         before = time.time()
-        outcome = json.loads(server.round(head["round"], head["config"], lambda _: self._check(number)))
+        outcome = json.loads(server.round(request.round, request.config, lambda _: self._check(number)))
         after, whole = time.time(), outcome["fold"]["completion_seconds"]
         told = self._state(server) | {
             "outcome": outcome,

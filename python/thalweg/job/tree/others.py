@@ -11,6 +11,7 @@ from typing import Any
 from thalweg import _core, bounded_json
 from thalweg.job.common.farewell import farewell, reason
 from thalweg.job.common.resent import Counts, counted
+from thalweg.job.tree.messages import Message
 from thalweg.job.tree.requests import Reply, ask
 from thalweg.wire import Table
 
@@ -48,7 +49,7 @@ class Others:
             self._joined[address] = client
             threading.Thread(target=self._serve, args=(address, client), daemon=True).start()
 
-    def ask(self, head: Table, names: Sequence[str], tensors: _core.Arena | None = None) -> Iterator[Reply]:
+    def ask(self, head: Message, names: Sequence[str], tensors: _core.Arena | None = None) -> Iterator[Reply]:
         """Send a request to other nodes, which may still have to join; yield the answers as they arrive."""
         yield from ask(self._server, head, names, model=None if tensors is None else (tensors, next(self._versions)))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
+from thalweg.job.tree.messages import Homes, Place
 from thalweg.job.tree.tops import Node
 from thalweg.trees import live
 
@@ -14,9 +16,25 @@ if TYPE_CHECKING:
 # Maximum number of other nodes that a node names to a client.
 MOST_OTHERS: Final = 8
 
+
+@dataclass(frozen=True)
+class ClientHomes:
+    """What a node's server learns about where clients belong; ``own`` are the node's own clients."""
+
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[str] = ()
+    own: Sequence[str] = ()
+    after: Mapping[str, int] = field(default_factory=dict)
+    counted: Mapping[str, int] = field(default_factory=dict)
+
+    def table(self) -> dict[str, object]:
+        """Return what the core reads: all but ``own``."""
+        return {key: value for key, value in vars(self).items() if key != "own"}
+
+
 # Decides where the clients of a lost node go. Its arguments are the lost node's name, that node's clients, and the
 # number of clients of each remaining node. It returns the node of each client, and reasons. A client may get no node.
-Place = Callable[[str, Sequence[str], Mapping[str, int]], tuple[dict[str, str], Sequence[str]]]
+Placing = Callable[[str, Sequence[str], Mapping[str, int]], tuple[dict[str, str], Sequence[str]]]
 
 
 def spread(_lost: str, clients: Sequence[str], left: Mapping[str, int]) -> tuple[dict[str, str], Sequence[str]]:
@@ -28,7 +46,7 @@ def spread(_lost: str, clients: Sequence[str], left: Mapping[str, int]) -> tuple
     return homes, []
 
 
-def placing(plan: Plan) -> Place:
+def placing(plan: Plan) -> Placing:
     """Return the function by which a plan's control plane moves clients; ``spread`` for a plan without nodes."""
     if plan.nodes is None:
         return spread
@@ -41,41 +59,33 @@ def reached(address: str, advertised: str | None) -> str | None:
     return advertised or (None if host in ("0.0.0.0", "[::]") else address)  # noqa: S104 - compared, not bound
 
 
-def told(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, int]) -> dict[str, Any]:
+def notice(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, int]) -> Homes:
     """Return what the root tells nodes: each node's address and clients, and the rounds of clients that moved.
 
     ``moved`` has, for each client that moved, the last round in which its former node may have counted its update.
     ``counted`` has the last round that did count an update of a client.
     """
-    at = [
-        {
-            "node": one.name,
-            "url": one.reached,
-            "clients": list(one.clients),
-            "expected": one.expected,
-            "gone": one.reason or None,
-        }
-        for one in nodes
-    ]
+    at = [Place(one.name, one.reached, list(one.clients), one.expected, one.reason or None) for one in nodes]
     kept = {client: counted[client] for client in moved if client in counted}
-    return {"nodes": at, "after": dict(moved), "counted": kept}
+    return Homes(at, dict(moved), kept)
 
 
-def homes(name: str, told: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+def homes(name: str, notice: Homes) -> tuple[int, ClientHomes]:
     """Return how many clients a node has, and what its server learns about where clients belong.
 
     In the second, ``own`` are the node's own clients.
     """
-    nodes = told["nodes"]
-    place = next(place for place, one in enumerate(nodes) if one["node"] == name)
+    nodes = list(notice.nodes)
+    at = next(at for at, one in enumerate(nodes) if one.node == name)
     # Each node names first the node after it, so that the clients of a lost node do not all go to the same node.
-    rest = [one for one in nodes[place + 1 :] + nodes[:place] if one["clients"] or one["gone"] is None]
+    rest = [one for one in nodes[at + 1 :] + nodes[:at] if one.clients or one.gone is None]
     # Without an address of its own a node names no others, because they could not send its clients back to it.
-    here = [one["url"] for one in rest if one["url"] and one["gone"] is None] if nodes[place]["url"] else []
-    own = set(nodes[place]["clients"])
-    return nodes[place]["expected"], {
-        "elsewhere": {client: one["url"] for one in rest if one["url"] for client in one["clients"]},
-        "others": here[:MOST_OTHERS],
-        "own": sorted(own),
-        **{key: {client: last for client, last in told[key].items() if client in own} for key in ("after", "counted")},
-    }
+    here = [one.url for one in rest if one.url and one.gone is None] if nodes[at].url else []
+    own = set(nodes[at].clients)
+    return nodes[at].expected, ClientHomes(
+        elsewhere={client: one.url for one in rest if one.url for client in one.clients},
+        others=here[:MOST_OTHERS],
+        own=sorted(own),
+        after={client: last for client, last in notice.after.items() if client in own},
+        counted={client: last for client, last in notice.counted.items() if client in own},
+    )

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg import _core, bounded_json
+from thalweg import _core, bounded_json, wire
+from thalweg.job.tree.messages import Message
 from thalweg.machine.waiting import WAIT_SLICE
-from thalweg.wire import Table
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Reply:
 
 def ask(
     server: _core.TaskServer,
-    head: Table,
+    head: Message,
     members: Sequence[str],
     *,
     model: tuple[_core.Arena, int] | None = None,
@@ -45,7 +45,7 @@ def ask(
     if not members:
         return
     arena, version = (None, 0) if model is None else model
-    number = server.open(json.dumps(head).encode(), arena, version, list(members), None, None, None)
+    number = server.open(wire.encode(head).encode(), arena, version, list(members), None, None, None)
     try:
         while True:
             try:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,6 +17,7 @@ from thalweg.job.common.resent import WAYS, Counts, counted
 from thalweg.job.tree import placement
 from thalweg.job.tree.acceptance import Judge
 from thalweg.job.tree.admission import Admitting
+from thalweg.job.tree.messages import Forget, Gone, Open, Request, Resent, Round, TopOptions, Wait
 from thalweg.job.tree.recovery import Returning
 from thalweg.job.tree.requests import Reply, ask
 from thalweg.job.tree.sharded import Sharded
@@ -90,7 +92,7 @@ class Tree:
         own: Table,
         *,
         top: str,
-        place: placement.Place = placement.spread,
+        place: placement.Placing = placement.spread,
         choose: int | None = None,
     ) -> None:
         """Listen at ``url`` for nodes. ``options`` are for the nodes' servers, ``own`` for the root's server.
@@ -248,11 +250,9 @@ class Tree:
         options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
         if not node.clients:
             del options["expected"]
-        asked: dict[str, Any] = {"do": "open", "options": options, "listen": node.address or None}
-        asked["layout"] = self._model.layout.tensors
-        if self._kind != "dedicated":
-            asked["top"] = {"kind": self._kind, "top": self._of_top, "server": self._between}
-        (heard,) = self._ask(asked, [node], look)
+        top = None if self._kind == "dedicated" else TopOptions(self._kind, self._of_top, self._between)
+        request = Open(options, node.address or None, self._model.layout.tensors, top)
+        (heard,) = self._ask(request, [node], look)
         if heard.head is None:
             kind = LostNodeError if heard.is_lost else RoundError
             raise kind(f"{node.name} cannot be a node: {heard.reason}", f"See {self.log}")
@@ -270,16 +270,15 @@ class Tree:
 
     def is_open(self, node: Node) -> bool:
         """Return whether a connected node listens for its clients. A restarted process does not until it is opened."""
-        return self._ask_one({"do": "wait", "seconds": 0.0}, node).head is not None
+        return self._ask_one(Wait(0.0), node).head is not None
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
         """Wait at most ``seconds`` until the clients of these nodes are connected."""
-        self._heard_all({"do": "wait", "seconds": seconds}, nodes)
+        self._heard_all(Wait(seconds), nodes)
 
     def tell_homes(self) -> None:
         """Tell all connected nodes at which node each client belongs, so that they can redirect a moved client."""
-        told = placement.told(self._nodes, self._moved, self._counted)
-        self._heard_all({"do": "homes", **told}, self._here())
+        self._heard_all(placement.notice(self._nodes, self._moved, self._counted), self._here())
 
     def move_clients(self, node: Node) -> list[Node]:
         """Move the clients of a lost node to other nodes; return those nodes. The list is empty if no client moved.
@@ -322,7 +321,7 @@ class Tree:
         self.returning.look(self._nodes)
         if not self.returning.is_waiting:
             self.returning.settle(self._nodes, _nothing)
-        self._heard_all({"do": "wait", "seconds": seconds}, self._here())
+        self._heard_all(Wait(seconds), self._here())
         if not self.placed.clients:
             before = [list(node.clients) for node in self._nodes]
             for node in self._here():
@@ -359,8 +358,8 @@ class Tree:
             self.returning.look(self._nodes)
             (look or _nothing)()
 
-        here, asked = self._here(), {"do": "round", "round": number, "config": config}
-        parts = self._all(asked, tend) if self._choose is None else self._some(self._choose, number, asked, tend)
+        here, request = self._here(), Round(number, config)
+        parts = self._all(request, tend) if self._choose is None else self._some(self._choose, number, request, tend)
         fold = self._top.finish(lambda: self._check(number, parts))
         self._version, done, has = next(self._versions), fold.pop("done"), fold.pop("has", ())
         for node in here:
@@ -374,23 +373,23 @@ class Tree:
             found |= {"expected": self._choose, "complete": counted == self._choose}
         return json.dumps(found)
 
-    def _all(self, request: Table, tend: Callable[[], None]) -> list[Part]:
+    def _all(self, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have all nodes run a round with all their clients; return the nodes' parts."""
         told = [node for node in self._nodes if not node.is_empty]
         parts = {node.name: Part(node.name, node.clients, reason=node.reason) for node in told}
         here = self._here()
         kept = all(node.has == self._version for node in here)
-        for heard in self._ask({**request, "kept": kept}, here, tend, model=not kept):
+        for heard in self._ask(replace(request, kept=kept), here, tend, model=not kept):
             self._take(parts[heard.node.name], heard)
         return list(parts.values())
 
-    def _some(self, goal: int, number: int, request: Table, tend: Callable[[], None]) -> list[Part]:
+    def _some(self, goal: int, number: int, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have nodes run rounds with clients drawn by lot until ``goal`` updates count, or no client can be drawn."""
         drawing = Admitting(goal, int(self._options.get("seed", 0)), number)
         deadline, parts = self._options.get("deadline"), list[Part]()
         began = waiting = time.monotonic()
         while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
-            self._heard_all({"do": "wait", "seconds": 0.0}, self._here())
+            self._heard_all(Wait(0.0), self._here())
             drawn = drawing.draw({n.name: {*n.clients} & {*n.state.get("clients", ())} for n in self._here()})
             if not drawn:
                 # Wait: a lost client may come back, or move to another node.
@@ -398,12 +397,12 @@ class Tree:
                 is_over = time.monotonic() - waiting > float(self._options.get("grace", GRACE))
                 if is_over or not drawing.may_draw(living):
                     break
-                self._heard_all({"do": "wait", "seconds": WAIT_SLICE}, self._here())
+                self._heard_all(Wait(WAIT_SLICE), self._here())
                 tend()
                 continue
             own = {name: Part(name, clients) for name, clients in drawn.items()}
             there = [node for node in self._here() if node.name in own]
-            for heard in self._ask({**request, "only": drawn}, there, tend, model=True):
+            for heard in self._ask(replace(request, only=drawn), there, tend, model=True):
                 self._take(own[heard.node.name], heard)
             for part in own.values():
                 drawing.counted(0 if part.reason else part.counted)
@@ -428,7 +427,7 @@ class Tree:
         Each node waits at most ``resent.COUNT_SECONDS``.
         """
         found: dict[str, Counts] = {node.name: dict.fromkeys(WAYS) for node in self._nodes}
-        for heard in self._ask({"do": "resent"}, self._here(), None):
+        for heard in self._ask(Resent(), self._here(), None):
             if heard.head is not None:
                 found[heard.node.name] = heard.head
         # Nodes use only TCP, whose segments can always be counted. So a node without a count has sent nothing.
@@ -440,7 +439,7 @@ class Tree:
         self._ended[client] = why
         found = [node for node in self._here() if client in node.clients]
         if found and not self._closed:
-            self._heard_all({"do": "forget", "client": client, "why": why}, found)
+            self._heard_all(Forget(client, why), found)
 
     def lost(self, name: str, why: str) -> None:
         """Stop waiting for a node whose process has ended. Until it returns or they move, its clients are lost too."""
@@ -452,7 +451,7 @@ class Tree:
             return
         self._server.forget(name, why)
         if self._kind != "dedicated" and self._opened:
-            self._heard_all({"do": "gone", "node": name, "why": why}, self._here())
+            self._heard_all(Gone(name, why), self._here())
 
     def clients(self) -> str:
         """Return the names of the connected clients, as JSON. A client counts only at the node that it belongs to."""
@@ -515,26 +514,26 @@ class Tree:
             counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
             self._counted |= {one["client"]: self._number for one in counted}
 
-    def _ask_one(self, head: Table, node: Node) -> Heard:
-        (heard,) = self._ask(head, [node], None)
+    def _ask_one(self, request: Request, node: Node) -> Heard:
+        (heard,) = self._ask(request, [node], None)
         return heard
 
-    def _quietly(self, head: Table, nodes: Sequence[Node]) -> Iterator[Heard]:
+    def _quietly(self, request: Request, nodes: Sequence[Node]) -> Iterator[Heard]:
         """Ask nodes something and yield their answers, without calls of the round's observer."""
-        yield from self._ask(head, nodes, None)
+        yield from self._ask(request, nodes, None)
 
     def note(self, text: str) -> None:
         """Say what happened."""
         with self._lock:
             self._notes.append(text)
 
-    def _heard_all(self, head: Table, nodes: Sequence[Node]) -> None:
-        for _ in self._ask(head, nodes, None):
+    def _heard_all(self, request: Request, nodes: Sequence[Node]) -> None:
+        for _ in self._ask(request, nodes, None):
             pass
 
     def _ask(
         self,
-        head: Table,
+        request: Request,
         nodes: Sequence[Node],
         look: Callable[[], None] | None,
         *,
@@ -543,8 +542,8 @@ class Tree:
         """Send nodes a request; yield the answers in the order in which they arrive."""
         by_name = {node.name: node for node in nodes}
         own = (self._model, self._version) if model else None
-        for reply in ask(self._server, head, list(by_name), model=own, look=look):
-            yield self._hear(by_name[reply.member], reply, str(head["do"]))
+        for reply in ask(self._server, request, list(by_name), model=own, look=look):
+            yield self._hear(by_name[reply.member], reply, request.do)
 
     def _hear(self, node: Node, reply: Reply, asked: str) -> Heard:
         """Return a node's answer if it fits its schema; otherwise mark the node as lost."""

@@ -24,24 +24,23 @@ import numpy as np
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.tree.first_finished import Link, SumsOf, not_understood, statement_of, taken
+from thalweg.job.tree.messages import Bytes, MeanPart, Request, Settle, Share, SumsWanted, Told
 from thalweg.job.tree.others import Answer
 from thalweg.job.tree.requests import Reply
 from thalweg.trees.merging import Statement
-
-# The range of bytes that is a node's part: the first byte, and the byte after the last.
-Part = tuple[int, int]
+from thalweg.wire import Table
 
 
 class Sharing:
     """The top for one part of the bytes. The part may change from round to round."""
 
-    def __init__(self, name: str, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
+    def __init__(self, name: str, model: _core.Arena, top: Table, sums: SumsOf, link: Link) -> None:
         self._name, self._model, self._options, self._sums = name, model, json.dumps(top), sums
         self._top: _core.Top | None = None
-        self._part: Part | None = None
+        self._part: Bytes | None = None
         # This node's part of the model before the mean, and other nodes' parts of the mean. Both until the round ends.
         self._before: np.ndarray[Any, Any] | None = None
-        self._means: dict[Part, _core.Arena] = {}
+        self._means: dict[Bytes, _core.Arena] = {}
         self._turn = 0
         # The thread that sends this node's part of the mean, and the other nodes' answers to it.
         self._sending: tuple[threading.Thread, list[Reply]] | None = None
@@ -57,22 +56,22 @@ class Sharing:
             self._top = self._part = self._before = None
             self._means = {}
 
-    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+    def do(self, request: Request) -> Answer:
         """Carry out a request of the root and return the answer."""
-        if asked == "share":
-            parts = {name: (int(start), int(end)) for name, (start, end) in head["parts"].items()}
-            self._forget(head["turn"])
-            for address in head["addresses"]:
+        if isinstance(request, Share):
+            parts = {name: (int(start), int(end)) for name, (start, end) in request.parts.items()}
+            self._forget(request.turn)
+            for address in request.addresses:
                 if address != self.others.address:
                     self.others.join(address)
-            return self._share({name: statement_of(told) for name, told in head["nodes"].items()}, parts), None
-        if asked == "settle":
-            return self._settle(head["to"])
-        if asked == "told":
+            return self._share({name: statement_of(claim) for name, claim in request.nodes.items()}, parts), None
+        if isinstance(request, Settle):
+            return self._settle(request.to)
+        if isinstance(request, Told):
             return self._told(), None
-        raise not_understood(asked)
+        raise not_understood(request.do)
 
-    def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Part]) -> dict[str, Any]:
+    def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Bytes]) -> dict[str, Any]:
         """Take the sums of this node's part from all nodes that count; return the nodes whose sums were refused."""
         if self._name not in parts:
             return {"refused": {}, "between": []}
@@ -85,7 +84,7 @@ class Sharing:
         refused: dict[str, str] = {}
         between: list[Mapping[str, Any]] = []
         names = [name for name in counted if name != self._name]
-        for reply in self.others.ask({"sums": part}, names):
+        for reply in self.others.ask(SumsWanted(part), names):
             between += reply.between
             why = reply.reason
             if reply.head is not None:
@@ -104,12 +103,12 @@ class Sharing:
         fold, done = json.loads(self._top.finish()), time.time()
         mean = _core.Arena(_core.Layout([("mean", "U8", [len(own)])]))
         np.asarray(mean)[: len(own)] = own
-        asked, told = {"mean": self._part, "turn": self._turn}, list[Reply]()
+        request, told = MeanPart(self._part, self._turn), list[Reply]()
         names = [name for name in to if name != self._name]
 
         def send() -> None:
             with suppress(_core.CoreError):  # the job is ending
-                told.extend(self.others.ask(asked, names, mean))
+                told.extend(self.others.ask(request, names, mean))
 
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
@@ -128,15 +127,17 @@ class Sharing:
     def _answer(self, head: Mapping[str, Any], tensors: _core.Arena | None) -> Answer:
         """Answer another node: give it the sums of its part, or keep its part of the mean."""
         if "sums" in head:
-            sums = self._sums(tuple(head["sums"]))
+            start, end = head["sums"]
+            sums = self._sums((int(start), int(end)))
             if sums is None:
                 raise RoundError("it has no sums", "See the record's log.txt")
             return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
-        start, end = head["mean"]
+        sent = MeanPart.of(head)
+        start, end = sent.mean
         if tensors is None or not 0 <= start <= end <= len(self._model) or len(tensors) < end - start:
             raise RoundError("a part of a mean came that is none of this model", "Use the same version on both sides")
         with self._lock:
-            if head["turn"] != self._turn:
+            if sent.turn != self._turn:
                 raise RoundError("a part of a mean came too late", "Nothing is to be done")
             self._means[start, end] = tensors
         return {}, None
@@ -149,6 +150,6 @@ class Sharing:
             self._top = self._part = self._before = None
             self._turn, self._means = turn, {}
 
-    def _bytes(self, part: Part) -> np.ndarray[Any, Any]:
+    def _bytes(self, part: Bytes) -> np.ndarray[Any, Any]:
         """Return a writable view of a part of the model's bytes."""
         return np.asarray(self._model)[part[0] : part[1]]

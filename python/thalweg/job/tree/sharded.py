@@ -13,6 +13,7 @@ import numpy as np
 
 from thalweg import _core
 from thalweg.errors import RoundError
+from thalweg.job.tree.messages import Settle, Share, Told
 from thalweg.job.tree.tops import Ask, Heard, Node
 from thalweg.trees.merging import Part
 
@@ -59,14 +60,13 @@ class Sharded:
     def _shared(self, counting: Counting, shares: Shares) -> bool:
         """Have each node take the sums of its range from all nodes that count; return whether all succeeded."""
         here = self._here()
-        told = {
-            "do": "share",
-            "turn": next(self._turns),
-            "nodes": {name: part.statement for name, (part, _) in counting.items()},
-            "parts": shares,
-            "addresses": [counting[name][1].peers for name in shares],
-        }
-        heard = {one.node.name: one for one in self._ask(told, here)}
+        request = Share(
+            turn=next(self._turns),
+            nodes={name: part.statement for name, (part, _) in counting.items()},
+            parts=shares,
+            addresses=[counting[name][1].peers for name in shares],
+        )
+        heard = {one.node.name: one for one in self._ask(request, here)}
         for name, (part, node) in counting.items():
             said = heard.get(name)
             if said is None or said.head is None:
@@ -84,8 +84,8 @@ class Sharded:
     def _settled(self, counting: Counting, shares: Shares) -> dict[str, Any] | None:
         """Have each node compute the mean of its range; return the folds' figures, or None if a part is missing."""
         here = self._here()
-        told = {"do": "settle", "to": [node.name for node in here]}
-        heard = {one.node.name: one for one in self._ask(told, [counting[name][1] for name in shares])}
+        request = Settle([node.name for node in here])
+        heard = {one.node.name: one for one in self._ask(request, [counting[name][1] for name in shares])}
         for name in shares:
             part, node = counting[name]
             said = heard[name]
@@ -110,7 +110,7 @@ class Sharded:
     def _told(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
         """Wait until the nodes have sent each other their parts of the mean; return the nodes that have all parts."""
         has = {node.name: {node.name} for node in here}
-        for heard in self._ask({"do": "told"}, [counting[name][1] for name in shares]):
+        for heard in self._ask(Told(), [counting[name][1] for name in shares]):
             part, node = counting[heard.node.name]
             if heard.head is not None:
                 part.between = [*part.between, *heard.head["between"]]

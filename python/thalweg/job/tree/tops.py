@@ -13,6 +13,7 @@ import numpy as np
 
 from thalweg import _core
 from thalweg.errors import RoundError
+from thalweg.job.tree.messages import Finish, Give, Lead, Request, Take
 from thalweg.trees.merging import Part
 from thalweg.wire import Table
 
@@ -61,7 +62,7 @@ class Heard:
 
 
 # Sends nodes a request; gives their answers in the order in which they arrive.
-Ask = Callable[[Table, Sequence[Node]], Iterator[Heard]]
+Ask = Callable[[Request, Sequence[Node]], Iterator[Heard]]
 
 
 class Top(Protocol):
@@ -133,7 +134,7 @@ class FirstFinished:
         check()
         while self._leader is not None:
             leader = self._leader
-            heard = self._one({"do": "finish"}, leader)
+            heard = self._one(Finish(), leader)
             if heard.head is not None and heard.tensors is not None and len(heard.tensors) == len(self._model):
                 np.copyto(np.asarray(self._model), np.asarray(heard.tensors))
                 self._add_between(leader, heard)
@@ -151,11 +152,11 @@ class FirstFinished:
         while left := [pair for pair in self._parts if pair[0].outcome is not None and pair[1].name not in self._in]:
             part, node = left[0]
             if self._leader is None:
-                heard = self._one({"do": "lead", "claim": part.statement}, node)
+                heard = self._one(Lead(part.statement), node)
                 why = heard.reason if heard.head is None else heard.head.get("refused")
             else:
-                self._one({"do": "give", "to": self._leader.peers}, node)
-                heard = self._one({"do": "take", "node": node.name, "claim": part.statement}, self._leader)
+                self._one(Give(self._leader.peers), node)
+                heard = self._one(Take(node.name, part.statement), self._leader)
                 if heard.head is None:
                     self._lost(self._leader, heard.reason)
                     continue
@@ -180,6 +181,6 @@ class FirstFinished:
                 part.drop(leader.reason or f"its node {leader.name} could not be the top: {why}")
         self._leader, self._in = None, set()
 
-    def _one(self, head: Table, node: Node) -> Heard:
-        (heard,) = self._ask(head, [node])
+    def _one(self, request: Request, node: Node) -> Heard:
+        (heard,) = self._ask(request, [node])
         return heard

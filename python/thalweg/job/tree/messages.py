@@ -1,0 +1,256 @@
+"""The requests between the root of a tree and its nodes, and between nodes; ``thalweg.trees.answers`` has the answers.
+
+On the way each is a JSON object with the fields by name. A field whose default is None is left out while it is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar, Final, TypeAlias
+
+from typing_extensions import Self
+
+from thalweg.trees.merging import Statement
+from thalweg.wire import Table
+
+# The first byte of a part of updates, and the one past the last.
+Bytes: TypeAlias = "tuple[int, int]"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What all requests have in common."""
+
+    def table(self) -> dict[str, object]:
+        """Return its fields by name, as they go over the wire."""
+        named = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
+        return {name: value for name, (value, default) in named.items() if value is not None or default is MISSING}
+
+    @classmethod
+    def of(cls, table: Table) -> Self:
+        """Return the message that a table stands for. Raises TypeError for missing fields; ignores unknown ones."""
+        return cls(**{one.name: table[one.name] for one in fields(cls) if one.name in table})
+
+
+@dataclass(frozen=True)
+class Request(Message):
+    """A request of the root to a node, named ``do`` on the way."""
+
+    do: ClassVar[str]
+
+    def table(self) -> dict[str, object]:
+        """Return its name and its fields."""
+        return {"do": self.do, **super().table()}
+
+
+@dataclass(frozen=True)
+class TopOptions(Message):
+    """How a node becomes the top: its kind, and the core's options of the top and of the node's server for others."""
+
+    kind: str
+    top: Table
+    server: Table
+
+
+@dataclass(frozen=True)
+class Open(Request):
+    """Listen for clients, with the options of the core's server; ``listen`` is where the node did before."""
+
+    do: ClassVar[str] = "open"
+    options: Mapping[str, object]
+    listen: str | None
+    layout: Sequence[tuple[str, str, Sequence[int], int]]
+    top: TopOptions | None = None
+
+    @classmethod
+    def of(cls, table: Table) -> Self:
+        """Return the message that a table stands for."""
+        top = table.get("top")
+        return super().of({**table, "top": TopOptions.of(top) if isinstance(top, Mapping) else None})
+
+
+@dataclass(frozen=True)
+class Wait(Request):
+    """Wait until the node's clients are there, at most so long."""
+
+    do: ClassVar[str] = "wait"
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Round(Request):
+    """Run a round.
+
+    ``kept``: the model of the last one stays. ``only`` has the clients that take part, by node; without it all do.
+    """
+
+    do: ClassVar[str] = "round"
+    round: int
+    config: str
+    kept: bool | None = None
+    only: Mapping[str, Sequence[str]] | None = None
+
+
+@dataclass(frozen=True)
+class Resent(Request):
+    """Count what was sent again, when the rounds are over."""
+
+    do: ClassVar[str] = "resent"
+
+
+@dataclass(frozen=True)
+class Proofs(Request):
+    """Return the proofs that these clients have shown."""
+
+    do: ClassVar[str] = "proofs"
+    clients: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Forget(Request):
+    """Wait no more for a client."""
+
+    do: ClassVar[str] = "forget"
+    client: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Place(Message):
+    """A node, where clients of other nodes reach it, and its clients. ``gone``: why it takes no part."""
+
+    node: str
+    url: str
+    clients: Sequence[str]
+    expected: int
+    gone: str | None
+
+
+@dataclass(frozen=True)
+class Homes(Request):
+    """Where clients belong. ``after`` and ``counted`` are rounds of clients that have moved (``placement.notice``)."""
+
+    do: ClassVar[str] = "homes"
+    nodes: Sequence[Place]
+    after: Mapping[str, int]
+    counted: Mapping[str, int]
+
+    @classmethod
+    def of(cls, table: Table) -> Self:
+        """Return the message that a table stands for."""
+        nodes = table["nodes"]
+        return super().of({**table, "nodes": [Place.of(one) for one in nodes]})  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Gone(Request):
+    """Wait no more for another node."""
+
+    do: ClassVar[str] = "gone"
+    node: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Lead(Request):
+    """Be the top of this round, beginning with one's own sums, of which ``claim`` is what the root knows."""
+
+    do: ClassVar[str] = "lead"
+    claim: Statement
+
+
+@dataclass(frozen=True)
+class Give(Request):
+    """Let the node at this address take the sums of one's own rounds."""
+
+    do: ClassVar[str] = "give"
+    to: str
+
+
+@dataclass(frozen=True)
+class Take(Request):
+    """Take the sums of another node."""
+
+    do: ClassVar[str] = "take"
+    node: str
+    claim: Statement
+
+
+@dataclass(frozen=True)
+class Finish(Request):
+    """Take the mean of all sums that the node has."""
+
+    do: ClassVar[str] = "finish"
+
+
+@dataclass(frozen=True)
+class Share(Request):
+    """Take the sums of one's part of the bytes from all others."""
+
+    do: ClassVar[str] = "share"
+    turn: int
+    nodes: Mapping[str, Statement]
+    parts: Mapping[str, Bytes]
+    addresses: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Settle(Request):
+    """Take the mean of one's part, and send it to these nodes."""
+
+    do: ClassVar[str] = "settle"
+    to: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Told(Request):
+    """Wait until all others have one's part of the mean."""
+
+    do: ClassVar[str] = "told"
+
+
+@dataclass(frozen=True)
+class SumsWanted(Message):
+    """A node's request to another: the sums of these bytes; of all bytes without ``sums``."""
+
+    sums: Bytes | None = None
+
+
+@dataclass(frozen=True)
+class MeanPart(Message):
+    """A node's request to another: to take the mean of these bytes, which comes with it, of this turn."""
+
+    mean: Bytes
+    turn: int
+
+
+_KINDS: Final[Mapping[str, type[Request]]] = {
+    kind.do: kind
+    for kind in (
+        Open,
+        Wait,
+        Round,
+        Resent,
+        Proofs,
+        Forget,
+        Homes,
+        Gone,
+        Lead,
+        Give,
+        Take,
+        Finish,
+        Share,
+        Settle,
+        Told,
+    )
+}
+
+
+def decode(table: Table) -> Request | None:
+    """Return the root's request that a table stands for, None if there is none of this name.
+
+    Raises KeyError or TypeError for missing fields.
+    """
+    kind = _KINDS.get(str(table["do"]))
+    return None if kind is None else kind.of(table)
