@@ -21,7 +21,7 @@ from thalweg.errors import RoundError
 from thalweg.job.common.session import session
 from thalweg.job.tree.local_nodes import Orders
 from thalweg.job.tree.root import Tree
-from thalweg.job.tree.tops import Heard, Node, Top
+from thalweg.job.tree.tops import Node, Received, Top
 from thalweg.plan import Plan
 from thalweg.trees.live import Placed
 from thalweg.trees.merging import Part
@@ -258,7 +258,7 @@ class Killing:
         self.inner, self.kill = inner, kill
         self.begin, self.finish = inner.begin, inner.finish
 
-    def take(self, part: Part, heard: Heard) -> None:
+    def take(self, part: Part, heard: Received) -> None:
         self.inner.take(part, heard)
         self.kill(part)
 
@@ -317,7 +317,7 @@ def at(made: Job, step: str, nth: int, do: Callable[[], None]) -> None:
     top = made.tree._top
     inner, seen = top._ask, [0]  # type: ignore[attr-defined]
 
-    def asking(head: Any, nodes: Any) -> Iterator[Heard]:
+    def asking(head: Any, nodes: Any) -> Iterator[Received]:
         if head.do == step and nth == 0 and not seen[0]:
             seen[0] = 1
             do()

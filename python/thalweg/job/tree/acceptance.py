@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from thalweg import _core
 from thalweg.job.tree.messages import Proofs, Request
-from thalweg.job.tree.tops import Heard, Node
+from thalweg.job.tree.tops import Node, Received
 from thalweg.trees.merging import Part
 
 # Maximum number of proofs in one request. A proof has about 400 bytes, and the head with all of them at most 1 MiB.
@@ -23,7 +23,7 @@ MOST_LINES: Final = 64
 LINES_OF_A_CLIENT: Final = 4
 
 # Sends a request to a node and returns its answer.
-AskOne = Callable[[Request, Node], Heard]
+AskOne = Callable[[Request, Node], Received]
 
 
 class Judge:
@@ -50,10 +50,10 @@ class Judge:
             return []
         missing = [client for client in clients if client not in node.proven]
         for start in range(0, len(missing), MOST_PROOFS):
-            asked = missing[start : start + MOST_PROOFS]
-            heard = self._ask(Proofs(asked), node)
-            shown = {} if heard.head is None else heard.head["proofs"]
-            node.proven |= {client for client in asked if client in shown and self._holds(client, shown[client])}
+            requested = missing[start : start + MOST_PROOFS]
+            received = self._ask(Proofs(requested), node)
+            shown = {} if received.head is None else received.head["proofs"]
+            node.proven |= {client for client in requested if client in shown and self._holds(client, shown[client])}
         return [client for client in missing if client not in node.proven]
 
     def why_not(self, part: Part, node: Node, number: int, others: Sequence[Node], *, known: bool) -> str | None:
@@ -90,10 +90,10 @@ class Judge:
     def lines(self, node: Node, notes: Sequence[str]) -> list[str]:
         """Return the lines of a node's log that the root keeps. When the limit is passed, one line says so."""
         most = MOST_LINES + LINES_OF_A_CLIENT * max(node.expected, len(node.clients))
-        said = self._lines.get(node.name, 0)
-        self._lines[node.name] = said + len(notes)
-        kept = [f"{node.name}: {note}" for note in notes[: max(0, most - said)]]
-        if said <= most < said + len(notes):
+        before = self._lines.get(node.name, 0)
+        self._lines[node.name] = before + len(notes)
+        kept = [f"{node.name}: {note}" for note in notes[: max(0, most - before)]]
+        if before <= most < before + len(notes):
             kept.append(f"more of {node.name} is left out until the next round")
         return kept
 

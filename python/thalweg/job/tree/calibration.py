@@ -214,8 +214,8 @@ def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handove
 
 def _share(plan: Plan) -> float:
     """Return the share of an update that one worker folds: less than 1 if each has a range of its own."""
-    told = live.options(plan)["workers"]
-    return 1 / told["count"] if told["split"] == "ranges" else 1.0
+    options = live.options(plan)["workers"]
+    return 1 / options["count"] if options["split"] == "ranges" else 1.0
 
 
 def _clients(plan: Plan, size: int) -> int:
@@ -226,12 +226,12 @@ def _clients(plan: Plan, size: int) -> int:
     if plan.job.clients == 1 and "clients" in plan.job.model_fields_set:
         raise PlanError("with one client there is no rate at which updates arrive", "Give --clients; at least two")
     room = int(SHARE * machine.memory_bytes()["available"] / (3 * size))
-    asked = plan.job.clients if "clients" in plan.job.model_fields_set else None
-    if room < (asked or 2):
+    requested = plan.job.clients if "clients" in plan.job.model_fields_set else None
+    if room < (requested or 2):
         raise PlanError(
             f"there is memory for {room} updates of {size} bytes", "Take a smaller --model, or fewer --clients"
         )
-    return asked or min(CLIENTS, room)
+    return requested or min(CLIENTS, room)
 
 
 @contextmanager
@@ -239,9 +239,9 @@ def _bench(plan: Plan, clients: int, limit: float) -> Iterator[Bench]:
     """Start a node and its clients, and end both after the block."""
     party = server_party(plan)
     trust, member = links.local_trust(plan.security, URL)
-    told = {**server_options(plan, trust), **live.options(plan), "expected": clients, "enough": clients}
+    options = {**server_options(plan, trust), **live.options(plan), "expected": clients, "enough": clients}
     own = json.dumps(client_options(plan, member, seed=plan.job.seed))
-    server = _core.Server(party.arena, URL, json.dumps(told))
+    server = _core.Server(party.arena, URL, json.dumps(options))
     threads: list[threading.Thread] = []
     over = threading.Event()
     try:

@@ -101,6 +101,6 @@ def statement_of(claim: Sequence[Any]) -> Statement:
     return Statement(int(updates), float(weight), bool(whole))
 
 
-def not_understood(asked: str) -> RoundError:
+def not_understood(requested: str) -> RoundError:
     """Return the error for a request that this node was not opened for."""
-    return RoundError(f"this node was not opened for {asked!r}", "Use the same version on both sides")
+    return RoundError(f"this node was not opened for {requested!r}", "Use the same version on both sides")

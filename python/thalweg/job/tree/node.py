@@ -110,8 +110,8 @@ class Gateway:
 
     def worker_counters(self, name: str) -> dict[str, Any]:
         """Return the counters of the node's workers under the key ``name``; empty if the node has no workers."""
-        told = None if self._server is None else self._server.tree()
-        return {} if told is None else {name: json.loads(told)}
+        counters = None if self._server is None else self._server.tree()
+        return {} if counters is None else {name: json.loads(counters)}
 
     def serve(self) -> int:
         """Carry out the parent's requests until the job is over; return in how many rounds the node took part.
@@ -126,12 +126,12 @@ class Gateway:
     def _serve(self) -> None:
         try:
             while (event := self._parent.next()) is not None:
-                what, number, head, _, arena, _, said = event
+                what, number, head, _, arena, _, message = event
                 if what == "task":
                     # In a thread of its own, so that the node learns during a round that a client is gone.
                     threading.Thread(target=self._answer, args=(number, head, arena), daemon=True).start()
                 elif what == "rejected":
-                    self._note(f"the parent refused an answer: {said}")
+                    self._note(f"the parent refused an answer: {message}")
         finally:
             if self._exchange is not None:
                 self._exchange.others.close("the job is over")
@@ -140,12 +140,12 @@ class Gateway:
 
     def _answer(self, number: int, head: bytes, model: _core.Arena | None) -> None:
         try:
-            told, sums = self._do(number, bounded_json.read_object(head), model)
+            answer, sums = self._do(number, bounded_json.read_object(head), model)
         except Exception as error:  # noqa: BLE001 - the parent is told
             why = reason(error)
             self._say(lambda: self._parent.refuse(number, why))
             return
-        self._say(lambda: self._parent.answer(number, json.dumps(told).encode(), sums, 1.0))
+        self._say(lambda: self._parent.answer(number, json.dumps(answer).encode(), sums, 1.0))
 
     def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
         request, server = messages.decode(head), self._server
@@ -259,7 +259,7 @@ class Gateway:
         before = time.time()
         outcome = json.loads(server.round(request.round, request.config, lambda _: self._check(number)))
         after, whole = time.time(), outcome["fold"]["completion_seconds"]
-        told = self._state(server) | {
+        answer = self._state(server) | {
             "outcome": outcome,
             "zero": before - outcome["start"],
             "first": None if whole is None else after - whole,
@@ -268,10 +268,10 @@ class Gateway:
         self._senders |= {one["client"] for one in outcome["participants"] if one["state"] in COUNTED}
         self._count(outcome)
         sums = server.sums()
-        told["held"] = sums is not None
+        answer["held"] = sums is not None
         if sums is None or self._exchange is not None:
-            return told, None
-        return told | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+            return answer, None
+        return answer | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
 
     def _check(self, number: int) -> None:
         """Raise RoundError, which ends the round, if the parent does not wait for it any more."""

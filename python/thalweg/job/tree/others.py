@@ -86,8 +86,8 @@ class Others:
 
     def _answer(self, client: _core.TaskClient, number: int, head: bytes, tensors: _core.Arena | None) -> None:
         try:
-            told, own = self._answer_of(bounded_json.read_object(head), tensors)
+            answer, own = self._answer_of(bounded_json.read_object(head), tensors)
         except Exception as error:  # noqa: BLE001 - whoever asked is told
             client.refuse(number, reason(error))
             return
-        client.answer(number, json.dumps(told).encode(), own, 1.0)
+        client.answer(number, json.dumps(answer).encode(), own, 1.0)

@@ -49,22 +49,22 @@ def ask(
     try:
         while True:
             try:
-                told = server.next_reply(number, WAIT_SLICE)
+                received = server.next_reply(number, WAIT_SLICE)
             except _core.CoreError as error:
                 if error.kind != "timeout":
                     raise
                 if look is not None:
                     look()
                 continue
-            if told is None:
+            if received is None:
                 return
-            yield _reply(told)
+            yield _reply(received)
     finally:
         server.release(number)
 
 
-def _reply(told: tuple[Any, ...]) -> Reply:
-    member, state, reason, head, _, _, tensors, transfers = told
+def _reply(received: tuple[Any, ...]) -> Reply:
+    member, state, reason, head, _, _, tensors, transfers = received
     between = json.loads(transfers)
     if state != "done":
         return Reply(member, None, None, reason or state, between, state == "lost")

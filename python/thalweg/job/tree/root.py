@@ -21,7 +21,7 @@ from thalweg.job.tree.messages import Forget, Gone, Open, Request, Resent, Round
 from thalweg.job.tree.recovery import Returning
 from thalweg.job.tree.requests import Reply, ask
 from thalweg.job.tree.sharded import Sharded
-from thalweg.job.tree.tops import Dedicated, FirstFinished, Heard, Node, Top
+from thalweg.job.tree.tops import Dedicated, FirstFinished, Node, Received, Top
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import NodesSection, TreeSection
@@ -252,13 +252,13 @@ class Tree:
             del options["expected"]
         top = None if self._kind == "dedicated" else TopOptions(self._kind, self._of_top, self._between)
         request = Open(options, node.address or None, self._model.layout.tensors, top)
-        (heard,) = self._ask(request, [node], look)
-        if heard.head is None:
-            kind = LostNodeError if heard.is_lost else RoundError
-            raise kind(f"{node.name} cannot be a node: {heard.reason}", f"See {self.log}")
-        node.address, node.peers = heard.head["address"], heard.head["peers"]
-        node.reached = heard.head["reached"] or ""
-        node.expected = int(heard.head["expected"])
+        (received,) = self._ask(request, [node], look)
+        if received.head is None:
+            kind = LostNodeError if received.is_lost else RoundError
+            raise kind(f"{node.name} cannot be a node: {received.reason}", f"See {self.log}")
+        node.address, node.peers = received.head["address"], received.head["peers"]
+        node.reached = received.head["reached"] or ""
+        node.expected = int(received.head["expected"])
         self.note(f"{node.name} listens on {node.address} for {node.expected} clients")
         return node.expected
 
@@ -274,11 +274,11 @@ class Tree:
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
         """Wait at most ``seconds`` until the clients of these nodes are connected."""
-        self._heard_all(Wait(seconds), nodes)
+        self._ask_all(Wait(seconds), nodes)
 
     def tell_homes(self) -> None:
         """Tell all connected nodes at which node each client belongs, so that they can redirect a moved client."""
-        self._heard_all(placement.notice(self._nodes, self._moved, self._counted), self._here())
+        self._ask_all(placement.notice(self._nodes, self._moved, self._counted), self._here())
 
     def move_clients(self, node: Node) -> list[Node]:
         """Move the clients of a lost node to other nodes; return those nodes. The list is empty if no client moved.
@@ -304,8 +304,8 @@ class Tree:
         node.clients = kept
         hosts = [one for name, one in left.items() if name in homes.values()]
         for host in hosts:
-            came = ", ".join(client for client, home in homes.items() if home == host.name)
-            self.note(f"{node.name} does not come back; these go on at {host.name}: {came}")
+            arrived = ", ".join(client for client, home in homes.items() if home == host.name)
+            self.note(f"{node.name} does not come back; these go on at {host.name}: {arrived}")
         for reason in reasons if hosts else ():
             self.note(reason)
         if hosts:
@@ -321,7 +321,7 @@ class Tree:
         self.returning.look(self._nodes)
         if not self.returning.is_waiting:
             self.returning.settle(self._nodes, _nothing)
-        self._heard_all(Wait(seconds), self._here())
+        self._ask_all(Wait(seconds), self._here())
         if not self.placed.clients:
             before = [list(node.clients) for node in self._nodes]
             for node in self._here():
@@ -375,12 +375,12 @@ class Tree:
 
     def _all(self, request: Round, tend: Callable[[], None]) -> list[Part]:
         """Have all nodes run a round with all their clients; return the nodes' parts."""
-        told = [node for node in self._nodes if not node.is_empty]
-        parts = {node.name: Part(node.name, node.clients, reason=node.reason) for node in told}
+        notified = [node for node in self._nodes if not node.is_empty]
+        parts = {node.name: Part(node.name, node.clients, reason=node.reason) for node in notified}
         here = self._here()
         kept = all(node.has == self._version for node in here)
-        for heard in self._ask(replace(request, kept=kept), here, tend, model=not kept):
-            self._take(parts[heard.node.name], heard)
+        for received in self._ask(replace(request, kept=kept), here, tend, model=not kept):
+            self._take(parts[received.node.name], received)
         return list(parts.values())
 
     def _some(self, goal: int, number: int, request: Round, tend: Callable[[], None]) -> list[Part]:
@@ -389,7 +389,7 @@ class Tree:
         deadline, parts = self._options.get("deadline"), list[Part]()
         began = waiting = time.monotonic()
         while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
-            self._heard_all(Wait(0.0), self._here())
+            self._ask_all(Wait(0.0), self._here())
             drawn = drawing.draw({n.name: {*n.clients} & {*n.state.get("clients", ())} for n in self._here()})
             if not drawn:
                 # Wait: a lost client may come back, or move to another node.
@@ -397,13 +397,13 @@ class Tree:
                 is_over = time.monotonic() - waiting > float(self._options.get("grace", GRACE))
                 if is_over or not drawing.may_draw(living):
                     break
-                self._heard_all(Wait(WAIT_SLICE), self._here())
+                self._ask_all(Wait(WAIT_SLICE), self._here())
                 tend()
                 continue
             own = {name: Part(name, clients) for name, clients in drawn.items()}
             there = [node for node in self._here() if node.name in own]
-            for heard in self._ask(replace(request, only=drawn), there, tend, model=True):
-                self._take(own[heard.node.name], heard)
+            for received in self._ask(replace(request, only=drawn), there, tend, model=True):
+                self._take(own[received.node.name], received)
             for part in own.values():
                 drawing.counted(0 if part.reason else part.counted)
             parts += own.values()
@@ -427,9 +427,9 @@ class Tree:
         Each node waits at most ``resent.COUNT_SECONDS``.
         """
         found: dict[str, Counts] = {node.name: dict.fromkeys(WAYS) for node in self._nodes}
-        for heard in self._ask(Resent(), self._here(), None):
-            if heard.head is not None:
-                found[heard.node.name] = heard.head
+        for received in self._ask(Resent(), self._here(), None):
+            if received.head is not None:
+                found[received.node.name] = received.head
         # Nodes use only TCP, whose segments can always be counted. So a node without a count has sent nothing.
         own = counted(self._server, lambda: json.loads(self._server.departed()), ())
         return json.dumps({**found, "": own})
@@ -439,7 +439,7 @@ class Tree:
         self._ended[client] = why
         found = [node for node in self._here() if client in node.clients]
         if found and not self._closed:
-            self._heard_all(Forget(client, why), found)
+            self._ask_all(Forget(client, why), found)
 
     def lost(self, name: str, why: str) -> None:
         """Stop waiting for a node whose process has ended. Until it returns or they move, its clients are lost too."""
@@ -451,18 +451,18 @@ class Tree:
             return
         self._server.forget(name, why)
         if self._kind != "dedicated" and self._opened:
-            self._heard_all(Gone(name, why), self._here())
+            self._ask_all(Gone(name, why), self._here())
 
     def clients(self) -> str:
         """Return the names of the connected clients, as JSON. A client counts only at the node that it belongs to."""
-        said = ((name, node) for node in self._here() for name in node.state.get("clients", []))
-        return json.dumps(sorted(name for name, node in said if name in node.clients))
+        named = ((name, node) for node in self._here() for name in node.state.get("clients", []))
+        return json.dumps(sorted(name for name, node in named if name in node.clients))
 
     def notes(self) -> list[str]:
         """Return what happened since the last call."""
         with self._lock:
-            told, self._notes = self._notes, []
-        return [] if self._closed else [*self._server.notes(), *told]
+            notes, self._notes = self._notes, []
+        return [] if self._closed else [*self._server.notes(), *notes]
 
     def worker_counters(self) -> dict[str, Any]:
         """Return the counters of each node's workers, from the node's last answer, by the node's name."""
@@ -470,10 +470,10 @@ class Tree:
 
     def tree(self) -> str | None:
         """Return the merged counters of all nodes' workers so far, as JSON."""
-        told = list(self.worker_counters().values())
+        counters = list(self.worker_counters().values())
         used = [{"node": node.name, "clients": len(node.clients)} for node in self._nodes]
         gateways = {node.name: node.state.get("cpu_seconds") for node in self._nodes}
-        found = {"nodes_used": len(self._nodes), "nodes": used, "top": self._kind, **workers(told)}
+        found = {"nodes_used": len(self._nodes), "nodes": used, "top": self._kind, **workers(counters)}
         return json.dumps({**found, "gateways_cpu_seconds": gateways})
 
     def close(self, reason: str) -> None:
@@ -494,31 +494,31 @@ class Tree:
                 f"See {self.log} for who was lost, and why",
             )
 
-    def _take(self, part: Part, heard: Heard) -> None:
+    def _take(self, part: Part, received: Received) -> None:
         """Check a node's answer to a round: pass its sums to the top, or write to ``part`` why they do not count."""
-        part.between = heard.between
-        if heard.head is None:
-            part.reason = heard.node.reason or f"its node {part.node} gave no sums: {heard.reason}"
+        part.between = received.between
+        if received.head is None:
+            part.reason = received.node.reason or f"its node {part.node} gave no sums: {received.reason}"
             return
-        said = heard.head
-        part.outcome, part.shift, part.first = said["outcome"], said["zero"] - self._zero, said["first"]
-        part.reason = said["outcome"]["failure"] or ""
-        why = self._judge.why_not(part, heard.node, self._number, self._nodes, known=bool(self.placed.clients))
+        answer = received.head
+        part.outcome, part.shift, part.first = answer["outcome"], answer["zero"] - self._zero, answer["first"]
+        part.reason = answer["outcome"]["failure"] or ""
+        why = self._judge.why_not(part, received.node, self._number, self._nodes, known=bool(self.placed.clients))
         if why is None and self._choose is not None and {one["client"] for one in part.counting} - set(part.clients):
             why = f"its node {part.node} counted clients that were not drawn"
         if why is not None:
             part.drop(why)
             return
-        self._top.take(part, heard)
+        self._top.take(part, received)
         if part.outcome is not None:
             counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
             self._counted |= {one["client"]: self._number for one in counted}
 
-    def _ask_one(self, request: Request, node: Node) -> Heard:
-        (heard,) = self._ask(request, [node], None)
-        return heard
+    def _ask_one(self, request: Request, node: Node) -> Received:
+        (received,) = self._ask(request, [node], None)
+        return received
 
-    def _quietly(self, request: Request, nodes: Sequence[Node]) -> Iterator[Heard]:
+    def _quietly(self, request: Request, nodes: Sequence[Node]) -> Iterator[Received]:
         """Ask nodes something and yield their answers, without calls of the round's observer."""
         yield from self._ask(request, nodes, None)
 
@@ -527,7 +527,7 @@ class Tree:
         with self._lock:
             self._notes.append(text)
 
-    def _heard_all(self, request: Request, nodes: Sequence[Node]) -> None:
+    def _ask_all(self, request: Request, nodes: Sequence[Node]) -> None:
         for _ in self._ask(request, nodes, None):
             pass
 
@@ -538,59 +538,59 @@ class Tree:
         look: Callable[[], None] | None,
         *,
         model: bool = False,
-    ) -> Iterator[Heard]:
+    ) -> Iterator[Received]:
         """Send nodes a request; yield the answers in the order in which they arrive."""
         by_name = {node.name: node for node in nodes}
         own = (self._model, self._version) if model else None
         for reply in ask(self._server, request, list(by_name), model=own, look=look):
-            yield self._hear(by_name[reply.member], reply, request.do)
+            yield self._received(by_name[reply.member], reply, request.do)
 
-    def _hear(self, node: Node, reply: Reply, asked: str) -> Heard:
+    def _received(self, node: Node, reply: Reply, requested: str) -> Received:
         """Return a node's answer if it fits its schema; otherwise mark the node as lost."""
         if reply.is_lost and node.loss is None:
             node.loss = f"is gone: {reply.reason}"
         if reply.head is not None and reply.head.get("unopened") is True:
             node.loss = "was started anew"
             node.proven.clear()
-            return Heard(node, None, None, node.reason, reply.between)
+            return Received(node, None, None, node.reason, reply.between)
         head, reason = None, reply.reason
         try:
-            head = None if reply.head is None else answers.checked(asked, reply.head)
+            head = None if reply.head is None else answers.checked(requested, reply.head)
         except JsonError as error:
             reason = str(error)
         if head is None and (reply.head is not None or reply.is_senseless):
             node.loss = node.loss or f"was dropped: {reason}"
-            return Heard(node, None, None, reason, reply.between)
+            return Received(node, None, None, reason, reply.between)
         if head is not None and "clients" in head:
             node.state = head
             for line in self._judge.lines(node, head["notes"]):
                 self.note(line)
-        return Heard(node, head, reply.tensors, reason, reply.between, reply.is_lost)
+        return Received(node, head, reply.tensors, reason, reply.between, reply.is_lost)
 
 
 def tree_of(
     plan: Plan,
     model: _core.Arena,
-    told: Mapping[str, Any],
+    served: Mapping[str, Any],
     trust: Table,
     url: str,
     *,
     address: str | None = None,
 ) -> Tree:
-    """Return the root of a plan's tree. ``told`` are the options that a server without nodes would use for clients.
+    """Return the root of a plan's tree. ``served`` are the options that a server without nodes would use for clients.
 
     The root listens at any port of ``address`` if the run starts the nodes, otherwise at ``url``. Nodes and root always
     connect by TCP, whatever clients use, because sums must arrive whole.
     """
     nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
-    kept = {key: value for key, value in told.items() if key not in ("token", "issuer", "choose")}
-    own = {key: told[key] for key in ("token", "issuer", "job", "liveness", "grace") if key in told}
+    kept = {key: value for key, value in served.items() if key not in ("token", "issuer", "choose")}
+    own = {key: served[key] for key in ("token", "issuer", "job", "liveness", "grace") if key in served}
     own |= {"transport": {"tls": trust.get("tls")}, "tree": True}
-    below = {**kept, "transport": {**told["transport"], "tls": None}}
+    below = {**kept, "transport": {**served["transport"], "tls": None}}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
     top, place = (plan.tree or TreeSection()).top, placement.placing(plan)
-    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=told.get("choose"))
+    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=served.get("choose"))
     tree.returning.away = (plan.nodes or NodesSection()).away
     return tree
 

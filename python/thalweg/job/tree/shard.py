@@ -68,7 +68,7 @@ class Sharing:
         if isinstance(request, Settle):
             return self._settle(request.to)
         if isinstance(request, Told):
-            return self._told(), None
+            return self._delivered(), None
         raise not_understood(request.do)
 
     def _share(self, counted: Mapping[str, Statement], parts: Mapping[str, Bytes]) -> dict[str, Any]:
@@ -103,26 +103,26 @@ class Sharing:
         fold, done = json.loads(self._top.finish()), time.time()
         mean = _core.Arena(_core.Layout([("mean", "U8", [len(own)])]))
         np.asarray(mean)[: len(own)] = own
-        request, told = MeanPart(self._part, self._turn), list[Reply]()
+        request, replies = MeanPart(self._part, self._turn), list[Reply]()
         names = [name for name in to if name != self._name]
 
         def send() -> None:
             with suppress(_core.CoreError):  # the job is ending
-                told.extend(self.others.ask(request, names, mean))
+                replies.extend(self.others.ask(request, names, mean))
 
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
-        self._sending = sending, told
+        self._sending = sending, replies
         return {"fold": fold, "done": done}, mean
 
-    def _told(self) -> dict[str, Any]:
+    def _delivered(self) -> dict[str, Any]:
         """Wait until each other node has this node's part of the mean or is lost; return the nodes that have it."""
         if self._sending is None:
             raise RoundError("this node has sent no part of a mean", "See the record's log.txt")
-        sending, told = self._sending
+        sending, replies = self._sending
         sending.join()
-        has = [reply.member for reply in told if reply.head is not None]
-        return {"has": has, "between": [way for reply in told for way in reply.between]}
+        has = [reply.member for reply in replies if reply.head is not None]
+        return {"has": has, "between": [way for reply in replies for way in reply.between]}
 
     def _answer(self, head: Mapping[str, Any], tensors: _core.Arena | None) -> Answer:
         """Answer another node: give it the sums of its part, or keep its part of the mean."""

@@ -14,7 +14,7 @@ import numpy as np
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.tree.messages import Settle, Share, Told
-from thalweg.job.tree.tops import Ask, Heard, Node
+from thalweg.job.tree.tops import Ask, Node, Received
 from thalweg.trees.merging import Part
 
 # The nodes that have sums, with their parts in the round; and the range of bytes that each node is the top for.
@@ -39,12 +39,12 @@ class Sharded:
         """Forget the nodes' parts in the round before."""
         self._parts = []
 
-    def take(self, part: Part, heard: Heard) -> None:
+    def take(self, part: Part, received: Received) -> None:
         """Note that a node has sums. The node keeps them until all nodes have finished."""
-        if heard.head is None or not heard.head["held"]:
+        if received.head is None or not received.head["held"]:
             part.reason = part.reason or "it has no sums"
             return
-        self._parts.append((part, heard.node))
+        self._parts.append((part, received.node))
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
         """Have all nodes share and settle, and write the parts of the mean to the model."""
@@ -66,16 +66,18 @@ class Sharded:
             parts=shares,
             addresses=[counting[name][1].peers for name in shares],
         )
-        heard = {one.node.name: one for one in self._ask(request, here)}
+        received = {one.node.name: one for one in self._ask(request, here)}
         for name, (part, node) in counting.items():
-            said = heard.get(name)
-            if said is None or said.head is None:
-                part.drop(node.reason or f"its node {name} could not be a top: {said.reason if said else 'it is gone'}")
+            answer = received.get(name)
+            if answer is None or answer.head is None:
+                part.drop(
+                    node.reason or f"its node {name} could not be a top: {answer.reason if answer else 'it is gone'}"
+                )
                 continue
-            part.between = [*part.between, *said.head["between"]]
+            part.between = [*part.between, *answer.head["between"]]
         for name, (part, _) in counting.items():
             # If two nodes refuse each other, drop only one: a node that was dropped above refuses nobody.
-            for other, why in _refused(heard.get(name)).items() if part.outcome is not None else ():
+            for other, why in _refused(received.get(name)).items() if part.outcome is not None else ():
                 refused, node = counting[other]
                 if refused.outcome is not None:
                     refused.drop(node.reason or f"the sums of its node {other} were refused by {name}: {why}")
@@ -85,39 +87,39 @@ class Sharded:
         """Have each node compute the mean of its range; return the folds' figures, or None if a part is missing."""
         here = self._here()
         request = Settle([node.name for node in here])
-        heard = {one.node.name: one for one in self._ask(request, [counting[name][1] for name in shares])}
+        received = {one.node.name: one for one in self._ask(request, [counting[name][1] for name in shares])}
         for name in shares:
             part, node = counting[name]
-            said = heard[name]
+            answer = received[name]
             start, end = shares[name]
-            if said.head is None or said.tensors is None or len(said.tensors) < end - start:
-                part.drop(node.reason or f"its node {name} gave no part of the mean: {said.reason}")
+            if answer.head is None or answer.tensors is None or len(answer.tensors) < end - start:
+                part.drop(node.reason or f"its node {name} gave no part of the mean: {answer.reason}")
                 continue
-            part.between = [*part.between, *said.between]
+            part.between = [*part.between, *answer.between]
         if any(part.outcome is None for part, _ in counting.values()):
             return None
         model = np.asarray(self._model)
         for name, (start, end) in shares.items():
-            model[start:end] = np.asarray(heard[name].tensors)[: end - start]
-        folds = [one.head for one in heard.values() if one.head is not None]
+            model[start:end] = np.asarray(received[name].tensors)[: end - start]
+        folds = [one.head for one in received.values() if one.head is not None]
         return {
-            "uncovered_bytes": sum(said["fold"]["uncovered_bytes"] for said in folds),
+            "uncovered_bytes": sum(answer["fold"]["uncovered_bytes"] for answer in folds),
             "shares": [{"node": name, "bytes": end - start} for name, (start, end) in shares.items()],
-            "done": max(said["done"] for said in folds),
-            "has": self._told(counting, shares, here),
+            "done": max(answer["done"] for answer in folds),
+            "has": self._delivered(counting, shares, here),
         }
 
-    def _told(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
+    def _delivered(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
         """Wait until the nodes have sent each other their parts of the mean; return the nodes that have all parts."""
         has = {node.name: {node.name} for node in here}
-        for heard in self._ask(Told(), [counting[name][1] for name in shares]):
-            part, node = counting[heard.node.name]
-            if heard.head is not None:
-                part.between = [*part.between, *heard.head["between"]]
-                for name in has.keys() & set(heard.head["has"]):
+        for received in self._ask(Told(), [counting[name][1] for name in shares]):
+            part, node = counting[received.node.name]
+            if received.head is not None:
+                part.between = [*part.between, *received.head["between"]]
+                for name in has.keys() & set(received.head["has"]):
                     has[name].add(node.name)
         return [name for name, parts in has.items() if parts >= set(shares)]
 
 
-def _refused(heard: Heard | None) -> Mapping[str, str]:
-    return {} if heard is None or heard.head is None else heard.head["refused"]
+def _refused(received: Received | None) -> Mapping[str, str]:
+    return {} if received is None or received.head is None else received.head["refused"]

@@ -50,7 +50,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Received:
     """A node's answer. If ``head`` is None there is none, and ``reason`` says why. ``is_lost``: the node was lost."""
 
     node: Node
@@ -62,7 +62,7 @@ class Heard:
 
 
 # Sends nodes a request; gives their answers in the order in which they arrive.
-Ask = Callable[[Request, Sequence[Node]], Iterator[Heard]]
+Ask = Callable[[Request, Sequence[Node]], Iterator[Received]]
 
 
 class Top(Protocol):
@@ -71,7 +71,7 @@ class Top(Protocol):
     def begin(self) -> None:
         """Forget the sums of the round before."""
 
-    def take(self, part: Part, heard: Heard) -> None:
+    def take(self, part: Part, received: Received) -> None:
         """Take the sums of a node that has finished its round. If they do not count, write the reason to ``part``."""
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class Dedicated:
     def begin(self) -> None:
         self._top.forget()
 
-    def take(self, part: Part, heard: Heard) -> None:
-        if heard.head is None or heard.tensors is None or "sums" not in heard.head:
+    def take(self, part: Part, received: Received) -> None:
+        if received.head is None or received.tensors is None or "sums" not in received.head:
             part.reason = part.reason or "it has no sums"
             return
         try:
-            self._top.merge(base64.b64decode(heard.head["sums"]), heard.tensors, *part.statement)
+            self._top.merge(base64.b64decode(received.head["sums"]), received.tensors, *part.statement)
         except (_core.CoreError, ValueError) as error:
             part.drop(f"the sums of its node {part.node} were refused: {error}")
 
@@ -123,26 +123,26 @@ class FirstFinished:
     def begin(self) -> None:
         self._leader, self._parts, self._in = None, [], set()
 
-    def take(self, part: Part, heard: Heard) -> None:
-        if heard.head is None or not heard.head["held"]:
+    def take(self, part: Part, received: Received) -> None:
+        if received.head is None or not received.head["held"]:
             part.reason = part.reason or "it has no sums"
             return
-        self._parts.append((part, heard.node))
+        self._parts.append((part, received.node))
         self._settle()
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
         check()
         while self._leader is not None:
             leader = self._leader
-            heard = self._one(Finish(), leader)
-            if heard.head is not None and heard.tensors is not None and len(heard.tensors) == len(self._model):
-                np.copyto(np.asarray(self._model), np.asarray(heard.tensors))
-                self._add_between(leader, heard)
-                fold: dict[str, Any] = heard.head["fold"]
-                return {**fold, "top": leader.name, "done": heard.head["done"]}
+            received = self._one(Finish(), leader)
+            if received.head is not None and received.tensors is not None and len(received.tensors) == len(self._model):
+                np.copyto(np.asarray(self._model), np.asarray(received.tensors))
+                self._add_between(leader, received)
+                fold: dict[str, Any] = received.head["fold"]
+                return {**fold, "top": leader.name, "done": received.head["done"]}
             if leader.loss is None:
-                raise RoundError(f"{leader.name} gives no model: {heard.reason}", "See the record's log.txt")
-            self._lost(leader, heard.reason)
+                raise RoundError(f"{leader.name} gives no model: {received.reason}", "See the record's log.txt")
+            self._lost(leader, received.reason)
             self._settle()
             check()
         raise RoundError("no node has the round's sums any more", "See the record's log.txt for who was lost")
@@ -152,27 +152,27 @@ class FirstFinished:
         while left := [pair for pair in self._parts if pair[0].outcome is not None and pair[1].name not in self._in]:
             part, node = left[0]
             if self._leader is None:
-                heard = self._one(Lead(part.statement), node)
-                why = heard.reason if heard.head is None else heard.head.get("refused")
+                received = self._one(Lead(part.statement), node)
+                why = received.reason if received.head is None else received.head.get("refused")
             else:
                 self._one(Give(self._leader.peers), node)
-                heard = self._one(Take(node.name, part.statement), self._leader)
-                if heard.head is None:
-                    self._lost(self._leader, heard.reason)
+                received = self._one(Take(node.name, part.statement), self._leader)
+                if received.head is None:
+                    self._lost(self._leader, received.reason)
                     continue
-                part.between = [*part.between, *heard.head.get("between", ())]
-                why = heard.head.get("refused")
+                part.between = [*part.between, *received.head.get("between", ())]
+                why = received.head.get("refused")
             if why is not None:
                 part.drop(node.reason or f"the sums of its node {node.name} were refused: {why}")
                 continue
             self._leader = self._leader or node
             self._in.add(node.name)
 
-    def _add_between(self, leader: Node, heard: Heard) -> None:
+    def _add_between(self, leader: Node, received: Received) -> None:
         """Add the mean's transfer to the root to the leader's transfers."""
         for part, node in self._parts:
             if node is leader:
-                part.between = [*part.between, *heard.between]
+                part.between = [*part.between, *received.between]
 
     def _lost(self, leader: Node, why: str) -> None:
         """Give up the leader. The next leader has to take all sums again, except those of the lost leader."""
@@ -181,6 +181,6 @@ class FirstFinished:
                 part.drop(leader.reason or f"its node {leader.name} could not be the top: {why}")
         self._leader, self._in = None, set()
 
-    def _one(self, request: Request, node: Node) -> Heard:
-        (heard,) = self._ask(request, [node])
-        return heard
+    def _one(self, request: Request, node: Node) -> Received:
+        (received,) = self._ask(request, [node])
+        return received
