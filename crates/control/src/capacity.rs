@@ -23,7 +23,7 @@ pub enum Useless {
 }
 
 impl Useless {
-    /// What is wrong with the measurements.
+    /// The reason why the measurements are refused.
     pub fn cause(self) -> &'static str {
         match self {
             Self::TooFew => "fewer than two arrival rates were measured",

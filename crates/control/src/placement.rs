@@ -62,7 +62,7 @@ impl Placer {
         self.room[node as usize]
     }
 
-    /// The first node with at least this room. There must be one.
+    /// The first node with at least this room. There must be such a node.
     fn leftmost(&self, room: i64) -> u32 {
         let mut place = 1;
         while place < self.half {
@@ -72,7 +72,7 @@ impl Placer {
         (place - self.half) as u32
     }
 
-    /// The node with the least room that is enough for the load. There must be one.
+    /// The node with the least room that is enough for the load. There must be such a node.
     fn fullest(&mut self, load: i64) -> u32 {
         if let Some((node, last)) = self.open {
             if last == load && self.room(node) >= load {

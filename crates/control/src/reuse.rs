@@ -20,12 +20,12 @@ pub enum WorkerRole {
 pub enum Source {
     /// An idle worker that has this role already.
     Idle {
-        /// Its index in the list of idle workers.
+        /// The worker's index in the list of idle workers.
         place: usize,
     },
     /// An idle worker that had another role.
     Reused {
-        /// Its index in the list of idle workers.
+        /// The worker's index in the list of idle workers.
         place: usize,
     },
     /// A new worker: none is idle, or workers keep their roles.

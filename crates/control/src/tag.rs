@@ -57,7 +57,7 @@ pub struct Channel {
     pub child: String,
     /// The role nearer to the top.
     pub parent: String,
-    /// Its groups; empty if the channel is not divided.
+    /// The channel's groups; empty if the channel is not divided.
     pub groups: Vec<Group>,
     /// Line of its name in the schema, from 1.
     pub line: usize,

@@ -52,13 +52,13 @@ impl Precision {
     }
 }
 
-/// What `finish` does with the values that are already in the model.
+/// The way in which `finish` treats the values that are already in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Repair {
-    /// An element that nobody sent keeps its value.
+    /// An element that no client sent keeps its value.
     #[default]
     KeepLocal,
-    /// An element that nobody sent becomes zero.
+    /// An element that no client sent becomes zero.
     Zero,
     /// The model itself is one more contribution. Let the contributions to an element weigh `W`. Then the
     /// element's own value weighs `1 - W`, exactly, and the result is `sum + (1 - W) * own`. Integers take
@@ -607,7 +607,7 @@ struct Piece<'a> {
     index: usize,
     /// Offset of its first byte in the update.
     offset: u64,
-    /// Its range in the stripe.
+    /// The part's range in the stripe.
     place: std::ops::Range<usize>,
     bytes: &'a [u8],
 }

@@ -192,8 +192,8 @@ impl Accumulator {
     }
 
     /// Takes over the sums that another process has left in the memory that was lent to this accumulator.
-    /// `head` describes them ([`Accumulator::head`]). This accumulator forgets what was folded here before.
-    /// The other process must no longer write there.
+    /// `head` describes them ([`Accumulator::head`]). This accumulator forgets the updates that were folded
+    /// into it so far. The other process must no longer write there.
     ///
     /// # Errors
     /// As [`Accumulator::merge_sums`]. In that case this accumulator keeps its weights.

@@ -12,7 +12,7 @@ use crate::floats::{Bf16, Float, F16, F32, F64, F8E4M3, F8E5M2};
 
 /// A running sum: f32 or f64.
 pub(crate) trait Cell<V>: Copy {
-    /// What an element contributes.
+    /// The contribution of an element.
     fn term(value: V, weight: f64) -> Self;
     fn plus(self, other: Self) -> Self;
     fn value(self) -> f64;

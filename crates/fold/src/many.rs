@@ -14,7 +14,7 @@ pub struct Contribution<'a> {
     /// The ranges of it that have arrived. The rest of `bytes` has no meaning. An element that a range cuts
     /// is left out.
     pub came: &'a Ranges,
-    /// Its weight. If it is 0, the update changes nothing.
+    /// The update's weight. If it is 0, the update changes nothing.
     pub weight: f64,
 }
 

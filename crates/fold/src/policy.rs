@@ -1,4 +1,4 @@
-//! What takes the place of the missing parts of an update before it is folded (stand-ins).
+//! Stand-ins: the values that take the place of the missing parts of an update before it is folded.
 //!
 //! Client `i` has weight `w`. Some elements of its update have arrived (with value `v`), others have not. `g`
 //! is the global model that the client was sent. An element of which any byte is missing has not arrived. The
@@ -22,7 +22,7 @@ use thalweg_wire::{Layout, Range, Ranges, Tensor};
 use crate::reference::{decode, encode};
 use crate::FoldError;
 
-/// What takes the place of the missing parts of an update.
+/// The policy that chooses the stand-ins for the missing parts of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
     /// Nothing. The mean of each element is over the clients whose element has arrived.
@@ -32,7 +32,7 @@ pub enum Policy {
     KeepLocal,
     /// Zero.
     Zero,
-    /// The value that the client sent last, or else the global model's.
+    /// The value that the client sent last; if there is none, the value of the global model.
     Last,
     /// The global model's value. The changes of elements that have arrived are scaled up to make up for those
     /// that have not.
@@ -94,7 +94,7 @@ fn within(range: Range) -> std::ops::Range<usize> {
     range.start as usize..range.end as usize
 }
 
-/// The elements of which any byte is missing, without padding between tensors.
+/// The elements of which at least one byte is missing, without padding between tensors.
 fn in_elements(layout: &Layout, holes: &Ranges) -> Ranges {
     let mut missing = Ranges::new();
     for hole in holes.iter() {

@@ -103,7 +103,7 @@ fn larger(dtype: Dtype, a: u64, b: u64) -> u64 {
     }
 }
 
-/// What one element has received so far.
+/// The contributions that one element has received so far.
 #[derive(Debug, Clone, Copy)]
 struct Sum {
     total: f64,

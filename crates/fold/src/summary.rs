@@ -48,12 +48,12 @@ impl Coverage {
     }
 }
 
-/// What `finish` reports.
+/// The report of `finish`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// One for each tensor, in the layout's order.
     pub tensors: Vec<Coverage>,
-    /// Bytes of elements that nobody sent. [`Repair`](crate::Repair) has decided what becomes of them.
+    /// Bytes of elements that no client sent. [`Repair`](crate::Repair) has decided which values they get.
     pub uncovered_bytes: u64,
 }
 

@@ -92,9 +92,7 @@ impl WeightRun {
     }
 }
 
-/// What exported sums are: their layout, precision and weights.
-/// [`Accumulator::export`](crate::Accumulator::export) makes it, or it is decoded. A decoded head is
-/// plausible, but its sender may have lied.
+/// The description of exported sums: their layout, precision and weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SumsHead {
     layout: LayoutHash,
@@ -214,7 +212,7 @@ impl SumsHead {
 /// The exported sums of an accumulator, which can be merged elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sums {
-    /// What the sums are.
+    /// The description of the sums.
     pub head: SumsHead,
     /// The sums, little-endian, stripe by stripe.
     pub cells: Vec<u8>,

@@ -70,9 +70,9 @@ pub const MAX_RUNS: usize = 4096;
 /// Why a stripe cannot take a contribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// It would have too many weight runs.
+    /// The stripe would have too many weight runs.
     Runs,
-    /// Its exact sums might overflow.
+    /// The stripe's exact sums might overflow.
     Sums,
     /// The number of contributions, or their weight, could not be counted.
     Contributions,
@@ -161,7 +161,7 @@ impl Weights {
     }
 
     /// Checks that there is room for a contribution to `bytes`, whose weighted values are at most
-    /// `magnitude`. `pending`: number of borders that other pieces will add before.
+    /// `magnitude`. `pending`: number of borders that other pieces will add before this one.
     pub(crate) fn has_room(&self, bytes: &Range<usize>, magnitude: u64, pending: usize) -> Result<(), Full> {
         let count = self.count() + pending;
         if count + 2 > MAX_RUNS && count + self.splits(bytes) > MAX_RUNS {
@@ -192,7 +192,7 @@ impl Weights {
         fresh.count()
     }
 
-    /// What each part of `bytes` has received, in ascending order.
+    /// The weight that each part of `bytes` has received, in ascending order.
     pub(crate) fn within(&self, bytes: Range<usize>) -> impl Iterator<Item = Weighted> + '_ {
         let mut start = bytes.start;
         let first = self.after(bytes.start);

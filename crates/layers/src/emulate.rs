@@ -322,7 +322,7 @@ impl Messages {
         let (last, _) = *self.under_way.borrow();
         let limit = last.unwrap_or_else(Instant::now).min(Instant::now() + FLUSH) + MOMENT;
         let mut under_way = self.under_way.subscribe();
-        // An error would mean that the sender is gone, but `self` has it.
+        // This cannot fail: `self` holds the sender.
         let _ = tokio::time::timeout_at(limit, under_way.wait_for(|(_, count)| *count == 0)).await;
     }
 }

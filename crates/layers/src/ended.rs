@@ -31,7 +31,7 @@ impl Ended {
     /// Waits until the link has ended.
     pub(crate) async fn wait(&self) {
         let mut ended = self.0.subscribe();
-        // An error would mean that the sender is gone, but `self` has it.
+        // This cannot fail: `self` holds the sender.
         let _ = ended.wait_for(|ended| *ended).await;
     }
 

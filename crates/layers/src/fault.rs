@@ -105,7 +105,7 @@ struct FaultLink {
     ended: Ended,
 }
 
-/// The same chunk with one bit flipped, and with the original's checksum.
+/// The same chunk with one bit flipped, but with the checksum of the original chunk.
 fn damaged(update: &Outgoing, index: usize) -> Result<Outgoing> {
     let chunk = &update.chunks()[index];
     let (_, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;

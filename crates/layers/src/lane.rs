@@ -29,7 +29,7 @@ pub struct Crossing {
     pub twice: bool,
 }
 
-/// What happened to the packets of a frame.
+/// The fate of the packets of a frame.
 #[derive(Default)]
 struct Packets {
     /// Number of packets sent, including retransmissions.

@@ -15,13 +15,13 @@ const FARTHEST: u64 = 8;
 /// The fate of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It arrives.
+    /// The chunk arrives.
     Arrives,
-    /// It arrives with one flipped bit. Its checksum shows that.
+    /// The chunk arrives with one flipped bit, which its checksum shows.
     Damaged,
-    /// It never arrives.
+    /// The chunk never arrives.
     Lost,
-    /// It arrives again, as if the network had duplicated it.
+    /// The chunk arrives again, as if the network had duplicated it.
     Repeated,
 }
 
@@ -30,9 +30,9 @@ pub enum Fate {
 pub struct Step {
     /// Index of the chunk in the update.
     pub chunk: usize,
-    /// Its fate.
+    /// The chunk's fate.
     pub fate: Fate,
-    /// Its delay.
+    /// The chunk's delay.
     pub delay: Duration,
 }
 

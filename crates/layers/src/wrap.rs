@@ -27,7 +27,7 @@ pub trait Layer: Clone + Send + Sync + 'static {
         outer.clone()
     }
 
-    /// What wraps the links of one listener, or all links that connect.
+    /// The layer's state for the links of one listener, or for all links that connect.
     fn links(&self, side: Side) -> Arc<dyn Links>;
 
     /// Wraps a transport: each of its links gets this layer.
@@ -91,7 +91,7 @@ impl<L: Layer> Transport for Wrapped<L> {
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
         let inner = self.inner.listen(address, &self.layer.options(options)).await?;
         let (links, numbers) = (self.layer.links(Side::Accepted), self.numbers[1].clone());
-        // What the layer adds to a chunk must fit as well.
+        // Leave room for the bytes that the layer adds to a chunk.
         let within = Capabilities { max_chunk: inner.max_chunk(), ..self.inner.capabilities() };
         let max_chunk = match within.max_chunk {
             u32::MAX => u32::MAX,

@@ -65,7 +65,7 @@ impl Costs {
         at_rate(bytes.saturating_mul(inputs.into()), self.fold) + at_rate(bytes, self.sums)
     }
 
-    /// How many of the waiting inputs one pass folds.
+    /// Number of the waiting inputs that one pass folds.
     pub fn many(waiting: u32) -> u32 {
         waiting.min(MANY)
     }

@@ -106,7 +106,7 @@ impl Machine {
         Some((work, lasting))
     }
 
-    /// A core has finished. Returns the job that it begins next.
+    /// Notes that a core has finished. Returns the job that it begins next.
     pub fn next(&mut self) -> Option<(Work, Duration)> {
         let next = self.jobs.pop_front();
         self.cores += u32::from(next.is_none());

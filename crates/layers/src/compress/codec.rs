@@ -263,7 +263,7 @@ mod tests {
         super::values(&update).collect()
     }
 
-    /// What a receiver gets of a chunk of an update, after encoding and decoding.
+    /// The values that a receiver gets from a chunk of an update, after encoding and decoding.
     fn sent(format: Format, update: &[u8], chunk: Range) -> Vec<u8> {
         let mut payload = [((chunk.end - chunk.start) as u32).to_le_bytes(), [0; 4]].concat();
         for piece in pieces(chunk) {

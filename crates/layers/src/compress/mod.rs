@@ -153,7 +153,7 @@ impl Batch {
 }
 
 impl CompressedLink {
-    /// The ranges of an update that are not float32. That is all of it if its layout is unknown.
+    /// The ranges of an update that are not float32. If the layout is unknown, these are all of the update.
     fn raw(&self, update: &Outgoing) -> Arc<Ranges> {
         let Some(layout) = update.layout() else { return Arc::new(Ranges::full(u64::MAX)) };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

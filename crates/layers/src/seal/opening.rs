@@ -94,7 +94,7 @@ impl Opening<'_> {
         self.sink.stored(chunk, target, outcome);
     }
 
-    /// The plaintext of the records that were not opened. Counts these records.
+    /// Returns the plaintext of the records that were not opened. Counts these records.
     fn lost(&self, grid: &Grid, opened: &Opened) -> Ranges {
         let lost: Ranges = opened.missing.iter().chain(opened.refused.iter()).collect();
         let records: u64 = lost.iter().map(|range| range.len().div_ceil(grid.record().into())).sum();
@@ -118,7 +118,7 @@ impl Opening<'_> {
     }
 }
 
-/// What is before the records of a chunk.
+/// The bytes in front of a chunk's records.
 struct Preface {
     /// The header of the plain chunk.
     chunk: ChunkHeader,
@@ -130,7 +130,7 @@ struct Preface {
     grid: Grid,
 }
 
-/// The same holes, relative to the first record.
+/// The holes, relative to the first record.
 fn behind_preface(holes: &Ranges) -> Ranges {
     let shift = |at: u64| at.saturating_sub(PREFACE as u64);
     holes.iter().map(|hole| Range::new(shift(hole.start), shift(hole.end))).collect()

@@ -42,7 +42,7 @@ pub struct NodeConfig {
     pub waiting: Waiting,
     /// When the weight of a chunk is known.
     pub weighing: Weighing,
-    /// How many iterations after the current one the node accepts chunks of.
+    /// Number of iterations after the current one of which the node accepts chunks.
     pub ahead: u32,
     /// The fraction of its model that a node sends in an iteration, more than 0; consecutive iterations send
     /// consecutive parts. 1 is the whole model. All nodes must have the same fraction.

@@ -121,7 +121,7 @@ pub(crate) struct Dial<P> {
     received: u64,
     /// Segments retransmitted over all links; `None` if unknown.
     resent: Option<u64>,
-    /// How many of these segments were reported to the server.
+    /// Number of retransmitted segments that were reported to the server.
     counted: u64,
     actions: VecDeque<ClientAction<P>>,
     done: bool,

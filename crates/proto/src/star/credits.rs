@@ -13,7 +13,7 @@ const SLOW: f64 = 4.0;
 /// The places of the staging area: which senders hold one, and which wait for one.
 #[derive(Debug, Clone)]
 pub struct Credits {
-    /// How many places there are.
+    /// Number of places.
     places: usize,
     /// Senders that hold a place.
     holders: BTreeSet<u32>,

@@ -8,7 +8,8 @@ pub enum Fanout {
     /// To all clients at once, in one group send.
     #[default]
     Concurrent,
-    /// To one client after the other: the next one's turn comes when the model was sent to the one before.
+    /// To one client after the other: the next client's turn comes when the model was sent to the previous
+    /// one.
     Sequential,
 }
 

@@ -121,7 +121,7 @@ pub(super) struct Part {
     pub away: Option<Time>,
     /// The random number of the process that was given the task.
     pub instance: Option<u64>,
-    /// The task was offered to that process before.
+    /// The task was already offered to that process.
     pub known: bool,
     /// The task while it is sent to the member.
     pub out: Outgoing,
