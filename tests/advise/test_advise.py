@@ -300,7 +300,9 @@ def test_the_command_without_records_prints_a_plan_alone(tmp_path: Path) -> None
         code, out, err = invoke("--network", "wifi", "--model", "vgg5", *extra)
         assert code == 0
         plan = BenchPlan.loads(out)
-        assert plan.repetitions == fewest_to_prove(pairs_of(len(plan.matrix["transport"])))
+        transports = plan.matrix["transport"]
+        assert isinstance(transports, list)
+        assert plan.repetitions == fewest_to_prove(pairs_of(len(transports)))
         assert ("would measure it" in err) == ("--plan" not in extra)
     code, out, _ = invoke("--network", "wifi", "--model", "vgg5", "--json")
     assert json.loads(out)["nearest"] is None

@@ -25,7 +25,7 @@ from thalweg.advise.values import (
 )
 from thalweg.bench import BenchPlan
 from thalweg.bench import axes as words
-from thalweg.bench.axes import Table
+from thalweg.bench.axes import PlanTable
 from thalweg.plan import Plan
 from thalweg.plan.least import least, update_bytes
 from thalweg.report.numbers import spread
@@ -56,9 +56,9 @@ class Question:
         """Return a plan of the question. Raises PlanError or ModelError if it is invalid."""
         return Plan.of(self.base(), "the question")
 
-    def base(self) -> Table:
+    def base(self) -> PlanTable:
         """Return the table of the plan: it transfers updates of the model's size and trains nothing."""
-        table: Table = {"job": {"clients": self.clients or CLIENTS, "rounds": ROUNDS}}
+        table: PlanTable = {"job": {"clients": self.clients or CLIENTS, "rounds": ROUNDS}}
         words.apply(table, "model", self.model)
         words.apply(table, "network", self.network)
         words.apply(table, "stress", self.stress)

@@ -185,7 +185,7 @@ def _middle(paths: Sequence[Path]) -> Path:
     )
 
 
-def _rest(shape: Shape) -> dict[str, Any]:
+def _rest(shape: Shape) -> dict[str, object]:
     return {key: value for key, value in shape.table().items() if key not in ("rate", "delay", "loss")}
 
 

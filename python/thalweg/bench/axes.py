@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from thalweg.errors import PlanError
 from thalweg.network import inline
 from thalweg.plan import Plan
 from thalweg.transports import registry
+from thalweg.wire import Table
 
 NONE: Final = "none"
 # Key of a table value: the label of the value in tables and plots.
@@ -36,10 +37,11 @@ CASE: Final = "case"
 # The key that the bench itself sets.
 OWN: Final = "record.folder"
 
-Table = dict[str, Any]
+# The table of a plan while axes are set in it.
+PlanTable: TypeAlias = dict[str, object]
 
 
-def flat(matrix: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(matrix: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the axes of a matrix with their values: ``job.clients`` may be a key in quotes, or a key of a table."""
     for name, values in matrix.items():
         if isinstance(values, Mapping):
@@ -48,7 +50,7 @@ def flat(matrix: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + name, values
 
 
-def axes(matrix: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
+def axes(matrix: Table, source: str) -> dict[str, list[Any]]:
     """Return each axis with its values. Raises PlanError for a wrong name, no values, or two values with one label."""
     found: dict[str, list[Any]] = {}
     meant: dict[str, str] = {}
@@ -83,7 +85,7 @@ def _check_name(name: str, source: str) -> None:
         )
 
 
-def apply(table: Table, axis: str, value: Any) -> None:
+def apply(table: PlanTable, axis: str, value: Any) -> None:
     """Set an axis to a value in a plan's table. Raises PlanError for an invalid value."""
     if isinstance(value, Mapping):
         plain = {key: one for key, one in value.items() if key != NAME}
@@ -109,19 +111,20 @@ def shown(value: Any) -> str:
     return "+".join(map(shown, value)) if isinstance(value, list) else str(value)
 
 
-def _put(table: Table, path: str, value: Any) -> None:
+def _put(table: PlanTable, path: str, value: Any) -> None:
     *sections, key = path.split(".")
     for section in sections:
         inner = table.get(section)
         # An app may also be written as text, the short form.
         inner = {"object": inner} if section == "app" and isinstance(inner, str) else inner
         # The plan's own check refuses a section that is not a table.
-        table[section] = dict(inner) if isinstance(inner, Mapping) else {}
-        table = table[section]
+        below: PlanTable = dict(inner) if isinstance(inner, Mapping) else {}
+        table[section] = below
+        table = below
     table[key] = value
 
 
-def _transport(table: Table, value: Any) -> None:
+def _transport(table: PlanTable, value: Any) -> None:
     if not isinstance(value, str):
         raise PlanError(
             f"a transport cannot be {value!r}", "Write it as tcp, or with its own options as grpc,mode=unary"
@@ -132,14 +135,14 @@ def _transport(table: Table, value: Any) -> None:
         _put(table, f"transport.options.{key}", chosen)
 
 
-def _app(table: Table, value: Any) -> None:
+def _app(table: PlanTable, value: Any) -> None:
     if isinstance(value, Mapping):
         table["app"] = dict(value)
     else:
         _put(table, "app.object", value)
 
 
-def _case(table: Table, value: Any) -> None:
+def _case(table: PlanTable, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise PlanError(f"a case cannot be {value!r}", "Write it as a table of a plan's sections, with a name")
     for section, keys in value.items():
@@ -149,7 +152,7 @@ def _case(table: Table, value: Any) -> None:
             apply(table, section, keys)
 
 
-def _network(table: Table, value: Any) -> None:
+def _network(table: PlanTable, value: Any) -> None:
     if isinstance(value, Mapping):
         table["network"] = dict(value)
     elif not isinstance(value, str):
@@ -160,7 +163,7 @@ def _network(table: Table, value: Any) -> None:
         table["network"] = inline.over(_section(table, "network"), value)
 
 
-def _loss(table: Table, value: Any) -> None:
+def _loss(table: PlanTable, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number and not isinstance(value, str):
         raise PlanError(f"a loss cannot be {value!r}", "Give a fraction as 0.01, or text in percent as '1%'")
@@ -169,7 +172,7 @@ def _loss(table: Table, value: Any) -> None:
     table["network"] = inline.over(_section(table, "network"), f"loss={text}")
 
 
-def _stress(table: Table, value: Any) -> None:
+def _stress(table: PlanTable, value: Any) -> None:
     if isinstance(value, Mapping):
         said = dict(value)
     elif isinstance(value, str):
@@ -195,12 +198,12 @@ def _pair(word: str, text: str) -> tuple[str, Any]:
         return key, value
 
 
-def _section(table: Table, name: str) -> Mapping[str, Any]:
+def _section(table: PlanTable, name: str) -> Table:
     section = table.get(name)
     return section if isinstance(section, Mapping) else {}
 
 
-_SPECIAL: Final[Mapping[str, Callable[[Table, Any], None]]] = {
+_SPECIAL: Final[Mapping[str, Callable[[PlanTable, Any], None]]] = {
     "case": _case,
     "app": _app,
     "transport": _transport,

@@ -8,13 +8,14 @@ import random
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from thalweg.bench import axes
 from thalweg.bench.plan import BenchPlan
 from thalweg.errors import DataError, ModelError, PlanError, ThalwegError
 from thalweg.plan import Plan, check_transport
 from thalweg.transports import registry
+from thalweg.wire import Table
 
 MOST: Final = 10_000
 LARGEST_SEED: Final = 2**63
@@ -114,7 +115,7 @@ def _check_base(plan: BenchPlan, source: str) -> None:
         )
 
 
-def _plan(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
+def _plan(base: Table, settings: Table) -> Plan:
     table = deepcopy(dict(base))
     for axis, value in settings.items():
         axes.apply(table, axis, deepcopy(value))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -12,6 +11,7 @@ from thalweg.errors import PlanError
 from thalweg.plan import read
 from thalweg.sections import Seconds, Section, Text, explain, toml
 from thalweg.sections.marks import Words
+from thalweg.wire import Table
 
 
 class BenchPlan(Section):
@@ -29,15 +29,15 @@ class BenchPlan(Section):
     )
     limit: Seconds | None = Field(None, description="seconds after which a run is ended and counts as failed")
     folder: Text = Field("bench", description="folder that gets a new folder for each bench")
-    base: Annotated[dict[str, Any], Words("table")] = Field(
+    base: Annotated[dict[str, object], Words("table")] = Field(
         default_factory=dict, description="a plan, as of `thalweg run`, that all cells share"
     )
-    matrix: Annotated[dict[str, Any], Words("table of lists")] = Field(
+    matrix: Annotated[dict[str, object], Words("table of lists")] = Field(
         default_factory=dict, description="axes: a plan's keys, or short names, each with the values to take"
     )
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], source: str = "the bench plan") -> BenchPlan:
+    def of(cls, table: Table, source: str = "the bench plan") -> BenchPlan:
         """Return the bench plan in a table. ``source`` names it in errors. Raises PlanError."""
         try:
             return cls.model_validate(dict(table))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -11,6 +11,7 @@ from thalweg.errors import PlanError
 from thalweg.network.shape import KEYS, REPLACES
 from thalweg.sections import explain
 from thalweg.sections.network import LinkSection
+from thalweg.wire import Table
 
 NONE: Final = "none"
 _FLAGS: Final = ("clamp", "keep_order", "down")
@@ -22,13 +23,13 @@ _HINT: Final = (
 _REPLACED: Final = frozenset({"profile", "up", "down", *KEYS})
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse(text: str) -> dict[str, object]:
     """Return the keys of [network] in ``text``. Raises PlanError.
 
     The first word may be a profile's name. The others are ``key=value``, or ``up.key=value`` and ``down.key=value`` for
     one direction. A range is written ``low..high``.
     """
-    table: dict[str, Any] = {}
+    table: dict[str, object] = {}
     for number, word in enumerate(part.strip() for part in text.split(",")):
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals and number == 0 and word and word not in KEYS:
@@ -41,7 +42,7 @@ def parse(text: str) -> dict[str, Any]:
     return table
 
 
-def parse_shape(text: str) -> dict[str, Any]:
+def parse_shape(text: str) -> dict[str, object]:
     """Return the keys of a change in ``text``, such as ``loss=5%`` or ``wifi``. Raises PlanError.
 
     Keys of one direction are refused, because a change names its direction beside the link.
@@ -53,7 +54,7 @@ def parse_shape(text: str) -> dict[str, Any]:
     return table
 
 
-def over(table: Mapping[str, Any], text: str) -> dict[str, Any]:
+def over(table: Table, text: str) -> dict[str, object]:
     """Return a plan's [network] with ``text`` merged into it. Raises PlanError.
 
     A profile in ``text`` replaces the table's profile and its keys of links. It leaves topology, single clients,
@@ -69,7 +70,7 @@ def over(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     return _merged(table, override)
 
 
-def _merged(table: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(table: Table, override: Table) -> dict[str, object]:
     """Merge ``override`` into ``table``. A key of both directions replaces the table's keys of one direction."""
     both = {key: value for key, value in override.items() if not isinstance(value, Mapping)}
     merged = {**_without(table, both), **both}
@@ -82,12 +83,12 @@ def _merged(table: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _without(table: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+def _without(table: Table, override: Table) -> dict[str, object]:
     replaced = {other for key in override for other in (key, *REPLACES.get(key, ()))}
     return {key: value for key, value in table.items() if key not in replaced}
 
 
-def _put(table: dict[str, Any], text: str, key: str, value: str) -> None:
+def _put(table: dict[str, object], text: str, key: str, value: str) -> None:
     direction, dot, inner = key.partition(".")
     name = inner if dot else key
     if dot and direction not in _DIRECTIONS:
@@ -98,7 +99,7 @@ def _put(table: dict[str, Any], text: str, key: str, value: str) -> None:
     target[name] = value == "true" if name in _FLAGS and value in ("true", "false") else value
 
 
-def _check(table: Mapping[str, Any], text: str) -> None:
+def _check(table: Table, text: str) -> None:
     try:
         LinkSection.model_validate(dict(table))
     except ValidationError as error:

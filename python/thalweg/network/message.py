@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from thalweg.errors import PlanError
 from thalweg.network.spec import Spec
@@ -28,7 +27,7 @@ def check(network: NetworkSection) -> None:
             )
 
 
-def layers(spec: Spec) -> dict[str, Any]:
+def layers(spec: Spec) -> dict[str, object]:
     """Return the settings of the core's emulate layer for a star.
 
     ``up`` and ``down`` are the most frequent shapes of a client's link. ``clients`` has the clients with other shapes.

@@ -72,7 +72,7 @@ class Shape:
     queue_packets: int | None = None
     down: bool = False
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> dict[str, object]:
         """Return it as a table for the core's JSON."""
         return asdict(self)
 

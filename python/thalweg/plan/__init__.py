@@ -39,6 +39,7 @@ from thalweg.sections import (
 from thalweg.sections.marks import Core, Option
 from thalweg.sections.network import NetworkSection, StressSection
 from thalweg.sections.trees import NodesSection, TreeSection
+from thalweg.wire import Table
 
 __all__ = ["FaultLayer", "Plan", "check_transport"]
 
@@ -137,7 +138,7 @@ class Plan(Section):
         return self
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], source: str = "the plan", *, complete: bool = True) -> Plan:
+    def of(cls, table: Mapping[str, object], source: str = "the plan", *, complete: bool = True) -> Plan:
         """Return the plan in a table of sections. ``source`` names it in errors.
 
         If the table is not ``complete``, options will add further values: each key and value is checked, but not their
@@ -158,7 +159,7 @@ class Plan(Section):
         """Return the plan in the file ``path``; ``complete`` as in ``of``."""
         return cls.of(read(path), str(path), complete=complete)
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Return the values that were given, as a table without defaults."""
         return self.model_dump(exclude_unset=True)
 
@@ -174,7 +175,7 @@ class Plan(Section):
         """Return the whole plan, defaults included, as TOML that loads to an equal plan."""
         return toml.dumps(self.model_dump(exclude_none=True, exclude=self._unused()))
 
-    def _unused(self) -> dict[str, Any]:
+    def _unused(self) -> dict[str, bool | set[str]]:
         """Return the keys that have no meaning in this job, in the form of pydantic's exclude."""
         training = set(TrainingSection.model_fields)
         if self.app is not None:
@@ -268,7 +269,7 @@ class Plan(Section):
         return [f"{key}: {ours.get(key)!r}, {theirs.get(key)!r}" for key in keys if not _may_differ(key)]
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, object]:
     """Read a plan file as a table, without checks. Raises PlanError if it cannot be read."""
     try:
         with path.open("rb") as stream:
@@ -283,7 +284,7 @@ def read(path: Path) -> dict[str, Any]:
         raise PlanError(f"{path} is not text in UTF-8", "Save it as UTF-8") from error
 
 
-def overlay(table: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
+def overlay(table: Table, overrides: Table) -> dict[str, object]:
     """Return ``table`` with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
 
     A network in words, such as ``{"network": "wan,loss=2%"}``, overrides keys of the table's network. Raises PlanError
@@ -299,11 +300,11 @@ def overlay(table: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[s
     return merged
 
 
-def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
+def _copy(table: Table) -> dict[str, object]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
-def _section(table: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+def _section(table: dict[str, object], path: Sequence[str]) -> dict[str, object]:
     """Return the section at ``path``; a missing one is created."""
     for name in path:
         if table.get(name) is None:
@@ -313,7 +314,7 @@ def _section(table: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
     return table
 
 
-def _network_over(table: object, text: str) -> dict[str, Any]:
+def _network_over(table: object, text: str) -> dict[str, object]:
     from thalweg.network import inline
 
     return inline.over(table if isinstance(table, Mapping) else {}, text)
@@ -323,8 +324,8 @@ def _may_differ(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in _MAY_DIFFER)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(table: Table, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, value in table.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat

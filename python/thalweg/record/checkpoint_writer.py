@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.errors import RecordError
 from thalweg.record import stores
@@ -81,7 +81,7 @@ class CheckpointWriter:
             notes, self._notes = self._notes, []
         return notes
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, str | int | None]:
         """Return the facts about checkpoints for the manifest."""
         with self._changed:
             return {

@@ -6,9 +6,10 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from thalweg.errors import PlanError
+from thalweg.wire import Table
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,12 +28,12 @@ def loads(text: str, source: str) -> dict[str, Any]:
     return table
 
 
-def dumps(table: Mapping[str, Any]) -> str:
+def dumps(table: Table) -> str:
     """Write a table of tables and of lists of tables, whose values are bool, int, float, str or lists of these."""
     return "\n".join(_sections((), table)) + "\n"
 
 
-def _sections(path: tuple[str, ...], table: Mapping[str, Any], brackets: str = "[]") -> list[str]:
+def _sections(path: tuple[str, ...], table: Table, brackets: str = "[]") -> list[str]:
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and not _is_tables(value)}
     lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
     if path and (lines or not table or len(brackets) > 2):
@@ -46,7 +47,7 @@ def _sections(path: tuple[str, ...], table: Mapping[str, Any], brackets: str = "
     return lines
 
 
-def _is_tables(value: object) -> bool:
+def _is_tables(value: object) -> TypeGuard[list[Table]]:
     return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
 
 
