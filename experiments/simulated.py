@@ -22,7 +22,7 @@ from thalweg.errors import ThalwegError
 from thalweg.plan import Plan, read
 from thalweg.report.replay import MARGIN
 
-# Said of times whose systems live runs of the study have met, and of others.
+# Notes on simulated times: if live runs of the study confirm them, and if they do not.
 ACCEPTED: Final = "simulated, and accepted: live runs of each system were met within 15 %"
 CAVEAT: Final = "simulated, and not accepted: {why}"
 OUTCOME: Final = "simulated.json"

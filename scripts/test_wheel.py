@@ -19,7 +19,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[1]
 LARGEST: Final = 25_000_000
 SECONDS: Final = 600
-# Files of the package besides Python's.
+# Files of the package that are not Python code.
 DATA: Final = ("thalweg/_core.abi3.so", "thalweg/py.typed", "thalweg/lab/guest/build.sh")
 PAYLOAD: Final = ("--model", "payload:8MiB", "--clients", "4", "--rounds", "3")
 

@@ -36,7 +36,7 @@ def test_every_model_is_measured_here() -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_are_those_of_the_papers(name: str) -> None:
-    with torch.device("meta"):  # shapes without memory
+    with torch.device("meta"):  # shapes alone, without memory for the values
         model = models.build(name)
         logits = model(torch.empty(2, 3, 32, 32))
     state = model.state_dict()

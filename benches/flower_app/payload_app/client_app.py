@@ -1,4 +1,4 @@
-"""Sends back what it is given, without training."""
+"""Sends back the arrays that it receives, without training."""
 
 from __future__ import annotations
 

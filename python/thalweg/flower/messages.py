@@ -77,7 +77,7 @@ class Group:
 
     @property
     def over(self) -> bool:
-        """Whether all its replies have arrived, or cannot arrive any more."""
+        """Whether all replies of the group have arrived, or cannot arrive any more."""
         return not self.tasks
 
 

@@ -45,7 +45,7 @@ class _Answer:
 
     @property
     def counts(self) -> bool:
-        """Whether it is a reply with content, and not an error."""
+        """Whether the reply has content, and is not an error."""
         return self.state in {"whole", "partial"}
 
     @classmethod

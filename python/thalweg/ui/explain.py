@@ -10,7 +10,7 @@ from thalweg.ui import system
 
 USER: Final = 2
 FAILED: Final = 1
-# Exit code if some of several jobs failed.
+# The exit code of a command of which some, but not all, jobs failed.
 SOME_FAILED: Final = 3
 
 _USER_KINDS: Final = ("address", "options", "unsupported", "layout")

@@ -27,7 +27,7 @@ AskOne = Callable[[Request, Node], Received]
 
 
 class Judge:
-    """Checks nodes' parts. It knows whose updates count in this round, and at which node."""
+    """Checks nodes' parts in a round. It keeps which clients' updates count in the round, and at which node."""
 
     def __init__(self, keys: Mapping[str, Any], ask: AskOne) -> None:
         """``keys`` has the root's ``issuer`` or ``token``, and the ``job``.

@@ -43,7 +43,7 @@ FIRST: Final = 0.1
 ROUNDS: Final = 5
 BURSTS: Final = 5
 CLIENTS: Final = 16
-# Passes of more updates than this are left out of the costs.
+# Maximum number of updates of a pass from which the costs are computed.
 PASS: Final = 8
 # After this many steps in a row without a higher measured rate, the clients cannot send faster.
 TRIES: Final = 3
