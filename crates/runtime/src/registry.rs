@@ -22,7 +22,7 @@ pub(crate) mod masking {
     pub struct Proxy(std::convert::Infallible);
 
     impl Proxy {
-        pub async fn open(_: ProxySettings, _: mpsc::Sender<String>) -> Result<Self> {
+        pub async fn open(_: ProxySettings, _: u64, _: mpsc::Sender<String>) -> Result<Self> {
             let context = "built without the feature `unifl`";
             Err(Error::new(ErrorKind::Unsupported, "open the proxy", context)
                 .hint("build with --features unifl"))
