@@ -235,6 +235,10 @@ def layout(path: Path) -> None:
     _core.Layout([("w", "F99", [1])])
 
 
+def config(path: Path) -> None:
+    _core.Lab("{}")
+
+
 def of_round(path: Path) -> None:
     thalweg.run(plan(path, "Diverging"))
 
@@ -389,6 +393,7 @@ CASES = {
     "options": Case(
         core, options, lambda _: ["forward", "--listen", ":0", "--via", "tcp://127.0.0.1:1", "--window", "1"], exit=2
     ),
+    "config": Case(core, config),
     "layout": Case(core, layout, lambda path: run_of(path, "--model", "payload:80000GB"), exit=2),
     "round": Case(core, of_round, lambda path: run_of(path, "--app", f"{APPS}:Diverging")),
     "rejected": Case(core, rejected),
@@ -447,7 +452,7 @@ def subclasses(of: type[errors.ThalwegError]) -> set[type[errors.ThalwegError]]:
 
 
 def test_every_kind_has_a_row_and_a_test() -> None:
-    core_kinds = set(getattr(_core, "ERROR_KINDS", ())) or {k for k, case in CASES.items() if case.of is core}
+    core_kinds = set(_core.error_kinds())
     of_classes = {one.kind for one in subclasses(errors.ThalwegError) if one.__module__ == errors.__name__}
     tested = set(CASES) | set(ELSEWHERE)
     assert core_kinds - tested == set(), "provoke these kinds of the core in CASES"

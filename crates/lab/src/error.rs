@@ -20,19 +20,6 @@ pub enum ErrorKind {
     System,
 }
 
-impl ErrorKind {
-    /// The kind's name, to branch on in other languages.
-    pub fn name(self) -> &'static str {
-        match self {
-            ErrorKind::Config => "config",
-            ErrorKind::Permission => "permission",
-            ErrorKind::Unsupported => "unsupported",
-            ErrorKind::InUse => "inuse",
-            ErrorKind::System => "system",
-        }
-    }
-}
-
 /// An error of a lab. It displays as `operation: cause; hint`.
 #[derive(Debug, Clone, Error)]
 #[error("{operation}: {context}{}", hint.map(|m| format!("; {m}")).unwrap_or_default())]

@@ -49,7 +49,8 @@ impl Arena {
     /// model in the format `format` (f16 or int8).
     fn compress(&self, py: Python<'_>, format: &str) -> PyResult<()> {
         let named = serde_json::from_value::<thalweg_runtime::Format>(format.into());
-        let format = named.map_err(|e| core_error("unsupported", "compress a model", e.to_string()))?;
+        let format = named
+            .map_err(|e| core_error(thalweg_runtime::Kind::Unsupported, "compress a model", e.to_string()))?;
         py.detach(|| {
             let mut claim = self.arena.claim(self.arena.range())?;
             format.round(&self.layout, &mut claim);

@@ -21,13 +21,15 @@ pub struct Client {
 impl Client {
     fn with<T>(&self, f: impl FnOnce(&runtime::Client) -> PyResult<T>) -> PyResult<T> {
         let guard = self.inner.get()?.read().unwrap_or_else(PoisonError::into_inner);
-        f(guard.as_ref().ok_or_else(|| core_error("closed", "", "the client is closed"))?)
+        f(guard
+            .as_ref()
+            .ok_or_else(|| core_error(thalweg_runtime::Kind::Closed, "", "the client is closed"))?)
     }
 
     /// Waits for the next event. Raises a signal's exception if that comes first.
     fn event(&self, py: Python<'_>) -> PyResult<ClientEvent> {
         let event = self.with(|c| waiting(py, |go_on| c.next_event(go_on)))?;
-        event.ok_or_else(|| core_error("interrupted", "", "interrupted"))
+        event.ok_or_else(|| core_error(thalweg_runtime::Kind::Interrupted, "", "interrupted"))
     }
 }
 
@@ -53,8 +55,9 @@ impl Client {
     #[getter]
     fn arena(&self) -> PyResult<Arena> {
         let model = self.with(|c| Ok(c.model()))?;
-        let (arena, layout) =
-            model.ok_or_else(|| core_error("round", "", "not joined yet: call join() first"))?;
+        let (arena, layout) = model.ok_or_else(|| {
+            core_error(thalweg_runtime::Kind::Round, "", "not joined yet: call join() first")
+        })?;
         Ok(Arena { arena, layout: (*layout).clone() })
     }
 
@@ -65,7 +68,11 @@ impl Client {
                 ClientEvent::Joined => return Ok(()),
                 ClientEvent::Finished(outcome) => {
                     finished(outcome)?;
-                    return Err(core_error("refused", "", "the job was over before this client joined"));
+                    return Err(core_error(
+                        thalweg_runtime::Kind::Refused,
+                        "",
+                        "the job was over before this client joined",
+                    ));
                 }
                 ClientEvent::Ready { .. } | ClientEvent::Verdict { .. } => {}
             }
@@ -94,7 +101,7 @@ impl Client {
                 ClientEvent::Verdict { verdict: Verdict::Late, .. } => return Ok("late"),
                 ClientEvent::Verdict { verdict: Verdict::Rejected(reason), .. } => {
                     return Err(core_error(
-                        "rejected",
+                        runtime::Kind::Rejected,
                         "",
                         format!("the server refused the update: {reason}"),
                     ));

@@ -2,10 +2,10 @@
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use thalweg_runtime::Error;
+use thalweg_runtime::{Error, Kind};
 
 /// An error of `kind` in `operation`, which is empty if the caller's own call says it.
-pub(crate) fn core_error(kind: &str, operation: &str, cause: impl Into<String>) -> PyErr {
+pub(crate) fn core_error(kind: Kind, operation: &str, cause: impl Into<String>) -> PyErr {
     raise(Error::new(kind, operation, cause))
 }
 
@@ -13,7 +13,7 @@ pub(crate) fn core_error(kind: &str, operation: &str, cause: impl Into<String>) 
 /// `RuntimeError` with the same text.
 pub(crate) fn raise(error: impl Into<Error>) -> PyErr {
     let error = error.into();
-    let values = (error.cause(), error.advice(), error.kind(), error.operation(), error.may_retry());
+    let values = (error.cause(), error.advice(), error.kind().name(), error.operation(), error.may_retry());
     Python::attach(|py| match py.import("thalweg.errors") {
         Ok(errors) => match errors.getattr("CoreError").and_then(|class| class.call1(values)) {
             Ok(exception) => PyErr::from_value(exception),

@@ -21,7 +21,10 @@ impl Forwarder {
     fn with<T>(&self, f: impl FnOnce(&mut runtime::Forwarder) -> Result<T, runtime::Error>) -> PyResult<T> {
         let mut held = self.held()?;
         let forwarder = held.as_mut().ok_or_else(|| {
-            raise(runtime::Error::new("closed", "forward", "it has been closed").hint("open another one"))
+            raise(
+                runtime::Error::new(runtime::Kind::Closed, "forward", "it has been closed")
+                    .hint("open another one"),
+            )
         })?;
         f(forwarder).map_err(raise)
     }

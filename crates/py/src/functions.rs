@@ -10,13 +10,14 @@ use crate::errors::{core_error, raise};
 use crate::{interruptibly, limit, Signals};
 
 fn pki_error(error: pki::PkiError) -> PyErr {
-    raise(runtime::Error::new("security", "", error.cause()).hint(error.hint()))
+    raise(runtime::Error::new(runtime::Kind::Security, "", error.cause()).hint(error.hint()))
 }
 
 /// Returns all transports of this release, as a JSON list.
 #[pyfunction]
 pub fn transports() -> PyResult<String> {
-    serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", "", e.to_string()))
+    serde_json::to_string(&runtime::registry())
+        .map_err(|e| core_error(thalweg_runtime::Kind::System, "", e.to_string()))
 }
 
 /// Returns the RDMA devices of this machine, as a JSON list. Raises `unsupported` with a hint if there are
@@ -24,7 +25,7 @@ pub fn transports() -> PyResult<String> {
 #[pyfunction]
 pub fn rdma_devices() -> PyResult<String> {
     let devices = runtime::rdma_devices().map_err(raise)?;
-    serde_json::to_string(&devices).map_err(|e| core_error("system", "", e.to_string()))
+    serde_json::to_string(&devices).map_err(|e| core_error(thalweg_runtime::Kind::System, "", e.to_string()))
 }
 
 /// Returns the text as one line of at most `most` bytes, without control and format characters. It is safe to
@@ -68,6 +69,12 @@ pub fn pki_issue(
     let identity =
         authority.issue(name, &hosts, days, role.parse().map_err(pki_error)?).map_err(pki_error)?;
     Ok((identity.certificate, identity.key))
+}
+
+/// Returns the names of all kinds of the core's errors.
+#[pyfunction]
+pub fn error_kinds() -> Vec<&'static str> {
+    runtime::Kind::ALL.map(runtime::Kind::name).into()
 }
 
 /// Returns the names of the roles for which tokens and certificates can be issued.

@@ -5,13 +5,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use thalweg_lab as lab;
-use thalweg_runtime::Error;
+use thalweg_runtime::{Error, Kind};
 
 use crate::errors;
 use crate::owned::Owned;
 
 fn raise(error: lab::Error) -> PyErr {
-    let raised = Error::new(error.kind().name(), error.operation(), error.cause());
+    let kind = match error.kind() {
+        lab::ErrorKind::Config => Kind::Config,
+        lab::ErrorKind::Permission => Kind::Permission,
+        lab::ErrorKind::Unsupported => Kind::Unsupported,
+        lab::ErrorKind::InUse => Kind::InUse,
+        lab::ErrorKind::System => Kind::System,
+    };
+    let raised = Error::new(kind, error.operation(), error.cause());
     errors::raise(match error.advice() {
         Some(hint) => raised.hint(hint),
         None => raised,
@@ -34,7 +41,7 @@ impl Lab {
     ) -> PyResult<T> {
         py.detach(|| self.held().map(|held| held.as_ref().map(ask)))?
             .ok_or_else(|| {
-                errors::raise(Error::new("closed", "lab", "it has been closed").hint("make a new one"))
+                errors::raise(Error::new(Kind::Closed, "lab", "it has been closed").hint("make a new one"))
             })?
             .map_err(raise)
     }

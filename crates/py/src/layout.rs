@@ -1,7 +1,7 @@
 //! The class `Layout`: where each tensor lies in a flat buffer.
 
 use pyo3::prelude::*;
-use thalweg_runtime::Error;
+use thalweg_runtime::{Error, Kind};
 use thalweg_wire::{Dtype, WireError};
 
 use crate::errors::{core_error, raise};
@@ -11,7 +11,7 @@ use crate::errors::{core_error, raise};
 pub struct Layout(pub(crate) thalweg_wire::Layout);
 
 fn layout_error(error: WireError) -> PyErr {
-    core_error("layout", "", error.to_string())
+    core_error(Kind::Layout, "", error.to_string())
 }
 
 #[pymethods]
@@ -26,7 +26,7 @@ impl Layout {
                 let known = Dtype::ALL.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
                 let parsed = Dtype::parse(&dtype).ok_or_else(|| {
                     let cause = format!("tensor {name:?} has dtype {dtype:?}");
-                    raise(Error::new("layout", "", cause).hint(format!("known are {known}")))
+                    raise(Error::new(Kind::Layout, "", cause).hint(format!("known are {known}")))
                 })?;
                 Ok((name, parsed, shape))
             })

@@ -42,8 +42,8 @@ mod _core {
     use crate::forward::Forwarder;
     #[pymodule_export]
     use crate::functions::{
-        build_info, pki_authority, pki_check_forwarded_proof, pki_issue, pki_issuer, pki_roles, pki_secret,
-        pki_token, plain_text, probe_loopback, probe_peer, probe_serve, rdma_devices, transports,
+        build_info, error_kinds, pki_authority, pki_check_forwarded_proof, pki_issue, pki_issuer, pki_roles,
+        pki_secret, pki_token, plain_text, probe_loopback, probe_peer, probe_serve, rdma_devices, transports,
     };
     #[pymodule_export]
     use crate::lab::{enter_namespace, Lab};
@@ -159,6 +159,8 @@ fn interruptibly<T: Send + 'static>(
     });
     signals.raise()?;
     outcome
-        .ok_or_else(|| core_error("system", "the core", "its thread ended without a result"))?
+        .ok_or_else(|| {
+            core_error(thalweg_runtime::Kind::System, "the core", "its thread ended without a result")
+        })?
         .map_err(raise)
 }

@@ -24,7 +24,10 @@ fn upcoming(round: u32, weights: &str, then: Option<&str>) -> PyResult<runtime::
         ))
     };
     let (weights, then) = read().map_err(|e| {
-        raise(runtime::Error::new("round", "read weights", e.to_string()).hint("give {name: weight}"))
+        raise(
+            runtime::Error::new(runtime::Kind::Round, "read weights", e.to_string())
+                .hint("give {name: weight}"),
+        )
     })?;
     Ok(runtime::Upcoming { round, weights, then })
 }
@@ -69,7 +72,7 @@ impl Node {
         then: Option<&str>,
     ) -> PyResult<()> {
         let neighbours: BTreeMap<String, String> = serde_json::from_str(neighbours)
-            .map_err(|e| runtime::Error::new("options", "read neighbours", e.to_string()))
+            .map_err(|e| runtime::Error::new(runtime::Kind::Options, "read neighbours", e.to_string()))
             .map_err(|error| raise(error.hint("give {name: url}")))?;
         let upcoming = weights.map(|weights| upcoming(first, weights, then)).transpose()?;
         let node = self.inner.get()?;

@@ -1,7 +1,7 @@
 //! Wraps objects that only the process that made them may use.
 
 use pyo3::prelude::*;
-use thalweg_runtime::Error;
+use thalweg_runtime::{Error, Kind};
 
 use crate::errors::raise;
 
@@ -27,7 +27,7 @@ impl<T> Owned<T> {
             let cause = format!(
                 "it was made in process {owner} and its threads are there, not in process {here}, which was forked"
             );
-            raise(Error::new("forked", name, cause).hint(
+            raise(Error::new(Kind::Forked, name, cause).hint(
                 "make it in the process that uses it, or start processes by the method \"spawn\"",
             ))
         })

@@ -21,7 +21,10 @@ impl Proxy {
     fn with<T>(&self, f: impl FnOnce(&mut runtime::Proxy) -> Result<T, runtime::Error>) -> PyResult<T> {
         let mut held = self.held()?;
         let proxy = held.as_mut().ok_or_else(|| {
-            raise(runtime::Error::new("closed", "proxy", "it has been closed").hint("open another one"))
+            raise(
+                runtime::Error::new(runtime::Kind::Closed, "proxy", "it has been closed")
+                    .hint("open another one"),
+            )
         })?;
         f(proxy).map_err(raise)
     }

@@ -21,7 +21,9 @@ pub struct Server {
 impl Server {
     fn with<T>(&self, f: impl FnOnce(&runtime::Server) -> PyResult<T>) -> PyResult<T> {
         let guard = self.inner.get()?.read().unwrap_or_else(PoisonError::into_inner);
-        f(guard.as_ref().ok_or_else(|| core_error("closed", "", "the server is closed"))?)
+        f(guard
+            .as_ref()
+            .ok_or_else(|| core_error(thalweg_runtime::Kind::Closed, "", "the server is closed"))?)
     }
 }
 

@@ -202,7 +202,7 @@ impl TaskClient {
     fn event(&self, py: Python<'_>) -> PyResult<TaskEvent> {
         let client = self.inner.get()?;
         let event = waiting(py, |go_on| client.next_event(go_on))?;
-        event.ok_or_else(|| core_error("interrupted", "", "interrupted"))
+        event.ok_or_else(|| core_error(thalweg_runtime::Kind::Interrupted, "", "interrupted"))
     }
 }
 
@@ -223,7 +223,11 @@ impl TaskClient {
         match self.event(py)? {
             TaskEvent::Joined => Ok(()),
             TaskEvent::Finished(Err(why)) => Err(raise(runtime::Error::failed("", why))),
-            _ => Err(core_error("refused", "", "the job was over before this client joined")),
+            _ => Err(core_error(
+                thalweg_runtime::Kind::Refused,
+                "",
+                "the job was over before this client joined",
+            )),
         }
     }
 

@@ -13,11 +13,11 @@ use crate::arena::Arena;
 use crate::errors::{core_error, raise};
 
 fn options(error: impl std::fmt::Display) -> PyErr {
-    core_error("options", "", error.to_string())
+    core_error(thalweg_runtime::Kind::Options, "", error.to_string())
 }
 
 fn impossible(operation: &str, cause: impl Into<String>, hint: impl Into<String>) -> PyErr {
-    raise(thalweg_runtime::Error::new("options", operation, cause).hint(hint))
+    raise(thalweg_runtime::Error::new(thalweg_runtime::Kind::Options, operation, cause).hint(hint))
 }
 
 fn cannot(why: Impossible) -> PyErr {

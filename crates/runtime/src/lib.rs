@@ -25,7 +25,7 @@ mod tensors;
 mod told;
 
 pub use engine::{check_forwarded_proof, GoOn};
-pub use error::Error;
+pub use error::{Error, Kind};
 pub use forward::{ForwardOptions, Forwarder};
 pub use graph::{MixingRule, Node, NodeOptions, Upcoming, WaitRule};
 pub use options::{
@@ -67,6 +67,6 @@ pub fn shared_arena(bytes: u64) -> Result<thalweg_arena::Arena, thalweg_arena::A
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)
-        .map_err(|_| Error::new("system", "draw random bytes", "the system's random source fails"))?;
+        .map_err(|_| Error::new(Kind::System, "draw random bytes", "the system's random source fails"))?;
     Ok(bytes)
 }

@@ -10,7 +10,7 @@ use thalweg_transport::Options;
 use thalweg_wire::control::StandIn;
 
 use crate::star::RepairRule;
-use crate::Error;
+use crate::{Error, Kind};
 
 /// How much of a partly received update is added to the mean.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -312,7 +312,7 @@ impl ServerOptions {
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
-        let bad = |what: &str| Err(Error::new("options", "start server", what));
+        let bad = |what: &str| Err(Error::new(Kind::Options, "start server", what));
         if self.choose.is_some_and(|chosen| chosen == 0 || chosen > self.expected) {
             return bad("choose must be between 1 and the number of clients expected");
         }

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 
 use crate::engine::descriptor_limit;
 use crate::options::{ClientOptions, ServerOptions, DEFAULT_CHUNK};
-use crate::{random, registry, Error};
+use crate::{random, registry, Error, Kind};
 
 /// Maximum number of bytes that one transfer of a probe moves.
 const MOST: u64 = 256 << 20;
@@ -64,11 +64,11 @@ enum Answer {
 }
 
 fn system(what: &str, error: impl std::fmt::Display) -> Error {
-    Error::new("system", "probe", format!("{what}: {error}"))
+    Error::new(Kind::System, "probe", format!("{what}: {error}"))
 }
 
 fn corrupt(what: impl std::fmt::Display) -> Error {
-    Error::new("corrupt", "probe", format!("the peer does not speak the probe's protocol: {what}"))
+    Error::new(Kind::Corrupt, "probe", format!("the peer does not speak the probe's protocol: {what}"))
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Error> {
@@ -133,7 +133,7 @@ fn serve_and(
     let certified = options.transport.tls.as_ref().is_some_and(|tls| tls.require_client);
     if !address.is_local() && !certified {
         let what = "probes are answered beyond loopback only with client certificates: give --pki";
-        return Err(Error::new("security", "serve probes", what));
+        return Err(Error::new(Kind::Security, "serve probes", what));
     }
     let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
     let runtime = runtime()?;
@@ -169,7 +169,8 @@ impl Server {
         let first = link.receive(&NoChunks).await?;
         let origin = Origin::of(&link.peer().address);
         let permit = timeout(self.admission_queue.bounds().timeout, self.probes.acquire(origin));
-        let busy = |_| Error::new("refused", "probe", "as many probes as there may be are answered already");
+        let busy =
+            |_| Error::new(Kind::Refused, "probe", "as many probes as there may be are answered already");
         let _permit = permit.await.map_err(busy)?;
         link.admit();
         let sink = Probed { arena: Arena::new(MOST)?, received: AtomicU64::new(0) };
@@ -198,7 +199,7 @@ impl Server {
             }
             let now = sink.received.load(Ordering::Relaxed);
             if now == before && raws.available_permits() == MOST_STREAMS {
-                return Err(Error::new("timeout", "probe", "the peer asks for nothing"));
+                return Err(Error::new(Kind::Timeout, "probe", "the peer asks for nothing"));
             }
             before = now;
         }
@@ -488,7 +489,7 @@ mod tests {
         run(async {
             let server = server(Duration::ZERO, EVER);
             let (_peer, link) = link(&server, "unauthenticated").await;
-            assert_eq!(server.answer(&link).await.unwrap_err().kind(), "timeout");
+            assert_eq!(server.answer(&link).await.unwrap_err().kind(), Kind::Timeout);
         });
     }
 
@@ -499,7 +500,10 @@ mod tests {
             let (peer, link) = link(&server, "silent").await;
             ask(&peer, &Ask::Echo).await;
             let error = server.answer(&link).await.unwrap_err();
-            assert!(error.kind() == "timeout" && error.to_string().contains("asks for nothing"), "{error}");
+            assert!(
+                error.kind() == Kind::Timeout && error.to_string().contains("asks for nothing"),
+                "{error}"
+            );
             assert_eq!((server.admission_queue.count(), server.probes.in_use()), (0, 0));
         });
     }
@@ -511,7 +515,7 @@ mod tests {
             let _other = server.probes.acquire(Origin::Unknown).await;
             let (peer, link) = link(&server, "busy").await;
             ask(&peer, &Ask::Echo).await;
-            assert_eq!(server.answer(&link).await.unwrap_err().kind(), "refused");
+            assert_eq!(server.answer(&link).await.unwrap_err().kind(), Kind::Refused);
         });
     }
 
@@ -521,7 +525,7 @@ mod tests {
             let server = server(EVER, EVER);
             let raws = Arc::new(Semaphore::new(1));
             server.open_raw(&raws, 1).await.unwrap();
-            assert_eq!(server.open_raw(&raws, 1).await.unwrap_err().kind(), "corrupt");
+            assert_eq!(server.open_raw(&raws, 1).await.unwrap_err().kind(), Kind::Corrupt);
         });
     }
 

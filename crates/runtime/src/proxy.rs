@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 use crate::engine::descriptor_limit;
 use crate::registry::masking;
 use crate::told::{self, UNHEARD};
-use crate::Error;
+use crate::{Error, Kind};
 
 /// How long shutting down may take for a proxy that never served.
 const GRACE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ impl Proxy {
             .thread_name("thalweg-proxy")
             .enable_all()
             .build()
-            .map_err(|e| Error::new("system", START, e.to_string()))?;
+            .map_err(|e| Error::new(Kind::System, START, e.to_string()))?;
         let (sender, events) = mpsc::channel(UNHEARD);
         let proxy = runtime.block_on(masking::Proxy::open(settings, descriptor_limit(), sender))?;
         let listening = proxy.listening().trim_end().to_owned();
@@ -53,7 +53,7 @@ impl Proxy {
     /// # Errors
     /// `closed` at the second call.
     pub fn serve(&mut self, go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
-        let again = || Error::new("closed", "serve the proxy", "it has ended").hint("open another one");
+        let again = || Error::new(Kind::Closed, "serve the proxy", "it has ended").hint("open another one");
         let proxy = self.proxy.take().ok_or_else(again)?;
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(proxy.run(stopped));

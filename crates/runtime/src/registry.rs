@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use thalweg_layers::{Emulate, Fault, Layer, Rate, Throttle};
-use thalweg_transport::{memory::Memory, Address, Capabilities, ErrorKind, Options, Setting, Transport};
+use thalweg_transport::{memory::Memory, Address, Capabilities, Options, Setting, Transport};
 
-use crate::{options::Layers, Error};
+use crate::{options::Layers, Error, Kind};
 
 /// The proxy that masks loss in front of any TCP server.
 #[cfg(feature = "unifl")]
@@ -73,7 +73,7 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Error> {
         }
     };
     let devices =
-        thalweg_rdma::devices().map_err(|error| Error::new("unsupported", "", error.to_string()))?;
+        thalweg_rdma::devices().map_err(|error| Error::new(Kind::Unsupported, "", error.to_string()))?;
     Ok(devices.into_iter().map(described).collect())
 }
 
@@ -83,7 +83,7 @@ pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Error> {
 /// Always: this build lacks the feature `rdma`.
 #[cfg(not(feature = "rdma"))]
 pub fn rdma_devices() -> Result<Vec<RdmaDevice>, Error> {
-    Err(Error::new("unsupported", "list RDMA devices", "built without the feature `rdma`")
+    Err(Error::new(Kind::Unsupported, "list RDMA devices", "built without the feature `rdma`")
         .hint("build with --features rdma"))
 }
 
@@ -197,14 +197,14 @@ pub fn transport_for(
     let transport = found.and_then(|e| e.make.clone()).ok_or_else(|| {
         let why = found.map_or("there is none of that name".into(), |e| e.reason.clone());
         let context = format!("transport {:?}: {why}", address.scheme);
-        Error::new(ErrorKind::Unsupported.name(), "choose transport", context)
+        Error::new(Kind::Unsupported, "choose transport", context)
             .hint(format!("this build has {}", names.join(", ")))
     })?;
     options.own.read(transport.settings())?;
     if address.job.is_some() && !transport.capabilities().broker {
         let context = format!("{address}: only a broker knows jobs by name");
         return Err(
-            Error::new("address", "choose transport", context).hint("leave out what is behind the slash")
+            Error::new(Kind::Address, "choose transport", context).hint("leave out what is behind the slash")
         );
     }
     wrap(transport, wanted, seed)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use thalweg_wire::{Allowance, Layout, Tolerance, WHOLE};
 
 use crate::star::RepairRule;
-use crate::Error;
+use crate::{Error, Kind};
 
 /// How many similar names an error suggests.
 const NEAREST: usize = 3;
@@ -33,14 +33,15 @@ impl RepairRule {
             }
         }
         let allowances: Vec<Allowance> = found.into_values().collect();
-        Tolerance::new(layout, &allowances).map_err(|e| Error::new("options", "start server", e.to_string()))
+        Tolerance::new(layout, &allowances)
+            .map_err(|e| Error::new(Kind::Options, "start server", e.to_string()))
     }
 }
 
 fn millionths(key: &str, pattern: &str, share: f64) -> Result<u32, Error> {
     if !(0.0..=1.0).contains(&share) {
         let said = format!("repair.{key} of {pattern:?} is {share}");
-        return Err(Error::new("options", "start server", said).hint("it is a share from 0 to 1"));
+        return Err(Error::new(Kind::Options, "start server", said).hint("it is a share from 0 to 1"));
     }
     Ok((share * f64::from(WHOLE)) as u32)
 }
@@ -53,7 +54,7 @@ fn called(key: &str, pattern: &str, layout: &Layout) -> Result<Vec<u32>, Error> 
     if found.is_empty() {
         let near = nearest(pattern, layout).join(", ");
         let said = format!("repair.{key} names {pattern:?}, and no tensor is called so");
-        return Err(Error::new("options", "start server", said).hint(format!("the nearest: {near}")));
+        return Err(Error::new(Kind::Options, "start server", said).hint(format!("the nearest: {near}")));
     }
     Ok(found)
 }

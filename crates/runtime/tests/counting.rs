@@ -134,7 +134,7 @@ fn a_round_without_any_update_left_fails_by_name_and_the_model_stays() {
         let tried = client(&server.address(), "tried", json!({}), 3e38, 1 << 30);
         server.wait(1, Some(LIMIT), None);
         let error = round(&server, 1).unwrap_err();
-        assert_eq!(error.kind(), "round");
+        assert_eq!(error.kind(), thalweg_runtime::Kind::Round);
         assert!(error.to_string().contains("tensor \"w\""), "{error}");
         assert!(floats(&model, &layout).iter().all(|&x| x == 7.0), "as it was");
         server.close("done");

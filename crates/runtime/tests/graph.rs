@@ -278,7 +278,7 @@ fn what_differs_is_said_at_both_ends() {
         two.meet(&BTreeMap::from([("a".into(), one.address())]), None).unwrap();
         for node in [&one, &two] {
             let refused = node.gather(1, Some(LIMIT), None).unwrap_err();
-            assert_eq!(refused.kind(), "refused");
+            assert_eq!(refused.kind(), thalweg_runtime::Kind::Refused);
             assert!(refused.to_string().contains(word), "{refused}");
             assert!(node.events().contains("refused"));
         }

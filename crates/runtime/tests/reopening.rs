@@ -21,8 +21,9 @@ fn open(layout: &Layout, address: &str) -> Server {
         match Server::start(Arena::new(layout.bytes()).unwrap(), layout.clone(), address, options) {
             Ok(server) => return server,
             Err(error) => {
-                let moment =
-                    address.starts_with("zmq") && error.kind() == "inuse" && started.elapsed() < LIMIT;
+                let moment = address.starts_with("zmq")
+                    && error.kind() == thalweg_runtime::Kind::InUse
+                    && started.elapsed() < LIMIT;
                 assert!(moment, "{address}: {error}");
                 std::thread::yield_now();
             }

@@ -178,7 +178,10 @@ fn beyond_loopback_somebody_must_be_asked_for_something() {
     let arena = thalweg_arena::Arena::new(layout.bytes()).unwrap();
     let open = thalweg_runtime::Server::start(arena, layout, "tcp://0.0.0.0:0", Default::default());
     let error = open.err().unwrap();
-    assert!(error.kind() == "security" && error.to_string().contains("thalweg pki init"), "{error}");
+    assert!(
+        error.kind() == thalweg_runtime::Kind::Security && error.to_string().contains("thalweg pki init"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn parts_of_what_is_folded_may_be_missing() {
         assert!(lost >= 2, "{address}: {lost} results came in parts");
         let refused =
             server.open(NewTask { missing: Some(vec![1.0]), ..task(None, None, &["a"]) }).err().unwrap();
-        assert_eq!(refused.kind(), "options");
+        assert_eq!(refused.kind(), thalweg_runtime::Kind::Options);
         server.close("done");
         for client in clients {
             assert_eq!(client.join().unwrap(), Ok(3));
@@ -214,14 +214,17 @@ fn a_closed_server_leaves_its_address_though_it_is_still_held() {
 #[test]
 fn what_there_is_not_is_said() {
     let server = server("memory://tasks-none:0");
-    let unknown = |task| server.next_reply(task, Some(LIMIT), None).err().unwrap().kind().to_string();
-    assert_eq!(unknown(9), "task");
+    let unknown = |task| server.next_reply(task, Some(LIMIT), None).err().unwrap().kind();
+    assert_eq!(unknown(9), thalweg_runtime::Kind::Task);
     let number = server.open(task(None, None, &["never"])).unwrap();
     let waited = server.next_reply(number, Some(std::time::Duration::ZERO), None);
-    assert_eq!(waited.err().unwrap().kind(), "timeout");
-    assert_eq!(server.next_reply(number, None, Some(&|| false)).err().unwrap().kind(), "interrupted");
+    assert_eq!(waited.err().unwrap().kind(), thalweg_runtime::Kind::Timeout);
+    assert_eq!(
+        server.next_reply(number, None, Some(&|| false)).err().unwrap().kind(),
+        thalweg_runtime::Kind::Interrupted
+    );
     server.cancel(number);
     assert_eq!(replies(&server, number)[0].state, ReplyState::Cancelled);
     server.release(number);
-    assert_eq!(unknown(number), "task");
+    assert_eq!(unknown(number), thalweg_runtime::Kind::Task);
 }

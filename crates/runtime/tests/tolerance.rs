@@ -103,7 +103,7 @@ fn what_cannot_be_is_refused_before_anybody_can_connect() {
             serde_json::from_value(json!({ "repair": repair, "partial": partial })).unwrap();
         let arena = Arena::new(layout().bytes()).unwrap();
         let refused = Server::start(arena, layout(), "tcp://127.0.0.1:0", options).err().unwrap();
-        assert_eq!(refused.kind(), "options");
+        assert_eq!(refused.kind(), thalweg_runtime::Kind::Options);
         assert!(refused.to_string().contains(expected), "{refused}");
     }
 }

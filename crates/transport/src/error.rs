@@ -9,7 +9,6 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// The kinds of errors that a transport reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum ErrorKind {
     /// The address cannot be used as written, or does not resolve.
     Address,

@@ -9,7 +9,7 @@ use thalweg_proto::{Admission, LinkId};
 use thalweg_transport::{Options, Peer};
 use thalweg_wire::control::{Hello, Nonce, Proof};
 
-use crate::{lock, Error};
+use crate::{lock, Error, Kind};
 
 /// The peer at the other end of each link.
 pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
@@ -75,7 +75,8 @@ impl ForwardedProof {
 
 /// The issuer of tokens that the options name; `None` if they name none.
 fn issuer(issuer: Option<&str>, token: Option<&str>) -> Result<Option<pki::Issuer>, Error> {
-    let bad = |e: pki::PkiError| Error::new("options", "read the issuer of tokens", e.cause()).hint(e.hint());
+    let bad =
+        |e: pki::PkiError| Error::new(Kind::Options, "read the issuer of tokens", e.cause()).hint(e.hint());
     let shared = || token.map(|token| pki::Secret::shared(token).map(|secret| secret.issuer()));
     issuer.map(pki::Issuer::parse).or_else(shared).transpose().map_err(bad)
 }
@@ -91,7 +92,7 @@ pub fn check_forwarded_proof(
     job: u64,
     bytes: &[u8],
 ) -> Result<String, Error> {
-    let refused = |what: &str| Error::new("refused", "check a client's proof", what);
+    let refused = |what: &str| Error::new(Kind::Refused, "check a client's proof", what);
     let issuer = issuer(given, token)?.ok_or_else(|| refused("nothing says who issues tokens"))?;
     let forwarded: ForwardedProof =
         postcard::from_bytes(bytes).map_err(|_| refused("it is not in the form of a proof"))?;
@@ -133,9 +134,8 @@ impl Gate {
             None => {
                 let what = "the address can be reached from other machines, and neither token nor client \
                             certificate is asked for";
-                return Err(
-                    Error::new("security", "start server", what).hint("make both with `thalweg pki init`")
-                );
+                return Err(Error::new(Kind::Security, "start server", what)
+                    .hint("make both with `thalweg pki init`"));
             }
         };
         Ok(Self { rule, role: keys.role, job: keys.job, peers, proofs: None })

@@ -18,7 +18,7 @@ use super::outbox::Outbox;
 use super::task_set::TaskSet;
 use super::{caller_timeout, goes_on, holding, GoOn};
 use crate::options::Layers;
-use crate::{lock, random, registry, ClientOptions, Error};
+use crate::{lock, random, registry, ClientOptions, Error, Kind};
 
 /// How long the farewell may take, and how long the tasks may then take to end.
 pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -169,12 +169,12 @@ impl DialOptions {
     /// # Errors
     /// An error for an impossible name, address, option or token.
     pub fn new(address: &str, name: &str, options: ClientOptions, role: pki::Role) -> Result<Self, Error> {
-        check_name(name).map_err(|why| Error::new("options", "start client", why))?;
+        check_name(name).map_err(|why| Error::new(Kind::Options, "start client", why))?;
         let address = Address::parse(address)?;
         let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
         let layers = Layers { emulate, ..options.layers };
         let transport = registry::transport_for(&address, &options.transport, &layers, options.seed)?;
-        let bad = |e: pki::PkiError| Error::new("options", "read token", e.cause()).hint(e.hint());
+        let bad = |e: pki::PkiError| Error::new(Kind::Options, "read token", e.cause()).hint(e.hint());
         let token =
             options.token.as_deref().map(|text| pki::Token::of(text, role, name)).transpose().map_err(bad)?;
         let instance = u64::from_le_bytes(random()?);

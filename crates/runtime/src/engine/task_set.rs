@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::watch;
 
-use crate::{lock, Error};
+use crate::{lock, Error, Kind};
 
 /// The runtime and the id of the process that made it. After a fork, the child has no thread of the parent's
 /// runtime.
 static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
 fn system(error: &std::io::Error) -> Error {
-    Error::new("system", "start runtime", error.to_string())
+    Error::new(Kind::System, "start runtime", error.to_string())
 }
 
 /// A handle to this process's runtime. The first call makes it.

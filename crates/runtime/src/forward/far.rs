@@ -17,7 +17,7 @@ use super::http2;
 use super::options::ForwardOptions;
 use super::{program, stop};
 use crate::engine::{descriptor_limit, Gate, Keys, Peers, TurnedAway};
-use crate::{lock, registry, Error};
+use crate::{lock, registry, Error, Kind};
 
 /// Maximum number of handshakes with near ends at a time. Beyond that the next one waits.
 const HANDSHAKES: usize = 256;
@@ -36,7 +36,7 @@ struct Shared {
     gate: Gate,
     peers: Peers,
     events: Events,
-    turned_away: Mutex<TurnedAway<String>>,
+    turned_away: Mutex<TurnedAway<Kind>>,
     links: AtomicU64,
     connections: AtomicU64,
 }
@@ -47,7 +47,7 @@ impl Far {
         let to = options.to.clone().unwrap_or_default();
         let port = to.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
         if port.is_none_or(|(host, port)| host.is_empty() || port == 0) {
-            return Err(Error::new("address", "read the target", format!("{to:?} is no target"))
+            return Err(Error::new(Kind::Address, "read the target", format!("{to:?} is no target"))
                 .hint("write it as host:port, such as 127.0.0.1:9000"));
         }
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
@@ -116,7 +116,7 @@ impl Far {
                     Err(error) => {
                         // Reduce the text to plain characters, since it may come from the peer.
                         let why = plain(&error.to_string(), MAX_REASON);
-                        let note = lock(&shared.turned_away).note(error.kind().into(), &why);
+                        let note = lock(&shared.turned_away).note(error.kind(), &why);
                         if let Some(what) = note {
                             shared.events.tell(Event::Note { what }).await;
                         }
@@ -124,7 +124,7 @@ impl Far {
                 }
             });
         }
-        Error::new("closed", "accept", "the far end has ended")
+        Error::new(Kind::Closed, "accept", "the far end has ended")
     }
 }
 

@@ -10,7 +10,7 @@ use thalweg_wire::control::{Challenge, Control, Forward, Hello, Holding, Proof, 
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
 
 use crate::engine::Gate;
-use crate::{random, Error};
+use crate::{random, Error, Kind};
 
 /// How long an end waits for each message of the other.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -39,18 +39,18 @@ pub(crate) struct Ready {
 }
 
 async fn hear(link: &Arc<dyn Link>) -> Result<Control, Error> {
-    let late = |_| Error::new("timeout", SHAKE_HANDS, format!("{} says nothing", link.peer().address));
+    let late = |_| Error::new(Kind::Timeout, SHAKE_HANDS, format!("{} says nothing", link.peer().address));
     let message = tokio::time::timeout(TIMEOUT, link.receive(&NoChunks)).await.map_err(late)??;
-    Control::decode(&message).map_err(|e| Error::new("corrupt", SHAKE_HANDS, e.to_string()))
+    Control::decode(&message).map_err(|e| Error::new(Kind::Corrupt, SHAKE_HANDS, e.to_string()))
 }
 
 async fn say(link: &Arc<dyn Link>, message: &Control) -> Result<(), Error> {
-    let bytes = message.encode().map_err(|e| Error::new("system", SHAKE_HANDS, e.to_string()))?;
+    let bytes = message.encode().map_err(|e| Error::new(Kind::System, SHAKE_HANDS, e.to_string()))?;
     Ok(link.send_control(bytes.into()).await?)
 }
 
 fn other(what: &str) -> Error {
-    Error::new("refused", SHAKE_HANDS, what).hint("give --via the address of a `thalweg forward --to`")
+    Error::new(Kind::Refused, SHAKE_HANDS, what).hint("give --via the address of a `thalweg forward --to`")
 }
 
 /// Does the near end's part of the handshake.
@@ -64,7 +64,7 @@ pub(crate) async fn near(link: &Arc<dyn Link>, who: &Identity) -> Result<Ready, 
     if challenge.versions.0 > VERSIONS.1 || challenge.versions.1 < VERSIONS.0 {
         let (low, high) = challenge.versions;
         let context = format!("the far end speaks session versions {low}..={high}, we {VERSIONS:?}");
-        return Err(Error::new("refused", SHAKE_HANDS, context).hint("use one release"));
+        return Err(Error::new(Kind::Refused, SHAKE_HANDS, context).hint("use one release"));
     }
     say(link, &Control::Hello(hello(link, who, &challenge)?)).await?;
     match hear(link).await? {
@@ -72,7 +72,7 @@ pub(crate) async fn near(link: &Arc<dyn Link>, who: &Identity) -> Result<Ready, 
             let liveness = Duration::from_micros(liveness).max(LEAST_LIVENESS);
             Ok(Ready { window, streams, liveness })
         }
-        Control::Refused { reason, .. } => Err(Error::new("refused", SHAKE_HANDS, reason)),
+        Control::Refused { reason, .. } => Err(Error::new(Kind::Refused, SHAKE_HANDS, reason)),
         _ => Err(other("the other end forwards nothing")),
     }
 }
@@ -140,7 +140,7 @@ pub(crate) async fn far(
         Err((code, reason)) => {
             let reason = plain(&reason, MAX_REASON);
             say(link, &Control::Refused { code, reason: reason.clone() }).await?;
-            Err(Error::new("refused", SHAKE_HANDS, reason))
+            Err(Error::new(Kind::Refused, SHAKE_HANDS, reason))
         }
     }
 }
@@ -181,8 +181,8 @@ mod tests {
         let (near_link, far_link, gate) = ends("forward-names").await;
         let who = Identity { name: "site\x1b[2J".into(), token: None, instance: 1 };
         let (learnt, name) = tokio::join!(near(&near_link, &who), far(&far_link, 1, &gate, READY));
-        assert_eq!(name.unwrap_err().kind(), "refused");
-        assert_eq!(learnt.unwrap_err().kind(), "refused");
+        assert_eq!(name.unwrap_err().kind(), Kind::Refused);
+        assert_eq!(learnt.unwrap_err().kind(), Kind::Refused);
     }
 
     #[tokio::test]

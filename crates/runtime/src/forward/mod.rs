@@ -30,7 +30,7 @@ use self::near::Near;
 pub use self::options::ForwardOptions;
 use crate::engine::TaskSet;
 use crate::told::{self, UNHEARD};
-use crate::Error;
+use crate::{Error, Kind};
 
 /// How long a forwarder's tasks may take to end when it is dropped.
 const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
@@ -86,7 +86,7 @@ impl Forwarder {
     /// # Errors
     /// `closed` at the second call; the reason why a near end cannot forward any more, such as `refused`.
     pub fn serve(&mut self, go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
-        let again = || Error::new("closed", "forward", "it has ended").hint("open another one");
+        let again = || Error::new(Kind::Closed, "forward", "it has ended").hint("open another one");
         let end = self.end.take().ok_or_else(again)?;
         let (stop, stopped) = watch::channel(false);
         let (done, mut outcome) = oneshot::channel();

@@ -18,7 +18,7 @@ use super::http2;
 use super::options::ForwardOptions;
 use super::{program, stop};
 use crate::engine::descriptor_limit;
-use crate::{random, registry, Error};
+use crate::{random, registry, Error, Kind};
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
@@ -62,7 +62,8 @@ impl Way {
                 Ok(dialed) => return Ok(dialed),
                 Err(error) => error,
             };
-            let may_retry = matches!(error.kind(), "unreachable" | "timeout" | "closed" | "corrupt");
+            let may_retry =
+                matches!(error.kind(), Kind::Unreachable | Kind::Timeout | Kind::Closed | Kind::Corrupt);
             if !may_retry || timeout.is_some_and(|timeout| began.elapsed() + wait > timeout) {
                 return Err(error);
             }
@@ -96,7 +97,7 @@ impl Near {
         let via = options.via.as_deref().unwrap_or_default();
         let address = Address::parse(via)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
-        let bad = |e: pki::PkiError| Error::new("options", "read token", e.cause()).hint(e.hint());
+        let bad = |e: pki::PkiError| Error::new(Kind::Options, "read token", e.cause()).hint(e.hint());
         let token = options.token.as_deref();
         let token = token.map(|text| pki::Token::of(text, pki::Role::Forward, &options.name));
         let token = token.transpose().map_err(bad)?;

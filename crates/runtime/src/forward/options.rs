@@ -10,7 +10,7 @@ use thalweg_wire::text::check_name;
 
 use super::http2::Answers;
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
-use crate::Error;
+use crate::{Error, Kind};
 
 /// Largest possible limit on connections.
 const MOST_CONNECTIONS: u32 = 4096;
@@ -71,7 +71,7 @@ pub struct Answer {
 
 impl Answer {
     fn check(&self) -> Result<(), Error> {
-        let bad = |what: &str| Error::new("options", "forward", what);
+        let bad = |what: &str| Error::new(Kind::Options, "forward", what);
         let parts: Vec<&str> = self.method.split('/').collect();
         let named = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         if !matches!(parts[..], ["", service, method] if named(service) && named(method)) {
@@ -122,9 +122,9 @@ impl ForwardOptions {
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
-        let bad = |what: &str| Err(Error::new("options", "forward", what));
+        let bad = |what: &str| Err(Error::new(Kind::Options, "forward", what));
         if self.via.is_some() == self.to.is_some() {
-            return Err(Error::new("options", "forward", "a near end has via, a far end has to")
+            return Err(Error::new(Kind::Options, "forward", "a near end has via, a far end has to")
                 .hint("give one of them"));
         }
         if let Err(why) = check_name(&self.name) {
@@ -219,7 +219,7 @@ mod tests {
             (r#"{"via": "tcp://h:1", "grpc": true, "answers": [{"method": "/a/b", "message": "0"}]}"#, "hex"),
         ] {
             let error = check(text).unwrap_err();
-            assert!(error.kind() == "options" && error.to_string().contains(why), "{text}: {error}");
+            assert!(error.kind() == Kind::Options && error.to_string().contains(why), "{text}: {error}");
         }
     }
 }

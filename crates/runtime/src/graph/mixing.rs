@@ -11,7 +11,7 @@ use thalweg_wire::{Layout, Ranges};
 use super::node::{Node, LOAN_TIMEOUT};
 use super::options::MixingRule;
 use crate::mean::{check_means, take_mean};
-use crate::{lock, Error};
+use crate::{lock, Error, Kind};
 
 #[derive(Default)]
 struct Places {
@@ -153,7 +153,7 @@ impl Node {
         let (exchanges, dropped) = self.shared.tell(|node| (node.mixed(), node.dropped()));
         let weight = mixed.map_err(|reason| {
             let what = format!("iteration {} gives no model: {reason}", mixing.round);
-            Error::new("round", "mix", what)
+            Error::new(Kind::Round, "mix", what)
         })?;
         Ok(self.report(&mixing, &exchanges, dropped, weight, over).to_string())
     }

@@ -19,7 +19,7 @@ use super::options::NodeOptions;
 use super::staging::Stages;
 use crate::engine::{self, goes_on, GoOn, Hub, HubOptions, CALLER_TIMEOUT};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
-use crate::{lock, random, registry, Error};
+use crate::{lock, random, registry, Error, Kind};
 
 /// How long a link may take to release the last model before the node closes it. A peer cannot delay this: a
 /// link releases a model as soon as it is told to. But on a machine under load each of its tasks may need a
@@ -55,11 +55,11 @@ pub struct Node {
 }
 
 pub(super) fn bad(what: impl Into<String>) -> Error {
-    Error::new("options", "start node", what)
+    Error::new(Kind::Options, "start node", what)
 }
 
 pub(super) fn out_of_order(what: impl Into<String>) -> Error {
-    Error::new("round", "run iteration", what)
+    Error::new(Kind::Round, "run iteration", what)
 }
 
 impl Node {
@@ -145,7 +145,7 @@ impl Node {
 
     pub(super) fn open(&self) -> Result<(), Error> {
         if *lock(&self.closed) {
-            return Err(Error::new("closed", "use node", "the node is closed"));
+            return Err(Error::new(Kind::Closed, "use node", "the node is closed"));
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Node {
             .is_none()
         {
             if !goes_on(go_on) {
-                return Err(Error::new("interrupted", "send model", "interrupted"));
+                return Err(Error::new(Kind::Interrupted, "send model", "interrupted"));
             }
         }
         {

@@ -8,7 +8,7 @@ use thalweg_transport::Options;
 use thalweg_wire::control::Alike;
 
 use crate::options::{seconds, Layers, PrecisionRule};
-use crate::{ClientOptions, Error};
+use crate::{ClientOptions, Error, Kind};
 
 /// Maximum number of iterations for which chunks are accepted early. Each takes the memory of a model.
 const MOST_AHEAD: u32 = 16;
@@ -137,7 +137,7 @@ impl NodeOptions {
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
-        let bad = |what: &str| Err(Error::new("options", "start node", what));
+        let bad = |what: &str| Err(Error::new(Kind::Options, "start node", what));
         let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;
         if !self.chunk.is_none_or(possible) {
             return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
@@ -154,7 +154,7 @@ impl NodeOptions {
         }
         if self.deadline.is_some() && matches!(self.wait, WaitRule::All | WaitRule::None) {
             return Err(Error::new(
-                "options",
+                Kind::Options,
                 "start node",
                 "a deadline goes with wait first-chunk or deadline",
             )

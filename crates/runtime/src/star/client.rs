@@ -15,7 +15,7 @@ use super::client_sink::ClientSink;
 use super::repair::mend_model;
 use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
 use crate::options::{seconds, ClientOptions};
-use crate::{lock, shared_arena, Error};
+use crate::{lock, shared_arena, Error, Kind};
 
 /// Events for the application.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,11 +112,11 @@ impl Client {
     /// `round` if that round was not handed out, or the weight or the metrics are impossible; `closed` after
     /// [`Client::close`].
     pub fn submit(&self, round: u32, weight: f64, metrics: String) -> Result<(), Error> {
-        let closed = || Error::new("closed", "submit", "the client is closed");
+        let closed = || Error::new(Kind::Closed, "submit", "the client is closed");
         let dialer = self.dialer.as_ref().ok_or_else(closed)?;
         let outcome = lock(&dialer.machine).submit(round, weight, metrics);
         dialer.wake();
-        outcome.map_err(|e| Error::new("round", "submit", e))
+        outcome.map_err(|e| Error::new(Kind::Round, "submit", e))
     }
 
     /// Bytes sent and received so far on the current connection.

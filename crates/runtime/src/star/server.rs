@@ -19,7 +19,7 @@ use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
 use crate::engine::{hub_machine, ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_TIMEOUT};
 use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
-use crate::{lock, registry, Error};
+use crate::{lock, registry, Error, Kind};
 
 /// How long a cancelled sender may keep the loan of the model before its link is closed.
 const LOAN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -106,7 +106,7 @@ impl Server {
 
     /// The hub, or an error if the server is closed.
     fn hub(&self) -> Result<&Arc<StarHub>, Error> {
-        self.hub.as_ref().ok_or_else(|| Error::new("closed", "use server", "the server is closed"))
+        self.hub.as_ref().ok_or_else(|| Error::new(Kind::Closed, "use server", "the server is closed"))
     }
 
     /// The address at which the server listens, with the port that the system chose.
@@ -165,7 +165,7 @@ impl Server {
         *lock(&hub.policy.outcome) = None;
         hub.noted(|notes| notes.begin_round());
         let started = lock(&hub.machine).start_round(hub.now(), plan);
-        started.map_err(|e| Error::new("round", "start round", e))?;
+        started.map_err(|e| Error::new(Kind::Round, "start round", e))?;
         hub.wake();
         let mut next = Instant::now();
         loop {
@@ -184,7 +184,7 @@ impl Server {
             let progress = lock(&hub.machine).progress_report();
             if !go_on(&progress_json(&progress)) {
                 return Err(Error::new(
-                    "interrupted",
+                    Kind::Interrupted,
                     "run round",
                     format!("round {number} was interrupted"),
                 ));
@@ -330,7 +330,7 @@ fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Resu
 #[cfg(not(target_os = "linux"))]
 pub(super) fn no_workers() -> Error {
     Error::new(
-        "unsupported",
+        Kind::Unsupported,
         "start workers",
         "workers share memory as Linux alone does: take aggregation.shape = star",
     )
@@ -376,13 +376,13 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     }
     if let Some(reason) = &outcome.failure {
         _ = star.reducer.close(None);
-        return Err(Error::new("round", "run round", reason.clone()));
+        return Err(Error::new(Kind::Round, "run round", reason.clone()));
     }
     let summary = star.reducer.close(Some(&mut || claim_model(hub))).map_err(|error| match error {
         NoMean::Model(error) => error,
         NoMean::Sums(reason) => {
             let said = format!("round {} gives no model: {reason}", outcome.round);
-            Error::new("round", "take the mean", said)
+            Error::new(Kind::Round, "take the mean", said)
         }
     })?;
     let fold = json!({

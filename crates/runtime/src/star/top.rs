@@ -11,7 +11,7 @@ use thalweg_wire::{Dtype, Layout, Range};
 use super::mending::Mending;
 use super::reduce::NoMean;
 use crate::options::{PrecisionRule, ServerOptions};
-use crate::Error;
+use crate::{Error, Kind};
 
 /// How long a loan of the model may last after each receiver has the model or was given up.
 const LOAN_TIMEOUT: Duration = Duration::from_secs(6);
@@ -33,7 +33,7 @@ impl SumsOfRound {
     /// # Errors
     /// `round` if there is no such part.
     pub fn cut(&self, of: &Layout, part: Range) -> Result<Self, Error> {
-        let bad = |error: FoldError| Error::new("round", "cut sums", error.to_string());
+        let bad = |error: FoldError| Error::new(Kind::Round, "cut sums", error.to_string());
         let head = SumsHead::decode(&self.head).map_err(bad)?;
         let cells = self.cells.lend(Range::new(0, head.cells().min(self.cells.len())))?;
         let (head, place) = Accumulator::cut_sums(of, &head, &cells, part).map_err(bad)?;
@@ -66,7 +66,7 @@ pub(super) fn room_for(
 /// Memory of `bytes` bytes, with the layout of one tensor.
 fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
     let told = Layout::pack([("sums", Dtype::U8, vec![bytes])]);
-    let told = told.map_err(|error| Error::new("layout", "export sums", error.to_string()))?;
+    let told = told.map_err(|error| Error::new(Kind::Layout, "export sums", error.to_string()))?;
     Ok((Arc::new(told), Arena::new(bytes)?))
 }
 
@@ -127,14 +127,15 @@ impl Top {
         let mending = Mending::new(layout.clone(), model.clone(), options);
         if part.is_some() && mending.reorders() {
             return Err(Error::new(
-                "options",
+                Kind::Options,
                 "be the top of a part",
                 "updates that are spread have no parts",
             ));
         }
         let part = part.unwrap_or(Range::new(0, layout.bytes()));
         let sums = Accumulator::of_part(layout, options.precision.into(), part);
-        let sums = sums.map_err(|error| Error::new("options", "be the top of a part", error.to_string()))?;
+        let sums =
+            sums.map_err(|error| Error::new(Kind::Options, "be the top of a part", error.to_string()))?;
         Ok(Self { sums, mending, model })
     }
 
@@ -143,7 +144,7 @@ impl Top {
     /// # Errors
     /// `round` if the sums exceed the statement, are of other updates, or are damaged.
     pub fn merge(&self, head: &[u8], cells: &Arena, stated: Statement) -> Result<(), Error> {
-        let bad = |reason: String| Error::new("round", "merge sums", reason);
+        let bad = |reason: String| Error::new(Kind::Round, "merge sums", reason);
         let head = SumsHead::decode(head).map_err(|error| bad(error.to_string()))?;
         stated.check(&head).map_err(bad)?;
         // The arena may be longer than the sums in it.
@@ -162,7 +163,7 @@ impl Top {
         self.sums.reset();
         let summary = summary.map_err(|error| match error {
             NoMean::Model(error) => error,
-            NoMean::Sums(reason) => Error::new("round", "take the mean", reason),
+            NoMean::Sums(reason) => Error::new(Kind::Round, "take the mean", reason),
         })?;
         Ok(json!({ "uncovered_bytes": summary.uncovered_bytes }).to_string())
     }

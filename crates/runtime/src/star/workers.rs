@@ -24,7 +24,7 @@ use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writ
 use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::nothing;
 use crate::options::{DataPlaneRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions};
-use crate::{lock, random, Error};
+use crate::{lock, random, Error, Kind};
 
 /// A worker that owes an answer for this long is replaced. Its longest task is one pass over eight updates.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -55,7 +55,7 @@ impl Workers {
         options: &ServerOptions,
         workers: &WorkerOptions,
     ) -> Result<Self, Error> {
-        let memory = |error: String| Error::new("memory", "start workers", error);
+        let memory = |error: String| Error::new(Kind::Memory, "start workers", error);
         let places = options.places(layout.bytes());
         // Use twice as many slots as places: while updates arrive in one half, the updates in the other half
         // are already folded and wait for a commit.
@@ -229,7 +229,7 @@ impl Reducer for Workers {
 fn routes(rule: RouteRule) -> Result<(Option<NodeRoutes>, String), Error> {
     match (rule, (rule != RouteRule::Node).then(NodeRoutes::open)) {
         (RouteRule::Auto, Some(Err(why))) => Ok((None, why)),
-        (_, Some(Err(why))) => Err(Error::new("unsupported", "route notes inside the kernel", why)
+        (_, Some(Err(why))) => Err(Error::new(Kind::Unsupported, "route notes inside the kernel", why)
             .hint("take tree.routes = \"node\" (--routes node)")),
         (RouteRule::Auto, Some(Ok(routes))) => Ok((Some(routes), "the kernel can".into())),
         (_, opened) => Ok((opened.and_then(Result::ok), "asked for".into())),
@@ -301,8 +301,8 @@ fn percentile(rising: &[u64], percent: usize) -> Option<f64> {
 /// # Errors
 /// The reason why this process cannot be a worker.
 pub fn work() -> Result<(), Error> {
-    let socket = input().map_err(|e| Error::new("system", "start worker", e.to_string()))?;
-    thalweg_workers::work(socket).map_err(|reason| Error::new("system", "work", reason))
+    let socket = input().map_err(|e| Error::new(Kind::System, "start worker", e.to_string()))?;
+    thalweg_workers::work(socket).map_err(|reason| Error::new(Kind::System, "work", reason))
 }
 
 /// In a template process: waits for the node's request for a worker, on the socket that is this process's
@@ -315,7 +315,7 @@ pub fn asked() -> Result<Option<i32>, Error> {
     let heard = input().and_then(|socket| thalweg_workers::asked(&socket));
     heard
         .map(|end| end.map(IntoRawFd::into_raw_fd))
-        .map_err(|e| Error::new("system", "wait for a node's request", e.to_string()))
+        .map_err(|e| Error::new(Kind::System, "wait for a node's request", e.to_string()))
 }
 
 /// In a template process: reports the child that was forked for a request, by its process id. The template
@@ -325,7 +325,7 @@ pub fn asked() -> Result<Option<i32>, Error> {
 /// `system`, with the system's error.
 pub fn forked(process: u32) -> Result<(), Error> {
     let told = input().and_then(|socket| thalweg_workers::forked(&socket, process));
-    told.map_err(|e| Error::new("system", "tell of a worker", e.to_string()))
+    told.map_err(|e| Error::new(Kind::System, "tell of a worker", e.to_string()))
 }
 
 /// A duplicate of this process's standard input.
@@ -342,7 +342,7 @@ pub fn hop(most: u64) -> Result<(), Error> {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
     let ends = input.and_then(|one| Ok((one, std::io::stdout().as_fd().try_clone_to_owned()?)));
     let passed = ends.and_then(|(one, other)| thalweg_workers::hop(one, other, most));
-    passed.map_err(|e| Error::new("system", "hop", e.to_string()))
+    passed.map_err(|e| Error::new(Kind::System, "hop", e.to_string()))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::sinks::TaskSink;
 use super::who;
 use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch};
 use crate::options::{seconds, ClientOptions};
-use crate::{lock, Error};
+use crate::{lock, Error, Kind};
 
 /// Maximum number of bytes of one task.
 const MAX_TASK: u64 = 64 << 30;
@@ -128,7 +128,7 @@ impl TaskClient {
                 Some(before) => _ = answers.insert(task, before),
                 None => _ = answers.remove(&task),
             }
-            Error::new("task", "answer task", reason)
+            Error::new(Kind::Task, "answer task", reason)
         })
     }
 
@@ -140,7 +140,7 @@ impl TaskClient {
         let dialer = &self.dialer;
         let outcome = lock(&dialer.machine).refuse(task, reason);
         dialer.wake();
-        outcome.map_err(|reason| Error::new("task", "refuse task", reason))
+        outcome.map_err(|reason| Error::new(Kind::Task, "refuse task", reason))
     }
 
     /// Leaves for good. A caller that waits for an event gets [`TaskEvent::Finished`]. Idempotent.

@@ -11,7 +11,7 @@ use super::server::TaskHub;
 use super::store::{Kept, Verdict};
 use crate::engine::CHUNK_TIMEOUT;
 use crate::mean::{check_means, take_mean};
-use crate::{lock, Error};
+use crate::{lock, Error, Kind};
 
 /// Sums of a released task, which the next task with the same layout of results reuses.
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl SpareSums {
 /// # Errors
 /// `options` if a fraction is not from 0 to 1, or the number of fractions is wrong.
 pub(super) fn tolerance(fold: &Layout, shares: &[f64], sent: &Layout) -> Result<Tolerance, Error> {
-    let bad = |why: String| Error::new("options", "open task", why);
+    let bad = |why: String| Error::new(Kind::Options, "open task", why);
     if shares.len() != fold.tensors().len() {
         let (given, tensors) = (shares.len(), fold.tensors().len());
         return Err(bad(format!("{given} shares say what may be missing of {tensors} tensors")));
@@ -144,7 +144,7 @@ pub(super) fn without_bytes(layout: &Layout) -> Option<Arena> {
 /// # Errors
 /// `task` if nothing was folded, or a mean is not finite.
 pub(super) fn mean(sums: &Accumulator, sent: Option<&(Arena, Arc<Layout>)>) -> Result<Arena, Error> {
-    let no_mean = |reason: String| Error::new("task", "take the mean", reason);
+    let no_mean = |reason: String| Error::new(Kind::Task, "take the mean", reason);
     let layout = sums.layout();
     let covered: Ranges =
         sums.weights().map_err(|e| no_mean(e.to_string()))?.into_iter().map(|(range, _)| range).collect();

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use thalweg_transport::Options;
 
 use crate::options::{Layers, PrecisionRule};
-use crate::Error;
+use crate::{Error, Kind};
 
 /// Options of a server of tasks.
 #[derive(Debug, Clone, Deserialize)]
@@ -80,7 +80,7 @@ impl TaskServerOptions {
     /// # Errors
     /// `options`, with the option that is impossible and its possible values.
     pub fn check(&self) -> Result<(), Error> {
-        let bad = |what: &str| Err(Error::new("options", "start task server", what));
+        let bad = |what: &str| Err(Error::new(Kind::Options, "start task server", what));
         let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;
         if !self.chunk.is_none_or(possible) {
             return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");

@@ -22,7 +22,7 @@ use super::who;
 use crate::engine::{caller_timeout, goes_on, hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
-use crate::{lock, registry, Error};
+use crate::{lock, registry, Error, Kind};
 
 /// Maximum number of members that a job may ever have.
 const MAX_MEMBERS: u32 = 1 << 16;
@@ -59,7 +59,7 @@ impl NewTask {
     fn tolerance(&self) -> Result<Option<Arc<Tolerance>>, Error> {
         let Some(shares) = &self.missing else { return Ok(None) };
         let needs =
-            || Error::new("options", "open task", "only of results that are folded may parts be missing");
+            || Error::new(Kind::Options, "open task", "only of results that are folded may parts be missing");
         let fold = self.fold.as_ref().ok_or_else(needs)?;
         let sent = self.tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
         folding::tolerance(fold, shares, &sent).map(|rule| Some(Arc::new(rule)))
@@ -207,7 +207,7 @@ impl TaskServer {
     pub fn open(&self, task: NewTask) -> Result<u32, Error> {
         let hub = &self.hub;
         if task.deadline.is_some_and(|within| Duration::try_from_secs_f64(within).is_err()) {
-            return Err(Error::new("options", "open task", "a deadline is seconds, not negative"));
+            return Err(Error::new(Kind::Options, "open task", "a deadline is seconds, not negative"));
         }
         let layout = task.tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
         let missing = task.tolerance()?;
@@ -229,7 +229,7 @@ impl TaskServer {
         // Hold this lock while the machine learns of the task: the driver looks the task up here at once.
         let mut open = lock(&hub.policy.open);
         let number = lock(&hub.machine).open(hub.now(), plan);
-        let number = number.map_err(|reason| Error::new("task", "open task", reason))?;
+        let number = number.map_err(|reason| Error::new(Kind::Task, "open task", reason))?;
         let (replies, closed, released) = (VecDeque::new(), false, false);
         let (tensors, judge) = (task.tensors, task.judge);
         open.insert(number, Open { tensors, fold: sums, judge, holed, replies, closed, released });
@@ -267,10 +267,14 @@ impl TaskServer {
             }
             if deadline.is_some_and(|at| Instant::now() >= at) {
                 let waited = limit.unwrap_or_default().as_secs_f64();
-                return Err(Error::new("timeout", "wait for reply", format!("none came within {waited} s")));
+                return Err(Error::new(
+                    Kind::Timeout,
+                    "wait for reply",
+                    format!("none came within {waited} s"),
+                ));
             }
             if !goes_on(go_on) {
-                return Err(Error::new("interrupted", "wait for reply", "interrupted"));
+                return Err(Error::new(Kind::Interrupted, "wait for reply", "interrupted"));
             }
         }
     }
@@ -282,7 +286,7 @@ impl TaskServer {
     /// `task` if the task does not fold, is still open, or no result was folded.
     pub fn mean(&self, task: u32) -> Result<(Arena, Arc<Layout>), Error> {
         let hub = &self.hub;
-        let no_mean = |reason: String| Error::new("task", "take the mean", reason);
+        let no_mean = |reason: String| Error::new(Kind::Task, "take the mean", reason);
         let (sums, sent) = {
             let open = lock(&hub.policy.open);
             let open = open.get(&task).ok_or_else(|| unknown(task))?;
@@ -341,7 +345,11 @@ fn next_action(hub: &TaskHub) -> Option<Action<TaskAction>> {
 }
 
 fn unknown(task: u32) -> Error {
-    Error::new("task", "find task", format!("there is no task {task}: it was never sent, or was released"))
+    Error::new(
+        Kind::Task,
+        "find task",
+        format!("there is no task {task}: it was never sent, or was released"),
+    )
 }
 
 fn told(reply: Reply, kept: Option<Kept>, folds: bool) -> TaskReply {
