@@ -30,6 +30,7 @@ class Service:
 
     def __init__(self) -> None:
         self.produced = 0
+        self.waiting = threading.Event()
         self.cancelled = threading.Event()
         self.release = threading.Event()
         self.pushed: list[bytes] = []
@@ -65,7 +66,10 @@ class Service:
 
     def wait(self, _request: bytes, context: Any) -> bytes:
         """Wait until the caller gives up."""
-        context.add_callback(self.cancelled.set)
+        # A call that was cancelled before takes no callback.
+        if not context.add_callback(self.cancelled.set):
+            self.cancelled.set()
+        self.waiting.set()
         self.cancelled.wait(LIMIT)
         return b""
 
@@ -196,7 +200,9 @@ def test_errors_come_with_their_code_and_words(channel: Any) -> None:
 
 def test_a_cancelled_call_is_cancelled_at_the_server(path: Route, channel: Any) -> None:
     path.service.cancelled.clear()
+    path.service.waiting.clear()
     call = channel.unary_unary("/test.Shapes/wait").future(b"")
+    assert path.service.waiting.wait(LIMIT)
     assert channel.unary_unary("/test.Shapes/one")(b"ab", timeout=LIMIT) == b"ba"
     call.cancel()
     assert path.service.cancelled.wait(LIMIT)
