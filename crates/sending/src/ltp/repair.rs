@@ -84,8 +84,8 @@ impl Blocks {
         Self { share: share.clamp(0.0, 1.0), ..Self::default() }
     }
 
-    /// Sets the path loss. If it is high, a block gets repair packets in proportion to it, whatever the
-    /// configured share is. They are sent when there is nothing else to send, and on such a path a
+    /// Sets the path loss. If it is high, it decides how many repair packets a block gets, unless the configured
+    /// share asks for more. They are sent when there is nothing else to send, and on such a path a
     /// retransmission would probably be lost again.
     pub(super) fn expect(&mut self, loss: f64) {
         self.loss = if loss < LOSSY { 0.0 } else { loss };

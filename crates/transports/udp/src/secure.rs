@@ -67,7 +67,7 @@ pub(crate) enum End {
     Listening,
 }
 
-/// The keys of one socket pair, for both directions.
+/// The keys of one socket, for both directions.
 pub(crate) struct Seal {
     sealer: Sealer,
     opener: Mutex<Opener>,
