@@ -20,10 +20,10 @@ pub enum Kind {
     Corrupt,
     /// The object was made in another process, of which this one is a fork.
     Forked,
-    /// Another listener has the address, or another lab the name.
-    InUse,
     /// A signal ended the call.
     Interrupted,
+    /// Another listener has the address, or another lab the name.
+    InUse,
     /// Names, types or shapes of tensors cannot be used.
     Layout,
     /// No memory is left, or memory was asked for that is in use.
@@ -61,8 +61,8 @@ impl Kind {
         Self::Config,
         Self::Corrupt,
         Self::Forked,
-        Self::InUse,
         Self::Interrupted,
+        Self::InUse,
         Self::Layout,
         Self::Memory,
         Self::Options,
@@ -87,8 +87,8 @@ impl Kind {
             Self::Config => "config",
             Self::Corrupt => "corrupt",
             Self::Forked => "forked",
-            Self::InUse => "inuse",
             Self::Interrupted => "interrupted",
+            Self::InUse => "inuse",
             Self::Layout => "layout",
             Self::Memory => "memory",
             Self::Options => "options",
