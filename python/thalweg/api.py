@@ -24,6 +24,7 @@ from thalweg.errors import PlanError, leaving
 from thalweg.job.common.parties import CLIENTS, SERVER, evaluators
 from thalweg.job.star.attendance import Attendance
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.outcome import ClientRound, Outcome
 from thalweg.tensors.binding import bind
 from thalweg.tensors.watching import Watch
 
@@ -62,12 +63,12 @@ class Round:
 
     number: int
     metrics: Metrics
-    outcome: Mapping[str, Any]
+    outcome: Outcome
 
     @property
     def complete(self) -> bool:
         """Whether the mean includes every client that was expected."""
-        return bool(self.outcome["complete"])
+        return self.outcome["complete"]
 
     @property
     def participants(self) -> list[str]:
@@ -78,7 +79,7 @@ class Round:
     def absent(self) -> dict[str, str]:
         """Clients that take part in this round but are not in the mean, each with the reason."""
         parts = self.outcome["participants"]
-        return {part["client"]: part["reason"] for part in parts if part["state"] not in ("whole", "partial")}
+        return {part["client"]: part["reason"] or "" for part in parts if part["state"] not in ("whole", "partial")}
 
 
 class Server:
@@ -190,7 +191,7 @@ class Server:
                     warned.add((name, reason))
                     _log.warning("waiting for %d of %d clients; %s: %s", wanted - here, wanted, name, reason)
 
-    def round(self, config: Mapping[str, object] | None = None) -> Mapping[str, Any]:
+    def round(self, config: Mapping[str, object] | None = None) -> Outcome:
         """Run the next round and return the core's outcome; ``config`` reaches every ``train``.
 
         Clients start from the values that ``model`` has now. Afterwards ``model`` has the mean of their updates. Raises
@@ -230,7 +231,7 @@ class Server:
         metrics = {} if data is None else self.evaluate(data)
         if self._recording is not None:
             self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None)
-        return Round(int(outcome["round"]), metrics | of_clients(outcome), outcome)
+        return Round(outcome["round"], metrics | of_clients(outcome), outcome)
 
     def _tell(self, notes: Sequence[str]) -> None:
         """Log each note, and write it to the log of the record."""
@@ -312,7 +313,7 @@ class Client:
         self.model, self.arena = self._bound.model, self._bound.arena
         self._core = _core.Client(url, name, json.dumps(options), self.arena.core)
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> list[ClientRound]:
         """Take part until the job is done; return ``{"round", "samples", "status"}`` of each round.
 
         Raises CoreError if the server is gone for good or refuses the client. Also raises any exception of the

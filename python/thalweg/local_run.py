@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from thalweg.errors import PlanError
 
 if TYPE_CHECKING:
+    from thalweg.outcome import Entry, GraphSummary, Summary
     from thalweg.plan import Plan
     from thalweg.record import RunRecord
 
 _log = logging.getLogger("thalweg")
-_METRICS: Final = ("accuracy", "loss", "client_accuracy", "client_loss")
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,11 @@ class RunResult:
     """
 
     record: Path
-    summary: Mapping[str, Any]
+    summary: Summary | GraphSummary
     _rounds: RunRecord
 
     @property
-    def rounds(self) -> list[Mapping[str, Any]]:
+    def rounds(self) -> list[Entry]:
         """The record's entry of each round (of a graph: of each iteration), in order, read anew from the record.
 
         Times are in seconds, sizes in bytes. Raises RecordError.
@@ -47,7 +46,13 @@ class RunResult:
         """
         found: dict[str, float] = {}
         for entry in self._rounds.rounds():
-            found |= {key: value for key in _METRICS if (value := entry.get(key)) is not None}
+            last = {
+                "accuracy": entry.get("accuracy"),
+                "loss": entry.get("loss"),
+                "client_accuracy": entry.get("client_accuracy"),
+                "client_loss": entry.get("client_loss"),
+            }
+            found |= {key: value for key, value in last.items() if value is not None}
         return found
 
 
@@ -92,7 +97,7 @@ class _Logged:
     def observe(self, state: str) -> None:
         """Ignore the state of single clients."""
 
-    def end(self, entry: Mapping[str, Any]) -> None:
+    def end(self, entry: Entry) -> None:
         from thalweg.ui.progress import iteration_line, round_line
 
         _log.info("%s", (iteration_line if "nodes" in entry else round_line)(entry, self._total))

@@ -22,6 +22,7 @@ from thalweg.job.graph.iterations import Turns, iterate
 from thalweg.job.graph.peer import peer_of_app
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tensors.binding import bind
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.graph.iterations import Iteration
@@ -176,7 +177,7 @@ class Node:
         peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
         last = self.number + rounds
 
-        def config(number: int) -> dict[str, Any]:
+        def config(number: int) -> Table:
             return {"round": number, "rounds": last, "node": self.name, "seed": self.seed}
 
         for done in iterate(

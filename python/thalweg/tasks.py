@@ -21,6 +21,7 @@ from thalweg import _core, bounded_json
 from thalweg.apps.values import encoded
 from thalweg.bounded_json import JsonError
 from thalweg.errors import PlanError, leaving
+from thalweg.outcome import Transfer
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.named import NOTHING, Named, Received, Tensors
 
@@ -49,7 +50,7 @@ class Reply:
     #: Fraction of the result's tensors that arrived, 0 to 1. It is below 1 only if ``missing`` allows that.
     coverage: float
     #: The transfers of the task and of its result, as described in docs/reference/outcome.md.
-    transfers: list[dict[str, Any]] = field(repr=False)
+    transfers: list[Transfer] = field(repr=False)
 
     @property
     def done(self) -> bool:
@@ -148,7 +149,7 @@ class TaskServer:
         max_result: int = 8 << 30,
         spill: Path | str | None = None,
         deterministic: bool = False,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, str | int | float | bool] | None = None,
         record: Path | str | None = None,
     ) -> None:
         """Listen at ``listen``; members connect with ``TaskClient``.
@@ -217,7 +218,7 @@ class TaskServer:
     def send(
         self,
         head: Any,
-        tensors: Mapping[str, Any] | None = None,
+        tensors: Named | None = None,
         *,
         to: str | Sequence[str] | None = None,
         deadline: float | None = None,
@@ -345,7 +346,7 @@ class Given:
         """Whether the server no longer wants the answer."""
         return not self._core.is_open(self.number)
 
-    def answer(self, head: Any = None, tensors: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:
+    def answer(self, head: Any = None, tensors: Named | None = None, *, weight: float = 1.0) -> None:
         """Send a result. ``head`` is any JSON value, and ``tensors`` may have any names and shapes.
 
         ``weight`` counts if the server folds results. ``self.tensors`` itself and ``Tensors`` are sent without a copy;
@@ -449,7 +450,7 @@ class TaskClient:
             self.close()
 
 
-def _packed(tensors: Mapping[str, Any] | None) -> Tensors | None:
+def _packed(tensors: Named | None) -> Tensors | None:
     """Return tensors in a buffer from which they can be sent; None if there are none. Raises ModelError."""
     if not tensors:
         return None

@@ -15,6 +15,7 @@ import torch
 from thalweg import _core
 from thalweg.apps.metrics import LONGEST_TEXT, MOST, MOST_NOTES, Intake, checked_usage, of_clients, offered
 from thalweg.errors import MetricsError
+from thalweg.outcome import Outcome
 from thalweg.record.rows import TABLES
 from thalweg.record.tables import entry, rows, schema
 from thalweg.ui import strict_json
@@ -85,8 +86,8 @@ def test_an_honest_client_hears_the_cause_early(metrics: dict[Any, Any], words: 
         offered(metrics, {})
 
 
-def received(metrics: Any, intake: Intake | None = None) -> tuple[dict[str, Any], list[str]]:
-    part = {"client": "c", "state": "whole", "samples": 1, "coverage": 1.0, "reason": None, "metrics": metrics}
+def received(metrics: Any, intake: Intake | None = None) -> tuple[Any, list[str]]:
+    part: Any = {"client": "c", "state": "whole", "samples": 1, "coverage": 1.0, "reason": None, "metrics": metrics}
     outcome, notes = (intake or Intake()).outcome(json.dumps({"participants": [part]}))
     (part,) = outcome["participants"]
     return part, notes
@@ -161,9 +162,9 @@ def test_whatever_comes_every_reader_can_read_it() -> None:
             pyarrow.Table.from_pylist(list(rows(name, [again])), schema=schema(name))
 
 
-OUTCOME = {
+OUTCOME: Outcome = {
     "round": 1, "expected": 1, "complete": True, "start": 0.0, "seconds": 1.0, "communication_seconds": 0.5,
-    "bytes_down": 1, "bytes_up": 1, "fold": {}, "congestion_control": None,
+    "bytes_down": 1, "bytes_up": 1, "fold": {}, "congestion_control": None, "participants": [],
     "transfers": [{"round": 1, "client": "c", "direction": "up", "bytes": 1}],
 }  # fmt: skip
 
@@ -178,7 +179,7 @@ def test_the_table_of_participants_tells_metrics_from_usage() -> None:
 
 
 def test_a_record_of_before_there_was_usage_is_read() -> None:
-    old = {"client": "c", "state": "whole", "metrics": {"train_seconds": 2.0, "loss": 1.0}}
+    old: Any = {"client": "c", "state": "whole", "metrics": {"train_seconds": 2.0, "loss": 1.0}}
     done = entry({**OUTCOME, "participants": [old]}, {}, None)
     assert done["compute_seconds"] == 2.0
     (row,) = rows("participants", [done])
@@ -205,9 +206,10 @@ def test_what_a_client_says_of_its_own_model_is_checked(said: Any, kept: dict[st
 
 def test_the_mean_of_clients_is_of_those_whose_update_counts() -> None:
     said = [("whole", {"accuracy": 0.5}), ("partial", {"accuracy": 0.7}), ("late", {"accuracy": 0.0}), ("whole", {})]
-    parts = [{"state": state, "evaluation": evaluation} for state, evaluation in said]
-    assert of_clients({"participants": parts}) == {"client_accuracy": pytest.approx(0.6)}
-    assert of_clients({"participants": [{"state": "whole"}]}) == {}
+    outcome: Any = {"participants": [{"state": state, "evaluation": evaluation} for state, evaluation in said]}
+    assert of_clients(outcome) == {"client_accuracy": pytest.approx(0.6)}
+    outcome = {"participants": [{"state": "whole"}]}
+    assert of_clients(outcome) == {}
 
 
 def test_what_evaluate_returns_is_a_number_in_the_record() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -36,12 +36,12 @@ def test_an_update_with_holes_is_told_as_such() -> None:
     entry = round_entry(1)
     up = [transfer for transfer in entry["transfers"] if transfer["direction"] == "up"]
     came = sum(transfer["bytes"] for transfer in up)
-    whole = {**entry, "participants": 2, "expected": 2, "complete": True}
+    whole: Any = {**entry, "participants": 2, "expected": 2, "complete": True}
     assert missing_words(whole) == []
     holed = [{**transfer, "missing": came // 4 if transfer is up[0] else 0} for transfer in entry["transfers"]]
     holed = [{**transfer, "missing": transfer["bytes"]} if transfer["direction"] == "down" else transfer
              for transfer in holed]  # fmt: skip
-    told = {**whole, "transfers": holed}
+    told: Any = {**whole, "transfers": holed}
     assert missing_words(told) == ["20 % missing", "50 % of the model missing"]
     assert round_line(told, 5).endswith("2 of 2 clients, 20 % missing, 50 % of the model missing")
     console = Console(file=io.StringIO(), width=180)
@@ -121,7 +121,7 @@ def test_bars_show_what_clients_do() -> None:
 
 
 def test_a_loss_stands_where_there_is_no_accuracy() -> None:
-    entry = {**round_entry(1), "accuracy": None, "loss": 0.123456}
+    entry: Any = {**round_entry(1), "accuracy": None, "loss": 0.123456}
     console = Console(file=io.StringIO(), width=140)
     console.print(summary([entry], Bound("links")))
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.conftest import Start
+from thalweg.outcome import Transfer
 from thalweg.record import Record
 
 pytestmark = [
@@ -73,7 +74,7 @@ def sockets_of(process: int) -> set[str]:
     return {name for inode, name in sockets().items() if inode in held}
 
 
-def transfers(record: Record) -> list[dict[str, Any]]:
+def transfers(record: Record) -> list[Transfer]:
     return [transfer for entry in record.entries for transfer in entry["transfers"]]
 
 

@@ -103,9 +103,11 @@ def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
     assert all(seconds > 0 for seconds in found["aggregation_completion_seconds"])
     record = Record(tmp_path / done["record"])
     for row in record.rounds():
-        assert [node["counted"] for node in row["fold"]["nodes"]] == [2, 1]
-        assert row["fold"]["between_bytes"] > 2 * done["update_bytes"]
-        assert row["fold"]["top"] in ("node-0", "node-1")
+        fold = row["fold"]
+        assert fold is not None
+        assert [node["counted"] for node in fold["nodes"]] == [2, 1]
+        assert fold["between_bytes"] > 2 * done["update_bytes"]
+        assert fold["top"] in ("node-0", "node-1")
         # Times of all nodes are on one clock: what a round took is not longer than the round.
         assert 0 < row["communication_seconds"] < row["seconds"] + 1
 
@@ -223,6 +225,7 @@ def test_some_clients_of_all_nodes_take_part(result: Run, tmp_path: Path) -> Non
     assert done["tree"]["nodes_used"] == 2
     assert [row["participants"] for row in done["rounds"]] == [4, 4, 4]
     for row in Record(tmp_path / done["record"]).rounds():
+        assert row["fold"] is not None
         assert sum(node["counted"] for node in row["fold"]["nodes"]) == 4
 
 

@@ -69,10 +69,11 @@ def test_a_dry_run_knows_what_an_app_would_send() -> None:
 
     plan = plan_of(APPS / "numpy_messages", {"job.clients": 2, "transport.url": "tcp", "network": "wifi"})
     found = preview(plan)
-    assert (found["rounds"], found["clients"], found["fold"]) == (3, 2, "auto")
-    assert found["update_bytes"] > 0
-    assert found["estimate_seconds"] == least(plan, found["update_bytes"], 3) > 0
+    assert (found.rounds, found.clients, found.fold) == (3, 2, "auto")
+    assert found.update_bytes is not None
+    assert found.update_bytes > 0
+    assert found.estimate_seconds == least(plan, found.update_bytes, 3) > 0
     (cell,) = Matrix.of(BenchPlan.of({"base": {"job": {"clients": 2}}, "matrix": {
         "app": [MESSAGES], "transport": ["tcp"], "network": ["wifi"],
     }})).cells  # fmt: skip
-    assert Estimate([cell]).cell(cell.number) == pytest.approx(found["estimate_seconds"])
+    assert Estimate([cell]).cell(cell.number) == pytest.approx(found.estimate_seconds)

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from thalweg.flower import compat
 from thalweg.flower.messages import Came, Sent
 from thalweg.flower.rounds import Rounds, under_way
+from thalweg.outcome import Transfer
 from thalweg.tasks import Reply
 
 compat.identify(1)
@@ -141,7 +142,7 @@ def test_what_a_node_says_of_itself_is_checked() -> None:
 
 
 def test_communication_is_the_time_in_which_anything_is_under_way() -> None:
-    def way(*span: float | None) -> dict[str, float | None]:
+    def way(*span: float | None) -> Transfer:
         return {"send_start": span[0], "receive_start": span[0], "send_end": None, "receive_end": span[1]}
 
     assert under_way([way(0, 2), way(1, 3), way(5, 6), way(None, 9)]) == 4.0

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_a_run_goes_on_over_links_that_lose_chunks(tmp_path: Path) -> None:
     assert [(row["replies"], row["errors"]) for row in result.rows] == [(8, 0)] * 3
 
 
-def coverage_of(said: dict[str, Any], output: Path) -> float:
+def coverage_of(said: Mapping[str, Any], output: Path) -> float:
     """Return how much of the replies of a folded run came, on the average; its clients added 1 to all in each round."""
     assert [(row["replies"], row["errors"], row["folded"]) for row in said["rounds"]] == [(2, 0, True)] * 2
     model = dict(np.load(output))
@@ -198,7 +198,7 @@ def test_a_client_app_that_cannot_be_imported_is_an_error_that_says_so(tmp_path:
     (place,) = tmp_path.iterdir()
     (entry,) = Record(place).rounds()
     assert [one["state"] for one in entry["clients"]] == ["rejected"] * 4
-    assert re.search(r"a_module_that_nobody_has.* at \S+\.py:\d+$", entry["clients"][0]["reason"])
+    assert re.search(r"a_module_that_nobody_has.* at \S+\.py:\d+$", entry["clients"][0]["reason"] or "")
 
 
 def failed(app: str, config: str, folder: Path) -> tuple[Record, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def result(tmp_path: Path) -> GraphResult:
 
 
 def test_the_object_that_json_prints(result: GraphResult) -> None:
-    table = result.table()
+    table: Any = result.table()
     assert tuple(table) == KEYS
     assert (table["graph"], table["nodes"], table["iterations"]) == ("ring", 3, 2)
     # Waits of 0, 0.1 and 0.2 s, then twice 0.1 s.

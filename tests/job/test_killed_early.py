@@ -14,6 +14,7 @@ from thalweg.errors import RoundError
 from thalweg.job.graph import run as on_graph
 from thalweg.job.run import run
 from thalweg.job.tree import engines
+from thalweg.outcome import Entry
 from thalweg.plan import Plan
 from thalweg.record import Record
 from thalweg.ui.progress import LineProgress
@@ -66,12 +67,12 @@ def names_of(shape: str) -> list[str]:
     return [f"node-{place}" for place in (range(1, 5) if shape == "graph" else range(2))]
 
 
-def rounds_of(folder: Path) -> list[dict[str, Any]]:
+def rounds_of(folder: Path) -> list[Entry]:
     (record,) = (folder / "runs").iterdir()
     return list(Record(record).rounds())
 
 
-def counted(row: dict[str, Any]) -> int:
+def counted(row: Entry) -> int:
     return sum(client["state"] == "whole" for client in row["clients"])
 
 

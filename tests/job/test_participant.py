@@ -12,6 +12,7 @@ import pytest
 from thalweg import _core
 from thalweg.errors import MetricsError
 from thalweg.job.star.participant import take_part
+from thalweg.outcome import ClientRound
 
 # Seconds. Turns a hang into a failure.
 LIMIT: Final = 60.0
@@ -56,7 +57,7 @@ def refusal(kind: str) -> _core.CoreError:
     return error
 
 
-def play(answers: list[str | _core.CoreError], notes: list[str]) -> tuple[Script, list[dict[str, Any]]]:
+def play(answers: list[str | _core.CoreError], notes: list[str]) -> tuple[Script, list[ClientRound]]:
     script = Script(answers)
     made: list[object] = []
 
@@ -108,7 +109,7 @@ def test_a_client_ends_with_a_job_that_ended_while_it_trained() -> None:
     layout = _core.Layout([("w", "F32", [4])])
     server = _core.Server(_core.Arena(layout), "tcp://127.0.0.1:0", json.dumps({"expected": 1, "enough": 1}))
     training, over = threading.Event(), threading.Event()
-    rounds: list[dict[str, Any]] = []
+    rounds: list[ClientRound] = []
 
     class Slow(Party):
         def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

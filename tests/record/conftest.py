@@ -32,7 +32,7 @@ def record(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunRecord]:
     record.close()
 
 
-def outcome(number: int) -> dict[str, Any]:
+def outcome(number: int) -> Any:
     """The core's outcome of a round in which the second client was lost."""
     return {
         "round": number,
@@ -77,5 +77,5 @@ def transfer(number: int, client: str, direction: str, retransmissions: int | No
     }
 
 
-def round_entry(number: int) -> dict[str, Any]:
+def round_entry(number: int) -> Any:
     return entry(outcome(number), {"accuracy": 0.5 + number / 100, "loss": 1.0}, 0.25)

@@ -13,6 +13,7 @@ import pyarrow.parquet
 
 from tests.record.conftest import outcome, round_entry
 from thalweg import _core
+from thalweg import outcome as outcomes
 from thalweg.job.common.parties import ServerParty
 from thalweg.job.star.host import Host
 from thalweg.plan import Plan
@@ -110,7 +111,7 @@ def test_tables_are_made_with_few_rounds_in_memory(record: RunRecord) -> None:
             yield made
             del made
 
-    write_parquet(record.path, entries())
+    write_parquet(record.path, cast("Iterator[outcomes.Entry]", entries()))
     assert most[0] <= 2
     for name, rows in zip(JOURNALED, (count, 3 * count, 0, 2 * count), strict=True):
         file = pyarrow.parquet.ParquetFile(record.path / f"{name}.parquet")

@@ -61,7 +61,7 @@ def facts(*, lab: bool) -> dict[str, Any]:
     return {**said, "network": network} if lab else said
 
 
-def round_entry(number: int, names: Sequence[str], train: float | None) -> dict[str, Any]:
+def round_entry(number: int, names: Sequence[str], train: float | None) -> Any:
     begin = 10.0 * number
     parts = [
         {"client": name, "state": "whole", "samples": 100, "coverage": 1.0, "reason": None,
@@ -69,7 +69,7 @@ def round_entry(number: int, names: Sequence[str], train: float | None) -> dict[
          "usage": {"peak_rss_bytes": 50_000_000, **({} if train is None else {"train_seconds": train})}}
         for name in names
     ]  # fmt: skip
-    outcome = {
+    outcome: Any = {
         "round": number,
         "expected": len(names),
         "complete": True,

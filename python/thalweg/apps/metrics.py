@@ -11,14 +11,14 @@ note of the client, the key and the reason, once each.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.apps.values import kind, scalar
 from thalweg.errors import MetricsError
+from thalweg.outcome import Outcome, Participant, Quality, Usage
 from thalweg.ui import strict_json
 
 Value: TypeAlias = bool | int | float | str
@@ -90,9 +90,9 @@ def checked(metrics: Mapping[str, object]) -> tuple[dict[str, Value], dict[str, 
     return kept, refused
 
 
-def checked_usage(usage: object) -> tuple[dict[str, Any], dict[str, str]]:
+def checked_usage(usage: object) -> tuple[Usage, dict[str, str]]:
     """Return the parts of usage that can be true, and for each other part the reason why it cannot."""
-    kept: dict[str, Any] = {}
+    kept: dict[str, int | float | str] = {}
     refused: dict[str, str] = {}
     for name, value in usage.items() if isinstance(usage, dict) else ():
         if name == CONGESTION:
@@ -103,25 +103,28 @@ def checked_usage(usage: object) -> tuple[dict[str, Any], dict[str, str]]:
             kept[name] = int(value) if name.endswith("_bytes") else value
         else:
             refused[name] = "no client's process uses that"
-    return kept, refused
+    return cast("Usage", kept), refused
 
 
-def _checked_evaluation(said: object) -> tuple[dict[str, Any], dict[str, str]]:
+def _checked_evaluation(said: object) -> tuple[Quality, dict[str, str]]:
     """Return ``accuracy`` and ``loss`` from a client's evaluation, and for each other key why it is not kept."""
     given = {name: strict_json.number(value) for name, value in said.items()} if isinstance(said, dict) else {}
     kept = {name: value for name, value in given.items() if name in EVALUATION and _is_number(value)}
-    return kept, dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
+    return cast("Quality", kept), dict.fromkeys(map(str, given.keys() - kept.keys()), "it is no accuracy or loss")
 
 
-def of_clients(outcome: Mapping[str, Any]) -> dict[str, float]:
+def of_clients(outcome: Outcome) -> dict[str, float]:
     """Return ``client_accuracy`` and ``client_loss`` of a round: means over the clients whose update counts.
 
     A figure that no client reported is left out.
     """
     counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
-    said = [part.get("evaluation", {}) for part in counted]
-    known = {figure: [one[figure] for one in said if figure in one] for figure in EVALUATION}
-    return {f"client_{figure}": fmean(values) for figure, values in known.items() if values}
+    reported = [part.get("evaluation", {}) for part in counted]
+    known = {
+        "client_accuracy": [one["accuracy"] for one in reported if "accuracy" in one],
+        "client_loss": [one["loss"] for one in reported if "loss" in one],
+    }
+    return {figure: fmean(values) for figure, values in known.items() if values}
 
 
 class Intake:
@@ -130,16 +133,16 @@ class Intake:
     def __init__(self) -> None:
         self._told: dict[str, set[str]] = {}
 
-    def outcome(self, text: str) -> tuple[dict[str, Any], list[str]]:
+    def outcome(self, text: str) -> tuple[Outcome, list[str]]:
         """Return the core's outcome with the checked ``metrics`` and ``usage`` of each participant, and notes."""
-        outcome: dict[str, Any] = json.loads(text)
+        outcome: Outcome = wire.plain(text)
         notes: list[str] = []
         for part in outcome["participants"]:
             notes += self._part(part)
         return outcome, notes
 
-    def _part(self, part: dict[str, Any]) -> list[str]:
-        said = part["metrics"]
+    def _part(self, part: Participant) -> list[str]:
+        said: object = part["metrics"]
         whole = said if isinstance(said, dict) else {}
         own = whole.get("metrics", {})
         part["metrics"], refused = checked(own) if isinstance(own, dict) else ({}, {"metrics": "they are no object"})

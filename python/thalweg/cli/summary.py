@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Container, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from thalweg.job.star.attendance import sentences
 from thalweg.trees import live
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from thalweg.flower.hosting import FlowerResult
+    from thalweg.flower.rounds import RoundMetrics
+    from thalweg.flower.run import Preview
     from thalweg.job.graph.result import GraphResult
     from thalweg.job.star.host import Result
+    from thalweg.outcome import Entry
     from thalweg.plan.bound import Bound
-
 
 COLUMNS: Final = ("time", "communication", "down", "up", "participants", "goodput", "of bound")
 # Accuracy and loss are the server's or the clients': prefix of their keys in a round -> prefix of the column's title.
@@ -30,7 +32,7 @@ WHOSE: Final = {"": "", "client_": "clients' "}
 SHOWN: Final = 100
 
 
-def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
+def summary(entries: Iterable[Entry], bound: Bound, network: str | None = None) -> Table:
     """Return a table with a row for each of the last rounds. Goodput: bytes of updates per second of communication.
 
     If no round has an accuracy, the column has the loss instead. If clients evaluate their own models, their accuracy
@@ -56,7 +58,7 @@ def _title(of: str, known: Container[str]) -> str | None:
     return next((f"{WHOSE[of]}{figure}" for figure in ("accuracy", "loss") if of + figure in known), None)
 
 
-def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
+def _cells(entry: Entry, bound: Bound) -> list[str]:
     return [
         format_seconds(entry["seconds"]),
         format_seconds(entry["communication_seconds"]),
@@ -67,15 +69,17 @@ def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
     ]
 
 
-def _quality(entry: Mapping[str, Any], of: str) -> str:
-    """Return the accuracy of a round, else its loss."""
-    accuracy, loss = entry.get(f"{of}accuracy"), entry.get(f"{of}loss")
+def _quality(entry: Entry, of: str) -> str:
+    """Return the accuracy of a round, else its loss: the server's, or the clients'."""
+    accuracy, loss = (
+        (entry.get("client_accuracy"), entry.get("client_loss")) if of else (entry.get("accuracy"), entry.get("loss"))
+    )
     if accuracy is not None:
         return f"{100 * accuracy:.2f} %"
     return "-" if loss is None else f"{loss:.4g}"
 
 
-def _goodput(entry: Mapping[str, Any], bound: Bound) -> tuple[str, str]:
+def _goodput(entry: Entry, bound: Bound) -> tuple[str, str]:
     down, up = (_payload_bytes(entry, direction) for direction in ("down", "up"))
     seconds = entry["communication_seconds"]
     if not seconds:
@@ -86,7 +90,7 @@ def _goodput(entry: Mapping[str, Any], bound: Bound) -> tuple[str, str]:
     return format_rate(8 * (down + up) / seconds), share
 
 
-def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
+def _payload_bytes(entry: Entry, direction: str) -> int:
     return sum(transfer["bytes"] for transfer in entry["transfers"] if transfer["direction"] == direction)
 
 
@@ -160,23 +164,22 @@ def show_flower(result: FlowerResult) -> None:
     console.print(f"record: {result.record.path}", soft_wrap=True)
 
 
-def show_flower_preview(found: Mapping[str, Any]) -> None:
+def show_flower_preview(found: Preview) -> None:
     """Print what a run of a Flower app would do."""
     console = terminal.console()
     console.print(
-        f"{found['app']}: {found['clients']} nodes in {found['processes']} processes over {found['transport']}, "
-        f"--fold {found['fold']}"
+        f"{found.app}: {found.clients} nodes in {found.processes} processes over {found.transport}, --fold {found.fold}"
     )
-    size, rounds, seconds = found["update_bytes"], found["rounds"], found["estimate_seconds"]
+    size, rounds, seconds = found.update_bytes, found.rounds, found.estimate_seconds
     console.print(f"rounds: {'the app does not say how many' if rounds is None else rounds}")
     console.print(f"arrays of a message: {'not known before nodes answer' if size is None else format_bytes(size)}")
     bound = "not known: the rates of the links are not given" if seconds is None else format_seconds(seconds)
     console.print(f"links alone, at least: {bound}")
 
 
-def _metrics(row: Mapping[str, Any]) -> str:
+def _metrics(row: RoundMetrics) -> str:
     """Return up to three metrics of a round: of the server's evaluation, else the clients', else their training."""
     kinds = (row.get(kind) for kind in ("server", "evaluate", "train"))
-    chosen: Mapping[str, Any] = next((found for found in kinds if found), {})
+    chosen = next((found for found in kinds if found and not isinstance(found, int)), {})
     numbers = [(name, value) for name, value in chosen.items() if isinstance(value, (int, float))]
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:3]) or "-"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -35,6 +35,8 @@ WORTH_A_SEARCH: Final = 32 << 20
 MOST_INTEGERS: Final = 1 << 20
 #: Least and largest weight that the core takes, except 0.
 WEIGHTS: Final = (2.0**-30, 2.0**40)
+#: Metrics by name, as a MetricRecord has them.
+Numbers: TypeAlias = Mapping[str, int | float | list[int] | list[float]]
 _FLOATS: Final = {"float16": "F16", "float32": "F32", "float64": "F64"}
 
 
@@ -160,7 +162,7 @@ class Loop:
         self._arguments: tuple[Any, ...] = ()
         self._initial: ArrayRecord | None = None
         #: Metrics of the server's own evaluation, by round; round 0 is before the first.
-        self.server_metrics: dict[int, Mapping[str, Any]] = {}
+        self.server_metrics: dict[int, Numbers] = {}
         #: Flower's result, once the loop has ended.
         self.result: Any = None
 
@@ -291,7 +293,9 @@ def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[Arr
 
 _ORIGINAL: Final = FedAvg.aggregate_train
 _CHECK: Final = inspect.getattr_static(FedAvg, "_check_and_log_replies", None)
-_UNCHECKED: Final[Mapping[str, Any]] = {"validate": False} if "validate" in inspect.signature(_CHECK).parameters else {}
+_UNCHECKED: Final[Mapping[str, bool]] = (
+    {"validate": False} if "validate" in inspect.signature(_CHECK).parameters else {}
+)
 #: Flower's own mean of metrics: FedAvg's default.
 _METRICS: Final = FedAvg().train_metrics_aggr_fn
 _START: Final = Strategy.start

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, flower
 from thalweg.apps import seed_all
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from flwr.serverapp import ServerApp
 
     from thalweg.flower.grid import ThalwegGrid
-    from thalweg.flower.rounds import Rounds
+    from thalweg.flower.rounds import RoundMetrics, Rounds, Row
+    from thalweg.outcome import Entry
     from thalweg.plan import Plan
     from thalweg.tasks import TaskServer
     from thalweg.ui.progress import Progress
+    from thalweg.wire import Table
 
 #: Keys of a round's row that ``--json`` prints.
 SHOWN: Final = ("round", "seconds", "communication_seconds", "replies", "errors", "folded")
@@ -41,17 +43,17 @@ class FlowerResult:
 
     plan: Plan
     record: RunRecord
-    rows: Sequence[Mapping[str, Any]]
-    metrics: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
+    metrics: Sequence[RoundMetrics]
     server_peak: int | None
     peaks: Sequence[int | None] | None
     emulation: str = "none"
     emulation_reason: str | None = None
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> Table:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
         return {
-            "rounds": [{key: row[key] for key in SHOWN} for row in self.rows],
+            "rounds": [{key: value for key, value in row.items() if key in SHOWN} for row in self.rows],
             "metrics": list(self.metrics),
             "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
             "record": str(self.record.path),
@@ -214,7 +216,7 @@ class Hosting:
             self.record.note(strategy=type(self.rounds.loop.strategy).__name__)
         self.progress.begin(number, self.rounds.expected or number)
 
-    def _keep(self, entry: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+    def _keep(self, entry: Entry, row: Row) -> None:
         last = max(self.rounds.expected or 0, row["round"])
         self.record.append(entry)
         self.attendance.add(entry["clients"])
@@ -223,9 +225,7 @@ class Hosting:
 
 
 @contextmanager
-def recorded(
-    plan: Plan, server: TaskServer, facts: Mapping[str, Any], progress: Progress, *, tls: bool
-) -> Iterator[RunRecord]:
+def recorded(plan: Plan, server: TaskServer, facts: Table, progress: Progress, *, tls: bool) -> Iterator[RunRecord]:
     """Open the record of a run; when the block ends, record how the run ended. Raises RecordError."""
     bound = Bound("not known for a Flower app, whose messages may be of any size")
     told = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}

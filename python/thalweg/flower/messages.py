@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from flwr.app import Message, Metadata
 
 from thalweg.flower.fold import Loop
 from thalweg.flower.judging import Judge
+from thalweg.outcome import Transfer
 from thalweg.tasks import Reply, Task
+from thalweg.wire import Table
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,10 @@ class Came:
     at: float
     message: Message
     reply: Reply
-    usage: Mapping[str, Any]
+    #: What the node's process used, as it said, unchecked.
+    usage: Table
     #: Its transfers, down and up, as in docs/reference/outcome.md.
-    transfers: Sequence[Mapping[str, Any]]
+    transfers: Sequence[Transfer]
 
 
 class Watcher(Protocol):
@@ -91,4 +94,4 @@ class Waiting:
     #: The notification about its reply that the watcher got.
     came: Came | None = None
     #: The transfers of this message and of its reply so far.
-    transfers: list[dict[str, Any]] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)

@@ -10,16 +10,18 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
 from thalweg.apps.metrics import checked, checked_usage
 from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
+from thalweg.outcome import Entry, Outcome, Participant, Transfer
 from thalweg.record import entry
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
-    from thalweg.flower.fold import Loop
+    from thalweg.flower.fold import Loop, Numbers
     from thalweg.flower.messages import Came, Sent
 
 #: Names that apps give to the metrics accuracy and loss.
@@ -29,7 +31,22 @@ LOSSES: Final = ("loss", "eval_loss", "test_loss")
 WEIGHTS: Final = ("num-examples", "num_examples")
 #: The state of a participant in the record, by the error code of its reply. Any other error is "rejected".
 _STATES: Final = {NODE_UNAVAILABLE: "lost", CRASHED: "lost", MESSAGE_UNAVAILABLE: "late"}
-Row = dict[str, Any]
+
+
+class Row(TypedDict):
+    """A round for ``--json``, with the means of the replies' metrics by kind of message, such as ``train``."""
+
+    round: int
+    seconds: float
+    communication_seconds: float
+    replies: int
+    errors: int
+    folded: bool
+    metrics: Mapping[str, Mapping[str, float]]
+
+
+#: A round's metrics by kind: ``train`` and ``evaluate``, of the clients, and ``server``. ``round`` is its number.
+RoundMetrics: TypeAlias = "dict[str, int | Numbers]"
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,7 @@ class _Answer:
     state: str
     reason: str | None
     numbers: Mapping[str, float]
-    usage: Mapping[str, Any]
+    usage: Table
     #: Share of its arrays that counts, 0 to 1; 0 for an error.
     coverage: float = 0.0
 
@@ -70,7 +87,7 @@ class _Phase:
     begin: float
     names: set[str] = field(default_factory=set)
     answers: dict[str, _Answer] = field(default_factory=dict)
-    transfers: list[Mapping[str, Any]] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     end: float | None = None
 
     @property
@@ -104,7 +121,7 @@ class Rounds:
     """Collects messages and replies, from any thread, and hands over each round when the next one begins."""
 
     def __init__(
-        self, keep: Callable[[Row, Row], None], begin: Callable[[int], None], tell: Callable[[str], None]
+        self, keep: Callable[[Entry, Row], None], begin: Callable[[int], None], tell: Callable[[str], None]
     ) -> None:
         """``keep`` gets a round's entry for the journal and its row for ``--json``.
 
@@ -174,20 +191,21 @@ class Rounds:
             self._close()
             self._round = None
 
-    def metrics(self) -> list[Row]:
+    def metrics(self) -> list[RoundMetrics]:
         """Return each round's metrics: the strategy's results if Flower's own loop ran, else means over replies."""
-        rows = [{"round": row["round"], **row["metrics"]} for row in self.rows]
+        rows: list[RoundMetrics] = [{"round": row["round"], **row["metrics"]} for row in self.rows]
         if self.loop is None:
             return rows
         if 0 in self.loop.server_metrics:
             rows.insert(0, {"round": 0})  # the server's evaluation before the first round
-        made: dict[str, Mapping[int, Any]] = {"server": self.loop.server_metrics}
+        made: dict[str, Mapping[int, Numbers]] = {"server": self.loop.server_metrics}
         if self.loop.result is not None:
             made["train"] = self.loop.result.train_metrics_clientapp
             made["evaluate"] = self.loop.result.evaluate_metrics_clientapp
         return [
-            {**row, **{kind: dict(found[row["round"]]) for kind, found in made.items() if row["round"] in found}}
+            {**row, **{kind: dict(found[number]) for kind, found in made.items() if number in found}}
             for row in rows
+            if isinstance(number := row["round"], int)
         ]
 
     def _number(self, sent: Sent, kind: str) -> int:
@@ -216,10 +234,10 @@ class Rounds:
         evaluation = done.phases.get("evaluate") if done.main is not done.phases.get("evaluate") else None
         self._keep(entry(_outcome(done, row), known, None if evaluation is None else evaluation.seconds), row)
 
-    def _server_metrics(self, number: int) -> Mapping[str, Any]:
+    def _server_metrics(self, number: int) -> Numbers:
         return {} if self.loop is None else self.loop.server_metrics.get(number, {})
 
-    def _row(self, done: _Round, metrics: Mapping[str, Row]) -> Row:
+    def _row(self, done: _Round, metrics: Mapping[str, Mapping[str, float]]) -> Row:
         """Return a round's row for ``--json``."""
         phases = done.phases.values()
         return {
@@ -243,29 +261,31 @@ def round_of(sent: Sent) -> int | None:
     return int(group) if group.isdecimal() and len(group) < 10 else None
 
 
-def _outcome(done: _Round, row: Row) -> Row:
+def _outcome(done: _Round, row: Row) -> Outcome:
     """Return a round's outcome in the core's form (docs/reference/outcome.md)."""
     phase = done.main
     transfers = [one for each in done.phases.values() for one in each.transfers]
     participants = [_participant(name, phase.answers.get(name, _NONE)) for name in sorted(phase.names)]
     ways = {way: [one for one in transfers if one["direction"] == way] for way in ("down", "up")}
     return {
-        **{name: row[name] for name in ("round", "seconds", "communication_seconds")},
+        "round": row["round"],
+        "seconds": row["seconds"],
+        "communication_seconds": row["communication_seconds"],
         "bytes_down": sum(_wire(one) for one in ways["down"]),
         "bytes_up": sum(_wire(one) for one in ways["up"]),
         "participants": participants,
         "expected": len(participants),
         "complete": all(one["state"] == "whole" for one in participants),
-        "fold": {name: row[name] for name in ("folded", "replies", "errors")},
+        "fold": {"folded": row["folded"], "replies": row["replies"], "errors": row["errors"]},
         "transfers": transfers,
     }
 
 
-def _wire(way: Mapping[str, Any]) -> int:
+def _wire(way: Transfer) -> int:
     return int(way.get("wire_bytes") or way["bytes"])
 
 
-def _participant(name: str, answer: _Answer) -> Row:
+def _participant(name: str, answer: _Answer) -> Participant:
     weight = _first(answer.numbers, WEIGHTS)
     return {
         "client": name,
@@ -285,7 +305,7 @@ def _numbers(message: Message) -> Iterator[tuple[str, float]]:
             yield from ((name, one) for name, one in record.items() if isinstance(one, (int, float)))
 
 
-def means(answers: Sequence[_Answer]) -> Row:
+def means(answers: Sequence[_Answer]) -> dict[str, float]:
     """Return the mean of each metric over replies, weighted by their samples; unweighted if any number is missing."""
     found = [answer.numbers for answer in answers if answer.counts]
     weights = [_first(numbers, WEIGHTS) for numbers in found]
@@ -301,16 +321,17 @@ def means(answers: Sequence[_Answer]) -> Row:
     return {name: total / share for name, (total, share) in sums.items() if share}
 
 
-def _first(numbers: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    return next((numbers[name] for name in names if type(numbers.get(name)) in (int, float)), None)
+def _first(numbers: Table, names: Sequence[str]) -> float | None:
+    found = (numbers.get(name) for name in names)
+    return next((one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool)), None)
 
 
-def under_way(transfers: Sequence[Mapping[str, Any]]) -> float:
+def under_way(transfers: Sequence[Transfer]) -> float:
     """Return the seconds during which at least one transfer was under way."""
     spans = []
     for way in transfers:
-        starts = [way[key] for key in ("send_start", "receive_start") if way.get(key) is not None]
-        ends = [way[key] for key in ("send_end", "receive_end") if way.get(key) is not None]
+        starts = [at for at in (way.get("send_start"), way.get("receive_start")) if at is not None]
+        ends = [at for at in (way.get("send_end"), way.get("receive_end")) if at is not None]
         if starts and ends:
             spans.append((min(starts), max(ends)))
     seconds, until = 0.0, float("-inf")

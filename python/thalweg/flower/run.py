@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg import _core, flower, machine
 from thalweg.apps import FLOWER
@@ -31,6 +31,7 @@ from thalweg.plan import check_transport
 from thalweg.plan.options import client_options, task_options
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, registry
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -38,6 +39,30 @@ if TYPE_CHECKING:
     from thalweg.ui.progress import Progress
 
 PROGRAM: Final = "thalweg.flower.worker"
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run of a Flower app would do, as ``--dry-run --json`` prints it; None where it is not known."""
+
+    app: str
+    clients: int
+    processes: int
+    transport: str
+    fold: str
+    rounds: int | None
+    update_bytes: int | None
+    estimate_seconds: float | None
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """What a node did until its run was over, as ``thalweg flower client --json`` prints it."""
+
+    name: str
+    url: str
+    messages: int
+    peak_rss_bytes: int | None
 
 
 def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[str] = ()) -> Plan:
@@ -115,7 +140,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
     return host.result(peak, fleet.peaks(), network)
 
 
-def preview(plan: Plan) -> dict[str, Any]:
+def preview(plan: Plan) -> Preview:
     """Describe a run of a plan's Flower app without running it, with a lower bound of its messages' seconds on links.
 
     The ServerApp runs until it sends its first message. Raises PlanError, and AppError if it cannot be imported.
@@ -131,16 +156,16 @@ def preview(plan: Plan) -> dict[str, Any]:
     app = plan.app
     size = size_of(found, {} if app is None else app.options or {}, plan.job.clients, plan.job.seed)
     known = size.update_bytes is not None and size.rounds is not None and has_known_links(plan)
-    return {
-        "app": str(found.path),
-        "clients": plan.job.clients,
-        "processes": processes,
-        "transport": plan.url,
-        "fold": "auto" if app is None else app.fold or "auto",
-        "rounds": size.rounds,
-        "update_bytes": size.update_bytes,
-        "estimate_seconds": least(plan, size.update_bytes, size.rounds) if known else None,
-    }
+    return Preview(
+        app=str(found.path),
+        clients=plan.job.clients,
+        processes=processes,
+        transport=plan.url,
+        fold="auto" if app is None else app.fold or "auto",
+        rounds=size.rounds,
+        update_bytes=size.update_bytes,
+        estimate_seconds=least(plan, size.update_bytes, size.rounds) if known else None,
+    )
 
 
 def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
@@ -178,8 +203,8 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
 
 def join(
     membership: Membership, folder: Path, node_config: Sequence[str], threads: int | None, note: Note
-) -> dict[str, Any]:
-    """Serve as a node of a Flower app until the run is over; return ``{"name", "url", "messages", "peak_rss_bytes"}``.
+) -> NodeResult:
+    """Serve as a node of a Flower app until the run is over.
 
     Raises PlanError for wrong settings on this side; LinkError or CoreError if the server cannot be reached or refuses
     the node.
@@ -201,11 +226,11 @@ def join(
             core.join()
             apps = Apps(found.load_client, folder=found.path.resolve())
             done = Node(name, apps, config, note).serve(TaskClient.over(core, name))
-    return {"name": name, "url": url, "messages": done, "peak_rss_bytes": machine.peak_rss_bytes()}
+    return NodeResult(name, url, done, machine.peak_rss_bytes())
 
 
 @contextmanager
-def _listening(plan: Plan, url: str, trust: Mapping[str, Any], network: Session | None) -> Iterator[TaskServer]:
+def _listening(plan: Plan, url: str, trust: Table, network: Session | None) -> Iterator[TaskServer]:
     from thalweg.tasks import TaskServer
 
     budgets = {} if plan.app is None else {"memory": plan.app.memory, "max_result": plan.app.largest_reply}

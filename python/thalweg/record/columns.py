@@ -6,14 +6,13 @@ MB and half a second at the end of each run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-# An entry of the journal, and a row of a table.
-Entry: TypeAlias = Mapping[str, Any]
+# A row of a table.
 Row: TypeAlias = dict[str, Any]
 
 

@@ -22,7 +22,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import _core, machine, wire
 from thalweg.errors import RecordError
 from thalweg.machine.grace import is_hurried, within
+from thalweg.outcome import Entry
 from thalweg.plan import Plan
 from thalweg.record import checkpoint, of_nodes, reading, stores, tables
 from thalweg.record import samples as queues
@@ -74,7 +75,7 @@ class Record:
             raise RecordError(f"cannot read {self.path / MANIFEST}: {error}", "Restore it from a copy") from error
         return manifest
 
-    def rounds(self) -> Iterator[dict[str, Any]]:
+    def rounds(self) -> Iterator[Entry]:
         """Yield the rounds so far, as ``tables.entry`` makes them, with one in memory at a time."""
         return map(tables.restored, read(self.path / JOURNAL))
 
@@ -84,7 +85,7 @@ class Record:
         return tables.journaled(graph=self.plan.job.graph is not None)
 
     @property
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[Entry]:
         """The rounds so far, all in memory at once: thousands of rounds take tens of megabytes."""
         return list(self.rounds())
 
@@ -121,10 +122,10 @@ class RunRecord(Record):
             self._journal.close()
             raise
         self._written: dict[str, list[Row]] = {}
-        self._count: Callable[[Mapping[str, Any]], None] | None = None
+        self._count: Callable[[Entry], None] | None = None
 
     @classmethod
-    def create(cls, plan: Plan, facts: Mapping[str, Any]) -> RunRecord:
+    def create(cls, plan: Plan, facts: wire.Table) -> RunRecord:
         """Make the folder of a new run. ``facts`` are added to the manifest. Raises RecordError."""
         path = Path(plan.record.folder) / _folder_name(plan)
         store = _store(plan, path)
@@ -190,11 +191,11 @@ class RunRecord(Record):
             raise RecordError(said, "Correct its permissions, or make room") from error
         self.plan = plan
 
-    def watch(self, count: Callable[[Mapping[str, Any]], None]) -> None:
+    def watch(self, count: Callable[[Entry], None]) -> None:
         """Call ``count`` for each round that is appended from now on."""
         self._count = count
 
-    def append(self, entry: Mapping[str, Any]) -> None:
+    def append(self, entry: Entry) -> None:
         """Append a round to the journal. Raises RecordError."""
         self._journal.append(entry)
         if self._count is not None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from thalweg import bounded_json
 from thalweg.errors import RecordError
+from thalweg.outcome import Entry
 from thalweg.record import reading
 from thalweg.ui import strict_json
 
@@ -88,7 +89,7 @@ class Journal:
         """Size of the journal in bytes."""
         return self._end
 
-    def append(self, entry: Mapping[str, Any]) -> None:
+    def append(self, entry: Entry) -> None:
         """Write an entry and sync it to the disk. Raises RecordError if that fails; earlier entries stay readable."""
         line = strict_json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         try:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg.graphs import measures
-from thalweg.record.columns import Entry, Row
+from thalweg.outcome import Entry, NodeEntry
+from thalweg.record.columns import Row
 from thalweg.record.rows import TABLES
 from thalweg.ui import strict_json
 from thalweg.ui.strict_json import number
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 SKETCHES: Final = ("before", "after")
 
 
-def entry(iteration: int, lines: Mapping[str, Mapping[str, Any]], expected: int) -> Row:
+def entry(iteration: int, lines: Mapping[str, Mapping[str, Any]], expected: int) -> Entry:
     """Return the journal's entry of an iteration from the lines of its nodes. The graph has ``expected`` nodes.
 
     It has the keys of a round of a job with a server, so that the same code reads both: times are means over nodes,
@@ -35,12 +36,13 @@ def entry(iteration: int, lines: Mapping[str, Mapping[str, Any]], expected: int)
     kept = {name: _node(line) for name, line in lines.items()}
     tested = [line["evaluation"] for line in lines.values() if line.get("evaluation")]
     nodes = list(kept.values())
+    drift, disagreement = _together(lines)
     return {
         "round": iteration,
         "accuracy": _mean(test.get("accuracy") for test in tested),
         "loss": _mean(test.get("loss") for test in tested),
-        "seconds": _mean(node["seconds"] for node in nodes),
-        "communication_seconds": _mean(node["exchange_seconds"] for node in nodes),
+        "seconds": fmean(node["seconds"] for node in nodes),
+        "communication_seconds": fmean(node["exchange_seconds"] for node in nodes),
         "compute_seconds": _mean(node["train_seconds"] for node in nodes),
         "fedcomm_seconds": None,
         "fedcomm_communication_seconds": None,
@@ -51,7 +53,8 @@ def entry(iteration: int, lines: Mapping[str, Mapping[str, Any]], expected: int)
         "expected": expected,
         "complete": len(nodes) == expected and all(node["whole"] == node["neighbours"] for node in nodes),
         "fold": None,
-        **_together(lines),
+        "drift": drift,
+        "disagreement": disagreement,
         "clients": [],
         "transfers": [],
         "nodes": kept,
@@ -73,12 +76,12 @@ def unpacked(text: str) -> NDArray[np.float64]:
     return values
 
 
-def _node(line: Mapping[str, Any]) -> Row:
+def _node(line: Mapping[str, Any]) -> NodeEntry:
     """Return the part of a node's line that is stored: lists of its report as counts, times on the run's clock."""
     report = line["report"]
     shift = line["clock"]
     begin, ready, mixed = (report[f"{name}_at"] + shift for name in ("begin", "ready", "mixed"))
-    row = {column.name: report.get(column.name) for column in TABLES["iterations"]}
+    row: Row = {column.name: report.get(column.name) for column in TABLES["iterations"]}
     row |= {"begin": begin, "ready": ready, "mixed": mixed, "seconds": mixed - begin}
     row |= {"train_seconds": ready - begin, "exchange_seconds": mixed - ready}
     row |= {name: len(report[name]) for name in ("heard", "whole", "connected")}
@@ -90,10 +93,10 @@ def _node(line: Mapping[str, Any]) -> Row:
         row["evaluation"] = {name: tested.get(name) for name in ("accuracy", "loss", "seconds")}
         row["evaluation"]["at"] = tested["at"] + shift
     row["exchanges"] = report["exchanges"]
-    return row
+    return cast("NodeEntry", row)
 
 
-def _together(lines: Mapping[str, Mapping[str, Any]]) -> Row:
+def _together(lines: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, float | None]:
     """Return drift and disagreement of the nodes that took part in an iteration.
 
     Both are None if only one node took part, or if a model is not finite.
@@ -101,10 +104,10 @@ def _together(lines: Mapping[str, Mapping[str, Any]]) -> Row:
     import numpy as np
 
     if len(lines) < 2:  # there is nothing to compare one node with
-        return {"drift": None, "disagreement": None}
+        return None, None
     before, after = (np.stack([unpacked(line[name]) for line in lines.values()]) for name in SKETCHES)
-    found = {"drift": measures.drift(before, after), "disagreement": measures.disagreement(after)}
-    return {name: value if np.isfinite(value) else None for name, value in found.items()}
+    drift, disagreement = measures.drift(before, after), measures.disagreement(after)
+    return drift if np.isfinite(drift) else None, disagreement if np.isfinite(disagreement) else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from thalweg.apps.metrics import checked_usage, evaluated, of_clients
+from thalweg.outcome import Entry, Outcome, Participant, Transfer, Usage
 from thalweg.record import nodes, reading
-from thalweg.record.columns import Entry, Row, array_of
+from thalweg.record.columns import Row, array_of
 from thalweg.record.rows import TABLES
 from thalweg.ui import strict_json
 from thalweg.ui.strict_json import number
+from thalweg.wire import Table
 
 # Name of the server among the parties.
 SERVER: Final = "server"
@@ -33,7 +35,7 @@ def journaled(*, graph: bool) -> tuple[str, ...]:
     return ON_GRAPHS if graph else JOURNALED
 
 
-def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_seconds: float | None) -> Row:
+def entry(outcome: Outcome, evaluation: Table, evaluation_seconds: float | None) -> Entry:
     """Return the journal's entry of a round from the core's outcome and the global model's evaluation.
 
     Raises MetricsError if ``accuracy`` or ``loss`` is not a number.
@@ -42,13 +44,13 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
     mean = fmean(compute) if compute else None
     window = _fedcomm_seconds(outcome)
     counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
-    figures = evaluated(evaluation)
+    figures, clients = evaluated(evaluation), of_clients(outcome)
     return {
         "round": outcome["round"],
         "accuracy": figures.get("accuracy"),
         "loss": figures.get("loss"),
-        **dict.fromkeys(("client_accuracy", "client_loss")),
-        **of_clients(outcome),
+        "client_accuracy": clients.get("client_accuracy"),
+        "client_loss": clients.get("client_loss"),
         "seconds": outcome["seconds"],
         "communication_seconds": outcome["communication_seconds"],
         "compute_seconds": mean,
@@ -62,9 +64,7 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
         "complete": outcome["complete"],
         "fold": outcome.get("fold"),
         "clients": outcome["participants"],
-        "transfers": [
-            {**_ends(way), **way, "congestion_control": _congestion(way, outcome)} for way in outcome["transfers"]
-        ],
+        "transfers": [_recorded(way, outcome) for way in outcome["transfers"]],
     }
 
 
@@ -76,7 +76,7 @@ def ends_of(client: str, direction: str) -> tuple[str | None, str | None]:
     return {"down": (SERVER, client), "up": (client, SERVER)}.get(direction, (None, None))
 
 
-def _fedcomm_seconds(outcome: Mapping[str, Any]) -> float | None:
+def _fedcomm_seconds(outcome: Outcome) -> float | None:
     """Return the seconds from when the transport got the model's last byte to the mean of the round.
 
     FedComm's server measures the time of train() and aggregate(). It has sent the model to all clients before that: the
@@ -85,37 +85,35 @@ def _fedcomm_seconds(outcome: Mapping[str, Any]) -> float | None:
     """
     sent = [way.get("send_end") for way in outcome["transfers"] if way["direction"] == "down"]
     known = [float(end) for end in sent if end is not None]
-    if not known or outcome.get("start") is None:
+    start = outcome.get("start")
+    if not known or start is None:
         return None
-    return max(0.0, float(outcome["start"]) + float(outcome["seconds"]) - max(known))
+    return max(0.0, float(start) + float(outcome["seconds"]) - max(known))
 
 
-def _congestion(transfer: Mapping[str, Any], outcome: Mapping[str, Any]) -> str | None:
+def _congestion(transfer: Transfer, outcome: Outcome) -> str | None:
     """Return the congestion control of a transfer's sender. The server knows its own; a client reports it."""
     if transfer["direction"] == "down":
-        own: str | None = outcome.get("congestion_control")
-        return own
+        return outcome.get("congestion_control")
     said = (usage_of(part) for part in outcome["participants"] if part["client"] == transfer["client"])
     return next((usage.get("congestion_control") for usage in said), None)
 
 
-def usage_of(participant: Mapping[str, Any]) -> Mapping[str, Any]:
+def usage_of(participant: Participant) -> Usage:
     """Return the resource usage of a participant's process.
 
     Older records lack ``usage`` and have it among the metrics.
     """
-    if "usage" in participant:
-        usage: Mapping[str, Any] = participant["usage"]
-        return usage
-    return checked_usage(participant.get("metrics"))[0]
+    usage = participant.get("usage")
+    return checked_usage(participant.get("metrics"))[0] if usage is None else usage
 
 
-def restored(entry: Row) -> Row:
+def restored(entry: Row) -> Entry:
     """Return a journal's entry in which the strings for numbers that are not finite are numbers again."""
     for column in TABLES["rounds"]:
         if column.type == "float64" and column.name in entry:
             entry[column.name] = number(entry[column.name])
-    return entry
+    return cast("Entry", entry)
 
 
 def rows(table: str, entries: Iterable[Entry]) -> Iterator[Row]:
@@ -191,7 +189,14 @@ def schema(table: str) -> Any:
     return pyarrow.schema(fields)
 
 
-def _ends(transfer: Entry) -> Row:
+def _recorded(transfer: Transfer, outcome: Outcome) -> Transfer:
+    """Return a transfer as the journal has it: with its ends, and its sender's congestion control."""
+    source, target = ends_of(transfer["client"], transfer["direction"])
+    ends: Transfer = {"source": source, "target": target}
+    return {**ends, **transfer, "congestion_control": _congestion(transfer, outcome)}
+
+
+def _ends(transfer: Transfer) -> Row:
     return dict(zip(("source", "target"), ends_of(transfer["client"], transfer["direction"]), strict=True))
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from thalweg.outcome import Entry
+
 SHOWN_CLIENTS: Final = 8
 # Maximum length of a line, in bytes.
 LONGEST: Final = 4096
@@ -35,7 +37,7 @@ class Progress(Protocol):
     def observe(self, state: str) -> None:
         """Show the state of the clients: JSON from the core, several times a second."""
 
-    def end(self, entry: Mapping[str, Any]) -> None:
+    def end(self, entry: Entry) -> None:
         """Show a round that has ended, from its journal entry."""
 
     def close(self) -> None:
@@ -47,7 +49,7 @@ def progress_on_stderr() -> Progress:
     return Bars() if sys.stderr.isatty() else LineProgress()
 
 
-def round_line(entry: Mapping[str, Any], rounds: int) -> str:
+def round_line(entry: Entry, rounds: int) -> str:
     """Return one line about a round."""
     accuracy = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
     if not accuracy and entry["loss"] is not None:
@@ -65,7 +67,7 @@ def round_line(entry: Mapping[str, Any], rounds: int) -> str:
     )
 
 
-def iteration_line(entry: Mapping[str, Any], rounds: int) -> str:
+def iteration_line(entry: Entry, rounds: int) -> str:
     """Return one line about an iteration of all nodes of a graph, from the journal's entry."""
     nodes = list(entry["nodes"].values())
     quality = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
@@ -73,7 +75,7 @@ def iteration_line(entry: Mapping[str, Any], rounds: int) -> str:
         quality = f"loss {entry['loss']:.4g}, "
     expected = sum(node["chunks_expected"] for node in nodes)
     used = 100 * sum(node["chunks_used"] for node in nodes) / expected if expected else 100.0
-    apart = "" if entry["disagreement"] is None else f", disagreement {entry['disagreement']:.2g}"
+    apart = "" if entry.get("disagreement") is None else f", disagreement {entry['disagreement']:.2g}"
     return (
         f"iteration {entry['round']}/{rounds}: {quality}{format_seconds(entry['seconds'])} "
         f"(exchange {format_seconds(entry['communication_seconds'])}), {format_bytes(entry['bytes_up'])} sent, "
@@ -81,7 +83,7 @@ def iteration_line(entry: Mapping[str, Any], rounds: int) -> str:
     )
 
 
-def missing_words(entry: Mapping[str, Any]) -> list[str]:
+def missing_words(entry: Entry) -> list[str]:
     """Return the missing fractions of a round's updates and models, such as ``10 % missing``; none if all arrived."""
     found = []
     for direction, words in (("up", "missing"), ("down", "of the model missing")):
@@ -111,7 +113,7 @@ class LineProgress:
     def observe(self, state: str) -> None:
         pass
 
-    def end(self, entry: Mapping[str, Any]) -> None:
+    def end(self, entry: Entry) -> None:
         self.note(round_line(entry, self._rounds))
 
     def close(self) -> None:
@@ -157,7 +159,7 @@ class Bars:
             phases = ", ".join(f"{count} {phase}" for phase, count in counts.most_common())
             self._bars.update(self._round, completed=mean, phase=phases)
 
-    def end(self, entry: Mapping[str, Any]) -> None:
+    def end(self, entry: Entry) -> None:
         self.note(round_line(entry, self._rounds))
 
     def refresh(self) -> None:

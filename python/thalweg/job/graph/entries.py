@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from thalweg.job.graph.lines import Finished
-from thalweg.record.columns import Row
+from thalweg.outcome import Entry
 from thalweg.record.nodes import entry
 
 
@@ -21,14 +21,14 @@ class Collector:
         self._reached = dict.fromkeys(names, 0)
         self._waiting: dict[int, dict[str, Finished]] = {}
 
-    def add(self, node: str, line: Finished) -> Iterator[Row]:
+    def add(self, node: str, line: Finished) -> Iterator[Entry]:
         """Take a node's line; yield the entries of iterations that all working nodes have finished, in order."""
         self._waiting.setdefault(line.number, {})[node] = line
         if node in self._reached:
             self._reached[node] = line.number
         yield from self._finished()
 
-    def remove(self, node: str) -> Iterator[Row]:
+    def remove(self, node: str) -> Iterator[Entry]:
         """Stop waiting for a node that is done or lost. Yield entries as ``add`` does."""
         self._reached.pop(node, None)
         yield from self._finished()
@@ -38,7 +38,7 @@ class Collector:
         """The nodes that are neither done nor lost."""
         return list(self._reached)
 
-    def _finished(self) -> Iterator[Row]:
+    def _finished(self) -> Iterator[Entry]:
         least = min(self._reached.values(), default=None)
         for number in sorted(self._waiting):
             if least is not None and number > least:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from thalweg.job.common.session import Session
     from thalweg.machine import Usage
+    from thalweg.outcome import GraphSummary
     from thalweg.plan import Plan
     from thalweg.record import RunRecord
 
@@ -84,7 +85,7 @@ class GraphResult:
             emulation_reason=None if network is None else network.reason,
         )
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> GraphSummary:
         """Return the object that ``--json`` prints. Times are in seconds, sizes in bytes, accuracy is 0 to 1."""
         return {
             "graph": self.plan.job.graph,

@@ -29,11 +29,11 @@ from thalweg.job.graph.order import NodeOrder
 from thalweg.job.graph.result import GraphResult
 from thalweg.machine import grace
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.outcome import Entry
 from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
 from thalweg.record import RunRecord
-from thalweg.record.columns import Row
 from thalweg.record.of_nodes import Due, start_of
 from thalweg.transports import links, registry
 from thalweg.ui.progress import iteration_line
@@ -204,7 +204,7 @@ class Course:
                 name, line = self._lines.get(timeout=WAIT_SLICE)
                 return name, line if isinstance(line, Ended) else decode(line)
 
-    def _keep(self, entries: Iterable[Row]) -> int:
+    def _keep(self, entries: Iterable[Entry]) -> int:
         """Record iterations that all nodes have finished; return how many."""
         kept = 0
         for row in entries:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from thalweg import _core, algorithms, apps, machine
 from thalweg.apps.metrics import Intake
@@ -27,6 +27,7 @@ from thalweg.job.star.attendance import Absence, Attendance, sentences
 from thalweg.job.tree.root import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
 from thalweg.machine.waiting import WAIT_SLICE
+from thalweg.outcome import Entry, Outcome, Summary, SummaryRound
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.on_trees import has_nodes
@@ -41,22 +42,6 @@ if TYPE_CHECKING:
     from thalweg.job.common.session import Session
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
-
-SHOWN: Final = (
-    "round",
-    "accuracy",
-    "loss",
-    "client_accuracy",
-    "client_loss",
-    "seconds",
-    "communication_seconds",
-    "fedcomm_communication_seconds",
-    "bytes_down",
-    "bytes_up",
-    "participants",
-    "expected",
-    "complete",
-)
 
 
 @dataclass(frozen=True)
@@ -83,10 +68,9 @@ class Result:
     # The counters of the workers' work, in a job whose updates were folded by workers.
     tree: Table | None = None
 
-    def table(self) -> dict[str, Any]:
+    def table(self) -> Summary:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
-        own = {} if self.tree is None else {"tree": live.table(self.tree, list(self.record.rounds()))}
-        return {
+        summary: Summary = {
             "transport": self.plan.scheme,
             "transport_reason": self.transport_reason,
             "algorithm": self.plan.algorithm.name,
@@ -94,14 +78,35 @@ class Result:
             "clients": self.plan.job.clients,
             "parameters": self.parameters,
             "update_bytes": self.update_bytes,
-            "rounds": [{key: entry.get(key) for key in SHOWN} for entry in self.record.rounds()],
+            "rounds": [_summary_round(entry) for entry in self.record.rounds()],
             "absent": [vars(one) for one in self.absent],
             "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
             "emulation": self.emulation,
             "emulation_reason": self.emulation_reason,
-            **own,
             "record": str(self.record.path),
         }
+        if self.tree is not None:
+            summary["tree"] = live.table(self.tree, list(self.record.rounds()))
+        return summary
+
+
+def _summary_round(entry: Entry) -> SummaryRound:
+    """Return what a summary has of a journal's entry. Older journals lack some keys."""
+    return {
+        "round": entry["round"],
+        "accuracy": entry.get("accuracy"),
+        "loss": entry.get("loss"),
+        "client_accuracy": entry.get("client_accuracy"),
+        "client_loss": entry.get("client_loss"),
+        "seconds": entry["seconds"],
+        "communication_seconds": entry["communication_seconds"],
+        "fedcomm_communication_seconds": entry.get("fedcomm_communication_seconds"),
+        "bytes_down": entry["bytes_down"],
+        "bytes_up": entry["bytes_up"],
+        "participants": entry["participants"],
+        "expected": entry["expected"],
+        "complete": entry["complete"],
+    }
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ class Host:
             return totals(json.loads(self.server.resent(COUNT_SECONDS)).values())
         return counted(self.server, lambda: json.loads(self.server.departed()), senders(self.record.rounds()))
 
-    def _step(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+    def _step(self, number: int, names: Sequence[str]) -> Entry:
         """Run a round, evaluate the model if the server does that, and return the journal's entry."""
         end_if_interrupted()
         self.progress.begin(number, self.plan.job.rounds)
@@ -219,7 +224,7 @@ class Host:
         evaluation = self.party.evaluate() if SERVER in self.evaluators else {}
         return entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
 
-    def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+    def _round(self, number: int, names: Sequence[str]) -> Outcome:
         config = json.dumps(round_config(self.plan, number, names, evaluate=CLIENTS in self.evaluators))
         try:
             outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
@@ -240,7 +245,7 @@ class Host:
         if self.session is not None:
             self.session.check()
 
-    def _keep(self, done: Mapping[str, Any]) -> None:
+    def _keep(self, done: Entry) -> None:
         number, every, last = done["round"], self.plan.checkpoint_every, self.plan.job.rounds
         self.record.append(done)
         self.record.log(round_line(done, last))

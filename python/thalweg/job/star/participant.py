@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from thalweg import _core, bounded_json, machine
 from thalweg.apps.metrics import offered
 from thalweg.job.common.parties import PartyMaker
+from thalweg.outcome import ClientRound
+from thalweg.wire import Table
 
 Note = Callable[[str], None]
 
 
-def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[str, Any]]:
+def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[ClientRound]:
     """Take part in every round until the job is done; return ``{"round", "samples", "status"}`` of each.
 
     ``status`` is accepted, late, rejected, or done if the job ended before the server decided. A rejected update does
@@ -23,7 +24,7 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
     """
     client.join()
     party = None
-    rounds: list[dict[str, Any]] = []
+    rounds: list[ClientRound] = []
     while (task := client.next()) is not None:
         number, text = task
         config = bounded_json.read_object(text)
@@ -40,7 +41,7 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
     return rounds
 
 
-def _usage(client: _core.Client, seconds: float) -> dict[str, Any]:
+def _usage(client: _core.Client, seconds: float) -> Table:
     return {
         "train_seconds": seconds,
         "peak_rss_bytes": machine.peak_rss_bytes(),
