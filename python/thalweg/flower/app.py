@@ -8,16 +8,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from thalweg.errors import AppError, PlanError
 from thalweg.sections import toml
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
-Config = dict[str, Any]
+#: A value of an app's configuration, as Flower allows them, and a configuration with its keys joined by dots.
+ConfigValue: TypeAlias = bool | int | float | str
+Config: TypeAlias = dict[str, ConfigValue]
 
 FILE: Final = "pyproject.toml"
 LARGEST_FILE: Final = 1 << 20
@@ -32,16 +35,16 @@ class AppFolder:
     path: Path
     server: str
     client: str
-    config: Mapping[str, Any]
+    config: Mapping[str, ConfigValue]
     nodes: int | None
 
-    def run_config(self, said: Mapping[str, Any]) -> Config:
-        """Return the app's configuration with the values of ``said``. Raises PlanError for a key that it lacks."""
-        for key in said:
+    def run_config(self, overrides: Mapping[str, ConfigValue]) -> Config:
+        """Return the app's configuration with the values of ``overrides``. Raises PlanError for a key that it lacks."""
+        for key in overrides:
             if key not in self.config:
                 known = ", ".join(sorted(self.config)) or "none"
                 raise PlanError(f"the app {self.path} has no run configuration {key!r}", f"It has: {known}")
-        return {**self.config, **said}
+        return {**self.config, **overrides}
 
     def load_server(self) -> ServerApp:
         """Import the ServerApp. Raises AppError."""
@@ -126,13 +129,13 @@ def pairs(text: str, what: str) -> Config:
     return dict(_flat(toml.loads("\n".join(lines), what)))
 
 
-def _section(table: Any, *names: str) -> dict[str, Any]:
+def _section(table: object, *names: str) -> Table:
     for name in names:
         table = table.get(name) if isinstance(table, dict) else None
     return table if isinstance(table, dict) else {}
 
 
-def _nodes(federations: Mapping[str, Any]) -> int | None:
+def _nodes(federations: Table) -> int | None:
     """Return the number of nodes of the default federation, or of the only one; None if it is not given."""
     named = {name: table for name, table in federations.items() if isinstance(table, dict)}
     default = federations.get("default")
@@ -143,7 +146,7 @@ def _nodes(federations: Mapping[str, Any]) -> int | None:
     return nodes if isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0 else None
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested tables with their keys joined by dots, in the form that Flower gives to apps."""
     for key, value in table.items():
         if isinstance(value, dict):

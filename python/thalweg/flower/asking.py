@@ -8,10 +8,10 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from thalweg.errors import PlanError
-from thalweg.flower.app import read
+from thalweg.flower.app import ConfigValue, read
 
 # Callable -> the argument that names the data set, the one for its configuration, and whether both may be positional.
 CALLS: Final = {
@@ -97,7 +97,7 @@ class _Source:
             return None if below is None else f"{below}.{node.attr}"
         return None
 
-    def calls(self, sources: Mapping[str, _Source], config: Mapping[str, Any]) -> Iterator[Asked]:
+    def calls(self, sources: Mapping[str, _Source], config: Mapping[str, ConfigValue]) -> Iterator[Asked]:
         """Yield the calls in this file that load a data set, in order of their lines."""
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
@@ -115,7 +115,7 @@ class _Source:
                 f"{self.where}:{node.lineno}",
             )
 
-    def text(self, node: ast.expr, sources: Mapping[str, _Source], config: Mapping[str, Any]) -> str | None:
+    def text(self, node: ast.expr, sources: Mapping[str, _Source], config: Mapping[str, ConfigValue]) -> str | None:
         """Return the string that is an expression's value, or None if the source does not show it."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else None

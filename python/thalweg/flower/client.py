@@ -21,10 +21,12 @@ from thalweg import machine
 from thalweg.apps import seed_all
 from thalweg.errors import AppError
 from thalweg.flower import compat, records
+from thalweg.flower.app import Config, ConfigValue
 from thalweg.flower.fold import Slots
 from thalweg.flower.records import HeadError
 from thalweg.tasks import Given, TaskClient, Tensors
 from thalweg.tensors.watching import Note, ignore
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -95,13 +97,13 @@ class _Kept:
 
     group: str
     reply: Message
-    told: dict[str, Any]
+    head: Table
 
 
 class Node:
     """One node: it handles messages, and keeps its context from one message to the next."""
 
-    def __init__(self, name: str, apps: Apps, node_config: Mapping[str, Any], note: Note = ignore) -> None:
+    def __init__(self, name: str, apps: Apps, node_config: Mapping[str, ConfigValue], note: Note = ignore) -> None:
         self.name, self._apps, self._node_config, self._note = name, apps, dict(node_config), note
         self._context: Context | None = None
         self._kept: _Kept | None = None
@@ -149,20 +151,18 @@ class Node:
         }
         self._send(task, head, reply, usage, slots)
 
-    def _send(
-        self, task: Given, head: Mapping[str, Any], reply: Message, usage: dict[str, Any], slots: Slots | None
-    ) -> None:
-        told: dict[str, Any] = {"created": reply.metadata.created_at, "ttl": reply.metadata.ttl, "usage": usage}
+    def _send(self, task: Given, head: Table, reply: Message, usage: Table, slots: Slots | None) -> None:
+        own: Table = {"created": reply.metadata.created_at, "ttl": reply.metadata.ttl, "usage": usage}
         if head.get("fold") is None:
-            task.answer(*_whole(reply, told))
+            task.answer(*_whole(reply, own))
             return
         fit = None if slots is None or reply.has_error() else slots.fit(reply.content, str(head["fold"]))
-        self._kept = _Kept(str(head.get("id")), reply, told)
+        self._kept = _Kept(str(head.get("id")), reply, own)
         folded = None if fit is None else records.pack(reply.content, fit.values)
         if fit is None or folded is None or folded.body:
             task.refuse(ASK)
         else:
-            task.answer({**told, "records": folded.records}, fit.body, weight=fit.weight)
+            task.answer({**own, "records": folded.records}, fit.body, weight=fit.weight)
 
     def _fetch(self, task: Given, group: object) -> None:
         """Send the kept reply, which could not be folded. It is sent only once."""
@@ -170,10 +170,10 @@ class Node:
         if kept is None or kept.group != group:
             task.refuse("it has no such reply any more")
         else:
-            task.answer(*_whole(kept.reply, kept.told))
+            task.answer(*_whole(kept.reply, kept.head))
 
 
-def received(head: Mapping[str, Any], task: Given, name: str) -> tuple[Message, int, dict[str, Any]]:
+def received(head: Mapping[str, Any], task: Given, name: str) -> tuple[Message, int, Config]:
     """Return the message in a task, the node's id and the run's configuration. Raises HeadError."""
     try:
         node = node_id(_typed(head["salt"], str), name)
@@ -210,13 +210,13 @@ def _typed(value: Any, *kinds: type[Any]) -> Any:
     return value
 
 
-def _whole(reply: Message, told: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors | None]:
-    """Return the head and the tensors of a reply that is sent whole, not folded."""
+def _whole(reply: Message, own: Table) -> tuple[Table, Tensors | None]:
+    """Return the head and the tensors of a reply that is sent whole, not folded. ``own`` are keys of the head."""
     if reply.has_error():
-        return {**told, "error": [int(reply.error.code), reply.error.reason]}, None
+        return {**own, "error": [int(reply.error.code), reply.error.reason]}, None
     packed = records.pack(reply.content)
     tensors = packed.tensors()
-    return {**told, "records": packed.records}, Tensors(tensors) if tensors else None
+    return {**own, "records": packed.records}, Tensors(tensors) if tensors else None
 
 
 def _copied(state: RecordDict) -> RecordDict:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from flwr.app import Error, Message, Metadata, RecordDict
 
+from thalweg.flower.app import Config
 from thalweg.machine.waiting import WAIT_SLICE
 
 #: What Flower calls the node that the ServerApp runs on.
@@ -99,7 +100,7 @@ def run_class() -> type[Any] | None:
     return None
 
 
-def new_run(run_id: int, config: dict[str, Any]) -> Any:
+def new_run(run_id: int, config: Config) -> Any:
     """Return a value for ``Grid.run``: Flower's ``Run`` if it can be made, else an object with the same attributes."""
     made = getattr(run_class(), "create_empty", None)
     if made is None:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,10 @@ from thalweg.data.dataset import SIDE, Dataset
 from thalweg.data.files import packaged, read_bounded
 from thalweg.errors import DataError, PlanError
 from thalweg.flower.asking import Asked, asked
+from thalweg.wire import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Keeps ``datasets`` from contacting its hub.
 ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1"}
@@ -99,7 +103,7 @@ class Made:
     reason: str | None = None
     hint: str | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Table:
         return {**vars(self), "where": list(self.where), "rows": None if self.rows is None else dict(self.rows)}
 
 
@@ -152,7 +156,7 @@ def _make(to: Path, name: str, subset: str | None, *, root: Path | None, substit
 
 def _images(
     pictures: Pictures, name: str, root: Path | None, substitute: str | None
-) -> tuple[dict[str, Any], str, bool]:
+) -> tuple[dict[str, pa.Table], str, bool]:
     """Return the tables of train and test, their description, and whether they are a substitute."""
     chosen, classes, replaced = pictures.data, pictures.classes, False
     try:
@@ -170,7 +174,7 @@ def _images(
     return tables, source, replaced
 
 
-def _pictures(pictures: Pictures, classes: tuple[str, ...], dataset: Dataset) -> Any:
+def _pictures(pictures: Pictures, classes: tuple[str, ...], dataset: Dataset) -> pa.Table:
     """Return an Arrow table of PNG files and labels, with the features that ``datasets`` reads from its metadata."""
     import pyarrow as pa
 
@@ -185,7 +189,7 @@ def _pictures(pictures: Pictures, classes: tuple[str, ...], dataset: Dataset) ->
     return table.replace_schema_metadata(metadata)
 
 
-def _iris() -> Any:
+def _iris() -> pa.Table:
     """Return scikit-learn's iris data with the hub's names of columns: four measures in cm, and the species."""
     import pyarrow as pa
 
@@ -212,7 +216,7 @@ def png(image: NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
-def _write(folder: Path, name: str, config: str, source: str, splits: Mapping[str, Any]) -> None:
+def _write(folder: Path, name: str, config: str, source: str, splits: Mapping[str, pa.Table]) -> None:
     """Write a folder atomically, so that an interruption leaves none that looks finished.
 
     ``datasets`` caches data by the names of its files, wherever their folder is, and not by their content. So the names

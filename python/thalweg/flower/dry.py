@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from thalweg.apps import seed_all
 from thalweg.flower import compat, fold
-from thalweg.flower.app import AppFolder, read
+from thalweg.flower.app import AppFolder, ConfigValue, read
 from thalweg.flower.arrays import bytes_of
 from thalweg.flower.sizing import Size
 
@@ -35,7 +35,7 @@ class Enough(BaseException):
 class Measuring(Grid):
     """A grid whose nodes do not exist. It measures the arrays of the first messages, and then ends the app."""
 
-    def __init__(self, clients: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, clients: int, config: Mapping[str, ConfigValue]) -> None:
         self._clients, self._config = clients, dict(config)
         #: The most bytes of arrays in a message.
         self.largest = 0
@@ -75,7 +75,7 @@ class Measuring(Grid):
         yield
 
 
-def size_of(found: AppFolder, options: Mapping[str, Any], clients: int, seed: int) -> Size:
+def size_of(found: AppFolder, options: Mapping[str, ConfigValue], clients: int, seed: int) -> Size:
     """Run an app's ServerApp until it sends a message. Raises AppError if it cannot be imported.
 
     The size stays unknown for legacy apps, which catch ``Enough``, and for apps that ask a node for the first model.

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from thalweg import _core
 from thalweg.flower import agreeing, compat, fold, records
 from thalweg.flower.answers import Answers
+from thalweg.flower.app import ConfigValue
 from thalweg.flower.client import ASK, message_id, node_id
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
 from thalweg.flower.judging import Judge
@@ -39,7 +40,7 @@ class ThalwegGrid(Grid):
         *,
         run_id: int,
         salt: str,
-        config: Mapping[str, Any],
+        config: Mapping[str, ConfigValue],
         seed: int = 0,
         folds: bool = True,
         holes: bool = False,

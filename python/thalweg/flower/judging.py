@@ -19,6 +19,7 @@ from thalweg.flower.client import LONGEST_REASON, seconds_of
 from thalweg.flower.fold import WEIGHTS, Slots, averaged, only
 from thalweg.flower.records import HeadError
 from thalweg.tensors.arena import ARRAY_TYPES
+from thalweg.wire import Table
 
 UNREADABLE: Final = "it sent no reply that can be read"
 
@@ -75,7 +76,7 @@ def read(head: Any, tensors: Mapping[str, Values]) -> Said:
     return Said(created, ttl, content)
 
 
-def _times(head: Mapping[str, Any]) -> tuple[float, float]:
+def _times(head: Table) -> tuple[float, float]:
     """Return when a reply was created, and its time to live, in seconds. Raises HeadError unless that is above 0."""
     try:
         created, ttl = seconds_of(head.get("created")), seconds_of(head.get("ttl"))
