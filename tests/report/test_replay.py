@@ -31,16 +31,16 @@ def plan(folder: Path, *, rounds: int = 3, **tree: Any) -> Plan:
     )
 
 
-def told(plane: str, split: str) -> dict[str, Any]:
+def told(plane: str, split: str) -> Any:
     return {"bytes": BYTES, "switches": {"data_plane": plane, "reuse": plane == "pool"}, "config": {"split": split}}
 
 
-def spent(handed: float, folded: float, workers: int = 1) -> dict[str, Any]:
+def spent(handed: float, folded: float, workers: int = 1) -> Any:
     return {"handover_us": {"p50": handed}, "fold_us": {"p50": folded}, "workers": workers}
 
 
 def test_costs_are_those_of_single_updates() -> None:
-    rounds = [{"fold": {"finish_seconds": seconds}} for seconds in (0.001, 0.004, 0.9)]
+    rounds: Any = [{"fold": {"finish_seconds": seconds}} for seconds in (0.001, 0.004, 0.9)]
     found = costs(spent(30.0, 5030.0), rounds, told("pool", "ranges"))
     assert BYTES / found["fold"] + BYTES / found["sums"] == pytest.approx(0.005)
     assert found["hand_over"] == pytest.approx(30e-6)
@@ -49,7 +49,7 @@ def test_costs_are_those_of_single_updates() -> None:
 
 
 def test_what_copies_has_a_rate_and_what_is_above_leaves_is_not_counted_twice() -> None:
-    rounds = [{"fold": {"finish_seconds": 0.1}}]
+    rounds: Any = [{"fold": {"finish_seconds": 0.1}}]
     found = costs(spent(10_000.0, 15_000.0, 2), rounds, told("sockets", "clients"))
     assert found["hand_over"] == 0.0
     assert BYTES / found["socket"] == pytest.approx(0.01)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
 
 import typer
 
 from thalweg.cli.plans import PlanCommand, given
 from thalweg.ui.output import Json, output
+
+if TYPE_CHECKING:
+    from thalweg.report.replay import Replayed
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at aggregation trees without running them.")
 PlanFile: TypeAlias = Annotated[
@@ -69,7 +72,7 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
         from thalweg.cli.plans import assemble
         from thalweg.report.replay import replayed
 
-        met: list[dict[str, Any]] = []
+        met: list[Replayed] = []
         for folder in record or []:
             met.append(replayed(folder, met))
         found = trees.simulated(assemble(file, None, given(context)), met)
@@ -150,7 +153,7 @@ def _round(row: dict[str, Any]) -> str:
     )
 
 
-def _met(one: dict[str, Any]) -> str:
+def _met(one: Replayed) -> str:
     from thalweg.ui.units import format_seconds
 
     live, simulated = format_seconds(one["live_seconds"]), format_seconds(one["simulated_seconds"])

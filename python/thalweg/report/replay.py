@@ -6,14 +6,14 @@ arrivals, round by round. The simulator's completion time is then compared with 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final, TypedDict, cast
 
-from thalweg import _core, trees
+from thalweg import _core, trees, wire
 from thalweg.errors import RecordError
+from thalweg.outcome import Entry
 from thalweg.record import Record
 
 # A simulated time counts as correct if it differs from the live one by at most this fraction.
@@ -23,7 +23,73 @@ FOLD: Final = 13.1e9
 SUMS: Final = 22.5e9
 
 
-def replayed(folder: Path, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+class Percentiles(TypedDict):
+    """The median and the 99th percentile of times in microseconds; None without any."""
+
+    p50: float | None
+    p99: float | None
+
+
+class Work(TypedDict):
+    """What the record's manifest has under ``tree``: the work of the workers."""
+
+    system: str
+    handover_us: Percentiles
+    fold_us: Percentiles
+    workers: int
+
+
+class Switches(TypedDict):
+    """The system's switches that decide what an update costs."""
+
+    data_plane: str
+    reuse: bool
+
+
+class Config(TypedDict):
+    """What of the control plane's settings decides what an update costs."""
+
+    split: str
+
+
+class Scenario(TypedDict):
+    """What is read here of a plan's scenario for the core."""
+
+    bytes: int
+    clients: int
+    switches: Switches
+    config: Config
+
+
+class Costs(TypedDict):
+    """The simulator's costs: rates in bytes a second, and ``hand_over`` in seconds."""
+
+    fold: int
+    sums: int
+    hand_over: float
+    socket: int
+    broker: int
+    side: int
+    finish: int
+
+
+class Replayed(TypedDict):
+    """A run's completion time and the simulator's, in seconds; ``costs_of`` is the record that the costs are from."""
+
+    record: str
+    system: str
+    split: str
+    updates: int
+    update_bytes: int
+    live_seconds: float
+    simulated_seconds: float
+    off: float
+    met: bool
+    costs: Costs
+    costs_of: str
+
+
+def replayed(folder: Path, others: Sequence[Replayed] = ()) -> Replayed:
     """Return a run's completion time and the simulator's, with the measured costs.
 
     If no update of a run found an idle worker, the run does not show what an update costs. It then takes the costs of
@@ -32,57 +98,59 @@ def replayed(folder: Path, others: Sequence[Mapping[str, Any]] = ()) -> dict[str
     Raises RecordError if ``folder`` is not a finished run of a tree with one node, or if its costs are unknown.
     """
     record = Record(folder)
-    tree, rounds = record.manifest.get("tree"), list(record.rounds())
-    whole = [entry for entry in rounds if entry["fold"].get("completion_seconds") is not None]
+    tree, whole = record.manifest.get("tree"), [entry for entry in record.rounds() if _completion(entry) is not None]
     if tree is None or not whole:
         raise RecordError(f"{folder} has no rounds of an aggregation tree", "Take a run with --aggregation tree")
     if "nodes" in tree:
         raise RecordError(
             f"{folder} has nodes beside its server: only a run without is played", "Take a run of one node"
         )
-    told = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
-    paid: Mapping[str, Any] | None
+    scenario = cast("Scenario", trees.scenario(record.plan, int(record.manifest["update_bytes"])))
+    source: tuple[str, Costs] | None
     if tree["fold_us"]["p50"] is None:
-        paid = _lent(tree, told, others)
+        source = _costs_of(tree, scenario, others)
     else:
-        paid = {"record": folder.name, "costs": costs(tree, whole, told)}
-    if paid is None:
+        source = folder.name, costs(tree, whole, scenario)
+    if source is None:
         raise RecordError(
             f"{folder} does not say what an update costs: none found a worker without work",
             "Take a run with fewer clients or more rounds, or give one of the same system and model before it",
         )
-    simulated = [_one(told, paid["costs"], entry) for entry in whole]
-    ours = median(simulated)
-    live = median(entry["fold"]["completion_seconds"] for entry in whole)
+    name, measured = source
+    ours = median(_simulated(scenario, measured, entry) for entry in whole)
+    live = median(seconds for entry in whole if (seconds := _completion(entry)) is not None)
     return {
         "record": folder.name,
         "system": tree["system"],
-        "split": told["config"]["split"],
-        "updates": told["clients"],
-        "update_bytes": told["bytes"],
+        "split": scenario["config"]["split"],
+        "updates": scenario["clients"],
+        "update_bytes": scenario["bytes"],
         "live_seconds": live,
         "simulated_seconds": ours,
         "off": ours / live - 1,
         "met": abs(ours / live - 1) <= MARGIN,
-        "costs": paid["costs"],
-        "costs_of": paid["record"],
+        "costs": measured,
+        "costs_of": name,
     }
 
 
-def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the simulator's costs from a run's record. A rate of 0 takes no time."""
-    size, on = told["bytes"], told["switches"]
-    handed = tree["handover_us"]["p50"] / 1e6
-    fold = max(tree["fold_us"]["p50"] / 1e6 - handed, 1e-6)
+def costs(tree: Work, rounds: Sequence[Entry], scenario: Scenario) -> Costs:
+    """Return the simulator's costs from a run's record. A rate of 0 takes no time.
+
+    The record must have the medians of ``tree``.
+    """
+    size, on = scenario["bytes"], scenario["switches"]
+    handed = (tree["handover_us"]["p50"] or 0.0) / 1e6
+    fold = max((tree["fold_us"]["p50"] or 0.0) / 1e6 - handed, 1e-6)
     slower = fold / (size / FOLD + size / SUMS)
     copied = int(size / handed)
     moved = 0.0 if on["data_plane"] == "pool" else handed
     # The simulator has aggregators above the leaves: a middle if there are several leaves, and a top if no worker
     # becomes the top. In a run of one node the server does their work at the end of the round.
-    leaves = tree["workers"] if told["config"]["split"] == "clients" else 1
+    leaves = tree["workers"] if scenario["config"]["split"] == "clients" else 1
     middle = 0.0 if leaves == 1 else leaves * (moved + size / (FOLD / slower)) + size / (SUMS / slower)
     top = 0.0 if on["reuse"] else moved + fold
-    finish = median(entry["fold"]["finish_seconds"] for entry in rounds) - middle - top
+    finish = median((entry["fold"] or {})["finish_seconds"] for entry in rounds) - middle - top
     return {
         "fold": int(FOLD / slower),
         "sums": int(SUMS / slower),
@@ -94,22 +162,28 @@ def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Ma
     }
 
 
-def _lent(
-    tree: Mapping[str, Any], told: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any] | None:
-    """Return the result of another run with this system and update size, or None."""
-    wanted = (tree["system"], told["bytes"])
-    return next((one for one in others if (one["system"], one["update_bytes"]) == wanted), None)
+def _completion(entry: Entry) -> float | None:
+    """Return the seconds from a round's first whole update to the new model; None if they are not known."""
+    return (entry["fold"] or {}).get("completion_seconds")
 
 
-def _one(told: Mapping[str, Any], measured: Mapping[str, Any], entry: Mapping[str, Any]) -> float:
+def _costs_of(tree: Work, scenario: Scenario, others: Sequence[Replayed]) -> tuple[str, Costs] | None:
+    """Return the record and the costs of another run with this system and update size, or None."""
+    wanted = (tree["system"], scenario["bytes"])
+    found = ((one["record"], one["costs"]) for one in others if (one["system"], one["update_bytes"]) == wanted)
+    return next(found, None)
+
+
+def _simulated(scenario: Scenario, measured: Costs, entry: Entry) -> float:
+    """Return the simulator's completion time of a round in seconds, with the arrivals that the round had."""
     ends = {
-        way["client"]: way["receive_end"]
+        way["client"]: end
         for way in entry["transfers"]
-        if way["direction"] == "up" and way["receive_end"] is not None
+        if way["direction"] == "up" and (end := way["receive_end"]) is not None
     }
     first = min(ends.values(), default=0.0)
     # Simulate two rounds: the first one starts the workers, as the run had done when its rounds began.
-    scenario = {**told, "rounds": 2, "costs": measured, "arrivals": sorted(end - first for end in ends.values())}
-    _, outcome = json.loads(_core.tree_simulate(json.dumps(scenario)))
+    arrivals = sorted(end - first for end in ends.values())
+    played = {**scenario, "rounds": 2, "costs": measured, "arrivals": arrivals}
+    _, outcome = wire.plain(_core.tree_simulate(wire.encode(played)))
     return float(outcome["completion_seconds"])
