@@ -8,7 +8,16 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from thalweg.sections.marks import Core, Option, Source, Words
-from thalweg.ui.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
+from thalweg.ui.units import (
+    LARGEST,
+    RATE_FORM,
+    SIZE_FORM,
+    TIME_FORM,
+    UnexpectedValueError,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+)
 
 BOTH: Final = ("run", "server")
 ALL: Final = (*BOTH, "client", "node")
@@ -35,7 +44,7 @@ def _listening(value: Any) -> Any:
     text = str(value) if type(value) is int else value
     port = text.rpartition(":")[2] if isinstance(text, str) else ""
     if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-        raise ValueError("a port from 0 to 65535, alone or behind a host as in 0.0.0.0:9100")
+        raise UnexpectedValueError(value, "a port from 0 to 65535, alone or behind a host as in 0.0.0.0:9100")
     return text
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple, get_args, get_origin
+from typing import Final, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from thalweg.errors import PlanError
+from thalweg.ui.units import UnexpectedValueError
+from thalweg.wire import Table
 
 # A plan with more wrong keys than this is another kind of file.
 MOST_NAMED: Final = 20
@@ -132,7 +134,7 @@ def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def _expected(finding: ErrorDetails) -> str:
-    context: Mapping[str, Any] = finding.get("ctx", {})
+    context: Table = finding.get("ctx", {})
     bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "multiple_of": "a multiple of"}
     for bound, words in bounds.items():
         if bound in context:
@@ -140,7 +142,8 @@ def _expected(finding: ErrorDetails) -> str:
     if finding["type"] == "literal_error":
         return str(context["expected"])
     if finding["type"] == "value_error":
-        return str(context["error"]).partition(" is not ")[2] or str(context["error"])
+        error = context["error"]
+        return error.expected if isinstance(error, UnexpectedValueError) else str(error)
     return _EXPECTED.get(finding["type"], finding["msg"])
 
 

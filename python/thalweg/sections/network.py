@@ -12,7 +12,16 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from thalweg.sections import RUNS, Buffer, Section, Text
 from thalweg.sections import Rate as PlainRate
 from thalweg.sections.marks import Option, Words
-from thalweg.ui.units import FRACTION_FORM, RATES, TIME_FORM, parse_fraction, parse_rate, parse_seconds, parse_size
+from thalweg.ui.units import (
+    FRACTION_FORM,
+    RATES,
+    TIME_FORM,
+    UnexpectedValueError,
+    parse_fraction,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+)
 
 UNLIMITED: Final = "unlimited"
 # A packet of the emulated network, IP header included.
@@ -40,7 +49,7 @@ def quantity(read: Callable[[object], Number], form: str) -> PlainValidator:
             return read(value)
         ends = [read(part) for part in parts]
         if len(ends) != 2 or any(isinstance(end, str) for end in ends) or not ends[0] <= ends[1]:  # type: ignore[operator]
-            raise ValueError(f"{value!r} is not {form}, {RANGE_FORM}")
+            raise UnexpectedValueError(value, f"{form}, {RANGE_FORM}")
         return ends
 
     return PlainValidator(check)
@@ -51,7 +60,7 @@ def _rate(value: object) -> Number:
         return UNLIMITED
     rate = _number(value, parse_rate, RATE_FORM)
     if rate != int(rate) or not 1 <= rate <= HIGHEST_RATE:
-        raise ValueError(f"{value!r} is not from 1 to {HIGHEST_RATE} bits a second; {UNLIMITED!r} is no limit")
+        raise UnexpectedValueError(value, f"from 1 to {HIGHEST_RATE} bits a second; {UNLIMITED!r} is no limit")
     return int(rate)
 
 
@@ -70,14 +79,14 @@ def _correlation(value: object) -> Number:
 def _within(value: object, parse: Callable[[str], float], most: float, form: str) -> float:
     number = _number(value, parse, form)
     if not 0 <= number <= most:
-        raise ValueError(f"{value!r} is not from 0 to {most:g}: {form}")
+        raise UnexpectedValueError(value, f"from 0 to {most:g}: {form}")
     return float(number)
 
 
 def _number(value: object, parse: Callable[[str], float], form: str) -> float:
     number = parse(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-        raise ValueError(f"{value!r} is not {form}")
+        raise UnexpectedValueError(value, form)
     return number
 
 
@@ -85,11 +94,11 @@ def _queue(value: object) -> int | str:
     packets = _PACKETS.fullmatch(value.strip()) if isinstance(value, str) else None
     if packets is not None:
         if int(packets[1]) == 0:
-            raise ValueError(f"{value!r} is not at least 1 packet: {QUEUE_FORM}")
+            raise UnexpectedValueError(value, f"at least 1 packet: {QUEUE_FORM}")
         return f"{int(packets[1])} packets"
     size = parse_size(value) if isinstance(value, str) else value
     if isinstance(size, bool) or not isinstance(size, int) or not MTU <= size < 1 << 62:
-        raise ValueError(f"{value!r} is not {QUEUE_FORM}")
+        raise UnexpectedValueError(value, QUEUE_FORM)
     return size
 
 
@@ -100,28 +109,28 @@ def _burst(value: object) -> object:
     names = ("enter", "leave", "loss_bad", "loss_good")
     parts = value.split("/")
     if not 2 <= len(parts) <= len(names):
-        raise ValueError(f"{value!r} is not {BURST_FORM}")
+        raise UnexpectedValueError(value, BURST_FORM)
     return dict(zip(names, parts, strict=False))
 
 
 def _cpu(value: object) -> float:
     number = _number(value, lambda text: parse_fraction(text) * 100, "percent, as 99 or 99%")
     if not 0 < number <= 100:
-        raise ValueError(f"{value!r} is not more than 0 and at most 100 percent")
+        raise UnexpectedValueError(value, "more than 0 and at most 100 percent")
     return float(number)
 
 
 def _quota(value: object) -> float:
     number = _number(value, parse_fraction, FRACTION_FORM)
     if not 0.01 <= number <= 1024:
-        raise ValueError(f"{value!r} is not from 0.01 to 1024 cores, as 0.2 or 20%")
+        raise UnexpectedValueError(value, "from 0.01 to 1024 cores, as 0.2 or 20%")
     return float(number)
 
 
 def _scale(value: object) -> float:
     number = _number(value, parse_fraction, "a factor as 0.1")
     if not 1e-6 <= number <= 1e6:
-        raise ValueError(f"{value!r} is not a factor from 0.000001 to 1000000")
+        raise UnexpectedValueError(value, "a factor from 0.000001 to 1000000")
     return float(number)
 
 

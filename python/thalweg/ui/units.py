@@ -50,29 +50,37 @@ LARGEST: Final = (1 << 63) - 1
 _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z/]*)", re.ASCII)
 
 
+class UnexpectedValueError(ValueError):
+    """A value is not of the ``expected`` form, which completes the sentence "Give KEY as ..."."""
+
+    def __init__(self, value: object, expected: str) -> None:
+        super().__init__(f"{value!r} is not {expected}")
+        self.value, self.expected = value, expected
+
+
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as ``8MiB``. Raises ValueError, whose message says what is expected."""
+    """Return the bytes of a size such as ``8MiB``. Raises UnexpectedValueError."""
     return _parse(text, SIZES, SIZE_FORM)
 
 
 def parse_rate(text: str) -> int:
-    """Return the bits a second that ``text`` (such as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise.
+    """Return the bits a second that ``text`` (such as ``20Mbit/s`` or ``3g``) means. Raises UnexpectedValueError.
 
     Text without a unit is refused, except 0: a user who writes ``rate=100`` hardly means bits a second.
     """
     if text.strip().isdecimal() and int(text) > 0:
-        said = text.strip()
-        raise ValueError(f"{said!r} is not a rate with its unit ({said} what?), as {said}mbit or {said}bit")
+        number = text.strip()
+        raise UnexpectedValueError(number, f"a rate with its unit ({number} what?), as {number}mbit or {number}bit")
     return PROFILES[text] if text in PROFILES else _parse(text, RATES, RATE_FORM)
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds that ``text`` (such as ``40ms``) means. Raises ValueError likewise."""
+    """Return the seconds that ``text`` (such as ``40ms``) means. Raises UnexpectedValueError."""
     return float(_number(text, TIMES, TIME_FORM))
 
 
 def parse_fraction(text: str) -> float:
-    """Return the fraction that ``text`` (such as ``1%`` or ``0.01``) means. Raises ValueError likewise."""
+    """Return the fraction that ``text`` (such as ``1%`` or ``0.01``) means. Raises UnexpectedValueError."""
     percent = text.strip().endswith("%")
     return float(_number(text.strip().removesuffix("%"), {}, FRACTION_FORM) / (100 if percent else 1))
 
@@ -80,7 +88,7 @@ def parse_fraction(text: str) -> float:
 def _parse(text: str, units: Mapping[str, int], form: str) -> int:
     value = _number(text, units, form)
     if value.denominator != 1 or value > LARGEST:
-        raise ValueError(f"{text!r} is not {form}")
+        raise UnexpectedValueError(text, form)
     return int(value)
 
 
@@ -88,7 +96,7 @@ def _number(text: str, units: Mapping[str, int] | Mapping[str, Fraction], form: 
     """Return the exact value of ``text``: with a float, 1.005 kB would not be a whole number of bytes."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or (match[2] and match[2] not in units):
-        raise ValueError(f"{text!r} is not {form}")
+        raise UnexpectedValueError(text, form)
     return Fraction(match[1]) * (units[match[2]] if match[2] else 1)
 
 
