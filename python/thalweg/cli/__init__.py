@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import typer
@@ -46,6 +47,7 @@ typer.core.HAS_RICH = False
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 
+CORE: Final = "thalweg._core"
 # Commands that have become part of others: the old name -> the new command.
 RENAMED: Final = {"transports": "thalweg doctor --transports", "unifl": "thalweg forward --mask"}
 
@@ -152,7 +154,7 @@ def report(error: Exception) -> int | None:
         code = exit_code(error)
         if isinstance(error, AppError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-    elif isinstance(error, ImportError) and "_core" in str(error) and "thalweg" in (error.name or ""):
+    elif isinstance(error, ImportError) and _lacks_core(error):
         cause, hint, code = (
             "the compiled core is not installed",
             "Run `make setup`, or install the wheel that `make wheel` makes",
@@ -162,6 +164,12 @@ def report(error: Exception) -> int | None:
         return None
     sys.stderr.write(f"error: {cause}\nhint: {hint}\n")
     return code
+
+
+def _lacks_core(error: ImportError) -> bool:
+    """Return whether an import failed because the compiled core is missing, or cannot be loaded."""
+    # For a missing core, `from thalweg import _core` names the package alone.
+    return error.name == CORE or (error.name == "thalweg" and find_spec(CORE) is None)
 
 
 def _version(wanted: bool) -> None:
