@@ -131,6 +131,12 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
         ([*PROXY[:4]], "--mask needs the server", "--to HOST:PORT"),
         (["forward", "--listen", ":1", "--budget", "0.1"], "--budget has no effect without --mask", "Give --mask"),
         (["doctor", "--transports", "tcp://127.0.0.1:1"], "--transports measures nothing", "Leave the URL"),
+        (["doctor", "--transports", "--size", "1MiB"], "--size has no effect with --transports", "Leave --size out"),
+        (["doctor", "--transports", "--seconds", "1"], "--seconds has no effect with --transports", "--seconds out"),
+        (["doctor", "--transports", "--pki", "d"], "--pki has no effect with --transports", "Leave --pki out"),
+        (["doctor", "--transports", "--token-file", "t"], "--token-file has no effect with", "Leave --token-file out"),
+        (["doctor", "--transports", "--cert", "c"], "--cert has no effect with --transports", "Leave --cert out"),
+        (["doctor", "--transports", "--key", "k"], "--key has no effect with --transports", "Leave --key out"),
     ],
 )
 def test_an_error_is_two_lines_and_a_code(arguments: list[str], cause: str, hint: str) -> None:

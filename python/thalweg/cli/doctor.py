@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from thalweg.cli import effects
 from thalweg.errors import PlanError
 from thalweg.ui.output import Json, output
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from thalweg.doctor import Check, Report, Throughput
 
 
+# The parameters that can be given with --transports.
+LISTING: Final = frozenset({"transports", "as_json"})
+
+
 def command(
+    context: typer.Context,
     url: Annotated[str | None, typer.Argument(help="Peer where `thalweg doctor --serve URL` runs.")] = None,
     *,
     serve: Annotated[
@@ -31,7 +37,11 @@ def command(
     size: Annotated[str, typer.Option(help="How much a probe moves.")] = "64MiB",
     seconds: Annotated[float | None, typer.Option(min=0, help="How long to serve; else until Ctrl-C.")] = None,
     transports: Annotated[
-        bool, typer.Option("--transports", help="List the transports and what each can do, and nothing else.")
+        bool,
+        typer.Option(
+            "--transports",
+            help="List the transports and what each can do. Only --json may go with it.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +50,7 @@ def command(
     Also print what is missing, what each absence costs, and the throughput to a peer or over loopback.
     """
     if transports:
-        _transports(url, serve, as_json=as_json)
+        _transports(context, as_json=as_json)
         return
     with output(as_json=as_json) as emit:
         from thalweg import doctor
@@ -57,12 +67,16 @@ def command(
         _show(found)
 
 
-def _transports(url: str | None, serve: str | None, *, as_json: bool) -> None:
+def _transports(context: typer.Context, *, as_json: bool) -> None:
+    """List the transports. Raises PlanError for any other option than --json."""
     with output(as_json=as_json) as emit:
         from thalweg.transports import registry
 
-        if url is not None or serve is not None:
-            raise PlanError("--transports measures nothing", "Leave the URL and --serve out")
+        for name in effects.given(context):
+            if name in ("url", "serve"):
+                raise PlanError("--transports measures nothing", "Leave the URL and --serve out")
+            if name not in LISTING:
+                effects.refuse(name, "with --transports")
         entries = registry.transports()
         emit(entries)
     if not as_json:

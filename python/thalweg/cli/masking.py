@@ -8,6 +8,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from thalweg.cli import effects
 from thalweg.errors import PlanError
 from thalweg.ui.output import output
 
@@ -48,18 +49,11 @@ Plain: TypeAlias = Annotated[
 
 def check(context: typer.Context, *, mask: bool) -> None:
     """Raise PlanError for an option of ``forward`` that was given and has no effect with, or without, ``--mask``."""
-    given = [
-        name
-        for name in context.params
-        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
-    ]
-    wrong = [name for name in given if (name not in SHARED | ALONE if mask else name in ALONE)]
-    if wrong:
-        option = f"--{wrong[0].replace('_', '-')}"
-        raise PlanError(
-            f"{option} has no effect {'with' if mask else 'without'} --mask",
-            f"Leave {option} out" if mask else f"Give --mask, or leave {option} out",
-        )
+    for name in effects.given(context):
+        if mask and name not in SHARED | ALONE:
+            effects.refuse(name, "with --mask")
+        if not mask and name in ALONE:
+            effects.refuse(name, "without --mask", "Give --mask")
 
 
 def serve(
