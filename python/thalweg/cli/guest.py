@@ -24,7 +24,7 @@ def build(*, as_json: Json = False) -> None:
         built = building.build()
         emit(built)
     if not as_json:
-        typer.echo(built["kernel"])
+        typer.echo(built.kernel)
 
 
 @app.command("status")
@@ -37,8 +37,8 @@ def status(*, as_json: Json = False) -> None:
         found = building.status()
         emit(found)
     if not as_json:
-        there = format_bytes(found["bytes"]) if found["there"] else "not built; run `thalweg lab guest build`"
-        typer.echo(f"{found['kernel']}: {there}")
+        size = "not built; run `thalweg lab guest build`" if found.bytes is None else format_bytes(found.bytes)
+        typer.echo(f"{found.kernel}: {size}")
 
 
 @app.command(

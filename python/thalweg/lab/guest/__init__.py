@@ -59,12 +59,18 @@ def is_wanted(plan: Plan) -> bool:
 
 def kernel() -> Path:
     """Return the path of the guest kernel. Raises LabError if it has not been built."""
-    where = subprocess.run([HERE / "build.sh", "--where"], capture_output=True, text=True, check=False)
-    path = Path(where.stdout.strip())
-    if where.returncode != 0 or not path.is_file():
-        cause = where.stderr.partition("\n")[0].removeprefix("error: ")
-        raise LabError(f"there is no guest kernel{f': {cause}' if cause else ''}", "Run `make guest`")
+    path = kernel_path()
+    if not path.is_file():
+        raise LabError("there is no guest kernel", "Run `make guest`")
     return path
+
+
+def kernel_path() -> Path:
+    """Return where ``build.sh`` puts the guest kernel. Raises LabError if a file of its recipe is missing."""
+    where = subprocess.run([HERE / "build.sh", "--where"], capture_output=True, text=True, check=False)
+    if where.returncode != 0:
+        raise LabError(f"there is no guest kernel: {where.stderr.strip()}", "Install thalweg again")
+    return Path(where.stdout.strip())
 
 
 # Called if a job in the guest was ended from outside, with the job's standard error so far and the exception.
