@@ -14,7 +14,7 @@ from thalweg.plan import Plan
 from thalweg.plan.emulated import message_layers, network_of
 
 
-def layers(text: str, clients: int = 3) -> dict[str, Any]:
+def layers(text: str, clients: int = 3) -> Any:
     plan = Plan.loads(f"[job]\nclients = {clients}\n{text}")
     made = message_layers(plan)
     assert made["seed"] == network_of(plan).seed

@@ -77,7 +77,7 @@ def test_changes_of_all_links_leave_those_between_nodes() -> None:
 
 
 def test_a_layer_around_a_link_knows_of_clients_alone() -> None:
-    layers = message_layers(plan({"rate": "50mbit"}))
+    layers: Any = message_layers(plan({"rate": "50mbit"}))
     assert layers["up"]["rate"] == 50 * MBIT
     assert "clients" not in layers
     with pytest.raises(PlanError, match=r"nodes\.link is of many at once") as caught:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -204,7 +204,7 @@ def beside(path: str, job: str) -> dict[str, Any]:
 def told(plan: Plan, job: str) -> str:
     """Return the core's options for a plan."""
     if job == "graph":
-        every = [node_options(plan, {}, number=1, job=1, digests={})]
+        every: Sequence[Mapping[str, object]] = [node_options(plan, {}, number=1, job=1, digests={})]
     elif job == "flower":
         every = [task_options(plan, {}), client_options(plan, {}, seed=1)]
     else:

@@ -9,6 +9,11 @@ from thalweg import _core
 from thalweg.plan import Plan
 from thalweg.plan.options import client_options, node_options, of_both_ends, server_options
 
+FAULT = {
+    "seed": 0, "loss": 0.5, "duplicate": 0.0, "reorder": 0.0, "corrupt": 0.0, "delay_ms": 0.0, "jitter_ms": 0.0,
+    "cut_after": None,
+}  # fmt: skip
+
 
 def test_options_follow_from_the_plan() -> None:
     plan = Plan.loads(
@@ -43,7 +48,7 @@ def test_options_follow_from_the_plan() -> None:
     unnamed: dict[str, object] = {"critical": [], "budgets": {}, "refuse": {}}
     assert options["repair"] == {"resend": False, "policy": "last", "spread": True, **unnamed}
     assert options["layers"]["throttle"] == "5000000bit"
-    assert options["layers"]["fault"]["loss"] == 0.5
+    assert options["layers"]["fault"] == FAULT
     assert "issuer" not in options
     assert "staging" not in options
     client = client_options(plan, {"token": "t"}, seed=4)
@@ -111,7 +116,7 @@ def test_options_of_a_node_follow_from_the_plan() -> None:
     assert (options["mixing"], options["precision"]) == ("renormalise", "f64")
     assert (options["token"], options["own_token"]) == ("t", "o")
     assert (options["plan"], options["graph"], options["start"]) == ("p", "g", "s")
-    assert options["layers"]["fault"]["loss"] == 0.5
+    assert options["layers"]["fault"] == FAULT
     assert "issuer" not in options
 
 

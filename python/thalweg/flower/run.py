@@ -271,10 +271,13 @@ class _Orders:
 
     def _node(self, name: str) -> NodeSettings:
         at, plan = self.names.index(name), self.plan
-        options = client_options(plan, self.trust, seed=plan.job.seed + at + 1, emulate=self.network.layers)
-        congestion = plan.transport.congestion_of(at)
-        if congestion is not None:
-            options["transport"] = {**options.get("transport", {}), "congestion": congestion}
+        options = client_options(
+            plan,
+            self.trust,
+            seed=plan.job.seed + at + 1,
+            emulate=self.network.layers,
+            congestion=plan.transport.congestion_of(at),
+        )
         config = {"partition-id": at, "num-partitions": len(self.names)}
         return NodeSettings(name, options, config)
 

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.transports import links, registry
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
@@ -48,7 +49,7 @@ class Bound:
             return total * 8 / max(1, links_used) / self.link_bits_per_second
         return None if self.total_bytes_per_second is None else total / self.total_bytes_per_second
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Table:
         """Return the bound for the manifest."""
         return asdict(self)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg import algorithms, graphs
 from thalweg.algorithms import choco
 from thalweg.errors import PlanError
 from thalweg.graphs import making, mixing
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.graphs import Schedule
@@ -88,7 +89,7 @@ def graph_line(plan: Plan, schedule: Schedule) -> str:
     return ", ".join([*words, *([] if gamma is None else [f"gamma {gamma:.3g}"])])
 
 
-def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> dict[str, Any]:
+def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> Table:
     """Return the facts about a job on a graph for the record's manifest."""
     return {
         "address": address,

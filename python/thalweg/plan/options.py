@@ -8,13 +8,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 from pydantic import BaseModel
 
 from thalweg import graphs
 from thalweg.sections.marks import keys
 from thalweg.transports.links import login
+from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -35,58 +36,93 @@ MIXING: Final[Mapping[str, str]] = {
 REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
 
 
-def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+class CoreOptions(TypedDict, total=False):
+    """Options of the core's servers, clients and nodes. The core refuses any other, and those of another end."""
+
+    transport: dict[str, object]
+    layers: dict[str, object]
+    repair: Table
+    issuer: str
+    token: str | None
+    own_token: str
+    seed: int
+    job: int
+    chunk: int
+    liveness: float
+    grace: float
+    precision: str
+    staging: int
+    expected: int
+    choose: int | float
+    enough: int
+    deadline: float
+    fanout: str
+    gather: str
+    rounds: int
+    wait: str
+    ahead: int
+    mixing: str
+    share: str
+    plan: str
+    graph: str
+    start: str
+
+
+def server_options(plan: Plan, trust: Table, emulate: Table | None = None) -> CoreOptions:
     """Return the core's options of a server; ``trust`` has ``tls``, ``issuer`` or ``token``, ``login``.
 
     ``emulate`` is a layer that emulates a network's links.
     """
-    options = _core(plan, trust, emulate, client=False)
+    options = _options(plan, trust, emulate, client=False)
     # Options that follow from several keys.
     options |= {"choose": plan.chosen, "enough": plan.job.enough or 1, "precision": plan.precision}
     options |= {"issuer": trust.get("issuer"), "token": trust.get("token"), "job": secrets.randbits(63)}
-    return {name: value for name, value in options.items() if value is not None}
+    return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 
-def task_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def task_options(plan: Plan, trust: Table, emulate: Table | None = None) -> CoreOptions:
     """Return the core's options of a task server. The arguments are as for ``server_options``."""
     options = server_options(plan, trust, emulate)
-    return {name: value for name, value in options.items() if name in OF_TASKS}
+    return cast("CoreOptions", {name: value for name, value in options.items() if name in OF_TASKS})
 
 
 def client_options(
-    plan: Plan, trust: Mapping[str, Any], *, seed: int, emulate: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``."""
-    return {**_core(plan, trust, emulate, client=True), "token": trust.get("token"), "seed": seed}
+    plan: Plan, trust: Table, *, seed: int, emulate: Table | None = None, congestion: str | None = None
+) -> CoreOptions:
+    """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``.
+
+    ``congestion`` is the client's own congestion control, if it has one.
+    """
+    options = _options(plan, trust, emulate, client=True, congestion=congestion)
+    return cast("CoreOptions", {**options, "token": trust.get("token"), "seed": seed})
 
 
 def node_options(
     plan: Plan,
-    trust: Mapping[str, Any],
+    trust: Table,
     *,
     number: int,
     job: int,
     digests: Mapping[str, str],
-    emulate: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    emulate: Table | None = None,
+) -> CoreOptions:
     """Return the core's options of a node of a graph.
 
     ``trust`` has ``tls``, the token that the node shows when it dials (``own_token``), and what it demands from nodes
     that dial it (``issuer`` or ``token``). ``number`` is its place from 1. ``job`` is the number of the job.
     ``digests`` are of the settings that must be equal at all nodes: ``plan``, ``graph`` and ``start``.
     """
-    options = _core(plan, trust, emulate, client=True)
+    own = plan.transport.congestion_of(number - 1) if plan.transport.client_congestion else None
+    options = _options(plan, trust, emulate, client=True, congestion=own)
     options |= {key: trust.get(key) for key in ("issuer", "token", "own_token")}
-    if plan.transport.client_congestion:
-        options["transport"]["congestion"] = plan.transport.congestion_of(number - 1)
     options |= {"seed": plan.job.seed + number, "job": job, "chunk": plan.transport.chunk}
     options |= {"rounds": plan.job.rounds, "liveness": plan.job.liveness, "precision": plan.precision}
     options |= {"wait": plan.wait, "deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": mixing_of(plan)}
     options |= {"share": plan.job.share, **digests}
-    return {name: value for name, value in options.items() if value is not None}
+    return cast("CoreOptions", {name: value for name, value in options.items() if value is not None})
 
 
-def of_both_ends(plan: Plan) -> dict[str, Any]:
+def of_both_ends(plan: Plan) -> dict[str, Table]:
     """Return the core's options of the layers that both ends must have: those that seal and compress updates."""
     layers = {"seal": plan.layers.seal, "compress": plan.layers.compress}
     return {name: layer.model_dump() for name, layer in layers.items() if layer is not None}
@@ -99,9 +135,14 @@ def mixing_of(plan: Plan) -> str:
     return MIXING[plan.weights]
 
 
-def _core(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None, *, client: bool) -> dict[str, Any]:
+def _options(
+    plan: Plan, trust: Table, emulate: Table | None, *, client: bool, congestion: str | None = None
+) -> dict[str, object]:
     """Return the options of one end from the keys that have a value, and from ``trust``."""
-    options: dict[str, Any] = {"transport": {}, "layers": {} if emulate is None else {"emulate": dict(emulate)}}
+    transport: dict[str, object] = {}
+    layers: dict[str, object] = {} if emulate is None else {"emulate": dict(emulate)}
+    options: dict[str, object] = {"transport": transport, "layers": layers}
+    sections = {"": options, "transport": transport, "layers": layers}
     for key in keys(type(plan)):
         core = key.core
         if core is None or (client and not core.client):
@@ -109,11 +150,11 @@ def _core(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | Non
         value = _value(plan, key.path)
         if value is not None:
             section, _, name = (core.path or key.name).rpartition(".")
-            place = options[section] if section else options
-            place[name] = value if core.write is None else core.write(value)
+            sections[section][name] = value if core.write is None else core.write(value)
     named = plan.security.login_file
     known = trust.get("login") or login(None if named is None else Path(named))
-    options["transport"] |= {"tls": trust.get("tls"), **({} if known is None else {"login": known})}
+    transport |= {"tls": trust.get("tls"), **({} if known is None else {"login": known})}
+    transport |= {} if congestion is None else {"congestion": congestion}
     return options
 
 

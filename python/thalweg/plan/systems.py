@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
+from typing import Final, TypedDict, cast
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.sections.trees import TreeSection
 
 # Keys of [tree] that override the switches of its system.
 SWITCHES: Final = ("data_plane", "side_process", "levels", "scaling", "placement", "timing", "reuse", "start")
 
 
-def switches(tree: TreeSection) -> dict[str, Any]:
+class Switches(TypedDict):
+    """The switches of a system, as the simulator and runs take them."""
+
+    data_plane: str
+    side_process: bool
+    levels: str
+    scaling: str
+    placement: str
+    timing: str
+    reuse: bool
+    start: str
+
+
+def switches(tree: TreeSection) -> Switches:
     """Return the switches of a tree's system, with those that the plan overrides."""
     own = {key: getattr(tree, key) for key in SWITCHES if getattr(tree, key) is not None}
-    return {**json.loads(_core.tree_system(tree.system)), **own}
+    return cast("Switches", {**wire.plain(_core.tree_system(tree.system)), **own})
 
 
 def split(tree: TreeSection) -> str:

@@ -18,6 +18,7 @@ from thalweg.ui.units import (
     parse_seconds,
     parse_size,
 )
+from thalweg.wire import Table
 
 BOTH: Final = ("run", "server")
 ALL: Final = (*BOTH, "client", "node")
@@ -228,7 +229,7 @@ class AppSection(Section):
         None, ge=1, description="of a Flower app: most bytes of a reply; a larger one becomes an error; without it 8GiB"
     )
 
-    def own(self) -> dict[str, Any]:
+    def own(self) -> Table:
         """Return the settings that a client needs to load a user's own app."""
         return self.model_dump(include={"object", "options"})
 
@@ -484,7 +485,7 @@ class LayersSection(Section):
         """What float32 values become on the way; None if they stay."""
         return None if self.compress is None else self.compress.format
 
-    def emulation(self) -> dict[str, Any]:
+    def emulation(self) -> Table:
         """Return the settings that make links worse, for the record."""
         return self.model_dump(exclude_none=True, exclude={"seal", "compress"})
 

@@ -22,10 +22,9 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 def loads(text: str, source: str) -> dict[str, Any]:
     """Parse TOML. Raises PlanError that names ``source`` and the place."""
     try:
-        table: dict[str, Any] = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or lists nested too deep
         raise PlanError(f"{source} is not TOML: {error}", "Write keys as name = value below a [section]") from error
-    return table
 
 
 def dumps(table: Table) -> str:

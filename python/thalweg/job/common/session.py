@@ -67,8 +67,7 @@ class Session:
         """The kind of emulation, as the manifest writes it."""
         if self.lab is not None:
             return "packet level"
-        layers = self.plan.layers.emulation()
-        layers |= {} if self.layers is None else {"emulate": dict(self.layers)}
+        layers = {**self.plan.layers.emulation(), **({} if self.layers is None else {"emulate": dict(self.layers)})}
         return f"message level: {json.dumps(layers)}" if layers else "none"
 
     @property
