@@ -7,7 +7,6 @@ An app is any object with two methods. ``model()`` returns a ``torch.nn.Module``
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from thalweg import _core, algorithms, apps
+from thalweg import _core, algorithms, apps, wire
 from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake, of_clients
 from thalweg.apps.values import config_of
 from thalweg.errors import PlanError, leaving
 from thalweg.job.common.parties import CLIENTS, SERVER, evaluators
-from thalweg.job.star.attendance import Attendance
+from thalweg.job.star.attendance import Attendance, Departed
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.outcome import ClientRound, Outcome
 from thalweg.tensors.binding import bind
@@ -139,7 +138,7 @@ class Server:
         self._evaluators = evaluators(evaluate, personal=self._bound.personal, evaluates=apps.evaluates(app))
         self.model, self.arena = self._bound.model, self._bound.arena
         options = server_options(plan, links.server_trust(plan.security, listen))
-        self._core = _core.Server(self.arena.core, listen, json.dumps(options))
+        self._core = _core.Server(self.arena.core, listen, wire.encode(options))
         self._intake, self._attendance = Intake(), Attendance()
         self._test: Any = None
         self._recording: Recording | None = None
@@ -186,7 +185,7 @@ class Server:
             self._tell(self._core.notes())
             if here >= wanted or left == 0:
                 return here
-            for name, reason, gone in json.loads(self._core.departed()):
+            for name, reason, gone in wire.decode(Departed, self._core.departed()):
                 if gone and (name, reason) not in warned:
                     warned.add((name, reason))
                     _log.warning("waiting for %d of %d clients; %s: %s", wanted - here, wanted, name, reason)
@@ -207,7 +206,7 @@ class Server:
         PlanError if ``config`` has one of these keys, or a value that JSON cannot hold. Scalars of NumPy and PyTorch
         become numbers.
         """
-        names = sorted(json.loads(self._core.clients()))
+        names = sorted(wire.decode(list[str], self._core.clients()))
         own = {"round": self.number + 1, "clients": self.clients, "names": names, "seed": self._seed}
         own |= {"evaluate": True} if CLIENTS in self._evaluators else {}
         return config_of(own, config)
@@ -261,7 +260,7 @@ class Server:
         If a client's training raised an exception, the reason gives its type and text. A client whose model differs is
         refused; the reason names the first tensor that differs.
         """
-        self._attendance.departed(json.loads(self._core.departed()))
+        self._attendance.departed(wire.decode(Departed, self._core.departed()))
         return {one.client: one.reason or "" for one in self._attendance.absences()}
 
     def close(self, reason: str = "the job is over") -> None:
@@ -311,7 +310,7 @@ class Client:
         self.app, self.name, self.data = app, name, data
         self._bound = bind(app.model(), apps.own_tensors(app, tensors), shared=registry.lends(url))
         self.model, self.arena = self._bound.model, self._bound.arena
-        self._core = _core.Client(url, name, json.dumps(options), self.arena.core)
+        self._core = _core.Client(url, name, wire.encode(options), self.arena.core)
 
     def run(self) -> list[ClientRound]:
         """Take part until the job is done; return ``{"round", "samples", "status"}`` of each round.

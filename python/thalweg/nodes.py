@@ -6,7 +6,6 @@ docs/how-to/decentralized.md shows how to use them.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +14,13 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from thalweg import _core, apps
+from thalweg import _core, apps, wire
 from thalweg.algorithms import choco
 from thalweg.errors import LinkError, PlanError, leaving
 from thalweg.job.graph.iterations import Turns, iterate
 from thalweg.job.graph.peer import peer_of_app
 from thalweg.machine.waiting import WAIT_SLICE
 from thalweg.tensors.binding import bind
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.job.graph.iterations import Iteration
@@ -53,6 +51,15 @@ class Step:
     def complete(self) -> bool:
         """Whether the mean includes the whole model of every neighbour."""
         return len(self.report["whole"]) == len(self.report["exchanges"])
+
+
+@dataclass(frozen=True)
+class _Event:
+    """An event of a link, as the core reports it."""
+
+    kind: str
+    peer: str
+    text: str
 
 
 class Node:
@@ -120,7 +127,7 @@ class Node:
         self._mixing, self._wait, self._compress = mixing, wait, compress
         # The replicas of CHOCO-SGD, with the mixing weights for which they were made.
         self._replicas: tuple[choco.Replicas, Mapping[str, float]] | None = None
-        self._core = _core.Node(self.arena.core, name, listen, json.dumps(options))
+        self._core = _core.Node(self.arena.core, name, listen, wire.encode(options))
         self._weights: dict[str, float] = {}
         #: The last iteration that is done.
         self.number = 0
@@ -133,8 +140,7 @@ class Node:
     @property
     def connected(self) -> list[str]:
         """Names of the neighbours that are connected."""
-        names: list[str] = json.loads(self._core.connected())
-        return names
+        return wire.decode(list[str], self._core.connected())
 
     def meet(self, neighbours: Mapping[str, str], weights: Mapping[str, float] = _NONE) -> None:
         """Name the neighbours, each with its URL; they must name this node too. A second call adds more neighbours.
@@ -157,7 +163,7 @@ class Node:
                 "the weights of a node's neighbours are more than 0, and in all at most 1", "Give smaller ones"
             )
         self._weights = chosen
-        self._core.meet(json.dumps(dict(neighbours)), self.number + 1, *self._turns().core_weights(self.number + 1, 0))
+        self._core.meet(wire.encode(dict(neighbours)), self.number + 1, *self._turns().core_weights(self.number + 1, 0))
 
     def gather(self, timeout: float = 60.0) -> None:
         """Wait until all neighbours are connected. Raises LinkError if they are not after ``timeout`` seconds."""
@@ -177,7 +183,7 @@ class Node:
         peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
         last = self.number + rounds
 
-        def config(number: int) -> Table:
+        def config(number: int) -> wire.Table:
             return {"round": number, "rounds": last, "node": self.name, "seed": self.seed}
 
         for done in iterate(
@@ -228,8 +234,8 @@ class Node:
 
     def _tell(self) -> None:
         """Log the events of the links."""
-        for event in json.loads(self._core.events()):
-            _log.info("%s: %s %s %s", self.name, event["kind"], event["peer"], event["text"])
+        for event in wire.decode(list[_Event], self._core.events()):
+            _log.info("%s: %s %s %s", self.name, event.kind, event.peer, event.text)
 
     def close(self, reason: str = "the node is done") -> None:
         """Send what neighbours have not received yet, tell them the ``reason``, and leave for good. Idempotent.

@@ -6,7 +6,6 @@ that stay personal, several models at once. docs/how-to/tasks.md shows how to us
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
-from thalweg import _core, bounded_json
+from thalweg import _core, bounded_json, wire
 from thalweg.apps.values import encoded
 from thalweg.bounded_json import JsonError
 from thalweg.errors import PlanError, leaving
@@ -183,7 +182,7 @@ class TaskServer:
             "spill": None if spill is None else str(spill),
             "precision": "exact" if deterministic else "f32",
         }
-        core = _core.TaskServer(listen, json.dumps({k: v for k, v in config.items() if v is not None}))
+        core = _core.TaskServer(listen, wire.encode({k: v for k, v in config.items() if v is not None}))
         self._drive(core, None if record is None else Path(record))
 
     @classmethod
@@ -209,7 +208,7 @@ class TaskServer:
     @property
     def members(self) -> list[str]:
         """Names of the members that are connected, sorted."""
-        return sorted(json.loads(self._core.clients()))
+        return sorted(wire.decode(list[str], self._core.clients()))
 
     def wait(self, members: int, timeout: float | None = None) -> int:
         """Wait until ``members`` members are connected or ``timeout`` seconds are over; return how many are."""
@@ -276,7 +275,7 @@ class TaskServer:
 
     def absent(self) -> dict[str, str]:
         """Return the members that were connected and are not any more, each with the reason."""
-        return {name: reason for name, reason, _ in json.loads(self._core.departed())}
+        return {name: reason for name, reason, _ in wire.decode(list[tuple[str, str, bool]], self._core.departed())}
 
     def resent(self, timeout: float) -> str:
         """Return the segments retransmitted to each member (``down``) and by it (``up``), as JSON by name.
@@ -303,7 +302,7 @@ class TaskServer:
             "transfers": reply.transfers,
         }
         with self._writing:
-            self._record.write(json.dumps(line) + "\n")
+            self._record.write(wire.encode(line) + "\n")
             self._record.flush()
 
     def close(self, reason: str = "the job is over") -> None:
@@ -384,7 +383,7 @@ class TaskClient:
         trust = links.remote_trust(url, token, None, None, "auto")
         config = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "timeout": timeout}
         self.name = name
-        self._core = _core.TaskClient(url, name, json.dumps(config))
+        self._core = _core.TaskClient(url, name, wire.encode(config))
 
     @classmethod
     def over(cls, core: _core.TaskClient, name: str) -> TaskClient:
@@ -548,7 +547,7 @@ def _shares(fold: _core.Layout | None, missing: float | Mapping[str, float]) -> 
 
 def _reply(told: tuple[str, str, str | None, bytes, float, float, _core.Arena | None, str]) -> Reply:
     member, state, reason, head, weight, coverage, arena, transfers = told
-    ways = json.loads(transfers)
+    ways: list[Transfer] = wire.plain(transfers)
     try:
         said, tensors = _received(head, arena, shared=False)
     except JsonError as error:

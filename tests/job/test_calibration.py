@@ -12,6 +12,7 @@ from thalweg.errors import PlanError, RoundError
 from thalweg.job.tree import calibration
 from thalweg.job.tree.calibration import Step, calibrated
 from thalweg.plan import Plan
+from thalweg.plan.bound import Loopback
 from thalweg.sections import toml
 
 
@@ -35,7 +36,7 @@ def test_an_update_is_in_the_sums_when_all_its_workers_have_it(folds: Any, clien
 
 def test_costs_follow_from_passes_with_few_and_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes 1 ms an update, and 3 ms for the sums; one of them was disturbed."""
-    monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: {"raw": 2e9})
+    monkeypatch.setattr(calibration, "loopback", lambda _size, _streams: Loopback(2e9, 2e9, 2e9, 1e-3))
     passes = [(n, 0.001 * n + 0.003) for n in (1, 1, 1, 2, 8, 8, 8)] + [(1, 0.9), (20, 5.0)]
     found = calibration._costs(passes, 1_000_000, 1.0, 25e-6)
     assert found == {"fold": 1_000_000_000, "sums": 333_333_333, "hand_over": 25e-6, "socket": 2_000_000_000}

@@ -106,7 +106,7 @@ def test_a_round_that_needs_it_fails_with_its_words() -> None:
         thread.join(60)
 
 
-def part(client: str, state: str, why: str | None = None, **usage: float) -> dict[str, Any]:
+def part(client: str, state: str, why: str | None = None, **usage: float) -> Any:
     return {"client": client, "state": state, "reason": why, "usage": usage}
 
 

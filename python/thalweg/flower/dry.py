@@ -5,23 +5,22 @@ So the size of an app's messages is known before a run.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
+from thalweg import wire
 from thalweg.apps import seed_all
 from thalweg.flower import compat, fold
 from thalweg.flower.app import AppFolder, ConfigValue, read
 from thalweg.flower.arrays import bytes_of
-from thalweg.flower.sizing import Size
+from thalweg.flower.sizing import Order, Size
 
 #: The key of the run configuration by which apps give the number of their rounds.
 ROUNDS: Final = "num-server-rounds"
@@ -98,9 +97,9 @@ def size_of(found: AppFolder, options: Mapping[str, ConfigValue], clients: int, 
 
 def main() -> None:
     """Read an order from standard input, and write the size as the last line of standard output, in JSON."""
-    order = json.load(sys.stdin)
-    size = size_of(read(Path(order["folder"])), order["options"], order["clients"], order["seed"])
-    sys.stdout.write(f"{json.dumps(asdict(size))}\n")
+    order = wire.decode(Order, sys.stdin.read())
+    size = size_of(read(Path(order.folder)), order.options, order.clients, order.seed)
+    sys.stdout.write(f"{wire.encode(size)}\n")
 
 
 if __name__ == "__main__":

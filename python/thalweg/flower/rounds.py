@@ -6,7 +6,6 @@ messages have no number, each new training begins a round.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
+from thalweg import wire
 from thalweg.apps.metrics import checked, checked_usage
 from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from thalweg.outcome import Entry, Outcome, Participant, Transfer
@@ -183,7 +183,7 @@ class Rounds:
             phases = [] if self._round is None else list(self._round.phases.values())
             waiting = {name: name in phase.answers for phase in phases[-1:] for name in sorted(phase.names)}
         clients = {name: {"phase": "whole" if there else "working"} for name, there in waiting.items()}
-        return json.dumps({"clients": clients})
+        return wire.encode({"clients": clients})
 
     def close(self) -> None:
         """Hand over the last round. Idempotent."""

@@ -6,7 +6,6 @@ works only inside one process the nodes are threads.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from thalweg import _core, flower, machine
+from thalweg import _core, flower, machine, wire
 from thalweg.apps import FLOWER
 from thalweg.errors import PlanError, RecordError
 from thalweg.flower.app import AppFolder, read
@@ -220,7 +219,7 @@ def join(
     with core_shares.CoreShare() as share:
         # Programs that compute read this when they are imported, which the app does with its first message.
         os.environ.setdefault(core_shares.CHOSEN, str(threads or share.threads()))
-        core = _core.TaskClient(url, name, json.dumps(options))
+        core = _core.TaskClient(url, name, wire.encode(options))
         note(f"{name}: joining {url}")
         with farewell(core, "the node ends"):
             core.join()
@@ -234,7 +233,7 @@ def _listening(plan: Plan, url: str, trust: Table, network: Session | None) -> I
     from thalweg.tasks import TaskServer
 
     budgets = {} if plan.app is None else {"memory": plan.app.memory, "max_result": plan.app.largest_reply}
-    options = json.dumps(
+    options = wire.encode(
         task_options(plan, trust, None if network is None else network.layers)
         | {name: size for name, size in budgets.items() if size is not None}
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from thalweg import wire
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -24,20 +26,25 @@ class Size:
     rounds: int | None
 
 
+@dataclass(frozen=True)
+class Order:
+    """What the process reads: the app's folder, values over its configuration, how many clients, and the seed."""
+
+    folder: str
+    options: Mapping[str, bool | int | float | str]
+    clients: int
+    seed: int
+
+
 def ask(plan: Plan) -> Size:
     """Return the size of a plan's Flower app; both values are None if the app fails or takes too long."""
     if plan.app is None:
         return Size(None, None)
-    order = {
-        "folder": plan.app.object.partition(":")[2],
-        "options": plan.app.options or {},
-        "clients": plan.job.clients,
-        "seed": plan.job.seed,
-    }
+    order = Order(plan.app.object.partition(":")[2], plan.app.options or {}, plan.job.clients, plan.job.seed)
     try:
         done = subprocess.run(
-            COMMAND, input=json.dumps(order), capture_output=True, text=True, timeout=TIMEOUT, check=True
+            COMMAND, input=wire.encode(order), capture_output=True, text=True, timeout=TIMEOUT, check=True
         )
-        return Size(**json.loads(done.stdout.splitlines()[-1]))
+        return wire.decode(Size, done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError):
         return Size(None, None)

@@ -8,15 +8,13 @@ Elsewhere it is unknown.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+from thalweg import wire
 from thalweg.transports import links, registry
-from thalweg.wire import Table
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
@@ -49,7 +47,7 @@ class Bound:
             return total * 8 / max(1, links_used) / self.link_bits_per_second
         return None if self.total_bytes_per_second is None else total / self.total_bytes_per_second
 
-    def facts(self) -> Table:
+    def facts(self) -> wire.Table:
         """Return the bound for the manifest."""
         return asdict(self)
 
@@ -70,7 +68,7 @@ def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) 
     probe = loopback(update_bytes, plan.participants)
     if probe is None:
         return Bound("the probe of the loopback failed")
-    return Bound(LOOPBACK, total_bytes_per_second=probe["together"])
+    return Bound(LOOPBACK, total_bytes_per_second=probe.best_bytes_per_second_together)
 
 
 def _emulated(spec: Spec, plan: Plan, update_bytes: int) -> Bound:
@@ -83,20 +81,24 @@ def _emulated(spec: Spec, plan: Plan, update_bytes: int) -> Bound:
     return Bound(bound.SOURCE, round_seconds=seconds, round_bytes=2 * clients * update_bytes)
 
 
-def loopback(update_bytes: int, clients: int) -> Mapping[str, float] | None:
-    """Measure the loopback, in bytes a second: ``raw`` one stream, ``together`` one for each client, ``thalweg``.
+@dataclass(frozen=True)
+class Loopback:
+    """Rates of the loopback in bytes a second: of a raw stream, of one for each client at once, and of thalweg.
 
-    Also ``round_trip`` in seconds. At most 32 MiB a transfer and 16 streams. None if the probe fails.
+    The round trip of a control message is in seconds.
     """
+
+    raw_bytes_per_second: float
+    best_bytes_per_second_together: float
+    thalweg_bytes_per_second: float
+    control_round_trip_seconds: float
+
+
+def loopback(update_bytes: int, clients: int) -> Loopback | None:
+    """Measure the loopback. At most 32 MiB a transfer and 16 streams. None if the probe fails."""
     command = [sys.executable, "-c", _PROBE, str(min(update_bytes, PROBE_BYTES)), str(clients)]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
-    measured = json.loads(done.stdout)
-    return {
-        "raw": measured["raw_bytes_per_second"],
-        "together": measured["best_bytes_per_second_together"],
-        "thalweg": measured["thalweg_bytes_per_second"],
-        "round_trip": measured["control_round_trip_seconds"],
-    }
+    return wire.decode(Loopback, done.stdout)

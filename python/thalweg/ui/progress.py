@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
 
-from thalweg import _core
+from thalweg import _core, wire
 from thalweg.ui import terminal
 from thalweg.ui.units import format_bytes, format_seconds
 
@@ -120,6 +120,21 @@ class LineProgress:
         pass
 
 
+@dataclass(frozen=True)
+class _Client:
+    """A client's phase of the round, and the fraction of its model or update that was sent."""
+
+    phase: str
+    sent_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class _State:
+    """The state of a round, as the core reports it."""
+
+    clients: Mapping[str, _Client]
+
+
 class Bars:
     """Shows a bar for the round and one for each of the first clients; the other clients are counted by phase."""
 
@@ -148,14 +163,14 @@ class Bars:
         self._round = self._bars.add_task(f"round {number}/{rounds}", total=1.0, phase="sending the model")
 
     def observe(self, state: str) -> None:
-        clients: dict[str, dict[str, Any]] = json.loads(state)["clients"]
+        clients = wire.decode(_State, state).clients
         for name, client in list(clients.items())[:SHOWN_CLIENTS]:
             if name not in self._clients:
                 self._clients[name] = self._bars.add_task(f"  {name}", total=1.0, phase="")
-            self._bars.update(self._clients[name], completed=_done(client), phase=client["phase"])
+            self._bars.update(self._clients[name], completed=_done(client), phase=client.phase)
         if self._round is not None and clients:
             mean = sum(map(_done, clients.values())) / len(clients)
-            counts = Counter(client["phase"] for client in clients.values())
+            counts = Counter(client.phase for client in clients.values())
             phases = ", ".join(f"{count} {phase}" for phase, count in counts.most_common())
             self._bars.update(self._round, completed=mean, phase=phases)
 
@@ -177,7 +192,5 @@ class Bars:
         self._round = None
 
 
-def _done(client: Mapping[str, Any]) -> float:
-    if client["phase"] in FINAL_PHASES:
-        return 1.0
-    return float(client.get("sent_fraction") or 0.0)
+def _done(client: _Client) -> float:
+    return 1.0 if client.phase in FINAL_PHASES else client.sent_fraction or 0.0

@@ -5,14 +5,16 @@ Its memory does not grow with the number of rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from thalweg.machine import Usage
+from thalweg.outcome import Participant
 
 COUNTED: Final = ("whole", "partial")
-USED: Final = ("cpu_seconds", "peak_rss_bytes")
+# The core's clients that are not connected: name, reason, and whether each left for good.
+Departed: TypeAlias = list[tuple[str, str, bool]]
 # Maximum number of absent clients that get a line each at the end of a job. The others are only counted.
 NAMED: Final = 10
 
@@ -47,7 +49,7 @@ class Attendance:
         self.rounds = 0
         self._clients: dict[str, _Client] = {}
 
-    def add(self, participants: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, participants: Iterable[Participant]) -> None:
         """Count a round, from its outcome's participants."""
         self.rounds += 1
         for part in participants:
@@ -57,7 +59,8 @@ class Attendance:
             else:
                 client.missed += 1
                 client.reason = part["reason"]
-            client.used = _most(client.used, Usage(**{key: part["usage"].get(key) for key in USED}))
+            used = part["usage"]
+            client.used = _most(client.used, Usage(used.get("cpu_seconds"), used.get("peak_rss_bytes")))
 
     def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
         """Take the core's list of clients that are not connected now: name, why, and whether it left for good.

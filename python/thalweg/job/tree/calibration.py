@@ -208,7 +208,7 @@ def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handove
         costs["hand_over"] = round(handover, 9)
     socket = loopback(size, 1)
     if socket is not None:
-        costs["socket"] = max(1, round(socket["raw"]))
+        costs["socket"] = max(1, round(socket.raw_bytes_per_second))
     return CostsSection.model_validate(costs).model_dump(exclude_none=True)
 
 
