@@ -23,12 +23,12 @@ mod transfer;
 
 pub use forward::{Batch, Fetched, ForwardConfig, ForwardEvent, Mux};
 pub use graph::{
-    Exchange, ExchangeState, Mixing, Neighbour, Node, NodeAction, NodeConfig, NodePlace, NodeStep, Portion,
-    Taken, Waiting, Weighing,
+    DialledNeighbour, Exchange, ExchangeState, Mixing, Neighbour, Node, NodeConfig, NodePlace, NodeStep,
+    Portion, Taken, Waiting, Weighing,
 };
 pub use session::{
-    other_purpose, Action, Admission, ClientAction, ClientConfig, Failure, LinkId, Liveness, SessionConfig,
-    Traffic,
+    other_purpose, Action, Admission, ClientAction, ClientConfig, ClientMachine, Failure, LinkId, Liveness,
+    ServerMachine, SessionConfig, Traffic,
 };
 pub use star::{
     Choice, Client, Credits, Ending, Fanout, Gather, Homes, Outcome, Partial, Participation, Place, Round,
@@ -38,7 +38,7 @@ pub use tasks::{
     Answer, Reply, ReplyState, TaskAction, TaskClient, TaskConfig, TaskPlace, TaskPlan, TaskServer, TaskStep,
     TaskVerdict,
 };
-pub use transfer::{Direction, Fit, Reassembly, Span, Transfer};
+pub use transfer::{ChunkReceiver, Direction, Fit, Reassembly, Span, Transfer};
 
 /// Time since the state machine was made, on a monotonic clock.
 pub type Time = std::time::Duration;

@@ -7,7 +7,7 @@ use super::node::Node;
 use super::peer::{Place, Way};
 use super::terms::{Neighbour, Taken};
 use super::weighing::Weighing;
-use crate::session::{Action, ClientAction, LinkId};
+use crate::session::{Action, ClientAction};
 use crate::transfer::Step;
 use crate::{micros, Fit, Span, Time};
 
@@ -267,10 +267,7 @@ impl Node {
         }
         // If sending was cut short, the receiver asks for the rest if it needs it.
         let span = outcome.unwrap_or(Span { start: now, end: now });
-        let sent = Interval { start: micros(span.start), end: micros(span.end) };
-        for _ in 0..peer.out.sent() {
-            self.tell(place, Control::End { parcel: round, sent });
-        }
+        peer.out.sent(round, span).for_each(|end| self.tell(place, end));
         self.send_next(place);
         self.advance(now);
     }
@@ -279,13 +276,6 @@ impl Node {
         match self.link_of(place) {
             Some(link) => self.roster.act(Action::Cancel { link, parcel: None }),
             None => self.dial_act(place, ClientAction::Cancel { parcel: None }),
-        }
-    }
-
-    /// Reports that this node's model of iteration `round` was sent on an accepted link; `Err` says why not.
-    pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
-        if let Some(place) = self.resolve(Neighbour::Link(link)) {
-            self.was_sent(now, place, round, outcome);
         }
     }
 }

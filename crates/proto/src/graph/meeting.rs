@@ -1,13 +1,15 @@
 //! How neighbours connect: which node dials, which peers are let in, what both must have in common, and what
 //! happens when a link ends.
 
-use thalweg_wire::control::{Alike, Control, Hello, Holding, Nonce, Purpose, Refusal, Welcome};
+use thalweg_wire::control::{Alike, Control, Hello, Holding, Purpose, Refusal};
 
 use super::node::{Node, Stage};
 use super::peer::{Peer, Way};
-use super::terms::{Neighbour, NodeAction, NodeStep};
-use crate::session::{Action, ClientAction, ClientConfig, Dial, LinkId, MemberEvent, Traffic};
-use crate::{micros, Time};
+use super::terms::{Neighbour, NodeStep};
+use crate::session::{
+    ClientAction, ClientConfig, ClientMachine, Dial, Dropped, LinkId, Roster, ServerMachine,
+};
+use crate::{Span, Time};
 
 /// A node goes on dialling a neighbour for as long as the node lives.
 const TIMEOUT: Time = Time::from_secs(100 * 365 * 24 * 3600);
@@ -160,7 +162,7 @@ impl Node {
             Some(link) => self.refuse(now, link, Refusal::Liveness, reason),
             None => {
                 self.dial_act(place, ClientAction::Close);
-                self.dial_closed(now, place, reason);
+                self.dialled(place).closed(now, reason);
             }
         }
     }
@@ -189,67 +191,18 @@ impl Node {
     }
 }
 
-/// Methods for links that were accepted.
-impl Node {
-    /// Whether the node at the other end of this link is let in.
-    pub fn is_member(&self, link: LinkId) -> bool {
-        self.roster.member_at(link).is_some()
+/// The links that were accepted.
+impl ServerMachine for Node {
+    type Member = ();
+    type Link = ();
+    type Wanted = NodeStep;
+
+    fn roster(&self) -> &Roster<(), (), NodeStep> {
+        &self.roster
     }
 
-    /// Whether the node has already reported why the peer of this ended link was not let in. True once.
-    pub fn take_reported(&mut self, link: LinkId) -> bool {
-        self.roster.take_reported(link)
-    }
-
-    /// Whether there is an action to do, for an accepted link or for the node itself.
-    pub fn has_action(&self) -> bool {
-        self.roster.has_action()
-    }
-
-    /// Takes the next action.
-    pub fn poll_action(&mut self) -> Option<NodeAction> {
-        self.roster.poll_action()
-    }
-
-    /// Reports an accepted link. `nonce` must be fresh random bytes; `ordered`: the link keeps the order of
-    /// messages and chunks.
-    pub fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
-        self.roster.open(now, link, nonce, ordered);
-    }
-
-    /// Reports the current values of the link's counters.
-    pub fn observe(&mut self, link: LinkId, traffic: Traffic) {
-        self.roster.observe(link, traffic);
-    }
-
-    /// Reports that nothing gets through on this link at the moment, and that its peer is not the cause.
-    pub fn held(&mut self, now: Time, link: LinkId) {
-        self.roster.held(now, link);
-    }
-
-    /// Handles a message from an accepted link.
-    pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
-        match self.roster.control(now, link, message) {
-            MemberEvent::Nothing => {}
-            MemberEvent::Hello(hello) => self.hello(now, link, &hello),
-            MemberEvent::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
-            MemberEvent::LayoutMismatch(how) => self.refuse(now, link, Refusal::Layout, &how),
-            MemberEvent::Message(_, Control::Bye { reason }) => {
-                self.drop_link(now, link, &format!("left: {reason}"));
-                self.roster.close(link);
-            }
-            MemberEvent::Message(
-                _,
-                Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. },
-            ) => {
-                self.refuse(now, link, Refusal::Protocol, "this message is for whoever was dialled to send");
-            }
-            MemberEvent::Message(number, message) => {
-                if let Some(place) = self.numbers.get(&number).copied() {
-                    self.neighbour_says(now, place, message);
-                }
-            }
-        }
+    fn roster_mut(&mut self) -> &mut Roster<(), (), NodeStep> {
+        &mut self.roster
     }
 
     fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
@@ -269,27 +222,83 @@ impl Node {
                 return self.refuse(now, link, code, &reason);
             }
         };
-        if let Some(old) = self.link_of(place) {
-            self.drop_link(now, old, "it connected anew");
-            self.roster.close(old);
-        }
-        let (sender, _) = self.roster.enrol(now, link, hello);
-        let welcome = Welcome {
-            sender,
-            job: self.config.job,
-            layout: (*self.config.layout).clone(),
-            chunk: self.config.chunk,
-            heartbeat: micros(self.roster.heartbeat()),
-            liveness: micros(self.config.liveness),
-            stand_in: None,
-            spread: None,
-            allowances: Vec::new(),
-        };
-        self.roster.send(link, Control::Welcome(welcome));
+        let welcome = self.roster.welcome((*self.config.layout).clone(), self.config.chunk);
+        self.let_in(now, link, hello, welcome);
         let ordered = self.roster.link(link).is_some_and(|served| served.session.ordered);
         self.met(place, ordered);
     }
+    fn message(&mut self, now: Time, link: LinkId, number: u32, message: Control) {
+        match message {
+            Control::Bye { reason } => self.end_link(now, link, &format!("left: {reason}")),
+            Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. } => {
+                self.refuse(now, link, Refusal::Protocol, "this message is for whoever was dialled to send");
+            }
+            message => {
+                if let Some(place) = self.numbers.get(&number).copied() {
+                    self.neighbour_says(now, place, message);
+                }
+            }
+        }
+    }
 
+    fn dropped(&mut self, now: Time, dropped: Dropped<()>) {
+        if let Some((name, how)) = dropped.mismatch {
+            let grave = self.expected(&name).is_ok();
+            self.turn_away(&name, &format!("{name:?} is not let in: {how}"), grave);
+        }
+        let place = dropped.member.and_then(|number| self.numbers.get(&number).copied());
+        if let Some(place) = place {
+            self.lost(now, place, &dropped.reason);
+        }
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        self.peers.iter().filter_map(Peer::settles_at).chain(self.deadline).min()
+    }
+
+    fn timers_due(&mut self, now: Time) {
+        for place in 0..self.peers.len() {
+            let arrivals = self.peers[place].arrivals.iter();
+            let settled =
+                arrivals.filter(|(_, a)| !a.over && a.incoming.settle().is_some_and(|at| now >= at));
+            for round in settled.map(|(&round, _)| round).collect::<Vec<_>>() {
+                self.conclude(now, place, round);
+            }
+        }
+        self.stop_swapping(now);
+        self.advance(now);
+    }
+
+    fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
+        if let Some(place) = self.resolve(Neighbour::Link(link)) {
+            self.was_sent(now, place, round, outcome);
+        }
+    }
+
+    fn forget(&mut self, now: Time, name: &str, why: &str) {
+        let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
+        if let Some(link) = place.and_then(|place| self.link_of(place)) {
+            self.end_link(now, link, why);
+        }
+    }
+
+    /// Ends the links to the neighbours that dialled this node. [`ClientMachine::leave`] ends the others.
+    fn finish(&mut self, now: Time, reason: &str) {
+        self.end_all_links(now, "this node has left", reason);
+    }
+
+    /// Names of the neighbours that are connected, whichever side dialled.
+    fn connected_clients(&self) -> impl Iterator<Item = &str> {
+        self.peers.iter().filter(|peer| peer.met).map(|peer| peer.name.as_str())
+    }
+
+    /// How many neighbours are connected, whichever side dialled.
+    fn connected_count(&self) -> usize {
+        self.peers.iter().filter(|peer| peer.met).count()
+    }
+}
+
+impl Node {
     /// The index of the neighbour with this name, if it is one that dials this node.
     fn expected(&self, name: &str) -> Result<usize, (Refusal, String)> {
         let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
@@ -310,64 +319,6 @@ impl Node {
             self.turned_away = Some(refusal);
             self.roster.want(NodeStep::Refused { peer: name.into(), reason: reason.into(), grave });
         }
-    }
-
-    pub(super) fn look_at_links(&mut self, now: Time) {
-        for link in self.roster.due(now) {
-            if let Err(reason) = self.roster.look(now, link) {
-                self.refuse(now, link, Refusal::Liveness, &reason);
-            }
-        }
-    }
-
-    fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
-        self.roster.send(link, Control::Refused { code, reason: reason.into() });
-        self.drop_link(now, link, reason);
-        self.roster.close(link);
-    }
-
-    /// Reports that an accepted link has ended.
-    pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
-        self.drop_link(now, link, reason);
-    }
-
-    fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
-        let Some(dropped) = self.roster.drop_link(link, reason) else { return };
-        if let Some((name, how)) = dropped.mismatch {
-            let grave = self.expected(&name).is_ok();
-            self.turn_away(&name, &format!("{name:?} is not let in: {how}"), grave);
-        }
-        let place = dropped.member.and_then(|number| self.numbers.get(&number).copied());
-        if let Some(place) = place {
-            self.lost(now, place, &dropped.reason);
-        }
-    }
-
-    /// Leaves the job: sends a Bye to the neighbours that dialled this node, and lets nobody in any more.
-    /// [`Node::dial_leave`] does the same for neighbours that this node dials.
-    pub fn finish(&mut self, now: Time, reason: &str) {
-        self.roster.finish(reason);
-        for link in self.roster.links() {
-            self.roster.act(Action::Cancel { link, parcel: None });
-            self.roster.send(link, Control::Bye { reason: reason.into() });
-            self.drop_link(now, link, &format!("this node has left: {reason}"));
-            self.roster.close(link);
-        }
-    }
-
-    /// Reports that a neighbour's process has ended for good. Ends its link.
-    pub fn forget(&mut self, now: Time, name: &str, why: &str) {
-        let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
-        if let Some(link) = place.and_then(|place| self.link_of(place)) {
-            self.drop_link(now, link, why);
-            self.roster.close(link);
-        }
-    }
-
-    /// Neighbours that were connected before and are not now, each with why its link ended and whether it
-    /// left for good.
-    pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
-        self.roster.departed()
     }
 }
 

@@ -24,7 +24,8 @@ mod terms;
 mod timing;
 mod weighing;
 
+pub use dialling::DialledNeighbour;
 pub use node::Node;
 pub use peer::{Exchange, Outcome as ExchangeState, Place as NodePlace};
-pub use terms::{Mixing, Neighbour, NodeAction, NodeConfig, NodeStep, Taken, Waiting};
+pub use terms::{Mixing, Neighbour, NodeConfig, NodeStep, Taken, Waiting};
 pub use weighing::{Portion, Weighing};

@@ -159,40 +159,9 @@ impl Node {
         self.round
     }
 
-    /// Names of the neighbours that are connected.
-    pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
-        self.peers.iter().filter(|peer| peer.met).map(|peer| peer.name.as_str())
-    }
-
-    /// How many neighbours are connected.
-    pub fn connected_count(&self) -> usize {
-        self.peers.iter().filter(|peer| peer.met).count()
-    }
-
-    /// When the driver must call [`Node::timeout`] at the latest.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        let settles = self.peers.iter().filter_map(Peer::settles_at);
-        settles.chain(self.roster.next_timer()).chain(self.deadline).min()
-    }
-
     /// Whether a timer was set since the last call of this method. If so, the driver must ask
-    /// [`Node::poll_timeout`] again: chunks and Ends set timers too.
+    /// [`poll_timeout`](crate::ServerMachine::poll_timeout) again: chunks and Ends set timers too.
     pub fn take_timer_set(&mut self) -> bool {
         std::mem::take(&mut self.timer_set)
-    }
-
-    /// Handles all timers that are due at `now`.
-    pub fn timeout(&mut self, now: Time) {
-        self.look_at_links(now);
-        for place in 0..self.peers.len() {
-            let arrivals = self.peers[place].arrivals.iter();
-            let settled =
-                arrivals.filter(|(_, a)| !a.over && a.incoming.settle().is_some_and(|at| now >= at));
-            for round in settled.map(|(&round, _)| round).collect::<Vec<_>>() {
-                self.conclude(now, place, round);
-            }
-        }
-        self.stop_swapping(now);
-        self.advance(now);
     }
 }

@@ -6,7 +6,7 @@ use thalweg_wire::control::Alike;
 use thalweg_wire::{Layout, Range};
 
 use super::weighing::Weighing;
-use crate::session::{Action, LinkId};
+use crate::session::LinkId;
 use crate::Time;
 
 /// How much of its neighbours' models a node waits for, once its own is ready.
@@ -101,9 +101,6 @@ pub enum NodeStep {
         grave: bool,
     },
 }
-
-/// An action for the driver of a node's accepted links.
-pub type NodeAction = Action<NodeStep>;
 
 /// The sender of a message or chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

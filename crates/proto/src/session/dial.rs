@@ -87,8 +87,8 @@ pub(crate) enum ServerEvent {
     Nothing,
     /// The server has let the client in.
     Welcomed,
-    /// The link has ended.
-    Lost,
+    /// The link has ended, for this reason.
+    Lost(String),
     /// A message for the policy, from a server that has let the client in.
     Message(Control),
 }
@@ -106,7 +106,7 @@ struct Dialed {
 
 /// The state of a client's connection to its server.
 #[derive(Debug)]
-pub(crate) struct Dial<P> {
+pub struct Dial<P> {
     config: ClientConfig,
     purpose: Purpose,
     /// The server's last Welcome.
@@ -157,7 +157,7 @@ impl Way {
 
 impl<P> Dial<P> {
     /// Makes a client that connects at once. `seed` spreads the retries of many clients.
-    pub fn new(config: ClientConfig, purpose: Purpose, seed: u64) -> Self {
+    pub(crate) fn new(config: ClientConfig, purpose: Purpose, seed: u64) -> Self {
         let reaching = Reaching::new(config.timeout);
         let actions = VecDeque::from([ClientAction::Connect { after: Time::ZERO, to: None }]);
         Self {
@@ -177,42 +177,42 @@ impl<P> Dial<P> {
         }
     }
 
-    pub fn poll_action(&mut self) -> Option<ClientAction<P>> {
+    pub(crate) fn poll_action(&mut self) -> Option<ClientAction<P>> {
         self.actions.pop_front()
     }
 
-    pub fn has_action(&self) -> bool {
+    pub(crate) fn has_action(&self) -> bool {
         !self.actions.is_empty()
     }
 
-    pub fn act(&mut self, action: ClientAction<P>) {
+    pub(crate) fn act(&mut self, action: ClientAction<P>) {
         self.actions.push_back(action);
     }
 
-    pub fn want(&mut self, wanted: P) {
+    pub(crate) fn want(&mut self, wanted: P) {
         self.actions.push_back(ClientAction::Policy(wanted));
     }
 
-    pub fn welcome(&self) -> Option<&Welcome> {
+    pub(crate) fn welcome(&self) -> Option<&Welcome> {
         self.welcome.as_ref()
     }
 
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.done
     }
 
     /// Whether the link keeps the order of messages and chunks; false without a link.
-    pub fn is_ordered(&self) -> bool {
+    pub(crate) fn is_ordered(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.session.ordered)
     }
 
     /// This client's nonce of the present connection, for the proof.
-    pub fn nonce(&self) -> Option<Nonce> {
+    pub(crate) fn nonce(&self) -> Option<Nonce> {
         self.link.as_ref().map(|l| l.session.nonce)
     }
 
     /// The hash of this client's layout, or else of the server's.
-    pub fn layout_hash(&self) -> LayoutHash {
+    pub(crate) fn layout_hash(&self) -> LayoutHash {
         self.known_layout().map(Layout::hash).unwrap_or_default()
     }
 
@@ -222,7 +222,7 @@ impl<P> Dial<P> {
 
     /// Reports that the link is up. `nonce` must be fresh random bytes; `ordered`: the link keeps the order
     /// of messages and chunks.
-    pub fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
+    pub(crate) fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
         if self.done {
             return;
         }
@@ -232,7 +232,7 @@ impl<P> Dial<P> {
     }
 
     /// Reports that the server could not be reached. `may_retry`: another attempt can succeed.
-    pub fn unreachable(&mut self, now: Time, why: impl Into<Failure>, may_retry: bool) {
+    pub(crate) fn unreachable(&mut self, now: Time, why: impl Into<Failure>, may_retry: bool) {
         if self.done {
             return;
         }
@@ -255,7 +255,7 @@ impl<P> Dial<P> {
 
     /// Reports that the link has ended. Returns whether this was news: there was a link, and the client is
     /// not done.
-    pub fn closed(&mut self, now: Time, reason: &str) -> bool {
+    pub(crate) fn closed(&mut self, now: Time, reason: &str) -> bool {
         if self.link.take().is_none() || self.done {
             return false;
         }
@@ -270,7 +270,7 @@ impl<P> Dial<P> {
     }
 
     /// Handles a message from the server. Returns what it means for the policy.
-    pub fn control(&mut self, now: Time, message: Control) -> ServerEvent {
+    pub(crate) fn control(&mut self, now: Time, message: Control) -> ServerEvent {
         let Some(link) = &mut self.link else { return ServerEvent::Nothing };
         link.session.live.heard(now);
         match message {
@@ -282,7 +282,9 @@ impl<P> Dial<P> {
             Control::Layout(theirs) if link.greeted && !link.welcomed => return self.differs(now, &theirs),
             Control::Bye { reason } => {
                 self.act(ClientAction::Close);
+                let left = format!("left: {reason}");
                 self.finish(Ok(reason));
+                return ServerEvent::Lost(left);
             }
             Control::Ping { clock, .. } if link.welcomed => self.send(Control::Pong { clock }),
             Control::Elsewhere { url } if link.greeted => return self.elsewhere(now, url),
@@ -300,7 +302,7 @@ impl<P> Dial<P> {
 
     /// Reports how many segments were retransmitted so far over all links. The driver must call this before
     /// it passes on a message that settles a parcel.
-    pub fn observe(&mut self, retransmissions: Option<u64>) {
+    pub(crate) fn observe(&mut self, retransmissions: Option<u64>) {
         self.resent = retransmissions;
     }
 
@@ -328,7 +330,7 @@ impl<P> Dial<P> {
 
     /// Reports that the proof is made; `None` if the server wanted none. `holding`: what the client still has
     /// from before its link broke.
-    pub fn proven(&mut self, now: Time, proof: Option<Proof>, holding: Holding) {
+    pub(crate) fn proven(&mut self, now: Time, proof: Option<Proof>, holding: Holding) {
         let layout = self.known_layout().map(Layout::hash);
         let Some(link) = &mut self.link else { return };
         let Some(challenge) = link.challenge.as_ref().filter(|_| !link.greeted) else { return };
@@ -372,8 +374,8 @@ impl<P> Dial<P> {
             self.retries = 0;
         }
         (self.way.home, self.way.turn) = (Some(url), 0);
-        self.retry(now, reason);
-        ServerEvent::Lost
+        self.retry(now, reason.as_str());
+        ServerEvent::Lost(reason)
     }
 
     /// Handles the layout of a server that refused this client's. Tells the server which tensor differs, and
@@ -394,14 +396,14 @@ impl<P> Dial<P> {
         if self.way.is_asking {
             return self.refused(now, Refusal::Layout, mismatch);
         }
-        let (tensor, spec) = (difference.name, difference.ours);
+        let (tensor, spec, reason) = (difference.name, difference.ours, mismatch.to_string());
         self.act(ClientAction::Send(Control::Differs { tensor, spec }));
         self.finish(Err(mismatch));
-        ServerEvent::Lost
+        ServerEvent::Lost(reason)
     }
 
     /// The error for a peer whose layout differs in this way.
-    pub fn mismatch(&self, difference: &Difference) -> Failure {
+    pub(crate) fn mismatch(&self, difference: &Difference) -> Failure {
         let there = if self.purpose == Purpose::Graph { "neighbour" } else { "server" };
         let described = difference.describe("here", &format!("at the {there}"));
         Failure::hinted(format!("this model differs from the {there}'s: {described}"), SAME_MODEL)
@@ -410,17 +412,19 @@ impl<P> Dial<P> {
     fn refused(&mut self, now: Time, code: Refusal, why: impl Into<Failure>) -> ServerEvent {
         self.act(ClientAction::Close);
         self.link = None;
+        let why = why.into();
+        let reason = format!("left: {}", why.cause);
         // Only the home can turn a client away for good.
         if code.may_retry() || self.way.is_asking {
             self.retry(now, why);
         } else {
-            self.finish(Err(why.into()));
+            self.finish(Err(why));
         }
-        ServerEvent::Lost
+        ServerEvent::Lost(reason)
     }
 
     /// Reports that `bytes` more bytes of chunks have arrived.
-    pub fn progress(&mut self, now: Time, bytes: u64) {
+    pub(crate) fn progress(&mut self, now: Time, bytes: u64) {
         self.received = self.received.saturating_add(bytes);
         if let Some(link) = &mut self.link {
             link.session.live.progress(now, bytes);
@@ -429,14 +433,14 @@ impl<P> Dial<P> {
 
     /// Reports that nothing gets through at the moment, and that the server is not the cause. The time does
     /// not count against the server.
-    pub fn held(&mut self, now: Time) {
+    pub(crate) fn held(&mut self, now: Time) {
         if let Some(link) = &mut self.link {
             link.session.live.heard(now);
         }
     }
 
     /// Leaves for good, as the application asked. The server closes the link when the Bye arrives.
-    pub fn leave(&mut self, reason: &str) {
+    pub(crate) fn leave(&mut self, reason: &str) {
         if !self.done {
             let reason = plain(reason, MAX_REASON);
             // The server makes the client a member when it reads the Hello. This may be before the Welcome
@@ -448,7 +452,7 @@ impl<P> Dial<P> {
         }
     }
 
-    pub fn finish(&mut self, outcome: Result<String, Failure>) {
+    pub(crate) fn finish(&mut self, outcome: Result<String, Failure>) {
         if !std::mem::replace(&mut self.done, true) {
             self.link = None;
             self.act(ClientAction::Cancel { parcel: None });
@@ -462,7 +466,7 @@ impl<P> Dial<P> {
     }
 
     /// When the driver must call [`Dial::timeout`] at the latest.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let reached = self.is_reaching().then(|| self.reaching.deadline());
         let Some(link) = &self.link else { return reached };
         let ping = link.welcomed.then(|| link.session.ping_at(self.heartbeat()));
@@ -491,7 +495,7 @@ impl<P> Dial<P> {
 
     /// Handles the timers that are due at `now`. `Err` says why the link is dead; the caller must then call
     /// [`Dial::closed`].
-    pub fn timeout(&mut self, now: Time) -> Result<(), String> {
+    pub(crate) fn timeout(&mut self, now: Time) -> Result<(), String> {
         if self.give_up(now) {
             return Ok(());
         }
@@ -511,87 +515,9 @@ impl<P> Dial<P> {
 
     /// Sends a message if the client is let in. Else it drops the message: the policy repeats what matters
     /// after the next Welcome.
-    pub fn send(&mut self, message: Control) {
+    pub(crate) fn send(&mut self, message: Control) {
         if self.link.as_ref().is_some_and(|l| l.welcomed) {
             self.act(ClientAction::Send(message));
         }
     }
 }
-
-/// Defines the methods that a client's machine passes on to its dial. The machine must have a field `dial`
-/// and these methods: `welcomed`, called whenever a link is let in; `link_lost`; and `told`, which takes the
-/// server's other messages.
-macro_rules! dial_methods {
-    ($wanted:ty) => {
-        /// Takes the next action.
-        pub fn poll_action(&mut self) -> Option<$crate::ClientAction<$wanted>> {
-            self.dial.poll_action()
-        }
-
-        /// The server's Welcome, once it has let the client in.
-        pub fn welcome(&self) -> Option<&thalweg_wire::control::Welcome> {
-            self.dial.welcome()
-        }
-
-        /// Whether the client's part in the job is over.
-        pub fn is_done(&self) -> bool {
-            self.dial.is_done()
-        }
-
-        /// This client's nonce of the present connection, for the proof.
-        pub fn nonce(&self) -> Option<thalweg_wire::control::Nonce> {
-            self.dial.nonce()
-        }
-
-        /// Reports that the link is up. `nonce` must be fresh random bytes; `ordered`: the link keeps the
-        /// order of messages and chunks.
-        pub fn connected(&mut self, now: $crate::Time, nonce: thalweg_wire::control::Nonce, ordered: bool) {
-            self.dial.connected(now, nonce, ordered);
-        }
-
-        /// Reports that the server could not be reached. `may_retry`: another attempt can succeed.
-        pub fn unreachable(&mut self, now: $crate::Time, why: impl Into<$crate::Failure>, may_retry: bool) {
-            self.dial.unreachable(now, why, may_retry);
-        }
-
-        /// Reports how many segments were retransmitted so far over all links. The driver must call this
-        /// before it passes on a message that settles a parcel.
-        pub fn observe(&mut self, retransmissions: Option<u64>) {
-            self.dial.observe(retransmissions);
-        }
-
-        /// Reports that the link has ended.
-        pub fn closed(&mut self, now: $crate::Time, reason: &str) {
-            if self.dial.closed(now, reason) {
-                self.link_lost();
-            }
-        }
-
-        /// Handles a message from the server.
-        pub fn control(&mut self, now: $crate::Time, message: thalweg_wire::control::Control) {
-            match self.dial.control(now, message) {
-                $crate::session::ServerEvent::Nothing => {}
-                $crate::session::ServerEvent::Lost => self.link_lost(),
-                $crate::session::ServerEvent::Welcomed => self.welcomed(),
-                $crate::session::ServerEvent::Message(message) => self.told(now, message),
-            }
-        }
-
-        /// Reports that `bytes` more bytes of chunks have arrived.
-        pub fn progress(&mut self, now: $crate::Time, bytes: u64) {
-            self.dial.progress(now, bytes);
-        }
-
-        /// Reports that nothing gets through at the moment, and that the server is not the cause. The time
-        /// does not count against the server.
-        pub fn held(&mut self, now: $crate::Time) {
-            self.dial.held(now);
-        }
-
-        /// Leaves for good, as the application asked.
-        pub fn leave(&mut self, reason: &str) {
-            self.dial.leave(reason);
-        }
-    };
-}
-pub(crate) use dial_methods;

@@ -1,27 +1,30 @@
 //! One link between two peers: handshake, proof, versions, liveness, pings, clocks and counters.
 //!
 //! A [`Roster`] holds a server's links and members. A [`Dial`] holds a client's one link, and reconnects it
-//! when it breaks. Neither knows what is transferred: a policy (star, tasks or graph) owns one of them, and
-//! gets the messages that are meant for it.
+//! when it breaks. Neither knows what is transferred. A [`ServerMachine`] is a roster and a policy, a
+//! [`ClientMachine`] is a dial and a policy; the policies are star, tasks and graph.
 
+mod client_machine;
 mod clock;
 mod dial;
 mod failure;
 mod liveness;
 mod reaching;
 mod roster;
+mod server_machine;
 
 use thalweg_wire::control::Nonce;
 
 use crate::Time;
 
+pub use self::client_machine::ClientMachine;
 pub(crate) use self::clock::on_our_clock;
-pub(crate) use self::dial::{dial_methods, Dial, ServerEvent};
-pub use self::dial::{ClientAction, ClientConfig};
+pub use self::dial::{ClientAction, ClientConfig, Dial};
 pub use self::failure::Failure;
 pub use self::liveness::Liveness;
+pub(crate) use self::roster::Dropped;
 pub use self::roster::{other_purpose, Action, Admission, LinkId, Roster, SessionConfig, Traffic};
-pub(crate) use self::roster::{roster_methods, Dropped, MemberEvent};
+pub use self::server_machine::ServerMachine;
 
 /// Shortest time between heartbeats, whatever the configuration says.
 const LEAST_HEARTBEAT: Time = Time::from_millis(1);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, VERSIONS};
+use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, Welcome, VERSIONS};
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
 use thalweg_wire::{Layout, LayoutHash, Ranges, TensorSpec};
 
@@ -117,6 +117,8 @@ pub enum Action<P> {
         client: String,
         /// Why the link ended.
         reason: String,
+        /// Whether the client itself said that it leaves. The reason then begins with `left`.
+        farewell: bool,
     },
     /// An action of the policy.
     Policy(P),
@@ -145,6 +147,8 @@ pub(crate) struct Member<M> {
     pub gone: bool,
     /// Why the client's last link ended.
     pub parting: Option<String>,
+    /// Whether the client has sent a Bye since it was last let in.
+    farewell: bool,
     /// Segments that the server retransmitted to the client.
     pub down: Resent,
     /// Segments that the client retransmitted.
@@ -162,21 +166,21 @@ impl<M> Member<M> {
 }
 
 /// A server's link. `L` is the policy's state of it.
-pub(crate) struct Served<L> {
-    pub session: Session,
+pub struct Served<L> {
+    pub(crate) session: Session,
     opened: Time,
     /// The member at the other end, once it is let in.
-    pub member: Option<u32>,
+    pub(crate) member: Option<u32>,
     /// Watches the progress of the client's update, while the client has a grant.
-    pub upload: Option<Liveness>,
+    pub(crate) upload: Option<Liveness>,
     /// Watches the progress of the model towards the client, as the client's pings report it.
-    pub download: Option<Liveness>,
+    pub(crate) download: Option<Liveness>,
     /// Bytes that the client has received, as its last ping reported.
     reported: Option<u64>,
     /// The server's clock minus the client's, in microseconds.
-    pub offset: i64,
+    pub(crate) offset: i64,
     /// The counters as they were last observed.
-    pub traffic: Traffic,
+    pub(crate) traffic: Traffic,
     /// The counters when the current transfer began.
     base: Traffic,
     /// Retransmitted segments of this link that are counted already.
@@ -187,7 +191,7 @@ pub(crate) struct Served<L> {
     timer: Time,
     /// Set while the server waits for the client to say which tensor differs.
     mismatch: Option<LayoutMismatch>,
-    pub own: L,
+    pub(crate) own: L,
 }
 
 /// A client whose layout differs from the server's.
@@ -199,7 +203,7 @@ struct LayoutMismatch {
 
 impl<L> Served<L> {
     /// Notes that a transfer begins: bytes from now on belong to it.
-    pub fn count_anew(&mut self) {
+    pub(crate) fn count_anew(&mut self) {
         self.base = self.traffic;
     }
 
@@ -208,7 +212,7 @@ impl<L> Served<L> {
     }
 
     /// The counts of received bytes since the last call, or since the transfer began.
-    pub fn carried_up(&mut self) -> Carried {
+    pub(crate) fn carried_up(&mut self) -> Carried {
         let (now, base) = self.since();
         let records = now.records_lost.map(|lost| lost.saturating_sub(base.records_lost.unwrap_or(0)));
         Carried {
@@ -220,7 +224,7 @@ impl<L> Served<L> {
 
     /// The counts of sent bytes since the last call, or since the transfer began. Only the client knows which
     /// sealed records it could not open.
-    pub fn carried_down(&mut self) -> Carried {
+    pub(crate) fn carried_down(&mut self) -> Carried {
         let (now, base) = self.since();
         let (wire, copied) = (now.sent.saturating_sub(base.sent), now.copied.saturating_sub(base.copied));
         Carried { wire, copied, records_lost: None }
@@ -243,13 +247,13 @@ impl<L> Served<L> {
 }
 
 /// A link that has ended. `member` is its member, if this was the member's current link.
-pub(crate) struct Dropped<L> {
-    pub link: LinkId,
-    pub member: Option<u32>,
-    pub reason: String,
+pub struct Dropped<L> {
+    pub(crate) link: LinkId,
+    pub(crate) member: Option<u32>,
+    pub(crate) reason: String,
     /// The client that was not let in because of its layout, and how the layout differs.
-    pub mismatch: Option<(String, String)>,
-    pub served: Served<L>,
+    pub(crate) mismatch: Option<(String, String)>,
+    pub(crate) served: Served<L>,
 }
 
 /// The consequence of a message for the policy.
@@ -302,10 +306,6 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             actions: VecDeque::new(),
             finished: None,
         }
-    }
-
-    pub(crate) fn job(&self) -> u64 {
-        self.config.job
     }
 
     pub(crate) fn heartbeat(&self) -> Time {
@@ -535,7 +535,7 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         if let Some(member) = self.members.get_mut(&number) {
             same = known.is_some() && member.instance == hello.instance;
             (member.instance, member.link) = (hello.instance, Some(link));
-            (member.gone, member.parting) = (false, None);
+            (member.gone, member.parting, member.farewell) = (false, None, false);
         }
         self.mismatches.remove(&hello.name);
         self.connected += 1;
@@ -545,6 +545,22 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             served.member = Some(number);
         });
         (number, same)
+    }
+
+    /// The Welcome of a job whose members share this layout, without stand-ins and losses. The sender's number
+    /// is still missing.
+    pub(crate) fn welcome(&self, layout: Layout, chunk: u32) -> Welcome {
+        Welcome {
+            sender: 0,
+            job: self.config.job,
+            layout,
+            chunk,
+            heartbeat: micros(self.heartbeat()),
+            liveness: micros(self.config.liveness),
+            stand_in: None,
+            spread: None,
+            allowances: Vec::new(),
+        }
     }
 
     /// The number that belongs to a name; a new one if nobody has used the name.
@@ -566,7 +582,18 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         let number = self.members.last_key_value().map_or(1, |(last, _)| last + 1);
         let (link, gone, parting, own) = (None, false, None, M::default());
         let (down, up, uncounted) = (Resent::default(), Resent::default(), false);
-        let member = Member { name: name.into(), instance, link, gone, parting, down, up, uncounted, own };
+        let member = Member {
+            name: name.into(),
+            instance,
+            link,
+            gone,
+            parting,
+            farewell: false,
+            down,
+            up,
+            uncounted,
+            own,
+        };
         self.members.insert(number, member);
         self.names.insert(name.into(), number);
         number
@@ -594,18 +621,21 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             (Some(_), Control::Ping { clock, received }) => self.ping(now, link, clock, received),
             (Some(_), Control::Pong { .. }) => {}
             (Some(sender), message) => {
-                self.count(link, sender, &message);
+                self.note(link, sender, &message);
                 return MemberEvent::Message(sender, message);
             }
         }
         MemberEvent::Nothing
     }
 
-    /// Counts retransmissions once a receiver has confirmed a parcel. Before that, some of its bytes may
-    /// still be in the kernel's buffer.
-    fn count(&mut self, link: LinkId, sender: u32, message: &Control) {
+    /// Notes a Bye. Counts retransmissions once a receiver has confirmed a parcel: before that, some of its
+    /// bytes may still be in the kernel's buffer.
+    fn note(&mut self, link: LinkId, sender: u32, message: &Control) {
         match message {
             Control::Received { .. } => self.count_down(link),
+            Control::Bye { .. } => {
+                self.members.entry(sender).and_modify(|member| member.farewell = true);
+            }
             Control::Counted { retransmissions, .. } => {
                 if let Some(member) = self.members.get_mut(&sender) {
                     member.up.add(*retransmissions);
@@ -773,8 +803,9 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
 
     /// Reports to the driver that a member has left.
     pub(crate) fn left(&mut self, number: u32, reason: String) {
-        if let Some(client) = self.members.get(&number).map(|member| member.name.clone()) {
-            self.act(Action::Left { client, reason });
+        if let Some(member) = self.members.get(&number) {
+            let (client, farewell) = (member.name.clone(), member.farewell);
+            self.act(Action::Left { client, reason, farewell });
         }
     }
 
@@ -787,101 +818,6 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.finished.is_some()
     }
 }
-
-/// Defines the methods that a server's machine passes on to its roster. The machine must have a field
-/// `roster` and a method `drop_link`.
-macro_rules! roster_methods {
-    ($wanted:ty) => {
-        /// Names of the members that are connected.
-        pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
-            self.roster.connected_names()
-        }
-
-        /// How many members are connected.
-        pub fn connected_count(&self) -> usize {
-            self.roster.connected()
-        }
-
-        /// Members that were connected before and are not now, each with why its link ended and whether it
-        /// left for good.
-        pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
-            self.roster.departed()
-        }
-
-        /// How many connected members still have to send their Counted for a settled parcel.
-        pub fn uncounted(&self) -> usize {
-            self.roster.uncounted()
-        }
-
-        /// Segments retransmitted so far to each member, and by each member; `None` if a transport cannot
-        /// tell.
-        pub fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
-            self.roster.resent()
-        }
-
-        /// Whether the client at the other end of this link is let in.
-        pub fn is_member(&self, link: $crate::LinkId) -> bool {
-            self.roster.member_at(link).is_some()
-        }
-
-        /// Whether the server has already reported why the peer of this ended link was not let in. True once.
-        pub fn take_reported(&mut self, link: $crate::LinkId) -> bool {
-            self.roster.take_reported(link)
-        }
-
-        /// Whether there is an action to do.
-        pub fn has_action(&self) -> bool {
-            self.roster.has_action()
-        }
-
-        /// Takes the next action.
-        pub fn poll_action(&mut self) -> Option<$crate::Action<$wanted>> {
-            self.roster.poll_action()
-        }
-
-        /// Reports a new link. `nonce` must be fresh random bytes; `ordered`: the link keeps the order of
-        /// messages and chunks.
-        pub fn connected(
-            &mut self,
-            now: $crate::Time,
-            link: $crate::LinkId,
-            nonce: thalweg_wire::control::Nonce,
-            ordered: bool,
-        ) {
-            self.roster.open(now, link, nonce, ordered);
-        }
-
-        /// Reports the current values of the link's counters. The driver must call this before `control`,
-        /// `sent` and `closed`.
-        pub fn observe(&mut self, link: $crate::LinkId, traffic: $crate::Traffic) {
-            self.roster.observe(link, traffic);
-        }
-
-        /// Reports that `bytes` more bytes of chunks have arrived on this link.
-        pub fn progress(&mut self, now: $crate::Time, link: $crate::LinkId, bytes: u64) {
-            self.roster.progress(now, link, bytes);
-        }
-
-        /// Reports that nothing gets through on this link at the moment, and that its peer is not the cause.
-        /// The time does not count against the peer.
-        pub fn held(&mut self, now: $crate::Time, link: $crate::LinkId) {
-            self.roster.held(now, link);
-        }
-
-        fn refuse(
-            &mut self,
-            now: $crate::Time,
-            link: $crate::LinkId,
-            code: thalweg_wire::control::Refusal,
-            reason: &str,
-        ) {
-            self.roster.send(link, thalweg_wire::control::Control::Refused { code, reason: reason.into() });
-            self.drop_link(now, link, reason);
-            self.roster.close(link);
-        }
-    };
-}
-pub(crate) use roster_methods;
 
 /// The reason given to a peer that came for another purpose than `ours`.
 pub fn other_purpose(ours: Purpose) -> &'static str {

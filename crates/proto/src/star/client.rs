@@ -1,14 +1,14 @@
 //! The client's side: receive the model, train, offer the update.
 
 use thalweg_wire::control::{
-    Content, Control, Holding, Interval, Parcel, Proof, Purpose, StandIn, HELLO_HOLES, MAX_HOLES,
+    Content, Control, Holding, Interval, Parcel, Purpose, StandIn, HELLO_HOLES, MAX_HOLES,
 };
 use thalweg_wire::text::MAX_METRICS;
-use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
+use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Ranges, Tolerance};
 
-use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
-use crate::transfer::{Incoming, Outgoing, Rule, Step};
-use crate::{micros, Fit, Span, Time};
+use crate::session::{ClientAction, ClientConfig, ClientMachine, Dial};
+use crate::transfer::{ChunkReceiver, Incoming, Outgoing, Rule, Step};
+use crate::{micros, Span, Time};
 
 /// The result of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,8 +83,6 @@ pub struct Client {
 }
 
 impl Client {
-    dial_methods!(RoundStep);
-
     /// Makes a client that connects at once. `seed` spreads the retries of many clients.
     pub fn new(config: ClientConfig, seed: u64) -> Self {
         Self { dial: Dial::new(config, Purpose::Rounds, seed), phase: Phase::Idle, rule: Rule::default() }
@@ -93,68 +91,6 @@ impl Client {
     /// How much of models and updates may be lost. Known once the server has let the client in.
     pub fn tolerance(&self) -> &std::sync::Arc<Tolerance> {
         &self.rule.tolerance
-    }
-
-    /// Forgets the grants and waits that belong to the ended link.
-    fn link_lost(&mut self) {
-        match &mut self.phase {
-            Phase::Submitting(submission) => submission.out.forget(),
-            Phase::Receiving { model, .. } => model.stop(),
-            _ => {}
-        }
-    }
-
-    /// Handles a message from the server that has let the client in.
-    fn told(&mut self, now: Time, message: Control) {
-        match message {
-            Control::Offer(Parcel { number, head, .. }) => self.begin(number, head),
-            Control::End { parcel, .. } => self.model_end(now, parcel),
-            Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
-            Control::Accepted { parcel } => self.settled(parcel, Verdict::Accepted),
-            Control::Rejected { parcel, reason } => self.settled(parcel, Verdict::Rejected(reason)),
-            Control::Closed { parcel } => self.round_closed(parcel),
-            _ => {}
-        }
-    }
-
-    /// Reports that the proof is made; `None` if the server wanted none.
-    pub fn proven(&mut self, now: Time, proof: Option<Proof>) {
-        let holding = self.holding();
-        self.dial.proven(now, proof, holding);
-    }
-
-    fn holding(&self) -> Holding {
-        match &self.phase {
-            Phase::Idle => Holding::Nothing,
-            Phase::Receiving { round, model, .. } => {
-                let holes = model.came().holes();
-                if holes.count() > MAX_HOLES {
-                    return Holding::Nothing;
-                }
-                Holding::Model { round: *round, holes: holes.longest(HELLO_HOLES) }
-            }
-            Phase::Training { round, .. } | Phase::Submitting(Submission { round, .. }) => {
-                Holding::Round { round: *round }
-            }
-        }
-    }
-
-    fn welcomed(&mut self) {
-        let Some(welcome) = self.dial.welcome() else { return };
-        match Tolerance::new(&welcome.layout, &welcome.allowances) {
-            Ok(tolerance) => {
-                self.rule = Rule { stands_in: welcome.stand_in.is_some(), tolerance: tolerance.into() };
-            }
-            Err(error) => {
-                self.dial.act(ClientAction::Close);
-                return self.dial.finish(Err(format!("what the server says may be lost: {error}").into()));
-            }
-        }
-        // Offers a running submission again. The server knows which ranges it already has.
-        if let Phase::Submitting(submission) = &self.phase {
-            let offer = offer(submission, self.dial.layout_hash());
-            self.dial.send(offer);
-        }
     }
 
     fn begin(&mut self, round: u32, head: Vec<u8>) {
@@ -171,38 +107,6 @@ impl Client {
             }
             Phase::Training { .. } | Phase::Submitting(_) => {}
         }
-    }
-
-    /// How a chunk fits the model that is being received.
-    pub fn place(&mut self, now: Time, chunk: &ChunkHeader) -> Fit {
-        self.receiving(chunk).map_or(Fit::Nothing, |model| model.fit(now, chunk.range()))
-    }
-
-    /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later, when it
-    /// knows the chunk's length.
-    pub fn begun(&mut self, now: Time, chunk: &ChunkHeader) {
-        if let Some(model) = self.receiving(chunk) {
-            model.came_mut().touch(now);
-        }
-    }
-
-    fn receiving(&mut self, chunk: &ChunkHeader) -> Option<&mut Incoming> {
-        let welcome = self.dial.welcome()?;
-        let ours = chunk.job == welcome.job && chunk.sender == 0 && chunk.layout == welcome.layout.hash();
-        match &mut self.phase {
-            Phase::Receiving { round, model, .. } if ours && *round == chunk.round => Some(model),
-            _ => None,
-        }
-    }
-
-    /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new ranges.
-    pub fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
-        let Some(model) = self.receiving(chunk) else { return Vec::new() };
-        if !ok {
-            model.came_mut().corrupt();
-            return Vec::new();
-        }
-        model.store(now, chunk.range())
     }
 
     fn model_end(&mut self, now: Time, ended: u32) {
@@ -286,19 +190,6 @@ impl Client {
         }
     }
 
-    /// Reports that the requested ranges were sent; `Err` says why not.
-    pub fn sent(&mut self, round: u32, outcome: Result<Span, String>) {
-        let Phase::Submitting(submission) = &mut self.phase else { return };
-        if submission.round != round || !submission.out.is_sending() {
-            return; // belongs to a link or a submission that is over
-        }
-        let ends = submission.out.sent();
-        let Ok(span) = outcome else { return submission.out.forget() };
-        let sent = Interval { start: micros(span.start), end: micros(span.end) };
-        (0..ends).for_each(|_| self.dial.send(Control::End { parcel: round, sent }));
-        self.send_next();
-    }
-
     fn settled(&mut self, settled: u32, verdict: Verdict) {
         let Phase::Submitting(submission) = &self.phase else { return };
         if submission.round != settled {
@@ -334,31 +225,107 @@ impl Client {
         self.dial.want(RoundStep::Verdict { round, verdict });
     }
 
-    fn settles_at(&self) -> Option<Time> {
+    /// The layout of the global model, once it is known.
+    pub fn layout(&self) -> Option<&Layout> {
+        self.dial.welcome().map(|w| &w.layout)
+    }
+}
+
+impl ClientMachine for Client {
+    type Wanted = RoundStep;
+
+    fn dial(&self) -> Option<&Dial<RoundStep>> {
+        Some(&self.dial)
+    }
+
+    fn dial_mut(&mut self) -> Option<&mut Dial<RoundStep>> {
+        Some(&mut self.dial)
+    }
+
+    fn holding(&self) -> Holding {
         match &self.phase {
-            Phase::Receiving { model, .. } if !self.is_done() => model.settle(),
+            Phase::Idle => Holding::Nothing,
+            Phase::Receiving { round, model, .. } => {
+                let holes = model.came().holes();
+                if holes.count() > MAX_HOLES {
+                    return Holding::Nothing;
+                }
+                Holding::Model { round: *round, holes: holes.longest(HELLO_HOLES) }
+            }
+            Phase::Training { round, .. } | Phase::Submitting(Submission { round, .. }) => {
+                Holding::Round { round: *round }
+            }
+        }
+    }
+
+    fn welcomed(&mut self, _now: Time) {
+        let Some(welcome) = self.dial.welcome() else { return };
+        match Tolerance::new(&welcome.layout, &welcome.allowances) {
+            Ok(tolerance) => {
+                self.rule = Rule { stands_in: welcome.stand_in.is_some(), tolerance: tolerance.into() };
+            }
+            Err(error) => {
+                self.dial.act(ClientAction::Close);
+                return self.dial.finish(Err(format!("what the server says may be lost: {error}").into()));
+            }
+        }
+        // Offers a running submission again. The server knows which ranges it already has.
+        if let Phase::Submitting(submission) = &self.phase {
+            let offer = offer(submission, self.dial.layout_hash());
+            self.dial.send(offer);
+        }
+    }
+
+    fn message(&mut self, now: Time, message: Control) {
+        match message {
+            Control::Offer(Parcel { number, head, .. }) => self.begin(number, head),
+            Control::End { parcel, .. } => self.model_end(now, parcel),
+            Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
+            Control::Accepted { parcel } => self.settled(parcel, Verdict::Accepted),
+            Control::Rejected { parcel, reason } => self.settled(parcel, Verdict::Rejected(reason)),
+            Control::Closed { parcel } => self.round_closed(parcel),
+            _ => {}
+        }
+    }
+
+    fn link_lost(&mut self, _now: Time, _reason: &str) {
+        match &mut self.phase {
+            Phase::Submitting(submission) => submission.out.forget(),
+            Phase::Receiving { model, .. } => model.stop(),
+            _ => {}
+        }
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        match &self.phase {
+            Phase::Receiving { model, .. } => model.settle(),
             _ => None,
         }
     }
 
-    /// When the driver must call [`Client::timeout`] at the latest.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        self.dial.poll_timeout().into_iter().chain(self.settles_at()).min()
+    fn timers_due(&mut self, now: Time) {
+        self.model_conclude(now);
     }
 
-    /// Handles all timers that are due at `now`.
-    pub fn timeout(&mut self, now: Time) {
-        let settled = self.settles_at().is_some_and(|at| now >= at);
-        match self.dial.timeout(now) {
-            Err(reason) => self.closed(now, &reason),
-            Ok(()) if settled => self.model_conclude(now),
-            Ok(()) => {}
+    fn sent(&mut self, _now: Time, round: u32, outcome: Result<Span, String>) {
+        let Phase::Submitting(submission) = &mut self.phase else { return };
+        if submission.round != round || !submission.out.is_sending() {
+            return; // belongs to a link or a submission that is over
         }
+        let Ok(span) = outcome else { return submission.out.forget() };
+        submission.out.sent(round, span).for_each(|end| self.dial.send(end));
+        self.send_next();
     }
+}
 
-    /// The layout of the global model, once it is known.
-    pub fn layout(&self) -> Option<&Layout> {
-        self.dial.welcome().map(|w| &w.layout)
+impl ChunkReceiver for Client {
+    fn receiving(&mut self, chunk: &ChunkHeader) -> Option<&mut Incoming> {
+        let welcome = self.dial.welcome()?;
+        let ours = chunk.job == welcome.job && chunk.sender == 0 && chunk.layout == welcome.layout.hash();
+        match &mut self.phase {
+            Phase::Receiving { round, model, .. } if ours && *round == chunk.round => Some(model),
+            _ => None,
+        }
     }
 }
 

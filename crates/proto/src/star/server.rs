@@ -11,7 +11,7 @@ mod taking;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use thalweg_wire::control::{Content, Control, Parcel, Purpose, Refusal, StandIn, MAX_HOLES};
+use thalweg_wire::control::{Content, Control, Hello, Parcel, Purpose, Refusal, StandIn, MAX_HOLES};
 use thalweg_wire::{Layout, Range, Ranges, Tolerance};
 
 pub(crate) use self::leaving::named;
@@ -19,7 +19,7 @@ pub use self::moving::Homes;
 use super::round::Part;
 use super::{Credits, Ending, Outcome, Partial, Round, RoundPlan, State};
 use crate::session::{
-    on_our_clock, roster_methods, Action, Admission, Dropped, LinkId, MemberEvent, Roster, SessionConfig,
+    on_our_clock, Action, Admission, Dropped, LinkId, Roster, ServerMachine, SessionConfig,
 };
 use crate::transfer::{Outgoing, Rule};
 use crate::{Liveness, Span, Time};
@@ -124,7 +124,7 @@ enum Duty {
 
 /// The state of a client, beyond its membership.
 #[derive(Debug, Default)]
-struct Known {
+pub struct Known {
     duty: Duty,
     /// The round of its last judged update, and the result: repeated if the link breaks before the client
     /// reads it.
@@ -135,7 +135,7 @@ struct Known {
 
 /// The model while it is sent to a client.
 #[derive(Debug)]
-struct Model {
+pub struct Model {
     round: u32,
     /// When the present sending began.
     since: Time,
@@ -168,8 +168,6 @@ pub struct Server {
 }
 
 impl Server {
-    roster_methods!(RoundAction);
-
     /// Makes a server without clients.
     pub fn new(config: ServerConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
@@ -200,33 +198,6 @@ impl Server {
     pub fn progress_report(&self) -> Vec<(String, State, f64)> {
         let parts = self.round.iter().flat_map(|r| r.parts().values());
         parts.map(|p| (p.client.clone(), p.state, p.incoming.came().fraction())).collect()
-    }
-
-    /// Handles a message from a link.
-    pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
-        match self.roster.control(now, link, message) {
-            MemberEvent::Nothing => {}
-            MemberEvent::Hello(hello) => self.hello(now, link, &hello),
-            MemberEvent::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
-            MemberEvent::LayoutMismatch(how) => self.refuse(now, link, Refusal::Layout, &how),
-            MemberEvent::Message(sender, message) => self.member_says(now, link, sender, message),
-        }
-        self.advance(now);
-    }
-
-    fn member_says(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
-        match message {
-            Control::Received { parcel, received, duplicates, missing } => {
-                self.received(now, link, sender, parcel, received, (duplicates, missing));
-            }
-            Control::Grant { parcel, wanted } => self.resend(now, link, parcel, &wanted),
-            Control::Offer(update) => self.offered(now, link, sender, update),
-            Control::End { parcel, sent } => self.end(now, link, sender, parcel, sent),
-            Control::Counted { parcel, .. } => self.counted(sender, parcel),
-            Control::Idle => self.idle(now, sender),
-            Control::Bye { reason } => self.bye(now, link, sender, &reason),
-            _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
-        }
     }
 
     fn acceptable(&self, update: &Parcel) -> Result<(), String> {
@@ -328,12 +299,6 @@ impl Server {
         }
     }
 
-    fn bye(&mut self, now: Time, link: LinkId, sender: u32, reason: &str) {
-        self.gone(sender);
-        self.drop_link(now, link, &format!("left: {reason}"));
-        self.roster.close(link);
-    }
-
     fn gone(&mut self, sender: u32) {
         if let Some(member) = self.roster.member_mut(sender) {
             member.gone = true;
@@ -343,93 +308,9 @@ impl Server {
         }
     }
 
-    /// A client's process has ended for good. Ends its link; no round waits for it. `why` is the reason; an
-    /// empty `why` means "its process has ended".
-    pub fn forget(&mut self, now: Time, client: &str, why: &str) {
-        if let Some(sender) = self.roster.named(client) {
-            self.gone(sender);
-            if let Some(link) = self.roster.link_of(sender) {
-                self.drop_link(now, link, &ended(why));
-                self.roster.close(link);
-            }
-        }
-        self.advance(now);
-    }
-
-    /// Reports that a link has ended.
-    pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
-        self.drop_link(now, link, reason);
-        self.advance(now);
-    }
-
-    fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
-        let dropped = self.roster.drop_link(link, reason);
-        self.dropped(now, dropped);
-    }
-
-    /// Updates the round after a link has ended.
-    fn dropped(&mut self, now: Time, dropped: Option<Dropped<Option<Model>>>) {
-        let Some(Dropped { link, member, reason, mut served, .. }) = dropped else { return };
-        self.end_turn(now, link);
-        let Some(sender) = member else { return };
-        let gone = self.roster.member(sender).is_some_and(|m| m.gone);
-        if !gone && self.absent_since.is_some() {
-            self.absent_since = Some(now);
-        }
-        if let Some(round) = &mut self.round {
-            let number = round.plan.number;
-            if let Some(part) = round.part_mut(sender) {
-                let model = served.own.take().filter(|m| m.round == number && m.out.is_sending());
-                if let Some(model) = model {
-                    part.down.carry(served.carried_down());
-                    part.down.extend_send(Span { start: model.since, end: now });
-                } else if part.state == State::Sending {
-                    part.up.carry(served.carried_up());
-                }
-            }
-            round.lost(now, sender, &reason);
-        }
-        self.roster.left(sender, reason);
-    }
-
-    /// Ends the job: sends a Bye to every client, and lets no client in any more.
-    pub fn finish(&mut self, now: Time, reason: &str) {
-        self.roster.finish(reason);
-        self.end_turns();
-        for link in self.roster.links() {
-            self.roster.act(Action::Cancel { link, parcel: None });
-            self.roster.send(link, Control::Bye { reason: reason.into() });
-            self.drop_link(now, link, &format!("the job is over: {reason}"));
-            self.roster.close(link);
-        }
-        for sender in self.roster.members().keys().copied().collect::<Vec<_>>() {
-            self.gone(sender);
-        }
-        self.advance(now);
-    }
-
-    /// When the driver must call [`Server::timeout`] at the latest.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        let round = self.round.as_ref().and_then(|r| r.next_timeout(self.advanced, self.absent_since()));
-        self.roster.next_timer().into_iter().chain(round).min()
-    }
-
     /// Since when a missing client may still come; `None` if no client can.
     fn absent_since(&self) -> Option<Time> {
         self.absent_since.filter(|_| !self.roster.is_finished() && !self.is_everybody_accounted_for())
-    }
-
-    /// Handles all timers that are due at `now`.
-    pub fn timeout(&mut self, now: Time) {
-        for link in self.roster.due(now) {
-            let settled = self.roster.wake_at(link).is_some_and(|at| now >= at);
-            match self.roster.look(now, link) {
-                Err(reason) => self.refuse(now, link, Refusal::Liveness, &reason),
-                Ok(()) if settled => self.settle(now, link),
-                Ok(()) => {}
-            }
-        }
-        self.advance(now);
     }
 
     fn part(&mut self, sender: u32, round: u32) -> Option<&mut Part> {
@@ -511,6 +392,107 @@ impl Server {
             }
         }
         self.roster.want(RoundAction::Ended(Box::new(round.outcome(now, ending))));
+    }
+}
+
+impl ServerMachine for Server {
+    type Member = Known;
+    type Link = Option<Model>;
+    type Wanted = RoundAction;
+
+    fn roster(&self) -> &Roster<Known, Option<Model>, RoundAction> {
+        &self.roster
+    }
+
+    fn roster_mut(&mut self) -> &mut Roster<Known, Option<Model>, RoundAction> {
+        &mut self.roster
+    }
+
+    fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
+        self.join(now, link, hello);
+    }
+
+    fn message(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
+        match message {
+            Control::Received { parcel, received, duplicates, missing } => {
+                self.received(now, link, sender, parcel, received, (duplicates, missing));
+            }
+            Control::Grant { parcel, wanted } => self.resend(now, link, parcel, &wanted),
+            Control::Offer(update) => self.offered(now, link, sender, update),
+            Control::End { parcel, sent } => self.end(now, link, sender, parcel, sent),
+            Control::Counted { parcel, .. } => self.counted(sender, parcel),
+            Control::Idle => self.idle(now, sender),
+            Control::Bye { reason } => {
+                self.gone(sender);
+                self.end_link(now, link, &format!("left: {reason}"));
+            }
+            _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
+        }
+    }
+
+    /// Updates the round after a link has ended.
+    fn dropped(&mut self, now: Time, dropped: Dropped<Option<Model>>) {
+        let Dropped { link, member, reason, mut served, .. } = dropped;
+        self.end_turn(now, link);
+        let Some(sender) = member else { return };
+        let gone = self.roster.member(sender).is_some_and(|m| m.gone);
+        if !gone && self.absent_since.is_some() {
+            self.absent_since = Some(now);
+        }
+        if let Some(round) = &mut self.round {
+            let number = round.plan.number;
+            if let Some(part) = round.part_mut(sender) {
+                let model = served.own.take().filter(|m| m.round == number && m.out.is_sending());
+                if let Some(model) = model {
+                    part.down.carry(served.carried_down());
+                    part.down.extend_send(Span { start: model.since, end: now });
+                } else if part.state == State::Sending {
+                    part.up.carry(served.carried_up());
+                }
+            }
+            round.lost(now, sender, &reason);
+        }
+        self.roster.left(sender, reason);
+    }
+
+    fn link_due(&mut self, now: Time, link: LinkId) {
+        self.settle(now, link);
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        self.round.as_ref().and_then(|r| r.next_timeout(self.advanced, self.absent_since()))
+    }
+
+    /// [`Server::advance`] looks at a round's timers after each input.
+    fn timers_due(&mut self, _now: Time) {}
+
+    fn after_input(&mut self, now: Time) {
+        self.advance(now);
+    }
+
+    fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
+        self.model_sent(now, link, round, outcome);
+        self.advance(now);
+    }
+
+    /// No round waits for the client any more.
+    fn forget(&mut self, now: Time, client: &str, why: &str) {
+        if let Some(sender) = self.roster.named(client) {
+            self.gone(sender);
+            if let Some(link) = self.roster.link_of(sender) {
+                self.end_link(now, link, &ended(why));
+            }
+        }
+        self.advance(now);
+    }
+
+    fn finish(&mut self, now: Time, reason: &str) {
+        self.end_turns();
+        self.end_all_links(now, "the job is over", reason);
+        for sender in self.roster.members().keys().copied().collect::<Vec<_>>() {
+            self.gone(sender);
+        }
+        self.advance(now);
     }
 }
 

@@ -3,16 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use thalweg_wire::control::{
-    Content, Control, Holding, Interval, Parcel, Proof, Purpose, MAX_HEAD, MAX_HOLES,
-};
+use thalweg_wire::control::{Content, Control, Holding, Interval, Parcel, Purpose, MAX_HEAD, MAX_HOLES};
 use thalweg_wire::text::{plain, MAX_REASON};
-use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
+use thalweg_wire::{ChunkHeader, Layout, Ranges};
 
 use super::Answer;
-use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
-use crate::transfer::{Incoming, Outgoing, Rule, Step};
-use crate::{micros, Fit, Span, Time};
+use crate::session::{ClientAction, ClientConfig, ClientMachine, Dial};
+use crate::transfer::{ChunkReceiver, Incoming, Outgoing, Rule, Step};
+use crate::{micros, Span, Time};
 
 /// Maximum number of tasks that a client holds at once. A server normally gives it far fewer.
 const MAX_GIVEN: usize = 1024;
@@ -101,8 +99,6 @@ pub struct TaskClient {
 }
 
 impl TaskClient {
-    dial_methods!(TaskStep);
-
     /// Makes a client that connects at once. It takes tasks of at most `max_bytes` bytes each. `seed` spreads
     /// the retries of many clients.
     pub fn new(config: ClientConfig, purpose: Purpose, max_bytes: u64, seed: u64) -> Self {
@@ -114,52 +110,6 @@ impl TaskClient {
             sending: None,
             waiting: VecDeque::new(),
             rule: Rule::default(),
-        }
-    }
-
-    fn link_lost(&mut self) {
-        self.sending = None;
-        self.waiting.clear();
-        for given in self.tasks.values_mut() {
-            match &mut given.stage {
-                Stage::Receiving(incoming) => incoming.stop(),
-                Stage::Answering { out, .. } => out.forget(),
-                Stage::Working | Stage::Refusing { .. } => {}
-            }
-        }
-    }
-
-    /// Reports that the proof is made; `None` if the server wanted none.
-    pub fn proven(&mut self, now: Time, proof: Option<Proof>) {
-        self.dial.proven(now, proof, Holding::Nothing);
-    }
-
-    fn told(&mut self, now: Time, message: Control) {
-        match message {
-            Control::Offer(task) => self.given(now, task),
-            Control::End { parcel, .. } => self.ended(now, parcel),
-            Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
-            Control::Accepted { parcel } => self.over(parcel, TaskVerdict::Accepted),
-            Control::Rejected { parcel, reason } => self.over(parcel, TaskVerdict::Rejected(reason)),
-            Control::Closed { parcel } => self.over(parcel, TaskVerdict::Closed),
-            _ => {}
-        }
-    }
-
-    /// Tells the server how far each task is, after a link was made anew.
-    fn welcomed(&mut self) {
-        let ordered = self.dial.is_ordered();
-        for (&number, given) in &mut self.tasks {
-            let message = match &mut given.stage {
-                Stage::Receiving(incoming) => {
-                    incoming.begin(ordered);
-                    Control::Grant { parcel: number, wanted: incoming.came().holes().first(MAX_HOLES) }
-                }
-                Stage::Working => received(number, given.received, given.duplicates),
-                Stage::Answering { answer, .. } => offer(number, answer, &given.layout),
-                Stage::Refusing { reason } => Control::Rejected { parcel: number, reason: reason.clone() },
-            };
-            self.dial.send(message);
         }
     }
 
@@ -200,39 +150,6 @@ impl TaskClient {
             return Err(format!("takes tasks of at most {most} bytes, and this one has {bytes}"));
         }
         Ok(layout)
-    }
-
-    fn receiving(&mut self, chunk: &ChunkHeader) -> Option<&mut Incoming> {
-        let job = self.dial.welcome()?.job;
-        let given = self.tasks.get_mut(&chunk.round)?;
-        let ours = chunk.job == job && chunk.sender == 0 && chunk.layout == given.layout.hash();
-        match &mut given.stage {
-            Stage::Receiving(incoming) if ours => Some(incoming),
-            _ => None,
-        }
-    }
-
-    /// How a chunk fits the task that is being received, and the bytes of the whole task.
-    pub fn place(&mut self, now: Time, chunk: &ChunkHeader) -> (Fit, u64) {
-        let Some(incoming) = self.receiving(chunk) else { return (Fit::Nothing, 0) };
-        (incoming.fit(now, chunk.range()), incoming.came().total())
-    }
-
-    /// Reports that the first bytes of a chunk have arrived. The driver asks for its place later.
-    pub fn begun(&mut self, now: Time, chunk: &ChunkHeader) {
-        if let Some(incoming) = self.receiving(chunk) {
-            incoming.came_mut().touch(now);
-        }
-    }
-
-    /// Reports that a chunk was received intact (`ok`) or damaged. Returns its new ranges.
-    pub fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
-        let Some(incoming) = self.receiving(chunk) else { return Vec::new() };
-        if !ok {
-            incoming.came_mut().corrupt();
-            return Vec::new();
-        }
-        incoming.store(now, chunk.range())
     }
 
     fn ended(&mut self, now: Time, number: u32) {
@@ -352,28 +269,6 @@ impl TaskClient {
         }
     }
 
-    /// Reports that the requested ranges were sent; `Err` says why not.
-    pub fn sent(&mut self, number: u32, outcome: Result<Span, String>) {
-        if self.sending != Some(number) {
-            return; // belongs to a link that is over
-        }
-        self.sending = None;
-        if let Some(Given { stage: Stage::Answering { out, .. }, .. }) = self.tasks.get_mut(&number) {
-            let ends = out.sent();
-            match outcome {
-                Ok(span) => {
-                    let sent = Interval { start: micros(span.start), end: micros(span.end) };
-                    (0..ends).for_each(|_| self.dial.send(Control::End { parcel: number, sent }));
-                }
-                Err(_) => out.forget(),
-            }
-            if out.is_granted() {
-                self.waiting.push_back(number);
-            }
-        }
-        self.send_next();
-    }
-
     /// Ends a task, as the server says.
     fn over(&mut self, number: u32, verdict: TaskVerdict) {
         if self.tasks.remove(&number).is_none() {
@@ -387,25 +282,105 @@ impl TaskClient {
         self.forget(number);
     }
 
-    fn settles_at(&self) -> impl Iterator<Item = (Time, u32)> + '_ {
-        let alive = !self.is_done();
-        self.tasks.iter().filter(move |_| alive).filter_map(|(&number, given)| match &given.stage {
+    fn settling(&self) -> impl Iterator<Item = (Time, u32)> + '_ {
+        self.tasks.iter().filter_map(|(&number, given)| match &given.stage {
             Stage::Receiving(incoming) => incoming.settle().map(|at| (at, number)),
             _ => None,
         })
     }
+}
 
-    /// When the driver must call [`TaskClient::timeout`] at the latest.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        self.dial.poll_timeout().into_iter().chain(self.settles_at().map(|(at, _)| at)).min()
+impl ClientMachine for TaskClient {
+    type Wanted = TaskStep;
+
+    fn dial(&self) -> Option<&Dial<TaskStep>> {
+        Some(&self.dial)
     }
 
-    /// Handles all timers that are due at `now`.
-    pub fn timeout(&mut self, now: Time) {
-        let settled: Vec<u32> = self.settles_at().filter(|(at, _)| now >= *at).map(|(_, n)| n).collect();
-        match self.dial.timeout(now) {
-            Err(reason) => self.closed(now, &reason),
-            Ok(()) => settled.into_iter().for_each(|number| self.conclude(now, number)),
+    fn dial_mut(&mut self) -> Option<&mut Dial<TaskStep>> {
+        Some(&mut self.dial)
+    }
+
+    fn holding(&self) -> Holding {
+        Holding::Nothing
+    }
+
+    /// Tells the server how far each task is, after a link was made anew.
+    fn welcomed(&mut self, _now: Time) {
+        let ordered = self.dial.is_ordered();
+        for (&number, given) in &mut self.tasks {
+            let message = match &mut given.stage {
+                Stage::Receiving(incoming) => {
+                    incoming.begin(ordered);
+                    Control::Grant { parcel: number, wanted: incoming.came().holes().first(MAX_HOLES) }
+                }
+                Stage::Working => received(number, given.received, given.duplicates),
+                Stage::Answering { answer, .. } => offer(number, answer, &given.layout),
+                Stage::Refusing { reason } => Control::Rejected { parcel: number, reason: reason.clone() },
+            };
+            self.dial.send(message);
+        }
+    }
+
+    fn message(&mut self, now: Time, message: Control) {
+        match message {
+            Control::Offer(task) => self.given(now, task),
+            Control::End { parcel, .. } => self.ended(now, parcel),
+            Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
+            Control::Accepted { parcel } => self.over(parcel, TaskVerdict::Accepted),
+            Control::Rejected { parcel, reason } => self.over(parcel, TaskVerdict::Rejected(reason)),
+            Control::Closed { parcel } => self.over(parcel, TaskVerdict::Closed),
+            _ => {}
+        }
+    }
+
+    fn link_lost(&mut self, _now: Time, _reason: &str) {
+        self.sending = None;
+        self.waiting.clear();
+        for given in self.tasks.values_mut() {
+            match &mut given.stage {
+                Stage::Receiving(incoming) => incoming.stop(),
+                Stage::Answering { out, .. } => out.forget(),
+                Stage::Working | Stage::Refusing { .. } => {}
+            }
+        }
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        self.settling().map(|(at, _)| at).min()
+    }
+
+    fn timers_due(&mut self, now: Time) {
+        let due: Vec<u32> = self.settling().filter(|(at, _)| now >= *at).map(|(_, n)| n).collect();
+        due.into_iter().for_each(|number| self.conclude(now, number));
+    }
+
+    fn sent(&mut self, _now: Time, number: u32, outcome: Result<Span, String>) {
+        if self.sending != Some(number) {
+            return; // belongs to a link that is over
+        }
+        self.sending = None;
+        if let Some(Given { stage: Stage::Answering { out, .. }, .. }) = self.tasks.get_mut(&number) {
+            match outcome {
+                Ok(span) => out.sent(number, span).for_each(|end| self.dial.send(end)),
+                Err(_) => out.forget(),
+            }
+            if out.is_granted() {
+                self.waiting.push_back(number);
+            }
+        }
+        self.send_next();
+    }
+}
+
+impl ChunkReceiver for TaskClient {
+    fn receiving(&mut self, chunk: &ChunkHeader) -> Option<&mut Incoming> {
+        let job = self.dial.welcome()?.job;
+        let given = self.tasks.get_mut(&chunk.round)?;
+        let ours = chunk.job == job && chunk.sender == 0 && chunk.layout == given.layout.hash();
+        match &mut given.stage {
+            Stage::Receiving(incoming) if ours => Some(incoming),
+            _ => None,
         }
     }
 }

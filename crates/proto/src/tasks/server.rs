@@ -11,7 +11,7 @@ use thalweg_wire::{Layout, Ranges, Tolerance};
 
 use super::part::{Judgement, Part, Stage};
 use super::{Reply, ReplyState};
-use crate::session::{roster_methods, Action, Admission, LinkId, Roster, SessionConfig};
+use crate::session::{Action, Admission, LinkId, Roster, SessionConfig};
 use crate::transfer::{Outgoing, Rule};
 use crate::{micros, Time};
 
@@ -174,7 +174,7 @@ struct Task {
 
 /// The tasks of one member.
 #[derive(Debug, Default)]
-pub(crate) struct Assigned {
+pub struct Assigned {
     /// The member's open tasks.
     tasks: BTreeSet<u32>,
     /// Tasks that the member was not given yet, in order.
@@ -189,7 +189,7 @@ pub(crate) struct Assigned {
 
 /// The task that is being sent on a link, and the tasks that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Outbound {
+pub struct Outbound {
     /// The task whose bytes are being sent.
     sending: Option<u32>,
     /// Tasks that wait until the link is free.
@@ -211,8 +211,6 @@ pub struct TaskServer {
 }
 
 impl TaskServer {
-    roster_methods!(TaskAction);
-
     /// Makes a server without members and tasks.
     pub fn new(config: TaskConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
@@ -372,27 +370,6 @@ impl TaskServer {
         }
     }
 
-    /// When the driver must call [`TaskServer::timeout`] at the latest.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        self.roster.next_timer().into_iter().chain(self.timers.first().map(|(at, _)| *at)).min()
-    }
-
-    /// Handles all timers that are due at `now`.
-    pub fn timeout(&mut self, now: Time) {
-        self.look_at_links(now);
-        while let Some((_, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
-            self.overdue(now, number);
-            // If something of this task is still due, [`TaskServer::look_later`] sets a new timer; this loop
-            // must not handle it again.
-            if let Some(task) = self.tasks.get_mut(&number) {
-                if let Some(at) = task.timer.take() {
-                    self.timers.remove(&(at, number));
-                }
-                self.look_later(number);
-            }
-        }
-    }
-
     fn overdue(&mut self, now: Time, number: u32) {
         let Some(task) = self.tasks.get(&number) else { return };
         if let Some(limit) = task.deadline.filter(|&at| now >= at) {
@@ -490,19 +467,5 @@ impl TaskServer {
             self.timers.remove(&(at, number));
         }
         self.roster.want(TaskAction::Closed { task: number });
-    }
-
-    /// Ends the job: cancels all open tasks, sends a Bye to every member, and lets no member in any more.
-    pub fn finish(&mut self, now: Time, reason: &str) {
-        for number in self.tasks.keys().copied().collect::<Vec<_>>() {
-            self.end_parts(now, number, ReplyState::Cancelled, |_| format!("the job is over: {reason}"));
-        }
-        self.roster.finish(reason);
-        for link in self.roster.links() {
-            self.roster.act(Action::Cancel { link, parcel: None });
-            self.roster.send(link, Control::Bye { reason: reason.into() });
-            self.drop_link(now, link, &format!("the job is over: {reason}"));
-            self.roster.close(link);
-        }
     }
 }

@@ -66,7 +66,7 @@ pub(crate) enum Step {
 
 /// A parcel that is received. It outlives its link: bytes that have arrived are kept.
 #[derive(Debug, Clone)]
-pub(crate) struct Incoming {
+pub struct Incoming {
     came: Reassembly,
     /// Whether the link keeps the order of messages and chunks.
     ordered: bool,
@@ -83,7 +83,7 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     /// A parcel of `total` bytes, of which nothing has arrived.
-    pub fn new(total: u64) -> Self {
+    pub(crate) fn new(total: u64) -> Self {
         Self {
             came: Reassembly::new(total),
             ordered: false,
@@ -95,24 +95,24 @@ impl Incoming {
     }
 
     /// Notes that a link begins to carry the parcel, or its missing ranges.
-    pub fn begin(&mut self, ordered: bool) {
+    pub(crate) fn begin(&mut self, ordered: bool) {
         let look = self.came.total() / 2;
         (self.ordered, self.first, self.look, self.settle) = (ordered, true, look, None);
         self.again.clear();
     }
 
     /// The ranges that have arrived.
-    pub fn came(&self) -> &Reassembly {
+    pub(crate) fn came(&self) -> &Reassembly {
         &self.came
     }
 
     /// The ranges that have arrived, for changes.
-    pub fn came_mut(&mut self) -> &mut Reassembly {
+    pub(crate) fn came_mut(&mut self) -> &mut Reassembly {
         &mut self.came
     }
 
     /// How a chunk fits what has arrived. Called when the chunk's first bytes arrive.
-    pub fn fit(&mut self, now: Time, range: Range) -> Fit {
+    pub(crate) fn fit(&mut self, now: Time, range: Range) -> Fit {
         self.came.touch(now);
         let fit = self.came.fit(range);
         if fit == Fit::Nothing {
@@ -122,7 +122,7 @@ impl Incoming {
     }
 
     /// Notes that a chunk was stored. Returns its new ranges.
-    pub fn store(&mut self, now: Time, range: Range) -> Vec<Range> {
+    pub(crate) fn store(&mut self, now: Time, range: Range) -> Vec<Range> {
         let fresh = self.came.store(now, range);
         self.trails(now);
         fresh
@@ -130,25 +130,25 @@ impl Incoming {
 
     /// Prolongs the wait for chunks after an End, since one has arrived. Ends the wait if the parcel is
     /// whole.
-    pub fn trails(&mut self, now: Time) {
+    pub(crate) fn trails(&mut self, now: Time) {
         if self.settle.is_some() {
             self.settle = Some(now + if self.came.is_whole() { Time::ZERO } else { SETTLE });
         }
     }
 
     /// When the caller must call [`Incoming::conclude`], because the wait for chunks after an End is over.
-    pub fn settle(&self) -> Option<Time> {
+    pub(crate) fn settle(&self) -> Option<Time> {
         self.settle
     }
 
     /// Stops waiting for this parcel.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.settle = None;
     }
 
     /// Notes the End of a grant. Returns whether the caller can conclude now. If not, chunks may still
     /// arrive, and [`Incoming::settle`] says until when to wait.
-    pub fn ended(&mut self, now: Time) -> bool {
+    pub(crate) fn ended(&mut self, now: Time) -> bool {
         if !std::mem::take(&mut self.first) {
             self.again.pop_front();
         }
@@ -159,7 +159,7 @@ impl Incoming {
 
     /// Decides what follows when everything that was asked for was sent: use the parcel, or ask for missing
     /// ranges.
-    pub fn conclude(&mut self, now: Time, rule: &Rule) -> Step {
+    pub(crate) fn conclude(&mut self, now: Time, rule: &Rule) -> Step {
         self.settle = None;
         if self.came.is_folding() {
             // Whether the parcel is whole is unknown until the folds are done.
@@ -193,7 +193,7 @@ impl Incoming {
     ///
     /// On an ordered link, a range is lost if other bytes of its chunk have arrived. A chunk that is missing
     /// altogether may be on its way over another connection of the link. `grid`: bytes of a chunk.
-    pub fn lost(&mut self, chunk: &ChunkHeader, grid: u32, rule: &Rule) -> Option<Ranges> {
+    pub(crate) fn lost(&mut self, chunk: &ChunkHeader, grid: u32, rule: &Rule) -> Option<Ranges> {
         let left = self.came.total().saturating_sub(chunk.offset);
         if !self.ordered || !self.first || left > self.look {
             return None;
@@ -206,7 +206,7 @@ impl Incoming {
     }
 
     /// When the first and the last byte arrived.
-    pub fn span(&self) -> Option<Span> {
+    pub(crate) fn span(&self) -> Option<Span> {
         self.came.span()
     }
 }

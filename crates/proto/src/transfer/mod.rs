@@ -4,12 +4,15 @@
 //! sender's end: it tracks the grants that must be answered. Servers and clients use both for models,
 //! updates, tasks and results.
 
+mod chunk_receiver;
 mod incoming;
 mod outgoing;
 mod reassembly;
 mod record;
 
-pub(crate) use self::incoming::{Incoming, Rule, Step};
+pub use self::chunk_receiver::ChunkReceiver;
+pub use self::incoming::Incoming;
+pub(crate) use self::incoming::{Rule, Step};
 pub(crate) use self::outgoing::Outgoing;
 pub use self::reassembly::{Fit, Reassembly};
 pub(crate) use self::record::{both, Carried};

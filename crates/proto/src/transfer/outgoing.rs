@@ -1,6 +1,10 @@
 //! The sender's end of a parcel. It answers grants one after the other, each with an End.
 
+use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::Ranges;
+
+use super::Span;
+use crate::micros;
 
 /// A parcel that is sent, in the ranges that the receiver grants.
 #[derive(Debug, Default)]
@@ -34,9 +38,11 @@ impl Outgoing {
         Some(std::mem::take(&mut self.waiting))
     }
 
-    /// Notes that the ranges were sent. Returns how many grants they answered: the caller sends as many Ends.
-    pub fn sent(&mut self) -> u32 {
-        std::mem::take(&mut self.sending)
+    /// Notes that the ranges of this parcel were sent in this time. Returns the Ends to send: one for each
+    /// grant that the ranges answered.
+    pub fn sent(&mut self, parcel: u32, span: Span) -> impl Iterator<Item = Control> {
+        let sent = Interval { start: micros(span.start), end: micros(span.end) };
+        (0..std::mem::take(&mut self.sending)).map(move |_| Control::End { parcel, sent })
     }
 
     /// Whether ranges are being sent.
@@ -60,6 +66,10 @@ mod tests {
     use super::*;
     use thalweg_wire::Range;
 
+    fn ends(out: &mut Outgoing) -> usize {
+        out.sent(1, Span::default()).count()
+    }
+
     fn ranges(all: &[(u64, u64)]) -> Ranges {
         all.iter().map(|&(start, end)| Range::new(start, end)).collect()
     }
@@ -73,10 +83,10 @@ mod tests {
         out.grant(&ranges(&[(10, 20)]));
         out.grant(&ranges(&[(15, 30)]));
         assert_eq!(out.next(), None, "one at a time");
-        assert_eq!(out.sent(), 1);
+        assert_eq!(ends(&mut out), 1);
         assert_eq!(out.next(), Some(ranges(&[(10, 30)])));
-        assert_eq!(out.sent(), 2);
-        assert_eq!((out.sent(), out.next()), (0, None));
+        assert_eq!(ends(&mut out), 2);
+        assert_eq!((ends(&mut out), out.next()), (0, None));
     }
 
     #[test]
@@ -84,7 +94,7 @@ mod tests {
         let mut out = Outgoing::pushed();
         out.grant(&ranges(&[(0, 8)]));
         assert!(out.is_sending());
-        assert_eq!((out.next(), out.sent()), (None, 1));
+        assert_eq!((out.next(), ends(&mut out)), (None, 1));
         assert_eq!(out.next(), Some(ranges(&[(0, 8)])));
         out.forget();
         assert_eq!((out.is_sending(), out.next()), (false, None));

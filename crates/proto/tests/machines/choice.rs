@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, SECOND};
-use thalweg_proto::{Choice, Partial, RoundPlan, State, Verdict};
+use thalweg_proto::{Choice, Partial, RoundPlan, ServerMachine, State, Verdict};
 
 const CLIENTS: usize = 12;
 const CHOSEN: u32 = 3;

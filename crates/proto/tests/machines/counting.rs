@@ -1,7 +1,7 @@
 //! Only the result of a fold decides whether an update, or a part of it, is in the mean.
 
 use crate::common::{update_offer, Action};
-use thalweg_proto::RoundAction;
+use thalweg_proto::{RoundAction, ServerMachine};
 use thalweg_wire::control::Purpose;
 
 use crate::common::party::{ServerParty, MAX_WEIGHT};

@@ -1,7 +1,7 @@
 //! Gives a client well-formed input in a senseless order. Nothing may panic, and the invariants must hold.
 
 use crate::common::{model_offer, ClientAction};
-use thalweg_proto::RoundStep;
+use thalweg_proto::{ChunkReceiver, ClientMachine, RoundStep};
 
 use crate::common::party::layout;
 use crate::common::senseless::{challenge, chunk, from_server, welcome};
@@ -71,7 +71,7 @@ impl Fuzzed {
                 self.client.control(now, message);
             }
             7 | 8 => self.chunk(),
-            9 => self.client.sent(self.rng.below(4) as u32, Ok(Span { start: now, end: now })),
+            9 => self.client.sent(now, self.rng.below(4) as u32, Ok(Span { start: now, end: now })),
             10 => self.pass(),
             _ => self.submit(),
         }

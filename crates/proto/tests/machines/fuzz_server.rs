@@ -1,7 +1,7 @@
 //! Gives a server well-formed input in a senseless order. Nothing may panic, and the invariants must hold.
 
 use crate::common::Action;
-use thalweg_proto::RoundAction;
+use thalweg_proto::{RoundAction, ServerMachine};
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -8,8 +8,8 @@ use crate::common::senseless::{chunk, from_client, from_server, hello};
 use crate::common::tasks::{config, plan, tensors};
 use crate::common::{Doors, Rng, MS, SECOND};
 use thalweg_proto::{
-    Action, Answer, ClientAction, ClientConfig, Fit, LinkId, Span, TaskAction, TaskClient, TaskPlace,
-    TaskServer, TaskStep, Time,
+    Action, Answer, ChunkReceiver, ClientAction, ClientConfig, ClientMachine, Fit, LinkId, ServerMachine,
+    Span, TaskAction, TaskClient, TaskPlace, TaskServer, TaskStep, Time,
 };
 use thalweg_wire::control::{Control, Purpose};
 
@@ -164,7 +164,7 @@ fn a_client_told_anything_keeps_in_step() {
                         if rng.chance(0.8) { client.answer(task, answer) } else { client.refuse(task, "no") };
                     assert!(done.is_err() || open.contains(&task), "{task} was never handed out");
                 }
-                7 => client.sent(rng.below(4) as u32, Ok(Span { start: now, end: now })),
+                7 => client.sent(now, rng.below(4) as u32, Ok(Span { start: now, end: now })),
                 8 if up && rng.chance(0.2) => {
                     up = false;
                     client.closed(now, "the link broke");

@@ -1,7 +1,7 @@
 //! Clients that leave, and the text that they send: it is bounded, made plain, and reported.
 
 use crate::common::{update_offer, Action};
-use thalweg_proto::RoundAction;
+use thalweg_proto::{ClientMachine, RoundAction, ServerMachine};
 use thalweg_wire::control::Purpose;
 
 use crate::common::party::ServerParty;

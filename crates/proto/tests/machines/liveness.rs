@@ -1,7 +1,7 @@
 //! A peer that makes no progress loses its link; a slow peer that makes some keeps it.
 
 use crate::common::{plan, profile, Path, Profile, Setup, World, MS, SECOND};
-use thalweg_proto::{RoundPlan, Time, Verdict};
+use thalweg_proto::{ClientMachine, RoundPlan, ServerMachine, Time, Verdict};
 
 /// A client with these paths on its first connection, and perfect ones after it.
 fn first_with(name: &str, up: Path, down: Path) -> Profile {

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::{plan, profile, ClientAction, Profile, Setup, World, MS, SECOND};
-use thalweg_proto::{Client, ClientConfig, Homes, State, Verdict};
+use thalweg_proto::{Client, ClientConfig, ClientMachine, Homes, ServerMachine, State, Verdict};
 use thalweg_wire::control::{Control, Welcome, MAX_OTHERS};
 
 const CLIENTS: usize = 5;

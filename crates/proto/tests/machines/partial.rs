@@ -1,7 +1,7 @@
 //! A client dies at every point of a round. Tests what its update counts for, and how the client comes back.
 
 use crate::common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
-use thalweg_proto::{Partial, RoundPlan, State, Transfer, Verdict};
+use thalweg_proto::{Partial, RoundPlan, ServerMachine, State, Transfer, Verdict};
 
 const VICTIM: usize = 1;
 

@@ -7,7 +7,7 @@ use thalweg_wire::control::Purpose;
 
 use crate::common::party::ServerParty;
 use crate::common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
-use thalweg_proto::{Client, ClientConfig, LinkId, Time};
+use thalweg_proto::{Client, ClientConfig, ClientMachine, LinkId, ServerMachine, Time};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
 use thalweg_wire::{Dtype, Layout, LayoutHash, TensorSpec};
 

@@ -1,7 +1,7 @@
 //! One update from its offer to its result, message by message.
 
 use crate::common::{model_offer, update_offer, Action, ClientAction};
-use thalweg_proto::{RoundAction, RoundStep};
+use thalweg_proto::{ChunkReceiver, ClientMachine, RoundAction, RoundStep, ServerMachine};
 use thalweg_wire::control::{Parcel, Purpose};
 
 use crate::common::party::{layout, ServerParty};
@@ -94,11 +94,11 @@ fn an_update_interrupted_by_a_refusal_or_a_cut_is_offered_and_sent_again() {
             actions.iter().any(|a| matches!(a, ClientAction::Send(Control::Offer(Parcel { number: 1, .. }))));
         assert!(offers, "{actions:?}");
         // The sender of the old link reports only now. The client must send no End for it.
-        client.sent(1, Ok(Span::default()));
+        client.sent(MS, 1, Ok(Span::default()));
         assert_eq!(ends(&client_actions(&mut client)), 0);
         client.control(3 * MS, grant());
         assert!(sends(&client_actions(&mut client)), "refused {refused}: the grant is taken");
-        client.sent(1, Ok(Span::default()));
+        client.sent(MS, 1, Ok(Span::default()));
         assert_eq!(ends(&client_actions(&mut client)), 1);
     }
 }
@@ -122,7 +122,7 @@ fn a_refused_or_late_update_stops_being_sent() {
         assert!(cancels(&actions), "{actions:?}");
         let told = |a: &ClientAction| matches!(a, ClientAction::Policy(RoundStep::Verdict { verdict: v, .. }) if *v == verdict);
         assert!(actions.iter().any(told), "{actions:?}");
-        client.sent(1, Err("cancelled".into()));
+        client.sent(MS, 1, Err("cancelled".into()));
         assert!(client_actions(&mut client).is_empty());
     }
 }
@@ -335,7 +335,7 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
         client.control(MS, Control::Grant { parcel: 1, wanted: ranges(&[part]) });
         assert!(client_actions(&mut client).is_empty(), "one after the other");
     }
-    client.sent(1, Ok(Span { start: MS, end: 2 * MS }));
+    client.sent(MS, 1, Ok(Span { start: MS, end: 2 * MS }));
     let actions = client_actions(&mut client);
     assert_eq!(ends(&actions), 1);
     let next: Vec<&Ranges> = actions
@@ -343,7 +343,7 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
         .filter_map(|a| if let ClientAction::SendParcel { wanted, .. } = a { Some(wanted) } else { None })
         .collect();
     assert_eq!(next, [&ranges(&[(0, 8), (64, 96)])]);
-    client.sent(1, Ok(Span { start: 2 * MS, end: 3 * MS }));
+    client.sent(MS, 1, Ok(Span { start: 2 * MS, end: 3 * MS }));
     let actions = client_actions(&mut client);
     assert_eq!(ends(&actions), 3, "one for each grant");
     assert!(!sends(&actions));
@@ -364,7 +364,7 @@ fn what_was_sent_again_is_told_when_the_server_has_answered() {
     for answer in [Control::Accepted { parcel: 1 }, rejected(), Control::Closed { parcel: 1 }] {
         let mut client = sending(MS);
         client.observe(Some(3));
-        client.sent(1, Ok(Span { start: MS, end: 2 * MS }));
+        client.sent(MS, 1, Ok(Span { start: MS, end: 2 * MS }));
         assert_eq!(counted(&client_actions(&mut client)), [], "not yet");
         client.observe(Some(7));
         client.control(3 * MS, answer.clone());
@@ -387,7 +387,7 @@ fn what_was_granted_on_a_broken_link_is_forgotten() {
     let_in(&mut client, 3 * MS);
     client.control(4 * MS, grant());
     client_actions(&mut client);
-    client.sent(1, Ok(Span { start: MS, end: 2 * MS }));
+    client.sent(MS, 1, Ok(Span { start: MS, end: 2 * MS }));
     let actions = client_actions(&mut client);
     assert_eq!((ends(&actions), sends(&actions)), (1, false));
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::common::network::Path;
 use crate::common::tasks::{config, plan, tensors, Does, TaskWorld, CHUNK};
 use crate::common::{MS, SECOND};
-use thalweg_proto::{Answer, Direction, ReplyState, TaskAction, TaskConfig, TaskPlan, TaskVerdict, Time};
+use thalweg_proto::{
+    Answer, Direction, ReplyState, ServerMachine, TaskAction, TaskConfig, TaskPlan, TaskVerdict, Time,
+};
 use thalweg_wire::control::{Content, Control, Parcel};
 use thalweg_wire::{Allowance, Dtype, Layout, LayoutHash, Tolerance, WHOLE};
 

@@ -3,7 +3,7 @@
 use crate::common::ClientAction;
 
 use crate::common::{profile, Profile, Setup, World, SECOND};
-use thalweg_proto::{Client, ClientConfig, Time};
+use thalweg_proto::{Client, ClientConfig, ClientMachine, Time};
 
 fn short_timeout() -> Profile {
     Profile { timeout: 2 * SECOND, ..profile("c") }

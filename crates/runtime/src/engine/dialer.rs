@@ -6,14 +6,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_pki as pki;
-use thalweg_proto::{ClientAction, Failure, Span, Time};
+use thalweg_proto::{ClientAction, ClientMachine, Failure, Span, Time};
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Transport, UpdateId};
-use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
+use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::text::check_name;
 use thalweg_wire::{Ranges, Tolerance};
 use tokio::sync::{watch, Notify};
 
 use super::hub::Lent;
+use super::machine_lock::ClientLock;
 use super::outbox::Outbox;
 use super::task_set::TaskSet;
 use super::{caller_timeout, goes_on, holding, GoOn};
@@ -24,104 +25,12 @@ use crate::{lock, random, registry, ClientOptions, Error, Kind};
 pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 const TASKS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The numbers by which this party's chunks identify their sender, as the server assigned them.
-pub(crate) struct KnownAs {
-    pub job: u64,
-    pub sender: u32,
-    /// Payload bytes of a chunk.
-    pub chunk: u32,
-}
-
-impl From<&Welcome> for KnownAs {
-    fn from(welcome: &Welcome) -> Self {
-        Self { job: welcome.job, sender: welcome.sender, chunk: welcome.chunk }
-    }
-}
-
-/// A state machine that dials.
-pub(crate) trait DialerMachine: Send + 'static {
-    /// The actions that this machine has in addition to the common ones.
-    type Wanted: Send;
-
-    fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool);
-    fn unreachable(&mut self, now: Time, why: Failure, may_retry: bool);
-    fn control(&mut self, now: Time, message: Control);
-    fn closed(&mut self, now: Time, reason: &str);
-    fn held(&mut self, now: Time);
-    fn observe(&mut self, retransmissions: Option<u64>);
-    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>);
-    fn proven(&mut self, now: Time, proof: Option<Proof>);
-    fn nonce(&self) -> Option<Nonce>;
-    fn known_as(&self) -> Option<KnownAs>;
-    fn is_done(&self) -> bool;
-    fn leave(&mut self, reason: &str);
-    fn poll_action(&mut self) -> Option<ClientAction<Self::Wanted>>;
-    fn poll_timeout(&self) -> Option<Time>;
-    fn timeout(&mut self, now: Time);
-}
-
-/// Implements [`DialerMachine`] by the inherent methods of the same names, which all machines that dial have.
-macro_rules! dialer_machine {
-    ($machine:ty, $wanted:ty) => {
-        impl $crate::engine::DialerMachine for $machine {
-            type Wanted = $wanted;
-
-            fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
-                <$machine>::connected(self, now, nonce, ordered);
-            }
-            fn unreachable(&mut self, now: Time, why: Failure, may_retry: bool) {
-                <$machine>::unreachable(self, now, why, may_retry);
-            }
-            fn control(&mut self, now: Time, message: Control) {
-                <$machine>::control(self, now, message);
-            }
-            fn closed(&mut self, now: Time, reason: &str) {
-                <$machine>::closed(self, now, reason);
-            }
-            fn held(&mut self, now: Time) {
-                <$machine>::held(self, now);
-            }
-            fn observe(&mut self, retransmissions: Option<u64>) {
-                <$machine>::observe(self, retransmissions);
-            }
-            fn sent(&mut self, parcel: u32, outcome: Result<Span, String>) {
-                <$machine>::sent(self, parcel, outcome);
-            }
-            fn proven(&mut self, now: Time, proof: Option<Proof>) {
-                <$machine>::proven(self, now, proof);
-            }
-            fn nonce(&self) -> Option<Nonce> {
-                <$machine>::nonce(self)
-            }
-            fn known_as(&self) -> Option<$crate::engine::KnownAs> {
-                <$machine>::welcome(self).map($crate::engine::KnownAs::from)
-            }
-            fn is_done(&self) -> bool {
-                <$machine>::is_done(self)
-            }
-            fn leave(&mut self, reason: &str) {
-                <$machine>::leave(self, reason);
-            }
-            fn poll_action(&mut self) -> Option<ClientAction<$wanted>> {
-                <$machine>::poll_action(self)
-            }
-            fn poll_timeout(&self) -> Option<Time> {
-                <$machine>::poll_timeout(self)
-            }
-            fn timeout(&mut self, now: Time) {
-                <$machine>::timeout(self, now);
-            }
-        }
-    };
-}
-pub(crate) use dialer_machine;
-
 /// The part of a dialling driver that depends on its machine: actions, parcels and sinks.
 pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
-    type Machine: DialerMachine;
+    type Lock: ClientLock;
 
-    /// Performs an action of type [`DialerMachine::Wanted`].
-    fn perform(dialer: &Arc<Dialer<Self>>, wanted: <Self::Machine as DialerMachine>::Wanted);
+    /// Performs an action that only this machine has.
+    fn perform(dialer: &Arc<Dialer<Self>>, wanted: Wanted<Self>);
     /// Called when the server has admitted this party for the first time.
     fn joined(dialer: &Arc<Dialer<Self>>);
     /// Called when the job is over.
@@ -129,11 +38,11 @@ pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
     /// The bytes of a parcel that is to be sent.
     fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32) -> Result<Lent, String>;
     /// Whether a parcel may overtake the control messages that were sent before it ([`Outgoing::detached`]).
-    fn is_detached(_machine: &Self::Machine) -> bool {
+    fn is_detached(_machine: &Machine<'_, Self>) -> bool {
         false
     }
     /// Which losses of sent parcels are tolerated.
-    fn tolerance(_machine: &Self::Machine) -> Arc<Tolerance> {
+    fn tolerance(_machine: &Machine<'_, Self>) -> Arc<Tolerance> {
         Arc::default()
     }
     /// The sink for received chunks.
@@ -144,6 +53,10 @@ pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
         Ok(())
     }
 }
+
+/// The machine of a dialer with this policy, and its own actions.
+type Machine<'a, P> = <<P as DialerPolicy>::Lock as ClientLock>::Machine<'a>;
+type Wanted<P> = <<P as DialerPolicy>::Lock as ClientLock>::Wanted;
 
 /// The options that a dialer uses to reach its server.
 pub(crate) struct DialOptions {
@@ -225,7 +138,7 @@ struct Connection {
 
 /// The driver of a client: its machine, and the state that its tasks share.
 pub(crate) struct Dialer<P: DialerPolicy> {
-    pub machine: Mutex<P::Machine>,
+    pub machine: P::Lock,
     pub policy: P,
     started: Instant,
     to: DialOptions,
@@ -248,10 +161,10 @@ impl<P: DialerPolicy> Dialer<P> {
     ///
     /// # Errors
     /// An error if the system starts no threads.
-    pub fn start(to: DialOptions, machine: P::Machine, policy: P) -> Result<Arc<Self>, Error> {
+    pub fn start(to: DialOptions, machine: P::Lock, policy: P) -> Result<Arc<Self>, Error> {
         let task_set = TaskSet::new()?;
         let dialer = Arc::new(Self {
-            machine: Mutex::new(machine),
+            machine,
             policy,
             started: to.started,
             to,
@@ -318,7 +231,7 @@ impl<P: DialerPolicy> Dialer<P> {
 
     /// Ends the job for this party, for this reason.
     pub fn fail(&self, why: impl Into<Failure>) {
-        lock(&self.machine).unreachable(self.now(), why.into(), false);
+        self.machine.with(|machine| machine.unreachable(self.now(), why, false));
         self.wake();
     }
 
@@ -329,7 +242,7 @@ impl<P: DialerPolicy> Dialer<P> {
 
     /// Leaves for good. Messages that were sent before this call get at most `timeout` to reach the server.
     pub fn close_within(self: &Arc<Self>, reason: &str, timeout: Duration) {
-        lock(&self.machine).leave(reason);
+        self.machine.with(|machine| machine.leave(reason));
         self.wake();
         self.task_set.handle().block_on(async {
             let farewell = async {
@@ -356,11 +269,11 @@ impl<P: DialerPolicy> Dialer<P> {
         }
     }
 
-    fn next_action(&self) -> Option<ClientAction<<P::Machine as DialerMachine>::Wanted>> {
-        lock(&self.machine).poll_action()
+    fn next_action(&self) -> Option<ClientAction<Wanted<P>>> {
+        self.machine.with(|machine| machine.poll_action())
     }
 
-    fn perform(self: &Arc<Self>, action: ClientAction<<P::Machine as DialerMachine>::Wanted>) {
+    fn perform(self: &Arc<Self>, action: ClientAction<Wanted<P>>) {
         match action {
             ClientAction::Connect { after, to } => self.task_set.spawn(connect(self.clone(), after, to)),
             ClientAction::Prove { challenge, job, token } => self.prove(&challenge, job, token),
@@ -389,20 +302,20 @@ impl<P: DialerPolicy> Dialer<P> {
 
     fn prove(&self, challenge: &Nonce, job: u64, token: bool) {
         let binding = self.link().and_then(|link| link.peer().binding);
-        let mut machine = lock(&self.machine);
-        let known = self.to.token.as_ref().filter(|_| token).zip(machine.nonce());
-        let proof = known.map(|(token, nonce)| -> Proof {
-            let transcript = pki::Transcript {
-                server_nonce: challenge,
-                client_nonce: &nonce,
-                job,
-                name: &self.to.name,
-                binding: binding.as_ref(),
-            };
-            Box::new(token.prove(self.to.role, &transcript))
+        self.machine.with(|machine| {
+            let known = self.to.token.as_ref().filter(|_| token).zip(machine.nonce());
+            let proof = known.map(|(token, nonce)| -> Proof {
+                let transcript = pki::Transcript {
+                    server_nonce: challenge,
+                    client_nonce: &nonce,
+                    job,
+                    name: &self.to.name,
+                    binding: binding.as_ref(),
+                };
+                Box::new(token.prove(self.to.role, &transcript))
+            });
+            machine.proven(self.now(), proof);
         });
-        machine.proven(self.now(), proof);
-        drop(machine);
         self.wake();
     }
 
@@ -414,19 +327,19 @@ impl<P: DialerPolicy> Dialer<P> {
                 Ok((link, update)) => dialer.send(&link, &update).await,
                 Err(reason) => Err(reason),
             };
-            lock(&dialer.machine).sent(parcel, outcome);
+            dialer.machine.with(|machine| machine.sent(dialer.now(), parcel, outcome));
             dialer.wake();
         });
     }
 
     fn prepare(self: &Arc<Self>, parcel: u32, wanted: &Ranges) -> Result<(Arc<dyn Link>, Outgoing), String> {
         let link = self.link().ok_or("not connected")?;
-        let (job, sender, chunk, detached) = {
-            let machine = lock(&self.machine);
-            link.tolerate(&P::tolerance(&machine));
-            let known = machine.known_as().ok_or("not joined")?;
-            (known.job, known.sender, known.chunk, P::is_detached(&machine))
-        };
+        let known = self.machine.with(|machine| {
+            link.tolerate(&P::tolerance(machine));
+            let known = machine.welcome()?;
+            Some((known.job, known.sender, known.chunk, P::is_detached(machine)))
+        });
+        let (job, sender, chunk, detached) = known.ok_or("not joined")?;
         let lent = P::lend(self, parcel)?;
         let cancel = Cancel::default();
         *lock(&self.cancel) = (parcel, cancel.clone());
@@ -455,7 +368,7 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time, to: Optio
     let address = match to.map(|url| dialer.to.another(&url)).transpose() {
         Ok(another) => another.unwrap_or_else(|| dialer.to.address.clone()),
         Err(why) => {
-            lock(&dialer.machine).unreachable(dialer.now(), why, true);
+            dialer.machine.with(|machine| machine.unreachable(dialer.now(), why, true));
             return dialer.wake();
         }
     };
@@ -471,7 +384,8 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time, to: Optio
         Err(error) => {
             // If the address came from a server, another address may work, so retry after any error.
             let may_retry = error.kind().may_retry() || sent;
-            lock(&dialer.machine).unreachable(dialer.now(), Error::from(error).into(), may_retry);
+            let why = Error::from(error);
+            dialer.machine.with(|machine| machine.unreachable(dialer.now(), why, may_retry));
         }
     }
     dialer.wake();
@@ -487,7 +401,7 @@ fn attach<P: DialerPolicy>(dialer: &Arc<Dialer<P>>, link: Arc<dyn Link>) -> Resu
     };
     let outbox = Outbox::start(&dialer.task_set, link.clone());
     dialer.connection.send_replace(Some(Connection { generation, outbox }));
-    lock(&dialer.machine).connected(dialer.now(), nonce, ordered);
+    dialer.machine.with(|machine| machine.connected(dialer.now(), nonce, ordered));
     dialer.task_set.spawn(read(dialer.clone(), generation, link));
     Ok(())
 }
@@ -497,7 +411,7 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
     let sink = P::sink(&dialer, link.capabilities().settles());
     let holding = holding::watch(link.clone(), {
         let dialer = dialer.clone();
-        move |_| lock(&dialer.machine).held(dialer.now())
+        move |_| dialer.machine.with(|machine| machine.held(dialer.now()))
     });
     let reason = loop {
         let message = match link.receive(&*sink).await {
@@ -512,12 +426,12 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
             dialer.fail(reason.as_str());
             break reason;
         }
-        let mut machine = lock(&dialer.machine);
-        if message.settles().is_some() {
-            machine.observe(dialer.retransmitted(&link));
-        }
-        machine.control(dialer.now(), message);
-        drop(machine);
+        dialer.machine.with(|machine| {
+            if message.settles().is_some() {
+                machine.observe(dialer.retransmitted(&link));
+            }
+            machine.control(dialer.now(), message);
+        });
         dialer.wake();
     };
     dialer.resent.fetch_add(link.counters().retransmissions.unwrap_or(0), Ordering::Relaxed);
@@ -527,7 +441,7 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
         connection.take_if(|connection| connection.generation == generation).is_some()
     });
     if was_ours {
-        lock(&dialer.machine).closed(dialer.now(), &reason);
+        dialer.machine.with(|machine| machine.closed(dialer.now(), &reason));
         dialer.wake();
     }
 }
@@ -535,11 +449,10 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
 /// Performs the machine's actions in order, and tells it the time, until it is done.
 async fn drive<P: DialerPolicy>(dialer: Arc<Dialer<P>>) {
     loop {
-        let (actions, timeout, done) = {
-            let mut machine = lock(&dialer.machine);
+        let (actions, timeout, done) = dialer.machine.with(|machine| {
             let actions: Vec<_> = std::iter::from_fn(|| machine.poll_action()).collect();
             (actions, machine.poll_timeout(), machine.is_done())
-        };
+        });
         if actions.is_empty() {
             if done {
                 dialer.driven.send_replace(true);
@@ -548,7 +461,7 @@ async fn drive<P: DialerPolicy>(dialer: Arc<Dialer<P>>) {
             let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(dialer.now()));
             tokio::select! {
                 () = dialer.wake.notified() => {}
-                () = tokio::time::sleep(idle) => lock(&dialer.machine).timeout(dialer.now()),
+                () = tokio::time::sleep(idle) => dialer.machine.with(|machine| machine.timeout(dialer.now())),
             }
         }
         for action in actions {

@@ -10,16 +10,17 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use serde_json::{json, Value};
 use thalweg_pki as pki;
-use thalweg_proto::{Action, Admission, LinkId, Span, Time, Traffic};
+use thalweg_proto::{Action, Admission, LinkId, ServerMachine, Span, Time, Traffic};
 use thalweg_transport::{
     Address, AdmissionQueue, Bounds, Cancel, ErrorKind, Link, Listener, Options, Outgoing, Pending,
     SendReport, Sink, Transport, UpdateId,
 };
-use thalweg_wire::control::{Control, Nonce};
+use thalweg_wire::control::Control;
 use thalweg_wire::{Layout, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
 use super::admission::{ForwardedProofs, Gate, Keys, Peers};
+use super::machine_lock::ServerLock;
 use super::notes::Notes;
 use super::outbox::Outbox;
 use super::task_set::TaskSet;
@@ -38,96 +39,6 @@ const GROUP_TIMEOUT: Duration = Duration::from_millis(20);
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(1200);
 const TASKS_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A state machine that listens.
-pub(crate) trait HubMachine: Send + 'static {
-    /// The actions that this machine has in addition to the common ones.
-    type Wanted: Send;
-
-    fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool);
-    fn observe(&mut self, link: LinkId, traffic: Traffic);
-    fn control(&mut self, now: Time, link: LinkId, message: Control);
-    fn closed(&mut self, now: Time, link: LinkId, reason: &str);
-    fn held(&mut self, now: Time, link: LinkId);
-    fn sent(&mut self, now: Time, link: LinkId, parcel: u32, outcome: Result<Span, String>);
-    fn is_member(&self, link: LinkId) -> bool;
-    fn take_reported(&mut self, link: LinkId) -> bool;
-    fn poll_action(&mut self) -> Option<Action<Self::Wanted>>;
-    fn poll_timeout(&self) -> Option<Time>;
-    fn timeout(&mut self, now: Time);
-    fn finish(&mut self, now: Time, reason: &str);
-    fn forget(&mut self, now: Time, client: &str, why: &str);
-    fn uncounted(&self) -> usize;
-    fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)>;
-    fn connected_count(&self) -> usize;
-    fn clients(&self) -> Vec<String>;
-    fn away(&self) -> Vec<(String, String, bool)>;
-}
-
-/// Implements [`HubMachine`] by the inherent methods of the same names, which all machines that listen have.
-macro_rules! hub_machine {
-    ($machine:ty, $wanted:ty) => {
-        impl $crate::engine::HubMachine for $machine {
-            type Wanted = $wanted;
-
-            fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
-                <$machine>::connected(self, now, link, nonce, ordered);
-            }
-            fn observe(&mut self, link: LinkId, traffic: Traffic) {
-                <$machine>::observe(self, link, traffic);
-            }
-            fn control(&mut self, now: Time, link: LinkId, message: Control) {
-                <$machine>::control(self, now, link, message);
-            }
-            fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
-                <$machine>::closed(self, now, link, reason);
-            }
-            fn held(&mut self, now: Time, link: LinkId) {
-                <$machine>::held(self, now, link);
-            }
-            fn sent(&mut self, now: Time, link: LinkId, parcel: u32, outcome: Result<Span, String>) {
-                <$machine>::sent(self, now, link, parcel, outcome);
-            }
-            fn is_member(&self, link: LinkId) -> bool {
-                <$machine>::is_member(self, link)
-            }
-            fn take_reported(&mut self, link: LinkId) -> bool {
-                <$machine>::take_reported(self, link)
-            }
-            fn poll_action(&mut self) -> Option<Action<$wanted>> {
-                <$machine>::poll_action(self)
-            }
-            fn poll_timeout(&self) -> Option<Time> {
-                <$machine>::poll_timeout(self)
-            }
-            fn timeout(&mut self, now: Time) {
-                <$machine>::timeout(self, now);
-            }
-            fn finish(&mut self, now: Time, reason: &str) {
-                <$machine>::finish(self, now, reason);
-            }
-            fn forget(&mut self, now: Time, client: &str, why: &str) {
-                <$machine>::forget(self, now, client, why);
-            }
-            fn uncounted(&self) -> usize {
-                <$machine>::uncounted(self)
-            }
-            fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
-                <$machine>::resent(self)
-            }
-            fn connected_count(&self) -> usize {
-                <$machine>::connected_count(self)
-            }
-            fn clients(&self) -> Vec<String> {
-                self.connected_clients().map(String::from).collect()
-            }
-            fn away(&self) -> Vec<(String, String, bool)> {
-                self.departed().map(|(name, reason, gone)| (name.into(), reason.into(), gone)).collect()
-            }
-        }
-    };
-}
-pub(crate) use hub_machine;
-
 /// The lent bytes of a parcel, and their layout.
 pub(crate) struct Lent {
     pub bytes: Bytes,
@@ -136,10 +47,10 @@ pub(crate) struct Lent {
 
 /// The part of a listening driver that depends on its machine: actions, parcels and sinks.
 pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
-    type Machine: HubMachine;
+    type Lock: ServerLock;
 
-    /// Performs an action of type [`HubMachine::Wanted`].
-    fn perform(hub: &Arc<Hub<Self>>, wanted: <Self::Machine as HubMachine>::Wanted);
+    /// Performs an action that only this machine has.
+    fn perform(hub: &Arc<Hub<Self>>, wanted: Wanted<Self>);
     /// The bytes of a parcel that is to be sent.
     fn lend(&self, parcel: u32) -> Result<Lent, String>;
     /// Whether a parcel for these links may overtake the control messages that were sent before it
@@ -148,12 +59,16 @@ pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
         false
     }
     /// Whether the machine needs the current counters of the links before it handles its timers at `now`.
-    fn wants_counters(_machine: &Self::Machine, _now: Time) -> bool {
+    fn wants_counters(_machine: &Machine<Self>, _now: Time) -> bool {
         false
     }
     /// The sink for the chunks of a link.
     fn sink(hub: &Arc<Hub<Self>>, link: LinkId, ordered: bool) -> Box<dyn Sink>;
 }
+
+/// The machine of a hub with this policy, and its own actions.
+type Machine<P> = <<P as HubPolicy>::Lock as ServerLock>::Machine;
+pub(crate) type Wanted<P> = <Machine<P> as ServerMachine>::Wanted;
 
 /// The part of a server's options that a hub uses.
 pub(crate) struct HubOptions {
@@ -180,7 +95,7 @@ struct Sending {
 
 /// The driver of a server: its machine, and the state that its tasks share.
 pub(crate) struct Hub<P: HubPolicy> {
-    pub machine: Mutex<P::Machine>,
+    pub machine: P::Lock,
     pub policy: P,
     started: Instant,
     job: u64,
@@ -202,8 +117,8 @@ pub(crate) struct Hub<P: HubPolicy> {
 }
 
 impl<P: HubPolicy> Hub<P> {
-    /// Listens at an address and starts accepting. `machine` gets the payload bytes of a chunk: as in the
-    /// options, or fewer if a broker allows less.
+    /// Listens at an address and starts accepting. `made` makes the machine and the policy; it gets the
+    /// payload bytes of a chunk: as in the options, or fewer if a broker allows less.
     ///
     /// # Errors
     /// The transport's error for the address, or `security` if other machines could join without proof.
@@ -211,21 +126,7 @@ impl<P: HubPolicy> Hub<P> {
         transport: &Arc<dyn Transport>,
         address: &Address,
         options: HubOptions,
-        machine: impl FnOnce(Box<dyn Admission>, u32) -> P::Machine,
-        policy: P,
-    ) -> Result<Arc<Self>, Error> {
-        Self::start_with(transport, address, options, |gate, chunk| (machine(gate, chunk), policy))
-    }
-
-    /// Like [`Hub::start`], but for a machine and a policy that share state.
-    ///
-    /// # Errors
-    /// The same errors as [`Hub::start`].
-    pub fn start_with(
-        transport: &Arc<dyn Transport>,
-        address: &Address,
-        options: HubOptions,
-        made: impl FnOnce(Box<dyn Admission>, u32) -> (P::Machine, P),
+        made: impl FnOnce(Box<dyn Admission>, u32) -> (P::Lock, P),
     ) -> Result<Arc<Self>, Error> {
         let peers = Peers::default();
         let keys = Keys {
@@ -245,7 +146,7 @@ impl<P: HubPolicy> Hub<P> {
         let chunk = chunk_size(options.chunk, listener.max_chunk());
         let (machine, policy) = made(Box::new(gate), chunk);
         let hub = Arc::new(Self {
-            machine: Mutex::new(machine),
+            machine,
             policy,
             started: options.started,
             job: options.job,
@@ -325,20 +226,25 @@ impl<P: HubPolicy> Hub<P> {
 
     /// Names of the connected members.
     pub fn clients(&self) -> Vec<String> {
-        lock(&self.machine).clients()
+        self.machine.with(|machine| machine.connected_clients().map(String::from).collect())
     }
 
     /// Members that are not connected any more: name, why the link ended, and whether the member left for
     /// good.
     pub fn away(&self) -> Vec<(String, String, bool)> {
-        lock(&self.machine).away()
+        let owned = |(name, reason, gone): (&str, &str, bool)| (name.into(), reason.into(), gone);
+        self.machine.with(|machine| machine.departed().map(owned).collect())
     }
 
     /// Tells the machine that a member's process has ended for good. `why` is the reason; an empty `why`
     /// means "its process has ended".
     pub fn forget(&self, client: &str, why: &str) {
-        lock(&self.machine).forget(self.now(), client, why);
+        self.machine.with(|machine| machine.forget(self.now(), client, why));
         self.wake();
+    }
+
+    fn connected_count(&self) -> usize {
+        self.machine.with(|machine| machine.connected_count())
     }
 
     /// Waits until `clients` members are connected, `limit` is over, or `go_on` returns false. Returns how
@@ -346,14 +252,14 @@ impl<P: HubPolicy> Hub<P> {
     pub fn wait_for_clients(&self, clients: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
-            let connected = lock(&self.machine).connected_count();
+            let connected = self.connected_count();
             let over = deadline.is_some_and(|at| Instant::now() >= at);
             if connected >= clients || over || !goes_on(go_on) {
                 return connected;
             }
             let most = caller_timeout(go_on);
             let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()));
-            let enough = || (lock(&self.machine).connected_count() >= clients).then_some(());
+            let enough = || (self.connected_count() >= clients).then_some(());
             _ = self.wait_for(left.min(most), enough);
         }
     }
@@ -404,7 +310,7 @@ impl<P: HubPolicy> Hub<P> {
     /// update, waits at most `limit` for clients that have not sent their count yet.
     pub fn resent(&self, limit: Duration) -> String {
         let deadline = Instant::now() + limit;
-        let all = || (lock(&self.machine).uncounted() == 0).then_some(());
+        let all = || (self.machine.with(|machine| machine.uncounted()) == 0).then_some(());
         while self.wait_for(deadline.saturating_duration_since(Instant::now()), all).is_none() {
             if Instant::now() >= deadline {
                 break;
@@ -412,10 +318,11 @@ impl<P: HubPolicy> Hub<P> {
         }
         let links: Vec<(LinkId, Arc<dyn Link>)> =
             lock(&self.links).iter().map(|(id, outbox)| (*id, outbox.link().clone())).collect();
-        let mut machine = lock(&self.machine);
-        links.iter().for_each(|(id, link)| Self::observe(&mut machine, *id, link));
-        let resent =
-            machine.resent().into_iter().map(|(name, down, up)| (name, json!({"down": down, "up": up})));
+        let resent = self.machine.with(|machine| {
+            links.iter().for_each(|(id, link)| Self::observe(machine, *id, link));
+            machine.resent()
+        });
+        let resent = resent.into_iter().map(|(name, down, up)| (name, json!({"down": down, "up": up})));
         Value::Object(resent.collect()).to_string()
     }
 
@@ -429,7 +336,7 @@ impl<P: HubPolicy> Hub<P> {
         stuck.iter().for_each(Outbox::close);
     }
 
-    fn observe(machine: &mut P::Machine, id: LinkId, link: &Arc<dyn Link>) {
+    fn observe(machine: &mut Machine<P>, id: LinkId, link: &Arc<dyn Link>) {
         let counters = link.counters();
         let traffic = Traffic {
             sent: counters.sent,
@@ -445,12 +352,13 @@ impl<P: HubPolicy> Hub<P> {
     fn timeout(&self) {
         let now = self.now();
         let mut links: Vec<(LinkId, Arc<dyn Link>)> = Vec::new();
-        if P::wants_counters(&lock(&self.machine), now) {
+        if self.machine.with(|machine| P::wants_counters(machine, now)) {
             links.extend(lock(&self.links).iter().map(|(id, outbox)| (*id, outbox.link().clone())));
         }
-        let mut machine = lock(&self.machine);
-        links.iter().for_each(|(id, link)| Self::observe(&mut machine, *id, link));
-        machine.timeout(now);
+        self.machine.with(|machine| {
+            links.iter().for_each(|(id, link)| Self::observe(machine, *id, link));
+            machine.timeout(now);
+        });
     }
 
     /// Adds a link: starts its reader, and the session begins.
@@ -464,7 +372,7 @@ impl<P: HubPolicy> Hub<P> {
             self.noted(|notes| notes.add_once(&notice));
         }
         let ordered = self.ordered && link.capabilities().settles();
-        lock(&self.machine).connected(self.now(), id, nonce, ordered);
+        self.machine.with(|machine| machine.connected(self.now(), id, nonce, ordered));
         self.wake();
         self.spawn(read(self.clone(), id, link, ordered));
         Ok(())
@@ -483,17 +391,17 @@ impl<P: HubPolicy> Hub<P> {
     }
 
     fn detach(&self, id: LinkId, link: &Arc<dyn Link>, reason: &str) {
-        let mut machine = lock(&self.machine);
-        Self::observe(&mut machine, id, link);
-        machine.closed(self.now(), id, reason);
-        drop(machine);
+        self.machine.with(|machine| {
+            Self::observe(machine, id, link);
+            machine.closed(self.now(), id, reason);
+        });
         lock(&self.links).remove(&id);
         lock(&self.peers).remove(&id);
         self.wake();
         self.announce();
     }
 
-    fn perform(self: &Arc<Self>, action: Action<<P::Machine as HubMachine>::Wanted>) {
+    fn perform(self: &Arc<Self>, action: Action<Wanted<P>>) {
         match action {
             Action::Send { link, message } => {
                 if let Some(outbox) = self.outbox(link) {
@@ -519,8 +427,10 @@ impl<P: HubPolicy> Hub<P> {
             Action::TurnedAway { client, reason } => {
                 self.note_of("", &format!("{client} was not let in: {reason}"));
             }
-            Action::Left { client, reason } => {
-                let reason = reason.strip_prefix("left: ").unwrap_or(&reason);
+            Action::Left { client, reason, farewell: true } => {
+                self.note_of(&client, &format!("{client} {reason}"));
+            }
+            Action::Left { client, reason, farewell: false } => {
                 self.note_of(&client, &format!("{client} left: {reason}"));
             }
             Action::Policy(wanted) => P::perform(self, wanted),
@@ -552,11 +462,11 @@ impl<P: HubPolicy> Hub<P> {
     }
 
     fn report_unsent(&self, ids: &[LinkId], parcel: u32, reason: &str) {
-        let mut machine = lock(&self.machine);
-        for &id in ids {
-            machine.sent(self.now(), id, parcel, Err(reason.into()));
-        }
-        drop(machine);
+        self.machine.with(|machine| {
+            for &id in ids {
+                machine.sent(self.now(), id, parcel, Err(reason.into()));
+            }
+        });
         self.wake();
     }
 
@@ -599,16 +509,16 @@ impl<P: HubPolicy> Hub<P> {
         // Retrying would not help: a model that does not fit into a message never will.
         if let Some(error) = report.as_ref().err().filter(|e| e.kind() == ErrorKind::Unsupported) {
             self.note(&error.to_string());
-            lock(&self.machine).finish(self.now(), &error.to_string());
+            self.machine.with(|machine| machine.finish(self.now(), &error.to_string()));
             return self.wake();
         }
         let outcome = report
             .map(|r| Span { start: at(r.started), end: at(r.ended) })
             .map_err(|error| error.to_string());
-        let mut machine = lock(&self.machine);
-        Self::observe(&mut machine, id, link);
-        machine.sent(self.now(), id, parcel, outcome);
-        drop(machine);
+        self.machine.with(|machine| {
+            Self::observe(machine, id, link);
+            machine.sent(self.now(), id, parcel, outcome);
+        });
         self.wake();
     }
 
@@ -623,7 +533,7 @@ impl<P: HubPolicy> Hub<P> {
     /// Tells every member that the job is over, and ends all tasks. Idempotent.
     pub fn close(&self, reason: &str) {
         let now = self.now();
-        lock(&self.machine).finish(now, reason);
+        self.machine.with(|machine| machine.finish(now, reason));
         let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
         self.wake();
         self.task_set.handle().block_on(async {
@@ -688,7 +598,7 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
     let _holding = holding::watch(link.clone(), {
         let hub = hub.clone();
         move |why| {
-            lock(&hub.machine).held(hub.now(), id);
+            hub.machine.with(|machine| machine.held(hub.now(), id));
             if let Some(why) = why {
                 let note = format!("the broker takes no messages at the moment: {why}");
                 hub.noted(|notes| notes.add_once(&note));
@@ -709,21 +619,21 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
             Ok(message) => message,
             Err(error) => break error.to_string(),
         };
-        let mut machine = lock(&hub.machine);
-        Hub::<P>::observe(&mut machine, id, &link);
-        machine.control(hub.now(), id, message);
-        if !admitted && machine.is_member(id) {
-            // Lift the limits before the client gets the `Welcome`, since it may send more from then on.
-            link.admit();
-            admitted = true;
-        }
-        drop(machine);
+        hub.machine.with(|machine| {
+            Hub::<P>::observe(machine, id, &link);
+            machine.control(hub.now(), id, message);
+            if !admitted && machine.is_member(id) {
+                // Lift the limits before the client gets the `Welcome`, since it may send more from then on.
+                link.admit();
+                admitted = true;
+            }
+        });
         hub.wake();
     };
     link.close().await;
     hub.detach(id, &link, &reason);
     // The log may already say why the client was not admitted. That line explains more than the link's error.
-    let reported = lock(&hub.machine).take_reported(id);
+    let reported = hub.machine.with(|machine| machine.take_reported(id));
     if let Some(error) = failed.filter(|_| !admitted && !reported) {
         hub.turn_away(&error);
     }
@@ -732,11 +642,10 @@ async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, o
 /// Performs the machine's actions in order, and tells it the time.
 async fn drive<P: HubPolicy>(hub: Arc<Hub<P>>) {
     loop {
-        let (actions, timeout) = {
-            let mut machine = lock(&hub.machine);
+        let (actions, timeout) = hub.machine.with(|machine| {
             let actions: Vec<_> = std::iter::from_fn(|| machine.poll_action()).collect();
             (actions, machine.poll_timeout())
-        };
+        });
         if actions.is_empty() {
             let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(hub.now()));
             tokio::select! {

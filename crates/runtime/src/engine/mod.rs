@@ -17,6 +17,7 @@ mod dialer;
 mod holding;
 mod hub;
 mod landing;
+mod machine_lock;
 mod notes;
 mod outbox;
 mod task_set;
@@ -25,11 +26,10 @@ mod turned_away;
 pub use self::admission::check_forwarded_proof;
 pub(crate) use self::admission::{ForwardedProofs, Gate, Keys, Peers};
 pub(crate) use self::descriptors::limit as descriptor_limit;
-pub(crate) use self::dialer::{
-    dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy, KnownAs, FAREWELL_TIMEOUT,
-};
-pub(crate) use self::hub::{hub_machine, Hub, HubMachine, HubOptions, HubPolicy, Lent};
+pub(crate) use self::dialer::{DialOptions, Dialer, DialerPolicy, FAREWELL_TIMEOUT};
+pub(crate) use self::hub::{Hub, HubOptions, HubPolicy, Lent};
 pub(crate) use self::landing::{part, store, Scratch};
+pub(crate) use self::machine_lock::{ClientLock, ServerLock};
 pub(crate) use self::task_set::TaskSet;
 pub(crate) use self::turned_away::TurnedAway;
 

@@ -1,5 +1,5 @@
-//! The state that all links of a node share ([`Shared`]), and adapters that show the node's one state machine
-//! to the hub and to each dialer.
+//! The state that all links of a node share ([`Shared`]): among it the one state machine, which the hub and
+//! each dialer drive.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,17 +9,14 @@ use std::time::Instant;
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{
-    Action, ClientAction, Failure, LinkId, Mixing, Neighbour, NodeStep, Span, Time, Traffic,
-};
+use thalweg_proto::{DialledNeighbour, Failure, LinkId, Mixing, Neighbour, NodeStep, ServerMachine, Time};
 use thalweg_transport::Sink;
-use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::Layout;
 
 use super::mixing::Slots;
 use super::sink::NodeSink;
 use super::staging::Stages;
-use crate::engine::{Dialer, DialerMachine, DialerPolicy, Hub, HubMachine, HubPolicy, KnownAs, Lent};
+use crate::engine::{ClientLock, Dialer, DialerPolicy, Hub, HubPolicy, Lent, ServerLock};
 use crate::lock;
 
 /// Maximum number of events that are kept until [`Shared::take_events`]. Beyond that the oldest are dropped.
@@ -185,71 +182,16 @@ impl Shared {
 /// Policy of the hub: it drives the accepted links and the node's own steps.
 pub(crate) struct Listening(pub Arc<Shared>);
 
-/// The state machine as the hub sees it. All links use the same clock.
-pub(crate) struct Accepted(pub Arc<Shared>);
+impl ServerLock for Arc<Shared> {
+    type Machine = proto::Node;
 
-impl HubMachine for Accepted {
-    type Wanted = NodeStep;
-
-    fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
-        self.0.tell(|node| node.connected(now, link, nonce, ordered));
-    }
-    fn observe(&mut self, link: LinkId, traffic: Traffic) {
-        self.0.node().observe(link, traffic);
-    }
-    fn control(&mut self, now: Time, link: LinkId, message: Control) {
-        self.0.tell(|node| node.control(now, link, message));
-    }
-    fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
-        self.0.tell(|node| node.closed(now, link, reason));
-    }
-    fn held(&mut self, now: Time, link: LinkId) {
-        self.0.tell(|node| node.held(now, link));
-    }
-    fn sent(&mut self, now: Time, link: LinkId, parcel: u32, outcome: Result<Span, String>) {
-        self.0.tell(|node| node.sent(now, link, parcel, outcome));
-    }
-    fn is_member(&self, link: LinkId) -> bool {
-        self.0.look(|node| node.is_member(link))
-    }
-    fn take_reported(&mut self, link: LinkId) -> bool {
-        self.0.node().take_reported(link)
-    }
-    fn poll_action(&mut self) -> Option<Action<NodeStep>> {
-        self.0.node().poll_action()
-    }
-    fn poll_timeout(&self) -> Option<Time> {
-        self.0.look(proto::Node::poll_timeout)
-    }
-    fn timeout(&mut self, now: Time) {
-        self.0.tell(|node| node.timeout(now));
-    }
-    fn finish(&mut self, now: Time, reason: &str) {
-        self.0.tell(|node| node.finish(now, reason));
-    }
-    fn forget(&mut self, now: Time, client: &str, why: &str) {
-        self.0.tell(|node| node.forget(now, client, why));
-    }
-    fn uncounted(&self) -> usize {
-        0
-    }
-    fn resent(&mut self) -> Vec<(String, Option<u64>, Option<u64>)> {
-        Vec::new()
-    }
-    fn connected_count(&self) -> usize {
-        self.0.look(proto::Node::connected_count)
-    }
-    fn clients(&self) -> Vec<String> {
-        self.0.look(|node| node.connected_clients().map(String::from).collect())
-    }
-    fn away(&self) -> Vec<(String, String, bool)> {
-        let owned = |(name, reason, gone): (&str, &str, bool)| (name.into(), reason.into(), gone);
-        self.0.look(|node| node.departed().map(owned).collect())
+    fn with<T>(&self, call: impl FnOnce(&mut proto::Node) -> T) -> T {
+        self.tell(call)
     }
 }
 
 impl HubPolicy for Listening {
-    type Machine = Accepted;
+    type Lock = Arc<Shared>;
 
     fn perform(hub: &Arc<NodeHub>, wanted: NodeStep) {
         let shared = &hub.policy.0;
@@ -290,66 +232,25 @@ pub(crate) struct Dialling {
     pub name: String,
 }
 
-/// The state machine as that dialer sees it.
+/// The node's machine, as one of its dialers gets it.
 pub(crate) struct Dialled {
     pub shared: Arc<Shared>,
     pub place: usize,
 }
 
-impl DialerMachine for Dialled {
+impl ClientLock for Dialled {
     type Wanted = ();
+    type Machine<'a> = DialledNeighbour<'a>;
 
-    fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
-        self.shared.tell(|node| node.dial_connected(now, self.place, nonce, ordered));
-    }
-    fn unreachable(&mut self, now: Time, why: Failure, may_retry: bool) {
-        self.shared.tell(|node| node.dial_unreachable(now, self.place, why, may_retry));
-    }
-    fn control(&mut self, now: Time, message: Control) {
-        self.shared.tell(|node| node.dial_control(now, self.place, message));
+    fn with<T>(&self, call: impl FnOnce(&mut DialledNeighbour<'_>) -> T) -> T {
+        let result = self.shared.tell(|node| call(&mut node.dialled(self.place)));
         self.shared.announce(); // a caller that waits to send may go on
-    }
-    fn closed(&mut self, now: Time, reason: &str) {
-        self.shared.tell(|node| node.dial_closed(now, self.place, reason));
-        self.shared.announce();
-    }
-    fn held(&mut self, now: Time) {
-        self.shared.tell(|node| node.dial_held(now, self.place));
-    }
-    fn observe(&mut self, _retransmissions: Option<u64>) {}
-    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>) {
-        let now = self.shared.now();
-        self.shared.tell(|node| node.dial_sent(now, self.place, parcel, outcome));
-        self.shared.announce();
-    }
-    fn proven(&mut self, now: Time, proof: Option<Proof>) {
-        self.shared.tell(|node| node.dial_proven(now, self.place, proof));
-    }
-    fn nonce(&self) -> Option<Nonce> {
-        self.shared.look(|node| node.dial_nonce(self.place))
-    }
-    fn known_as(&self) -> Option<KnownAs> {
-        self.shared.look(|node| node.dial_welcome(self.place).map(KnownAs::from))
-    }
-    fn is_done(&self) -> bool {
-        self.shared.look(|node| node.dial_is_done(self.place))
-    }
-    fn leave(&mut self, reason: &str) {
-        self.shared.tell(|node| node.dial_leave(self.place, reason));
-    }
-    fn poll_action(&mut self) -> Option<ClientAction<()>> {
-        self.shared.node().poll_dial(self.place)
-    }
-    fn poll_timeout(&self) -> Option<Time> {
-        self.shared.look(|node| node.dial_poll_timeout(self.place))
-    }
-    fn timeout(&mut self, now: Time) {
-        self.shared.tell(|node| node.dial_timeout(now, self.place));
+        result
     }
 }
 
 impl DialerPolicy for Dialling {
-    type Machine = Dialled;
+    type Lock = Dialled;
 
     fn perform(_dialer: &Arc<NodeDialer>, (): ()) {}
 
@@ -370,8 +271,8 @@ impl DialerPolicy for Dialling {
         dialer.policy.shared.lend(parcel)
     }
 
-    fn is_detached(machine: &Dialled) -> bool {
-        machine.shared.look(|node| node.is_known_to(Neighbour::Dialled(machine.place)))
+    fn is_detached(machine: &DialledNeighbour<'_>) -> bool {
+        machine.knows_this_node()
     }
 
     fn sink(dialer: &Arc<NodeDialer>, _ordered: bool) -> Box<dyn Sink> {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{Time, Weighing};
+use thalweg_proto::{ServerMachine, Time, Weighing};
 use thalweg_transport::Address;
 use thalweg_wire::text::check_name;
 use thalweg_wire::Layout;
 
-use super::doors::{Accepted, Listening, NodeDialer, NodeHub, Shared};
+use super::doors::{Listening, NodeDialer, NodeHub, Shared};
 use super::mixing::Slots;
 use super::options::NodeOptions;
 use super::staging::Stages;
@@ -121,10 +121,10 @@ impl Node {
             proofs: None,
             started,
         };
-        let hub = Hub::start_with(&transport, &address, hub_options, |gate, chunk| {
+        let hub = Hub::start(&transport, &address, hub_options, |gate, chunk| {
             let machine = proto::Node::new(proto::NodeConfig { chunk, ..config }, gate);
             let shared = Arc::new(Shared::new(machine, started, layout, sums, copy));
-            (Accepted(shared.clone()), Listening(shared))
+            (shared.clone(), Listening(shared))
         })?;
         let shared = hub.policy.0.clone();
         shared.listens(&hub);

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{ClientAction, ClientConfig, Failure, RoundStep, Span, Time, Verdict};
+use thalweg_proto::{ClientConfig, ClientMachine, Failure, RoundStep, Verdict};
 use thalweg_transport::Sink;
-use thalweg_wire::control::{Control, Nonce, Proof, StandIn};
+use thalweg_wire::control::{Control, StandIn};
 use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;
 use super::repair::mend_model;
-use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
+use crate::engine::{DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_TIMEOUT};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, shared_arena, Error, Kind};
 
@@ -91,7 +91,8 @@ impl Client {
             spread: Mutex::default(),
             events: Mutex::default(),
         };
-        Ok(Self { dialer: Some(Dialer::start(to, proto::Client::new(config, seed), trainer)?) })
+        let machine = Mutex::new(proto::Client::new(config, seed));
+        Ok(Self { dialer: Some(Dialer::start(to, machine, trainer)?) })
     }
 
     /// Waits for the next event; `None` once `go_on` returns false.
@@ -144,10 +145,8 @@ impl Drop for Client {
     }
 }
 
-dialer_machine!(proto::Client, RoundStep);
-
 impl DialerPolicy for Trainer {
-    type Machine = proto::Client;
+    type Lock = Mutex<proto::Client>;
 
     fn perform(dialer: &Arc<StarDialer>, wanted: RoundStep) {
         match wanted {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_proto::Fit;
+use thalweg_proto::{ChunkReceiver, ClientMachine, Fit};
 use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, WireError};
 
@@ -19,7 +19,7 @@ pub(crate) struct ClientSink {
 
 impl Sink for ClientSink {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
-        let fit = lock(&self.dialer.machine).place(self.dialer.now(), chunk);
+        let (fit, _) = lock(&self.dialer.machine).place(self.dialer.now(), chunk);
         match fit {
             Fit::Nothing => None,
             Fit::New => self.dialer.policy.arena()?.claim(chunk.range()).ok().map(Target::Place),

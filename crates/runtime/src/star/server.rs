@@ -8,16 +8,15 @@ use serde_json::{json, Value};
 use thalweg_arena::Arena;
 use thalweg_fold::MAX_WEIGHT;
 use thalweg_proto as proto;
-use thalweg_proto::{Action, LinkId, Outcome, RoundAction, Span, Time, Traffic};
+use thalweg_proto::{LinkId, Outcome, RoundAction, Time};
 use thalweg_transport::{Address, Sink};
-use thalweg_wire::control::{Control, Nonce};
 use thalweg_wire::{Layout, Range, Ranges};
 
 use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::{outcome_json, timeline_json};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
-use crate::engine::{hub_machine, ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_TIMEOUT};
+use crate::engine::{ForwardedProofs, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_TIMEOUT};
 use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
 use crate::{lock, registry, Error, Kind};
 
@@ -100,8 +99,11 @@ impl Server {
         let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
         let expected = AtomicU32::new(options.expected);
         let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums, proofs };
-        let machine = |gate, chunk| proto::Server::new(proto::ServerConfig { chunk, ..config }, gate);
-        Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
+        let hub = Hub::start(&transport, &address, hub, |gate, chunk| {
+            let machine = proto::Server::new(proto::ServerConfig { chunk, ..config }, gate);
+            (Mutex::new(machine), star)
+        })?;
+        Ok(Self { hub: Some(hub) })
     }
 
     /// The hub, or an error if the server is closed.
@@ -269,10 +271,8 @@ fn progress_json(parts: &[(String, proto::State, f64)]) -> String {
     json!({ "clients": clients }).to_string()
 }
 
-hub_machine!(proto::Server, RoundAction);
-
 impl HubPolicy for Star {
-    type Machine = proto::Server;
+    type Lock = Mutex<proto::Server>;
 
     fn perform(hub: &Arc<StarHub>, wanted: RoundAction) {
         match wanted {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use thalweg_arena::Claim;
-use thalweg_proto::{LinkId, Place, Stored};
+use thalweg_proto::{LinkId, Place, ServerMachine, Stored};
 use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, Range, WireError};
 

@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use thalweg_arena::Arena;
 use thalweg_proto as proto;
-use thalweg_proto::{Answer, ClientAction, ClientConfig, Failure, Span, TaskStep, TaskVerdict, Time};
+use thalweg_proto::{Answer, ClientConfig, Failure, TaskStep, TaskVerdict};
 use thalweg_transport::Sink;
-use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::Layout;
 
 use super::folding::without_bytes;
 use super::sinks::TaskSink;
 use super::who;
-use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch};
+use crate::engine::{DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, Error, Kind};
 
@@ -92,7 +91,7 @@ impl TaskClient {
         let to = DialOptions::new(address, name, options, role)?;
         let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, timeout };
         let machine = proto::TaskClient::new(config, purpose, MAX_TASK, seed);
-        Ok(Self { dialer: Dialer::start(to, machine, Worker::default())? })
+        Ok(Self { dialer: Dialer::start(to, Mutex::new(machine), Worker::default())? })
     }
 
     /// Waits for the next event; `None` once `go_on` returns false.
@@ -155,10 +154,8 @@ impl Drop for TaskClient {
     }
 }
 
-dialer_machine!(proto::TaskClient, TaskStep);
-
 impl DialerPolicy for Worker {
-    type Machine = proto::TaskClient;
+    type Lock = Mutex<proto::TaskClient>;
 
     fn perform(dialer: &Arc<TaskDialer>, wanted: TaskStep) {
         let policy = &dialer.policy;

@@ -9,9 +9,9 @@ use serde_json::Value;
 use thalweg_arena::Arena;
 use thalweg_fold::{Accumulator, MAX_WEIGHT};
 use thalweg_proto as proto;
-use thalweg_proto::{Action, LinkId, Reply, ReplyState, Span, TaskAction, TaskPlan, Time, Traffic};
+use thalweg_proto::{Action, LinkId, Reply, ReplyState, ServerMachine, TaskAction, TaskPlan};
 use thalweg_transport::{Address, Sink};
-use thalweg_wire::control::{Control, Nonce, StandIn};
+use thalweg_wire::control::StandIn;
 use thalweg_wire::{ChunkHeader, Layout, Tolerance};
 
 use super::folding::{self, SpareSums};
@@ -19,7 +19,7 @@ use super::options::TaskServerOptions;
 use super::sinks::ResultSink;
 use super::store::{Kept, Store};
 use super::who;
-use crate::engine::{caller_timeout, goes_on, hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
+use crate::engine::{caller_timeout, goes_on, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
 use crate::{lock, registry, Error, Kind};
@@ -155,8 +155,11 @@ impl TaskServer {
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
         let store = Store::new(options.memory, folder);
         let tasks = Tasks { store, open: Mutex::default(), spare_sums: SpareSums::default(), options };
-        let machine = |gate, chunk| proto::TaskServer::new(proto::TaskConfig { chunk, ..config }, gate);
-        Ok(Self { hub: Hub::start(&transport, &address, hub, machine, tasks)? })
+        let hub = Hub::start(&transport, &address, hub, |gate, chunk| {
+            let machine = proto::TaskServer::new(proto::TaskConfig { chunk, ..config }, gate);
+            (Mutex::new(machine), tasks)
+        })?;
+        Ok(Self { hub })
     }
 
     /// The address that it listens at, with the port that the system chose.
@@ -371,10 +374,8 @@ fn told(reply: Reply, kept: Option<Kept>, folds: bool) -> TaskReply {
     }
 }
 
-hub_machine!(proto::TaskServer, TaskAction);
-
 impl HubPolicy for Tasks {
-    type Machine = proto::TaskServer;
+    type Lock = Mutex<proto::TaskServer>;
 
     fn perform(hub: &Arc<TaskHub>, wanted: TaskAction) {
         let policy = &hub.policy;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_proto::{Fit, LinkId, TaskPlace};
+use thalweg_proto::{ChunkReceiver, ClientMachine, Fit, LinkId, ServerMachine, TaskPlace};
 use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, WireError};
 

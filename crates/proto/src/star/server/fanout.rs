@@ -5,7 +5,7 @@ use thalweg_wire::Ranges;
 
 use super::{on_our_clock, Action, Duty, LinkId, Model, Server};
 use crate::transfer::Outgoing;
-use crate::{micros, Fanout, Liveness, Span, Time};
+use crate::{Fanout, Liveness, Span, Time};
 
 impl Server {
     /// Takes one client into the round, and sends it the Offer. Returns its link.
@@ -96,27 +96,25 @@ impl Server {
         }
     }
 
-    /// Reports that the model, or ranges of it, were sent on this link; `Err` says why not.
-    pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
+    /// Handles that the model, or ranges of it, were sent on this link; `Err` says why not.
+    pub(super) fn model_sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
         let sent = self.roster.on_link(link, |served| {
             let model = served.own.as_mut().filter(|model| model.round == round && model.out.is_sending())?;
-            let (since, ends) = (model.since, model.out.sent());
-            Some((since, ends, served.carried_down()))
+            let span = outcome.as_ref().map_or(Span { start: model.since, end: now }, |span| *span);
+            let ends = model.out.sent(round, span);
+            Some((span, ends, served.carried_down()))
         });
-        let Some((since, ends, carried)) = sent.flatten() else { return };
+        let Some((span, ends, carried)) = sent.flatten() else { return };
         let Some(sender) = self.roster.member_at(link) else { return };
-        let span = outcome.as_ref().map_or(Span { start: since, end: now }, |span| *span);
         if let Some(part) = self.part(sender, round) {
             part.down.carry(carried);
             part.down.extend_send(span);
         }
         if outcome.is_ok() {
-            let sent = Interval { start: micros(span.start), end: micros(span.end) };
-            (0..ends).for_each(|_| self.roster.send(link, Control::End { parcel: round, sent }));
+            ends.for_each(|end| self.roster.send(link, end));
         }
         self.send_next(now, link);
         self.end_turn(now, link);
-        self.advance(now);
     }
 
     /// Handles a client's Grant: it lacks ranges of the round's model.

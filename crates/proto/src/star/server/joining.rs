@@ -3,11 +3,11 @@
 use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome};
 use thalweg_wire::Ranges;
 
-use super::{Action, Duty, LinkId, Server};
-use crate::{micros, State, Time};
+use super::{Action, Duty, LinkId, Server, ServerMachine};
+use crate::{State, Time};
 
 impl Server {
-    pub(super) fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
+    pub(super) fn join(&mut self, now: Time, link: LinkId, hello: &Hello) {
         let layout = self.config.layout.hash();
         match self.roster.admissible(link, hello, Some(layout)) {
             Ok(()) => {}
@@ -19,20 +19,13 @@ impl Server {
         if self.is_elsewhere(&hello.name) {
             return self.send_elsewhere(now, link, &hello.name);
         }
-        let before = self.roster.named(&hello.name).and_then(|number| self.roster.link_of(number));
-        if let Some(old) = before {
-            self.drop_link(now, old, "it connected anew");
-            self.roster.close(old);
-        }
-        let (sender, same) = self.roster.enrol(now, link, hello);
-        let layout = (*self.config.layout).clone();
-        let (job, chunk) = (self.config.job, self.config.chunk);
-        let (heartbeat, liveness) = (micros(self.roster.heartbeat()), micros(self.config.liveness));
-        let (stand_in, spread) = (self.config.stand_in, self.config.spread);
-        let allowances = self.config.tolerance.allowances().to_vec();
-        let welcome =
-            Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in, spread, allowances };
-        self.roster.send(link, Control::Welcome(welcome));
+        let welcome = Welcome {
+            stand_in: self.config.stand_in,
+            spread: self.config.spread,
+            allowances: self.config.tolerance.allowances().to_vec(),
+            ..self.roster.welcome((*self.config.layout).clone(), self.config.chunk)
+        };
+        let (sender, same) = self.let_in(now, link, hello, welcome);
         self.tell_others(link);
         self.roster.act(Action::Joined { client: hello.name.clone() });
         self.resume(now, link, sender, same, &hello.holding);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use thalweg_wire::control::{Control, MAX_OTHERS};
 
-use super::{LinkId, Server};
+use super::{LinkId, Server, ServerMachine};
 use crate::Time;
 
 /// A node's knowledge of the home of each client of the job.
@@ -56,8 +56,7 @@ impl Server {
         let Some(url) = self.homes.elsewhere.get(client).cloned() else { return };
         let reason = format!("its home is at {url}");
         self.roster.send(link, Control::Elsewhere { url });
-        self.drop_link(now, link, &reason);
-        self.roster.close(link);
+        self.end_link(now, link, &reason);
     }
 
     pub(super) fn tell_others(&mut self, link: LinkId) {

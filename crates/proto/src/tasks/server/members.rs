@@ -1,26 +1,37 @@
 //! Members: how they connect and leave, and how tasks are sent to them.
 
-use thalweg_wire::control::{Control, Hello, Interval, Refusal, Welcome};
+use thalweg_wire::control::{Control, Hello, Interval, Refusal};
 use thalweg_wire::{Layout, Ranges};
 
-use super::{LinkId, Outbound, ReplyState, Stage, TaskAction, TaskServer};
-use crate::session::{on_our_clock, Action, Dropped, MemberEvent};
+use super::{Assigned, LinkId, Outbound, ReplyState, Roster, Stage, TaskAction, TaskServer};
+use crate::session::{on_our_clock, Action, Dropped, ServerMachine};
 use crate::transfer::Incoming;
-use crate::{micros, Liveness, Span, Time};
+use crate::{Liveness, Span, Time};
 
-impl TaskServer {
-    /// Handles a message from a link.
-    pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
-        match self.roster.control(now, link, message) {
-            MemberEvent::Nothing => {}
-            MemberEvent::Hello(hello) => self.hello(now, link, &hello),
-            MemberEvent::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
-            MemberEvent::LayoutMismatch(how) => self.refuse(now, link, Refusal::Layout, &how),
-            MemberEvent::Message(sender, message) => self.member_says(now, link, sender, message),
-        }
+impl ServerMachine for TaskServer {
+    type Member = Assigned;
+    type Link = Outbound;
+    type Wanted = TaskAction;
+
+    fn roster(&self) -> &Roster<Assigned, Outbound, TaskAction> {
+        &self.roster
     }
 
-    fn member_says(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
+    fn roster_mut(&mut self) -> &mut Roster<Assigned, Outbound, TaskAction> {
+        &mut self.roster
+    }
+
+    fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
+        if let Err((code, reason)) = self.roster.admissible(link, hello, None) {
+            return self.refuse(now, link, code, &reason);
+        }
+        let welcome = self.roster.welcome(Layout::default(), self.config.chunk);
+        let (sender, same) = self.let_in(now, link, hello, welcome);
+        self.roster.act(Action::Joined { client: hello.name.clone() });
+        self.come_back(now, sender, same);
+    }
+
+    fn message(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
         match message {
             Control::Idle => {}
             Control::Grant { parcel, wanted } => self.wanted(now, link, sender, parcel, &wanted),
@@ -33,40 +44,120 @@ impl TaskServer {
             Control::Rejected { parcel, reason } => self.given_up(now, link, sender, parcel, reason),
             Control::Bye { reason } => {
                 let reason = format!("left: {reason}");
-                self.drop_link(now, link, &reason);
-                self.roster.close(link);
+                self.end_link(now, link, &reason);
                 self.gone(now, sender, &reason);
             }
             _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
         }
     }
 
-    fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
-        if let Err((code, reason)) = self.roster.admissible(link, hello, None) {
-            return self.refuse(now, link, code, &reason);
+    /// Updates the tasks of a member whose link has ended. Bytes that have arrived are kept; the rest waits
+    /// for the member.
+    fn dropped(&mut self, now: Time, dropped: Dropped<Outbound>) {
+        let Dropped { member: Some(sender), reason, mut served, .. } = dropped else { return };
+        if let Some(part) = served.own.sending.take().and_then(|number| self.part(number, sender)) {
+            part.down.carry(served.carried_down());
         }
-        let before = self.roster.named(&hello.name).and_then(|number| self.roster.link_of(number));
-        if let Some(old) = before {
-            self.drop_link(now, old, "it connected anew");
-            self.roster.close(old);
+        let Some(member) = self.roster.member_mut(sender) else { return };
+        member.own.returning.clear();
+        let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
+        self.room.retain(|(_, waiting)| *waiting != sender);
+        let mut freed = 0;
+        for &number in &tasks {
+            let Some(part) = self.part(number, sender) else { continue };
+            part.out.forget();
+            part.incoming.stop();
+            if part.stage == Stage::Staged {
+                continue;
+            }
+            let began = part.known && (part.stage == Stage::Sending || part.incoming.came().bytes() > 0);
+            let way = if part.stage == Stage::Sending { &mut part.down } else { &mut part.up };
+            way.resumed += u32::from(began);
+            (part.stage, part.away) = (Stage::Queued, Some(now));
+            // Bytes that have arrived are kept, but the staging memory is freed: the result asks for it again
+            // when the member is back.
+            freed += std::mem::take(&mut part.room);
+            self.look_later(number);
         }
-        let (sender, same) = self.roster.enrol(now, link, hello);
-        let welcome = Welcome {
-            sender,
-            job: self.roster.job(),
-            layout: Layout::default(),
-            chunk: self.config.chunk,
-            heartbeat: micros(self.roster.heartbeat()),
-            liveness: micros(self.config.liveness),
-            stand_in: None,
-            spread: None,
-            allowances: Vec::new(),
+        self.staged = self.staged.saturating_sub(freed);
+        let waits = |number: &u32| {
+            let part = self.tasks.get(number).and_then(|task| task.parts.get(&sender));
+            part.is_some_and(|part| part.stage == Stage::Queued)
         };
-        self.roster.send(link, Control::Welcome(welcome));
-        self.roster.act(Action::Joined { client: hello.name.clone() });
-        self.come_back(now, sender, same);
+        let (queue, given): (Vec<u32>, Vec<u32>) = tasks.into_iter().partition(waits);
+        if let Some(member) = self.roster.member_mut(sender) {
+            (member.own.queue, member.own.given) = (queue.into(), given.into_iter().collect());
+        }
+        self.roster.left(sender, reason);
+        self.make_room(now);
     }
 
+    fn link_due(&mut self, now: Time, link: LinkId) {
+        self.conclude_settled(now, link);
+    }
+
+    fn next_timer(&self) -> Option<Time> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    fn timers_due(&mut self, now: Time) {
+        while let Some((_, number)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.overdue(now, number);
+            // If something of this task is still due, [`TaskServer::look_later`] sets a new timer; this loop
+            // must not handle it again.
+            if let Some(task) = self.tasks.get_mut(&number) {
+                if let Some(at) = task.timer.take() {
+                    self.timers.remove(&(at, number));
+                }
+                self.look_later(number);
+            }
+        }
+    }
+
+    fn sent(&mut self, now: Time, link: LinkId, number: u32, outcome: Result<Span, String>) {
+        let sent = self.roster.on_link(link, |served| {
+            let ours = served.own.sending == Some(number);
+            ours.then(|| served.carried_down())
+        });
+        let Some(carried) = sent.flatten() else { return };
+        let Some(sender) = self.roster.member_at(link) else { return };
+        let mut granted = false;
+        if let Some(part) = self.part(number, sender) {
+            let span = outcome.as_ref().map_or(Span { start: part.sent_at, end: now }, |span| *span);
+            part.down.carry(carried);
+            part.down.extend_send(span);
+            let ends = part.out.sent(number, span);
+            granted = part.out.is_granted();
+            // If sending was cut short, for example because another member of the group send gave up, the
+            // member asks for the rest.
+            ends.for_each(|end| self.roster.send(link, end));
+        }
+        if granted {
+            // Ranges that were granted meanwhile wait behind the other tasks.
+            self.roster.on_link(link, |served| served.own.waiting.push_back(number));
+        }
+        self.free_turn(now, link);
+    }
+
+    fn forget(&mut self, now: Time, name: &str, why: &str) {
+        let Some(sender) = self.roster.named(name) else { return };
+        let why = if why.is_empty() { "its process has ended" } else { why };
+        if let Some(link) = self.roster.link_of(sender) {
+            self.end_link(now, link, why);
+        }
+        self.gone(now, sender, why);
+    }
+
+    /// Open tasks are cancelled.
+    fn finish(&mut self, now: Time, reason: &str) {
+        for number in self.tasks.keys().copied().collect::<Vec<_>>() {
+            self.end_parts(now, number, ReplyState::Cancelled, |_| format!("the job is over: {reason}"));
+        }
+        self.end_all_links(now, "the job is over", reason);
+    }
+}
+
+impl TaskServer {
     /// Updates the tasks of a member that has connected. If it is a new process, it knows nothing of what the
     /// old one was given.
     fn come_back(&mut self, now: Time, sender: u32, same: bool) {
@@ -198,33 +289,6 @@ impl TaskServer {
         }
     }
 
-    /// Reports that a task, or granted ranges of it, were sent on this link; `Err` says why not.
-    pub fn sent(&mut self, now: Time, link: LinkId, number: u32, outcome: Result<Span, String>) {
-        let sent = self.roster.on_link(link, |served| {
-            let ours = served.own.sending == Some(number);
-            ours.then(|| served.carried_down())
-        });
-        let Some(carried) = sent.flatten() else { return };
-        let Some(sender) = self.roster.member_at(link) else { return };
-        let mut granted = false;
-        if let Some(part) = self.part(number, sender) {
-            let span = outcome.as_ref().map_or(Span { start: part.sent_at, end: now }, |span| *span);
-            part.down.carry(carried);
-            part.down.extend_send(span);
-            let ends = part.out.sent();
-            granted = part.out.is_granted();
-            // If sending was cut short, for example because another member of the group send gave up, the
-            // member asks for the rest.
-            let sent = Interval { start: micros(span.start), end: micros(span.end) };
-            (0..ends).for_each(|_| self.roster.send(link, Control::End { parcel: number, sent }));
-        }
-        if granted {
-            // Ranges that were granted meanwhile wait behind the other tasks.
-            self.roster.on_link(link, |served| served.own.waiting.push_back(number));
-        }
-        self.free_turn(now, link);
-    }
-
     /// Starts and stops the watch over the link's progress in each direction, as transfers need it.
     pub(super) fn watch(&mut self, now: Time, link: LinkId, sender: u32) {
         let Some(member) = self.roster.member(sender) else { return };
@@ -241,80 +305,6 @@ impl TaskServer {
             watched(sending, &mut served.download);
             watched(returning, &mut served.upload);
         });
-    }
-
-    pub(super) fn look_at_links(&mut self, now: Time) {
-        for link in self.roster.due(now) {
-            let settled = self.roster.wake_at(link).is_some_and(|at| now >= at);
-            match self.roster.look(now, link) {
-                Err(reason) => self.refuse(now, link, Refusal::Liveness, &reason),
-                Ok(()) if settled => self.conclude_settled(now, link),
-                Ok(()) => {}
-            }
-        }
-    }
-
-    /// Reports that a link has ended.
-    pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
-        self.drop_link(now, link, reason);
-    }
-
-    pub(super) fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
-        let dropped = self.roster.drop_link(link, reason);
-        self.dropped(now, dropped);
-    }
-
-    /// Updates the tasks of a member whose link has ended. Bytes that have arrived are kept; the rest waits
-    /// for the member.
-    fn dropped(&mut self, now: Time, dropped: Option<Dropped<Outbound>>) {
-        let Some(Dropped { member: Some(sender), reason, mut served, .. }) = dropped else { return };
-        if let Some(part) = served.own.sending.take().and_then(|number| self.part(number, sender)) {
-            part.down.carry(served.carried_down());
-        }
-        let Some(member) = self.roster.member_mut(sender) else { return };
-        member.own.returning.clear();
-        let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
-        self.room.retain(|(_, waiting)| *waiting != sender);
-        let mut freed = 0;
-        for &number in &tasks {
-            let Some(part) = self.part(number, sender) else { continue };
-            part.out.forget();
-            part.incoming.stop();
-            if part.stage == Stage::Staged {
-                continue;
-            }
-            let began = part.known && (part.stage == Stage::Sending || part.incoming.came().bytes() > 0);
-            let way = if part.stage == Stage::Sending { &mut part.down } else { &mut part.up };
-            way.resumed += u32::from(began);
-            (part.stage, part.away) = (Stage::Queued, Some(now));
-            // Bytes that have arrived are kept, but the staging memory is freed: the result asks for it again
-            // when the member is back.
-            freed += std::mem::take(&mut part.room);
-            self.look_later(number);
-        }
-        self.staged = self.staged.saturating_sub(freed);
-        let waits = |number: &u32| {
-            let part = self.tasks.get(number).and_then(|task| task.parts.get(&sender));
-            part.is_some_and(|part| part.stage == Stage::Queued)
-        };
-        let (queue, given): (Vec<u32>, Vec<u32>) = tasks.into_iter().partition(waits);
-        if let Some(member) = self.roster.member_mut(sender) {
-            (member.own.queue, member.own.given) = (queue.into(), given.into_iter().collect());
-        }
-        self.roster.left(sender, reason);
-        self.make_room(now);
-    }
-
-    /// A member's process has ended for good. `why` is the reason; an empty `why` means "its process has
-    /// ended".
-    pub fn forget(&mut self, now: Time, name: &str, why: &str) {
-        let Some(sender) = self.roster.named(name) else { return };
-        let why = if why.is_empty() { "its process has ended" } else { why };
-        if let Some(link) = self.roster.link_of(sender) {
-            self.drop_link(now, link, why);
-            self.roster.close(link);
-        }
-        self.gone(now, sender, why);
     }
 
     /// Ends all parts of a member that does not come back.

@@ -1,6 +1,6 @@
 //! Carries out the machines' actions as their drivers would.
 
-use thalweg_proto::{Action, ClientAction, LinkId, RoundAction, RoundStep};
+use thalweg_proto::{Action, ClientAction, ClientMachine, LinkId, RoundAction, RoundStep, ServerMachine};
 use thalweg_wire::control::Control;
 use thalweg_wire::{ChunkHeader, Ranges};
 
@@ -56,7 +56,7 @@ impl World {
             Action::Joined { client } => self.server.log.push(format!("+{client}")),
             Action::Note { client, what } => self.server.log.push(format!("{client}: {what}")),
             Action::TurnedAway { client, reason } => self.server.log.push(format!("!{client}: {reason}")),
-            Action::Left { client, reason } => self.server.log.push(format!("-{client}: {reason}")),
+            Action::Left { client, reason, .. } => self.server.log.push(format!("-{client}: {reason}")),
             Action::Policy(RoundAction::Ended(outcome)) => self.server.ended(*outcome),
         }
     }

@@ -1,6 +1,6 @@
 //! Passes each event to a machine as its driver would.
 
-use thalweg_proto::{LinkId, Span, Traffic};
+use thalweg_proto::{ClientMachine, LinkId, ServerMachine, Span, Traffic};
 use thalweg_wire::control::Control;
 
 use super::network::{End, Event, Frame};
@@ -124,7 +124,7 @@ impl World {
         let skew = client.profile.skew;
         if client.alive {
             let outcome = outcome.map(|s| Span { start: s.start + skew, end: s.end + skew });
-            client.machine.sent(round, outcome);
+            client.machine.sent(self.now, round, outcome);
             self.client_actions(index);
         }
     }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use thalweg_proto::{
-    Client, ClientConfig, Fit, LinkId, Outcome, Partial, Participation, Place, Server, ServerConfig, Stored,
-    Time, Verdict,
+    ChunkReceiver, Client, ClientConfig, ClientMachine, Fit, LinkId, Outcome, Partial, Participation, Place,
+    Server, ServerConfig, ServerMachine, Stored, Time, Verdict,
 };
 use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges, Tolerance};
 
@@ -368,7 +368,7 @@ impl ClientParty {
     /// Receives a chunk as the driver's sink does.
     pub fn chunk(&mut self, now: Time, header: &FrameHeader, payload: &[u8], left: u64) {
         self.seen.model_chunks += 1;
-        let fit = self.machine.place(now, &header.chunk);
+        let (fit, _) = self.machine.place(now, &header.chunk);
         let offset = header.chunk.offset as usize;
         if fit == Fit::New {
             self.arena[offset..offset + payload.len()].copy_from_slice(payload);

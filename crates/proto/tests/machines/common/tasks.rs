@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use thalweg_proto::{
-    Action, Answer, ClientAction, ClientConfig, Fit, LinkId, Reply, ReplyState, TaskAction, TaskClient,
-    TaskConfig, TaskPlace, TaskPlan, TaskServer, TaskStep, TaskVerdict, Time, Traffic,
+    Action, Answer, ChunkReceiver, ClientAction, ClientConfig, ClientMachine, Fit, LinkId, Reply, ReplyState,
+    ServerMachine, TaskAction, TaskClient, TaskConfig, TaskPlace, TaskPlan, TaskServer, TaskStep,
+    TaskVerdict, Time, Traffic,
 };
 use thalweg_wire::control::Control;
 use thalweg_wire::{ChunkHeader, Dtype, FrameHeader, Layout, Ranges};
@@ -247,7 +248,7 @@ impl TaskWorld {
             Event::Sent { link, round, outcome, .. } => {
                 let index = self.net.client_of(link);
                 if self.members[index].alive && self.members[index].link == Some(link) {
-                    self.members[index].machine.sent(round, outcome);
+                    self.members[index].machine.sent(now, round, outcome);
                     self.client_actions(index);
                 }
             }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use thalweg_proto::{RoundPlan, Time, Verdict};
+use thalweg_proto::{ClientMachine, RoundPlan, ServerMachine, Time, Verdict};
 
 use super::network::Network;
 use super::party::{model, ClientParty, RoundResult, ServerParty};

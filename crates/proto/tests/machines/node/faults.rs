@@ -1,7 +1,10 @@
 //! Faults between nodes: parts of the graph that lose each other, nodes that are alone, names used twice, and
 //! chunks that must not be used.
 
-use thalweg_proto::{Action, Neighbour, Node, NodeConfig, NodePlace, NodeStep, Time, Waiting, Weighing};
+use thalweg_proto::{
+    Action, ClientMachine, Neighbour, Node, NodeConfig, NodePlace, NodeStep, ServerMachine, Time, Waiting,
+    Weighing,
+};
 use thalweg_wire::control::{Alike, Control, Hello, Holding, Interval, Purpose, Refusal, VERSIONS};
 use thalweg_wire::{ChunkHeader, Range, Ranges};
 
@@ -264,7 +267,7 @@ fn a_neighbour_that_is_dialled_and_lies_is_let_go_and_nobody_else_notices() {
     for lie in [Control::Closed { parcel: u32::MAX - 1 }, Control::Closed { parcel: 1000 }] {
         let mut world = World::new(3, 3, &line(3), Waiting::All);
         world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));
-        world.parties[1].node.dial_control(world.now, 1, lie);
+        world.parties[1].node.dialled(1).control(world.now, lie);
         let at = world.parties[1].done();
         world.run_until("ten more", 60 * SECOND, |w| w.parties[..2].iter().all(|p| p.done() >= at + 10));
         let told = &world.parties[1].left;

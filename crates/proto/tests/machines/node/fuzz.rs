@@ -1,6 +1,6 @@
 //! Sends a node senseless messages and chunks: it must neither panic nor lose its state.
 
-use thalweg_proto::{Neighbour, Node, NodeConfig, Time, Waiting, Weighing};
+use thalweg_proto::{ClientMachine, Neighbour, Node, NodeConfig, ServerMachine, Time, Waiting, Weighing};
 use thalweg_wire::control::{
     Alike, Challenge, Control, Hello, Holding, Interval, Nonce, Purpose, Refusal, Welcome, VERSIONS,
 };
@@ -115,10 +115,10 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
                 links += 1;
                 node.connected(now, links, rng.nonce(), rng.chance(0.5));
             }
-            1 => node.dial_connected(now, 2, rng.nonce(), rng.chance(0.5)),
+            1 => node.dialled(2).connected(now, rng.nonce(), rng.chance(0.5)),
             2..=5 => match who {
                 Neighbour::Link(link) => node.control(now, link, message(&mut rng)),
-                Neighbour::Dialled(place) => node.dial_control(now, place, message(&mut rng)),
+                Neighbour::Dialled(place) => node.dialled(place).control(now, message(&mut rng)),
             },
             6 | 7 => {
                 let chunk = chunk(&mut rng);
@@ -133,12 +133,14 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
             }
             8 => match who {
                 Neighbour::Link(link) if rng.chance(0.1) => node.closed(now, link, "gone"),
-                Neighbour::Dialled(place) if rng.chance(0.1) => node.dial_closed(now, place, "gone"),
+                Neighbour::Dialled(place) if rng.chance(0.1) => node.dialled(place).closed(now, "gone"),
                 Neighbour::Link(link) => node.sent(now, link, number(&mut rng), Err("lost".into())),
-                Neighbour::Dialled(place) => node.dial_sent(now, place, number(&mut rng), Err("lost".into())),
+                Neighbour::Dialled(place) => {
+                    node.dialled(place).sent(now, number(&mut rng), Err("lost".into()))
+                }
             },
             9 => node.timeout(now),
-            10 => (0..4).for_each(|place| node.dial_timeout(now, place)),
+            10 => (0..4).for_each(|place| node.dialled(place).timeout(now)),
             _ => {
                 node.hush();
                 // A call in the wrong order returns an error, and nothing changes.
@@ -149,9 +151,9 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
             }
         }
         for place in 0..4 {
-            while node.poll_dial(place).is_some() {}
+            while node.dialled(place).poll_action().is_some() {}
             if rng.chance(0.2) {
-                node.dial_proven(now, place, None);
+                node.dialled(place).proven(now, None);
             }
         }
         while let Some(action) = node.poll_action() {

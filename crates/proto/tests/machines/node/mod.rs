@@ -6,7 +6,7 @@ mod fuzz;
 mod world;
 
 use crate::common::{Path, MS, SECOND};
-use thalweg_proto::{Time, Waiting, Weighing};
+use thalweg_proto::{ServerMachine, Time, Waiting, Weighing};
 use world::{complete, line, ring, World};
 
 const WAITS: [Waiting; 5] = [

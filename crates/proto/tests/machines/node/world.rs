@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use thalweg_proto::{
     Action, ClientAction, Exchange, ExchangeState, LinkId, Mixing, Neighbour, Node, NodeConfig, NodePlace,
-    NodeStep, Portion, Time, Waiting, Weighing,
+    NodeStep, Portion, ServerMachine, Time, Waiting, Weighing,
 };
 use thalweg_wire::control::{Alike, Control};
 use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges};

@@ -1,6 +1,7 @@
 //! Advances virtual time: packets arrive, timers fire, and drivers carry out the nodes' actions.
 
 use super::*;
+use thalweg_proto::{ClientMachine, ServerMachine};
 
 impl World {
     pub fn run_until(&mut self, what: &str, limit: Time, mut done: impl FnMut(&Self) -> bool) {
@@ -25,12 +26,13 @@ impl World {
         self.now = end;
     }
 
-    fn timer(party: &Party) -> Option<Time> {
+    fn timer(party: &mut Party) -> Option<Time> {
         if !party.alive || party.hangs {
             return None;
         }
-        let dials = (0..party.neighbours + 1).filter_map(|place| party.node.dial_poll_timeout(place));
-        dials.chain(party.node.poll_timeout()).min()
+        let own = party.node.poll_timeout();
+        let dials = (0..party.neighbours + 1).filter_map(|place| party.node.dialled(place).poll_timeout());
+        dials.chain(own).min()
     }
 
     fn next_time(&self) -> Option<Time> {
@@ -49,12 +51,12 @@ impl World {
             if self.due[index].is_none_or(|at| at > next) {
                 continue;
             }
-            if Self::timer(&self.parties[index]).is_some_and(|at| at <= next) {
+            if Self::timer(&mut self.parties[index]).is_some_and(|at| at <= next) {
                 let party = &mut self.parties[index];
                 party.node.timeout(next);
                 (0..party.neighbours + 1).for_each(|place| {
-                    if party.node.dial_poll_timeout(place).is_some_and(|at| at <= next) {
-                        party.node.dial_timeout(next, place);
+                    if party.node.dialled(place).poll_timeout().is_some_and(|at| at <= next) {
+                        party.node.dialled(place).timeout(next);
                     }
                 });
                 let again = Self::timer(party);
@@ -104,7 +106,7 @@ impl World {
                     let node = &mut self.parties[index].node;
                     match who {
                         Neighbour::Link(link) => node.sent(now, link, round, outcome),
-                        Neighbour::Dialled(place) => node.dial_sent(now, place, round, outcome),
+                        Neighbour::Dialled(place) => node.dialled(place).sent(now, round, outcome),
                     }
                     self.act(index);
                 }
@@ -137,7 +139,7 @@ impl World {
                 let message = Control::decode(&message).unwrap();
                 match who {
                     Neighbour::Link(link) => party.node.control(now, link, message),
-                    Neighbour::Dialled(place) => party.node.dial_control(now, place, message),
+                    Neighbour::Dialled(place) => party.node.dialled(place).control(now, message),
                 }
             }
             Frame::Chunk(header, payload) => party.chunk(now, who, &header, &payload),
@@ -156,7 +158,7 @@ impl World {
             Neighbour::Link(link) => party.node.closed(self.now, link, reason),
             Neighbour::Dialled(place) => {
                 party.dialled.remove(&place);
-                party.node.dial_closed(self.now, place, reason);
+                party.node.dialled(place).closed(self.now, reason);
             }
         }
         self.act(index);
@@ -165,8 +167,8 @@ impl World {
     /// `client` is the node times 2^16, plus the index that it dials.
     fn connect(&mut self, client: usize, instance: u64) {
         let (dialer, place) = (client >> 16, client & 0xffff);
-        let party = &self.parties[dialer];
-        if !party.alive || party.instance != instance || party.node.dial_is_done(place) {
+        let party = &mut self.parties[dialer];
+        if !party.alive || party.instance != instance || party.node.dialled(place).is_done() {
             return;
         }
         let acceptor = self.met_by(dialer, place);
@@ -176,9 +178,9 @@ impl World {
             let instances = (instance, self.parties[acceptor].instance);
             self.links.insert(link, Edge { dialer, place, acceptor, instances });
             self.parties[dialer].dialled.insert(place, link);
-            self.parties[dialer].node.dial_connected(self.now, place, nonce, self.path.ordered);
+            self.parties[dialer].node.dialled(place).connected(self.now, nonce, self.path.ordered);
         } else {
-            self.parties[dialer].node.dial_unreachable(self.now, place, "nobody listens".into(), true);
+            self.parties[dialer].node.dialled(place).unreachable(self.now, "nobody listens", true);
         }
         self.act(dialer);
     }
@@ -196,14 +198,14 @@ impl World {
                 self.perform(index, action);
             }
             for place in 0..self.parties[index].neighbours + 1 {
-                while let Some(action) = self.parties[index].node.poll_dial(place) {
+                while let Some(action) = self.parties[index].node.dialled(place).poll_action() {
                     quiet = false;
                     self.perform_dial(index, place, action);
                 }
             }
             self.go_on(index);
             if quiet && !self.parties[index].node.has_action() {
-                self.due[index] = Self::timer(&self.parties[index]);
+                self.due[index] = Self::timer(&mut self.parties[index]);
                 return;
             }
         }
@@ -291,14 +293,14 @@ impl World {
             ClientAction::Connect { after, .. } => {
                 self.net.at(now + after, Event::Connect { client: index << 16 | place, instance });
             }
-            ClientAction::Prove { .. } => self.parties[index].node.dial_proven(now, place, None),
+            ClientAction::Prove { .. } => self.parties[index].node.dialled(place).proven(now, None),
             ClientAction::Send(message) => {
                 if let Some(link) = link {
                     self.net.send_control(now, link, End::Client, message.encode().unwrap());
                 }
             }
             ClientAction::SendParcel { parcel, wanted } => {
-                let sender = self.parties[index].node.dial_welcome(place).map_or(0, |w| w.sender);
+                let sender = self.parties[index].node.dialled(place).welcome().map_or(0, |w| w.sender);
                 let frames = self.parties[index].frames(parcel, &wanted, sender);
                 let group = self.net.group();
                 let late = self.late(index, parcel);
