@@ -16,6 +16,7 @@
 
 mod forward;
 mod graph;
+mod kind;
 mod session;
 mod star;
 mod tasks;
@@ -26,6 +27,7 @@ pub use graph::{
     DialledNeighbour, Exchange, ExchangeState, Mixing, Neighbour, Node, NodeConfig, NodePlace, NodeStep,
     Portion, Taken, Waiting, Weighing,
 };
+pub use kind::Kind;
 pub use session::{
     other_purpose, Action, Admission, ClientAction, ClientConfig, ClientMachine, Failure, LinkId, Liveness,
     ServerMachine, SessionConfig, Traffic,

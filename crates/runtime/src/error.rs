@@ -2,125 +2,25 @@
 
 use std::fmt;
 
+pub use thalweg_proto::Kind;
+
 use thalweg_proto::Failure;
 use thalweg_transport::ErrorKind;
 
-/// The kinds of the core's errors: those of a transport, of a lab, and of the runtime.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// The address cannot be used as written, or does not resolve.
-    Address,
-    /// The send was cancelled.
-    Cancelled,
-    /// The link or the object has been closed, or the link broke.
-    Closed,
-    /// A lab's description cannot be used.
-    Config,
-    /// The peer sent bytes that do not follow the protocol.
-    Corrupt,
-    /// The object was made in another process, of which this one is a fork.
-    Forked,
-    /// A signal ended the call.
-    Interrupted,
-    /// Another listener has the address, or another lab the name.
-    InUse,
-    /// Names, types or shapes of tensors cannot be used.
-    Layout,
-    /// No memory is left, or memory was asked for that is in use.
-    Memory,
-    /// An option is unknown, of the wrong type, out of range, or in conflict with another.
-    Options,
-    /// The system denies permission.
-    Permission,
-    /// The peer did not let this party in, or ended its part in the job.
-    Refused,
-    /// The server did not take the update.
-    Rejected,
-    /// A round cannot end, or the call does not fit the round.
-    Round,
-    /// A certificate, key or token is not trusted.
-    Security,
-    /// Any other error of the system.
-    System,
-    /// The call does not fit the task, or the task has failed.
-    Task,
-    /// The peer did not answer in time.
-    Timeout,
-    /// Nothing listens at the address, or the network does not reach it.
-    Unreachable,
-    /// This build, machine or transport cannot do it.
-    Unsupported,
-}
-
-impl Kind {
-    /// All kinds, in the order of their names.
-    pub const ALL: [Self; 21] = [
-        Self::Address,
-        Self::Cancelled,
-        Self::Closed,
-        Self::Config,
-        Self::Corrupt,
-        Self::Forked,
-        Self::Interrupted,
-        Self::InUse,
-        Self::Layout,
-        Self::Memory,
-        Self::Options,
-        Self::Permission,
-        Self::Refused,
-        Self::Rejected,
-        Self::Round,
-        Self::Security,
-        Self::System,
-        Self::Task,
-        Self::Timeout,
-        Self::Unreachable,
-        Self::Unsupported,
-    ];
-
-    /// The kind's name, to branch on in other languages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Address => "address",
-            Self::Cancelled => "cancelled",
-            Self::Closed => "closed",
-            Self::Config => "config",
-            Self::Corrupt => "corrupt",
-            Self::Forked => "forked",
-            Self::Interrupted => "interrupted",
-            Self::InUse => "inuse",
-            Self::Layout => "layout",
-            Self::Memory => "memory",
-            Self::Options => "options",
-            Self::Permission => "permission",
-            Self::Refused => "refused",
-            Self::Rejected => "rejected",
-            Self::Round => "round",
-            Self::Security => "security",
-            Self::System => "system",
-            Self::Task => "task",
-            Self::Timeout => "timeout",
-            Self::Unreachable => "unreachable",
-            Self::Unsupported => "unsupported",
-        }
-    }
-}
-
-impl From<ErrorKind> for Kind {
-    fn from(kind: ErrorKind) -> Self {
-        match kind {
-            ErrorKind::Address => Self::Address,
-            ErrorKind::InUse => Self::InUse,
-            ErrorKind::Unreachable => Self::Unreachable,
-            ErrorKind::Timeout => Self::Timeout,
-            ErrorKind::Closed => Self::Closed,
-            ErrorKind::Corrupt => Self::Corrupt,
-            ErrorKind::Security => Self::Security,
-            ErrorKind::Permission => Self::Permission,
-            ErrorKind::Unsupported => Self::Unsupported,
-            ErrorKind::Cancelled => Self::Cancelled,
-            ErrorKind::System => Self::System,
-        }
+/// The kind of a transport's error.
+fn kind_of(kind: ErrorKind) -> Kind {
+    match kind {
+        ErrorKind::Address => Kind::Address,
+        ErrorKind::InUse => Kind::InUse,
+        ErrorKind::Unreachable => Kind::Unreachable,
+        ErrorKind::Timeout => Kind::Timeout,
+        ErrorKind::Closed => Kind::Closed,
+        ErrorKind::Corrupt => Kind::Corrupt,
+        ErrorKind::Security => Kind::Security,
+        ErrorKind::Permission => Kind::Permission,
+        ErrorKind::Unsupported => Kind::Unsupported,
+        ErrorKind::Cancelled => Kind::Cancelled,
+        ErrorKind::System => Kind::System,
     }
 }
 
@@ -147,9 +47,10 @@ impl Error {
         }
     }
 
-    /// An error of [`Kind::Refused`]: the peer did not let this party in, or the part in the job failed.
+    /// The error of a party whose part in the job has failed.
     pub fn failed(operation: &str, why: Failure) -> Self {
-        Self { hint: why.hint, ..Self::new(Kind::Refused, operation, why.cause) }
+        let Failure { kind, cause, hint, may_retry } = why;
+        Self { kind, operation: operation.into(), cause, hint, may_retry }
     }
 
     /// Adds a hint: what a person can do about the error. It must name the object that it is about, because
@@ -185,7 +86,7 @@ impl Error {
     }
 
     /// The operation and the cause, as one text.
-    fn told(&self) -> String {
+    fn operation_and_cause(&self) -> String {
         let (operation, cause) = (&self.operation, &self.cause);
         if operation.is_empty() {
             return cause.clone();
@@ -196,7 +97,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.told())?;
+        f.write_str(&self.operation_and_cause())?;
         self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "; {hint}"))
     }
 }
@@ -206,7 +107,7 @@ impl std::error::Error for Error {}
 impl From<thalweg_transport::Error> for Error {
     fn from(error: thalweg_transport::Error) -> Self {
         Self {
-            kind: error.kind().into(),
+            kind: kind_of(error.kind()),
             operation: error.operation().into(),
             cause: error.cause().into(),
             hint: error.advice().map(str::to_owned),
@@ -217,32 +118,20 @@ impl From<thalweg_transport::Error> for Error {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { cause: error.told(), hint: error.hint }
+        let (kind, cause, may_retry) = (error.kind, error.operation_and_cause(), error.may_retry);
+        Self { kind, cause, hint: error.hint, may_retry }
     }
 }
 
 impl From<thalweg_arena::ArenaError> for Error {
     fn from(error: thalweg_arena::ArenaError) -> Self {
-        let said = Self::new(Kind::Memory, "arena", error.cause());
-        Self { hint: error.hint().map(str::to_owned), ..said }
+        let memory = Self::new(Kind::Memory, "arena", error.cause());
+        Self { hint: error.hint().map(str::to_owned), ..memory }
     }
 }
 
 impl From<serde_json::Error> for Error {
     fn from(error: serde_json::Error) -> Self {
         Self::new(Kind::Options, "read options", error.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_kind_has_its_own_name_and_stands_in_the_order_of_names() {
-        let names = Kind::ALL.map(Kind::name);
-        assert!(names.windows(2).all(|pair| pair[0] < pair[1]), "{names:?}");
-        // A kind that is added to the type and not to `ALL` has a larger number than the last of `ALL`.
-        assert_eq!(Kind::Unsupported as usize + 1, Kind::ALL.len());
     }
 }

@@ -12,7 +12,7 @@ use thalweg_wire::{Difference, Layout, LayoutHash, Ranges};
 
 use super::reaching::Reaching;
 use super::{Failure, Session, LEAST_HEARTBEAT, SAME_MODEL};
-use crate::{micros, Time};
+use crate::{micros, Kind, Time};
 
 /// Time before the first retry. It doubles with each retry.
 const FIRST_RETRY: Time = Time::from_millis(100);
@@ -259,7 +259,7 @@ impl<P> Dial<P> {
         if self.link.take().is_none() || self.done {
             return false;
         }
-        self.retry(now, reason);
+        self.retry(now, Failure::transient(Kind::Closed, reason));
         true
     }
 
@@ -412,7 +412,7 @@ impl<P> Dial<P> {
     fn refused(&mut self, now: Time, code: Refusal, why: impl Into<Failure>) -> ServerEvent {
         self.act(ClientAction::Close);
         self.link = None;
-        let why = why.into();
+        let why = Failure { may_retry: code.may_retry(), ..why.into() };
         let reason = format!("left: {}", why.cause);
         // Only the home can turn a client away for good.
         if code.may_retry() || self.way.is_asking {

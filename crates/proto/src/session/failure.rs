@@ -4,25 +4,36 @@ use std::fmt;
 
 use thalweg_wire::text::{plain, MAX_REASON};
 
+use crate::Kind;
+
 /// Why a party's part in a job failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
+    /// The kind of the error that it is reported as.
+    pub kind: Kind,
     /// What went wrong. It may quote the peer.
     pub cause: String,
     /// What to do about it, if this end knows. It never comes from the peer.
     pub hint: Option<String>,
+    /// Whether the same may succeed later without a change.
+    pub may_retry: bool,
 }
 
 impl Failure {
-    /// A failure of which this end knows what to do about it.
+    /// A refusal of which this end knows what to do about it.
     pub fn hinted(cause: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { cause: cause.into(), hint: Some(hint.into()) }
+        Self { hint: Some(hint.into()), ..Self::from(cause.into()) }
+    }
+
+    /// A failure of this kind that may be over later.
+    pub(crate) fn transient(kind: Kind, cause: impl Into<String>) -> Self {
+        Self { kind, may_retry: true, ..Self::from(cause.into()) }
     }
 
     /// The failure as text that is safe to show. A transport's error may quote a peer or a broker.
     pub(crate) fn plain(&self) -> Self {
         let clean = |text: &str| plain(text, MAX_REASON);
-        Self { cause: clean(&self.cause), hint: self.hint.as_deref().map(clean) }
+        Self { cause: clean(&self.cause), hint: self.hint.as_deref().map(clean), ..*self }
     }
 }
 
@@ -39,8 +50,9 @@ impl From<&str> for Failure {
     }
 }
 
+/// A refusal.
 impl From<String> for Failure {
     fn from(cause: String) -> Self {
-        Self { cause, hint: None }
+        Self { kind: Kind::Refused, cause, hint: None, may_retry: false }
     }
 }

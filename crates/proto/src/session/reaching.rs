@@ -2,7 +2,7 @@
 //! Welcome all count.
 
 use super::Failure;
-use crate::Time;
+use crate::{Kind, Time};
 
 /// The client tries for at least this long, even with a timeout of 0.
 const ATTEMPT: Time = Time::from_secs(1);
@@ -58,15 +58,15 @@ impl Reaching {
     /// `connected`: there is a connection.
     pub(crate) fn reason(&self, connected: bool) -> Failure {
         let seconds = self.timeout.max(ATTEMPT).as_secs_f64();
-        let hint = "check the address and the transport, or raise the timeout";
-        match &self.failed {
-            _ if connected => Failure::hinted(
-                format!("the peer took the connection, but did not let this client into a job within {seconds:.1} s"),
-                hint,
-            ),
-            Some(why) => why.clone(),
-            None => Failure::hinted(format!("the peer did not answer within {seconds:.1} s"), hint),
-        }
+        let cause = match &self.failed {
+            _ if connected => {
+                format!("the peer took the connection, but did not let this client into a job within {seconds:.1} s")
+            }
+            Some(why) => return why.clone(),
+            None => format!("the peer did not answer within {seconds:.1} s"),
+        };
+        let hint = Some("check the address and the transport, or raise the timeout".into());
+        Failure { hint, ..Failure::transient(Kind::Timeout, cause) }
     }
 }
 
@@ -97,6 +97,7 @@ mod tests {
         let mut reaching = Reaching::new(2 * SECOND);
         let unanswered = reaching.reason(false);
         assert_eq!(unanswered.cause, "the peer did not answer within 2.0 s");
+        assert_eq!((unanswered.kind, unanswered.may_retry), (Kind::Timeout, true));
         assert!(unanswered.hint.is_some_and(|hint| hint.starts_with("check the address")));
         let taken = reaching.reason(true).cause;
         assert!(taken.starts_with("the peer took the connection, but did not let this client"));
