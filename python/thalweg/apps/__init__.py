@@ -80,7 +80,7 @@ def name_of(app: Any) -> str:
     return f"{place}:{kind.__qualname__}"
 
 
-def facts(text: str, options: Table | None) -> dict[str, Any]:
+def facts(text: str, options: Table | None) -> Table:
     """Return the facts about a loaded app for the record: its name and options, its file, and the hash of that file."""
     place = text.rpartition(":")[0]
     name = Path(place).stem if place.endswith(".py") else place
@@ -146,7 +146,7 @@ def evaluates(app: Any) -> bool:
     return all(callable(getattr(app, hook, None)) for hook in ("test_data", "evaluate"))
 
 
-def trained(returned: Any) -> tuple[int, dict[str, Any]]:
+def trained(returned: Any) -> tuple[int, dict[str, object]]:
     """Return the samples and metrics that ``train()`` returned. Raises AppError if ``returned`` is anything else."""
     try:
         samples, metrics = returned
@@ -253,7 +253,7 @@ def _attribute(module: Any, text: str, path: str) -> Any:
     return found
 
 
-def _made(found: Any, text: str, options: dict[str, Any]) -> Any:
+def _made(found: Any, text: str, options: Table) -> Any:
     """Return the app: the result of a class or function, or the object itself."""
     is_app = not isinstance(found, type) and all(callable(getattr(found, hook, None)) for hook in NEEDED)
     if is_app or not callable(found):

@@ -165,6 +165,25 @@ class Sign:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class _Message(Usage):
+    """A message of the supervisor: it has started the broker (its process id), could not, or has ended (exit code).
+
+    ``use`` answers a request; the message about the end has the same values itself.
+    """
+
+    started: int | None = None
+    error: str | None = None
+    ended: int | None = None
+    use: Usage | None = None
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> _Message:
+        """Return the message that a table stands for. Raises TypeError for unknown fields."""
+        use = table.get("use")
+        return cls(**{**table, "use": None if use is None else Usage(**use)})
+
+
 class Program(Protocol):
     """A broker program, such as mosquitto."""
 
@@ -397,22 +416,22 @@ class _Run:
         """Receive the supervisor's messages until it ends with the broker."""
         with stream:
             for line in stream:
-                self._handle(wire.plain(line))
+                self._handle(_Message.of(wire.plain(line)))
         self._supervisor.wait()
         self._settled.set()
         self.ended.set()
         self._answered.set()
 
-    def _handle(self, message: Mapping[str, Any]) -> None:
-        self.pid = message.get("started", self.pid)
-        if "error" in message:
-            self.lines.append(message["error"])
-        if "ended" in message:
-            code = message["ended"]
+    def _handle(self, message: _Message) -> None:
+        self.pid = message.started or self.pid
+        if message.error is not None:
+            self.lines.append(message.error)
+        if message.ended is not None:
+            code = message.ended
             self.how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        used = message if "ended" in message else message.get("use")
+        used = message.use if message.ended is None else Usage(message.cpu_seconds, message.peak_rss_bytes)
         if used is not None:
-            self.used = Usage(used["cpu_seconds"], used["peak_rss_bytes"])
+            self.used = used
             self._answered.set()
 
     def _read(self, stream: IO[bytes]) -> None:

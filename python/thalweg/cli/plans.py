@@ -75,8 +75,7 @@ class PlanCommand(TyperCommand):
 
 def given(context: typer.Context) -> dict[str, Any]:
     """Return the values of plan keys given on the command line, for ``Plan.merge``; None for keys not given."""
-    values: dict[str, Any] = context.meta[_GIVEN]
-    return dict(values)
+    return dict(context.meta[_GIVEN])
 
 
 def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, object]) -> Plan:

@@ -19,10 +19,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, Final, Protocol
+from typing import IO, Final, Protocol
 
 from thalweg import wire
 from thalweg.errors import ThalwegError
@@ -157,7 +156,7 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - any error of the core becomes the caller's answer
             return _error(getattr(error, "kind", "lab"), *explain(error))
 
-    def _do(self, what: str, request: Mapping[str, Any]) -> str:
+    def _do(self, what: str, request: wire.Table) -> str:
         if what == "status":
             return self._lab.status()
         if what == "samples":
@@ -165,7 +164,7 @@ class Supervisor:
         if what == "start":
             return wire.encode(self._start())
         if what == "set":
-            self._lab.set(request["link"], request["direction"], wire.encode(request["shape"]))
+            self._lab.set(str(request["link"]), str(request["direction"]), wire.encode(request["shape"]))
             return "null"
         raise ValueError(f"{what!r} is not known")
 
