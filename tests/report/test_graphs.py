@@ -16,8 +16,9 @@ from thalweg.advise.evidence import gather
 from thalweg.plan import Plan
 from thalweg.record.nodes import entry
 from thalweg.record.tables import ON_GRAPHS, write_parquet
-from thalweg.report import report
+from thalweg.report import charts, report
 from thalweg.report.graphs import chart, graph, positions
+from thalweg.report.numbers import labels, numbers
 from thalweg.report.source import read_run
 
 
@@ -109,8 +110,17 @@ def test_a_job_with_a_server_has_no_graph(tmp_path: Path) -> None:
     assert '<a href="#graph">' not in (tmp_path / "one.html").read_text()
     said = report([star, ring], tmp_path / "two.html")
     assert [run.graph is None for run in said.runs] == [True, False]
-    assert {cell.network for cell in said.cells} == {"wifi, 2 clients", "loopback, graph ring, 3 clients"}
+    assert {cell.network for cell in said.cells} == {"wifi, 2 clients", "loopback, graph ring, 3 nodes"}
     assert '<a href="#graph">' in (tmp_path / "two.html").read_text()
+
+
+def test_a_graph_has_nodes_and_iterations_where_others_have_clients_and_rounds(tmp_path: Path) -> None:
+    star, ring = (numbers(read_run(path)) for path in (make(tmp_path / "star"), record(tmp_path / "ring", EVEN)))
+    axis = {run.shape: charts.round_time([run]).layout["xaxis"]["title"]["text"] for run in (star, ring)}
+    assert axis == {"star": "time of a round (s)", "graph": "time of an iteration (s)"}
+    assert charts.round_time([star, ring]).layout["xaxis"]["title"]["text"] == "time of a round (s)"
+    assert charts.by_round([ring], "loss")["xaxis"]["title"]["text"] == "iteration"
+    assert labels([read_run(tmp_path / "star"), read_run(tmp_path / "ring")])[1].startswith("3 nodes")
 
 
 def test_a_damaged_graph_is_no_reason_to_fail(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Lost:
             reason=self.reason,
             model=plan.label,
             clients=plan.job.clients,
+            shape="star" if plan.job.graph is None else "graph",
             transport=transport_of(plan),
             network=network_of(plan),
             repair=repair_of(plan),

@@ -11,6 +11,7 @@ from thalweg.report.colours import DASHES, of_transports
 from thalweg.report.series import Cell, Group, Number, Point, by_cell, groups, round_times, thinned
 from thalweg.report.split import COMMUNICATION, PARTS, TRAINING, WAITING
 from thalweg.report.text import escaped
+from thalweg.report.values import unit, unit_with_article
 
 if TYPE_CHECKING:
     from thalweg.report.values import Compared, RoundNumbers
@@ -97,7 +98,7 @@ def lines(
         known = cell.over_rounds(*columns)
         each = thinned(known)
         if len(each) < len(known):
-            notes.append(f"{cell.name}: {len(each)} of {len(known)} rounds are drawn")
+            notes.append(f"{cell.name}: {len(each)} of {len(known)} {unit(cell.runs)}s are drawn")
         if any(point.runs > 1 for point in each):
             traces += _band(each, style, factor)
         traces += [_line(cell, each, style, factor)] if each else []
@@ -118,7 +119,7 @@ def _legend(cells: Sequence[Cell]) -> Trace:
 def by_round(runs: Sequence[Compared], y: str) -> Trace:
     """Return the axes of a plot against rounds, with ticks at whole rounds."""
     few = all(len(run.each_round) <= 20 for run in runs)
-    return axes("round", y, xaxis={"dtick": 1} if few else {})
+    return axes(unit(runs), y, xaxis={"dtick": 1} if few else {})
 
 
 def _line(cell: Cell, each: Sequence[Point], style: Style, factor: float) -> Trace:
@@ -133,7 +134,11 @@ def _line(cell: Cell, each: Sequence[Point], style: Style, factor: float) -> Tra
         "customdata": [[point.round, point.runs] for point in each],
         "line": {"color": style.colour, "dash": style.dash},
         "marker": {"color": style.colour, "symbol": style.symbol, "size": 6},
-        "hovertemplate": "%{y:.4g} at %{x:.4g}, round %{customdata[0]}" + several + "<extra>%{fullData.name}</extra>",
+        "hovertemplate": "%{y:.4g} at %{x:.4g}, "
+        + unit(cell.runs)
+        + " %{customdata[0]}"
+        + several
+        + "<extra>%{fullData.name}</extra>",
     }
 
 
@@ -196,7 +201,7 @@ def accuracy_time(runs: Sequence[Compared]) -> Chart:
     """Return a plot of the accuracy against the sum of the rounds' times, measured and with the lower bound instead."""
     shown: tuple[Number, Number] = (lambda row: row.elapsed_seconds, _accuracy)
     chart = lines("accuracy-time", runs, shown, (lambda row: row.bound_elapsed_seconds, _accuracy), 100)
-    chart.layout.update(axes("time of all rounds so far (s)", "accuracy (%)", xaxis={"rangemode": "tozero"}))
+    chart.layout.update(axes(f"time of all {unit(runs)}s so far (s)", "accuracy (%)", xaxis={"rangemode": "tozero"}))
     return chart
 
 
@@ -216,12 +221,19 @@ def communication_time(runs: Sequence[Compared]) -> Chart:
     marks: list[Trace] = []
     for index, transport in enumerate(dict.fromkeys(group.transport for group in found)):
         members = [group for group in found if group.transport == transport]
-        traces.append(_bars(members, transport, index, colours[transport]))
+        traces.append(_bars(members, transport, index, colours[transport], unit(runs)))
         marks += _bound_marks(members, index, named=not marks)
     # Bars stand side by side only if a network has several transports.
     places = len({group.place for group in found})
     mode, gap = ("group" if places < len(found) else "overlay"), (0.35 if len(found) > 3 else 0.65)
-    layout = axes("", "communication of a round (s)", barmode=mode, scattermode=mode, bargap=gap, scattergap=gap)
+    layout = axes(
+        "",
+        f"communication of {unit_with_article(runs)} (s)",
+        barmode=mode,
+        scattermode=mode,
+        bargap=gap,
+        scattergap=gap,
+    )
     layout["xaxis"] = {"type": "category", "automargin": True}
     if mode == "overlay":
         for trace in (*traces, *marks):
@@ -234,7 +246,7 @@ def category(place: str) -> str:
     return escaped(place).replace(", ", ",<br>")
 
 
-def _bars(members: Sequence[Group], transport: str, index: int, colour: str) -> Trace:
+def _bars(members: Sequence[Group], transport: str, index: int, colour: str, word: str) -> Trace:
     middles = [group.median for group in members]
     return {
         "type": "bar",
@@ -252,7 +264,9 @@ def _bars(members: Sequence[Group], transport: str, index: int, colour: str) -> 
         },
         "customdata": [[min(g.seconds), *_quartiles(g.seconds), max(g.seconds), len(g.seconds)] for g in members],
         "hovertemplate": "median %{y:.4g} s<br>least %{customdata[0]:.4g}, quartiles %{customdata[1]:.4g} and "
-        "%{customdata[2]:.4g}, most %{customdata[3]:.4g}<br>%{customdata[4]} rounds<extra>%{fullData.name}</extra>",
+        "%{customdata[2]:.4g}, most %{customdata[3]:.4g}<br>%{customdata[4]} "
+        + word
+        + "s<extra>%{fullData.name}</extra>",
     }
 
 
@@ -295,7 +309,11 @@ def split_rounds(run: Compared) -> Chart:
         for part in _parts_of([split for _, split in known])
     ]  # fmt: skip
     layout = axes(
-        "round", "time of a round (s)", barmode="stack", hovermode="x unified", legend={"traceorder": "normal"}
+        unit([run]),
+        f"time of {unit_with_article([run])} (s)",
+        barmode="stack",
+        hovermode="x unified",
+        legend={"traceorder": "normal"},
     )
     layout["xaxis"] |= {"dtick": 1} if len(rounds) <= 20 else {}
     return Chart("split", traces, layout, [], 320)
@@ -325,7 +343,7 @@ def round_time(runs: Sequence[Compared]) -> Chart:
         marks = _marks([floor for floor, _ in floors], [name for _, name in floors], 22, f"training and {BOUND}")
         marks["marker"]["symbol"], marks["hovertemplate"] = "line-ns-open", "%{x:.4g} s<extra>%{fullData.name}</extra>"
         traces.append(marks)
-    layout = axes("time of a round (s)", "", barmode="stack", xaxis={"rangemode": "tozero"})
+    layout = axes(f"time of {unit_with_article(runs)} (s)", "", barmode="stack", xaxis={"rangemode": "tozero"})
     layout["legend"] = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
     layout["yaxis"] = {
         "type": "category", "automargin": True, "ticklabelstandoff": 6, "autorange": "reversed",

@@ -30,6 +30,7 @@ from thalweg.report.series import (
 )
 from thalweg.report.source import Run
 from thalweg.report.text import plain
+from thalweg.report.values import unit, unit_with_article
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,14 +163,14 @@ def _name(text: object, longest: int = LEGEND) -> str:
 
 def _accuracy_rounds(figure: Figure, runs: Sequence[Run], numbers: Sequence[RunNumbers]) -> None:
     axes = _accuracy(figure, runs, numbers, lambda row: row.round, None)
-    axes.set_xlabel("round")
+    axes.set_xlabel(unit(numbers))
     _whole_rounds(axes)
     _legend(figure, axes)
 
 
 def _accuracy_time(figure: Figure, runs: Sequence[Run], numbers: Sequence[RunNumbers]) -> None:
     axes = _accuracy(figure, runs, numbers, lambda row: row.elapsed_seconds, lambda row: row.bound_elapsed_seconds)
-    axes.set_xlabel("time of all rounds so far (s)")
+    axes.set_xlabel(f"time of all {unit(numbers)}s so far (s)")
     axes.set_xlim(left=0)
     _legend(figure, axes)
 
@@ -226,7 +227,7 @@ def _legend(figure: Figure, axes: Axes, *, columns: int | None = None) -> None:
 def _communication(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
     found = groups(numbers)
     if not found:
-        raise NothingToDrawError("no round was finished")
+        raise NothingToDrawError(f"no {unit(numbers)} was finished")
     axes = figure.add_subplot()
     places = list(dict.fromkeys(group.place for group in found))
     transports = list(dict.fromkeys(group.transport for group in found))
@@ -244,7 +245,7 @@ def _communication(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
             if group.bound is not None:
                 axes.hlines(group.bound, at - width / 2, at + width / 2, colors="black", label=BOUND)
     _ticks(figure, axes, range(len(places)), places)
-    axes.set_ylabel("communication of a round (s)")
+    axes.set_ylabel(f"communication of {unit_with_article(numbers)} (s)")
     axes.grid(visible=False, axis="x")
     axes.set_ylim(bottom=0)
     _legend(figure, axes)
@@ -271,7 +272,7 @@ def _ticks(figure: Figure, axes: Axes, at: Sequence[int], names: Sequence[str]) 
 def _round_time(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
     chosen = round_times(numbers)
     if not chosen:
-        raise NothingToDrawError("no round was finished")
+        raise NothingToDrawError(f"no {unit(numbers)} was finished")
     axes = figure.add_subplot()
     boxes = axes.boxplot([one.seconds for one in chosen], widths=0.55, patch_artist=True, flierprops={"ms": 2.5})
     colours = of_transports(one.transport for one in chosen)
@@ -285,7 +286,7 @@ def _round_time(figure: Figure, numbers: Sequence[RunNumbers]) -> None:
                 one.floor, place - 0.4, place + 0.4, colors="black", linewidth=0.8, linestyles="--", label=FLOOR
             )
     _ticks(figure, axes, range(1, len(chosen) + 1), [one.name for one in chosen])
-    axes.set_ylabel("time of a round (s)")
+    axes.set_ylabel(f"time of {unit_with_article(numbers)} (s)")
     axes.set_ylim(bottom=0)
     axes.grid(visible=False, axis="x")
     _legend(figure, axes)

@@ -24,6 +24,7 @@ from thalweg.report.values import (
     RoundNumbers,
     RunNumbers,
     Spread,
+    members,
 )
 from thalweg.sections.network import LinkSection
 from thalweg.transports import links, registry
@@ -331,7 +332,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if len(runs) <= 1:
         return [run.label for run in runs]
     facts = [
-        (run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run), repair(run), setting)
+        (run.plan.label, members(run.plan.job.clients, run.shape), transport(run), network(run), repair(run), setting)
         for run, setting in zip(runs, settings([run.plan for run in runs]), strict=True)
     ]
     columns = [column for column in range(len(facts[0])) if len({fact[column] for fact in facts}) > 1]

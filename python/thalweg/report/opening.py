@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from thalweg.report.values import members, unit
 from thalweg.ui.phrases import percent
 from thalweg.ui.units import format_seconds
 from thalweg.ui.verdict import listed
@@ -26,14 +27,14 @@ def headline(run: Run, of: RunNumbers) -> str:
 
 
 def _what(run: Run, of: RunNumbers) -> str:
-    members = f"{of.clients} {'nodes' if of.shape == 'graph' else 'clients'} over {of.transport}"
-    return f"{run.strategy or 'Flower app'}, {members}" if run.is_flower else members
+    parties = f"{members(of.clients, of.shape)} over {of.transport}"
+    return f"{run.strategy or 'Flower app'}, {parties}" if run.is_flower else parties
 
 
 def _end(of: RunNumbers) -> str:
     done, planned = of.rounds, of.rounds_planned
-    unit = "iteration" if of.shape == "graph" else "round"
-    count = f"{done} {unit}{'' if done == 1 else 's'}" if done == planned else f"{done} of {planned} {unit}s"
+    word = unit([of])
+    count = f"{done} {word}{'' if done == 1 else 's'}" if done == planned else f"{done} of {planned} {word}s"
     if of.status == "complete":
         last = of.each_round[-1].elapsed_seconds if of.each_round else None
         return f"complete, {count}" + ("" if last is None else f" in {format_seconds(last)}")

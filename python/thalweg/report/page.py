@@ -18,7 +18,7 @@ from thalweg.report.series import MOST_POINTS, Number, by_cell, thinned
 from thalweg.report.source import Run
 from thalweg.report.text import escaped
 from thalweg.report.traces import LinkTrace
-from thalweg.report.values import RunNumbers
+from thalweg.report.values import RunNumbers, unit
 
 Numbers: TypeAlias = Sequence[RunNumbers]
 MOST_VERDICTS: Final = 12
@@ -61,7 +61,7 @@ def _one_run(made: Page, run: Run, of: RunNumbers) -> None:
     _client_accuracy(made, [of])
     split = charts.split_rounds(of)
     if split.traces:
-        made.section("rounds", "Rounds", SPLIT_NODES if of.shape == "graph" else SPLIT)
+        made.section("rounds", f"{unit([of]).capitalize()}s", SPLIT_NODES if of.shape == "graph" else SPLIT)
         made.chart(split)
     _communication(made, [of])
     if _has_curve([of]) and of.bound_seconds is not None:
@@ -91,7 +91,7 @@ def _comparison(made: Page, runs: Sequence[Run], numbers: Numbers, lost: Sequenc
     _communication(made, numbers)
     times = charts.round_time(numbers)
     if times.traces:
-        made.section("rounds", "Rounds", f"{SPLIT} {FLOOR}")
+        made.section("rounds", f"{unit(numbers).capitalize()}s", f"{SPLIT} {FLOOR}")
         made.chart(times)
     _graphs(made, runs, numbers)
     _trees(made, runs)
@@ -102,7 +102,11 @@ def _communication(made: Page, numbers: Numbers) -> None:
     chart = charts.communication_rounds(numbers)
     if chart.traces:
         has_bound = any(row.bound_seconds is not None for run in numbers for row in run.each_round)
-        said = (COMMUNICATION, BOUND if has_bound else "", OVER_RUNS if _is_repeated(numbers) else "")
+        said = (
+            COMMUNICATION.format(unit=unit(numbers)),
+            BOUND if has_bound else "",
+            OVER_RUNS if _is_repeated(numbers) else "",
+        )
         made.section("communication", "Communication", " ".join(filter(None, said)))
         made.chart(chart)
 
@@ -226,7 +230,7 @@ CLIENT_ACCURACY: Final = "Mean over clients: each evaluated the model that it ha
 ACCURACY_TIME: Final = (
     "Accuracy over the time of rounds, evaluations left out. Dotted: the same with communication at its lower bound."
 )
-COMMUNICATION: Final = "Time of each round in which at least one update was under way."
+COMMUNICATION: Final = "Time of each {unit} in which at least one update was under way."
 BOUND: Final = "Dotted: the lower bound."
 OVER_RUNS: Final = "Lines are medians over runs, bands from the least to the most."
 SPLIT: Final = (

@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from thalweg.report.split import PARTS
+from thalweg.report.values import members
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,7 +162,7 @@ def places(runs: Sequence[Compared]) -> list[str]:
     models, clients = {run.model for run in runs}, {run.clients for run in runs}
 
     def name(run: Compared) -> str:
-        more = [run.model] * (len(models) > 1) + [f"{run.clients} clients"] * (len(clients) > 1)
+        more = [run.model] * (len(models) > 1) + [members(run.clients, run.shape)] * (len(clients) > 1)
         return ", ".join(word for word in (run.network, run.repair, run.setting, *more) if word)
 
     return [name(run) for run in runs]

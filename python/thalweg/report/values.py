@@ -5,7 +5,7 @@ Sizes are in bytes, times in seconds, rates in bits a second, shares from 0 to 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -154,6 +154,8 @@ class Compared:
     reason: str | None
     model: str
     clients: int
+    #: What kind of job it was: graph, Flower, tree or star.
+    shape: str = "star"
     transport: str
     congestion_control: str | None = None
     unasked_congestion_control: str | None = None
@@ -164,13 +166,28 @@ class Compared:
     each_round: Sequence[RoundNumbers] = ()
 
 
+def unit(runs: Iterable[Compared]) -> str:
+    """Return the word for a round of these runs: iteration if all are on graphs."""
+    return "iteration" if {run.shape for run in runs} == {"graph"} else "round"
+
+
+def unit_with_article(runs: Iterable[Compared]) -> str:
+    """Return ``unit`` with its article."""
+    word = unit(runs)
+    return f"an {word}" if word == "iteration" else f"a {word}"
+
+
+def members(count: int, shape: str) -> str:
+    """Return the number of clients of a job, or of nodes on a graph, in words."""
+    return f"{count} {'nodes' if shape == 'graph' else 'clients'}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNumbers(Compared):
     """All numbers of a run."""
 
     label: str
     started: str | None
-    shape: str
     algorithm: str
     seed: int
     emulation: str
